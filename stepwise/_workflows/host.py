@@ -21,7 +21,7 @@ from stepwise._calls.driver import Result, start
 from stepwise._calls.steps import Step, step_of, steps_around
 from stepwise._checkpoints.checkpoints import Retention, State
 from stepwise._checkpoints.checkpoints import header_text as state_text
-from stepwise._execution.active_run import ActiveRun, branches, current_scope
+from stepwise._execution.active_run import ActiveRun, Scope, branches, current_scope
 from stepwise._execution.failures import Unwinding
 from stepwise._execution.outcomes import ShownValue
 from stepwise._execution.outside import warn_if_unseen
@@ -189,6 +189,11 @@ class HostedRun(opening.OpenedRun):
         """How its values are recorded."""
         return self.active.codec
 
+    @property
+    def journal(self) -> Journal:
+        """The journal to which objects beside the records are written."""
+        return self.active.journal
+
     async def execute(self, body: Callable[[], Awaitable[Any]], *, idle: int = 0) -> Any:
         """Execute it to its end, and record what ``body`` gives.
 
@@ -341,7 +346,8 @@ async def call(
     """
     scope = current_scope()
     assert scope is not None
-    scope = scope._replace(branch=branch) if branch else scope
+    if branch:
+        scope = Scope(*scope[:-1], branch)
     if step.awaits and instance is None and not only_recorded:
         ending = await plain.acall(step, scope, args, kwargs, hosted=True)
         if ending is not None:
@@ -423,6 +429,12 @@ class HostStore:
         opened = self.seal.open(f"{name}/{run_id}", self.store.get(run_id, name) or b"")
         return opened.header, opened.payload
 
+    def turn(self) -> threading.RLock:
+        """Return the lock of the thread that writes objects to the store."""
+        if not _turns:
+            os.register_at_fork(after_in_child=_turns.clear)
+        return _turns.get(self.store.url) or _turns.setdefault(self.store.url, threading.RLock())
+
     @contextmanager
     def owned(self, run_id: str) -> Iterator[Journal]:
         """Return the journal of a run, to write objects to: leased, unless the run executes here.
@@ -432,9 +444,7 @@ class HostStore:
         Raises:
             RunBusyError: another process is executing the run.
         """
-        if not _turns:
-            os.register_at_fork(after_in_child=_turns.clear)
-        with _turns.setdefault(self.store.url, threading.RLock()):
+        with self.turn():
             active = live_run(self.store, run_id)
             if active is not None:
                 yield active.journal

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import re
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
+from json.encoder import encode_basestring_ascii as quoted
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -20,6 +20,7 @@ from stepwise._display.render import facts_html
 from stepwise._runtime.messages import notice
 from stepwise._runtime.options import check_kind, check_values
 from stepwise._values import codec, digest
+from stepwise._values.buffers import Data
 from stepwise._values.pickling import canonical_bytes
 from stepwise._values.preview import preview
 from stepwise._workflows.host import (
@@ -198,6 +199,7 @@ class CheckpointStore:
         *,
         durable: bool = True,
         keep: int = 0,
+        journal: Journal | None = None,
     ) -> None:
         """Keep the fields of a checkpoint.
 
@@ -206,25 +208,36 @@ class CheckpointStore:
                 covers everything.
             place: where the run then was; ``None`` if nobody can go on there.
             keep: delete all but the newest so many; 0 for none.
+            journal: of the run, if the caller executes it.
         """
         encoded = codec.encode(facts, f"checkpoint {facts['checkpoint_id']!r}")
         header = (  # as text: json takes several times as long
-            f'{{"step":{step},"id":{json.dumps(facts["checkpoint_id"])},'
-            f'"form":{json.dumps(encoded.form)},"sum":{_SUM},'
+            f'{{"step":{step},"id":{quoted(facts["checkpoint_id"])},'
+            f'"form":{"null" if encoded.form is None else quoted(encoded.form)},"sum":{_SUM},'
             f'"run":{state_text(place) if place is not None else "null"}}}'
         )
-        with self._host.owned(run_id) as journal:
-            known = _known.setdefault(journal, _KnownCheckpoints())
-            names, known.names = known.names, None  # until it is known what has become of them
-            if names is None:
-                names = self.store.names(run_id, _PREFIX)
-                known.serial = max((int(each.rpartition("/")[2]) for each in names), default=0)
-            known.serial += 1
-            name = f"{_PREFIX}{step:012d}/{known.serial:012d}"
-            names = sorted([*names, name])
-            pruned = [each for each in names[:-keep] if each != name] if keep else []
-            journal.put(name, header, encoded.data, delete=tuple(pruned), durable=durable)
-            known.names, known.written = [each for each in names if each not in pruned], name
+        how = keep, durable
+        if journal is None:
+            with self._host.owned(run_id) as owned:
+                self._put(owned, step, header, encoded.data, *how)
+        else:
+            with self._host.turn():
+                self._put(journal, step, header, encoded.data, *how)
+
+    def _put(
+        self, journal: Journal, step: int, header: str, data: Data, keep: int, durable: bool
+    ) -> None:
+        known = _known.get(journal) or _known.setdefault(journal, _KnownCheckpoints())
+        names, known.names = known.names, None  # until it is known what has become of them
+        if names is None:
+            names = self.store.names(journal.run_id, _PREFIX)
+            known.serial = max((int(each.rpartition("/")[2]) for each in names), default=0)
+        known.serial += 1
+        name = f"{_PREFIX}{step:012d}/{known.serial:012d}"
+        names = sorted([*names, name])
+        pruned = [each for each in names[:-keep] if each != name] if keep else []
+        journal.put(name, header, data, delete=tuple(pruned), durable=durable)
+        known.names, known.written = [each for each in names if each not in pruned], name
 
     def load_latest(self, run_id: str) -> Checkpoint | None:
         """The checkpoint of the highest step that verifies; of two of one step the later one."""

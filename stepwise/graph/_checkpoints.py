@@ -16,12 +16,12 @@ from uuid import uuid4
 from stepwise._runtime.messages import Once, notice
 from stepwise._runtime.options import check_kind, check_values
 from stepwise._runtime.public_names import public
-from stepwise._workflows.host import Retention, State
+from stepwise._workflows.host import Journal, Retention, State
 from stepwise.agent import CheckpointStore
 from stepwise.errors import ConfigurationError, DigestError, NotRecordableError
 from stepwise.stores import Store
 
-__all__ = ["CheckpointConfig", "CheckpointManager", "ExecutorType", "GraphCheckpoint"]
+__all__ = ["CheckpointConfig", "CheckpointManager", "ExecutorType", "GraphCheckpoint", "now"]
 
 
 class ExecutorType(str, enum.Enum):
@@ -68,7 +68,8 @@ class CheckpointConfig:
         return self.max_checkpoints_per_run if self.retention_strategy == "prune_old" else 0
 
 
-def _now() -> str:
+def now() -> str:
+    """Return the time as a checkpoint has it."""
     return datetime.now(timezone.utc).isoformat()
 
 
@@ -92,7 +93,7 @@ class GraphCheckpoint:
 
     id: str
     run_id: str
-    created_at: str = field(default_factory=_now)
+    created_at: str = field(default_factory=now)
     executor_type: ExecutorType = ExecutorType.GRAPH
     current_node_id: str | None = None
     current_step_id: str | None = None
@@ -243,28 +244,32 @@ class CheckpointManager:
                 **more,
             }
         )
-        return self._save(checkpoint, None)
-
-    def _save(self, checkpoint: GraphCheckpoint, place: State | None, **how: Any) -> str:
-        """Save a checkpoint; ``place`` is where the run can resume with it."""
-        facts = {
-            "checkpoint_id": checkpoint.id,
-            "run_id": checkpoint.run_id,
-            "step_number": checkpoint.step_number,
-            "state": checkpoint.model_dump(mode="json"),
-            "timestamp": checkpoint.created_at,
-        }
-        step, keep = checkpoint.step_number, self.config.keep
-        self._store._save(checkpoint.run_id, step, facts, place, keep=keep, **how)
+        self._save(checkpoint.model_dump(mode="json"), None)
         return checkpoint.id
 
-    def save_if_possible(self, checkpoint: GraphCheckpoint, place: State | None) -> bool:
+    def _save(self, checkpoint: dict[str, Any], place: State | None, **how: Any) -> None:
+        """Save the fields of a checkpoint; ``place`` is where the run can resume with it."""
+        run_id, step = checkpoint["run_id"], checkpoint["step_number"]
+        facts = {
+            "checkpoint_id": checkpoint["id"],
+            "run_id": run_id,
+            "step_number": step,
+            "state": checkpoint,
+            "timestamp": checkpoint["created_at"],
+        }
+        self._store._save(run_id, step, facts, place, keep=self.config.keep, **how)
+
+    def save_if_possible(
+        self, checkpoint: dict[str, Any], place: State | None, journal: Journal
+    ) -> bool:
         """The same during an execution: its records are the truth, so that it may fail."""
         try:
-            self._save(checkpoint, place, durable=False)
+            self._save(checkpoint, place, durable=False, journal=journal)
         except (NotRecordableError, DigestError) as error:
-            if self._is_first((checkpoint.run_id, str(error))):
-                notice(f"{checkpoint.run_id}: no checkpoint after {checkpoint.node_id!r}: {error}")
+            run_id = checkpoint["run_id"]
+            if self._is_first((run_id, str(error))):
+                node = checkpoint["current_node_id"] or checkpoint["current_step_id"]
+                notice(f"{run_id}: no checkpoint after {node!r}: {error}")
             return False
         return True
 

@@ -22,7 +22,7 @@ from stepwise._workflows.host import (
     Recall,
 )
 from stepwise.errors import ConfigurationError, DigestError
-from stepwise.graph._checkpoints import CheckpointManager, ExecutorType, GraphCheckpoint
+from stepwise.graph._checkpoints import CheckpointManager, ExecutorType, now
 from stepwise.graph._model import ExecutionResult, Graph
 from stepwise.graph._tokens import Token, Written, copied
 from stepwise.graph._visits import Visits
@@ -190,7 +190,7 @@ def result_of(
         path=walk.path,
         steps_executed=len(walk.path),
         paused_at=paused,
-        session_state=session_of(walk, run_id) if paused or error is not None else {},
+        session_state=walk.session(run_id) if paused or error is not None else {},
         recovered_from_step=recovered,
         total_tokens=walk.tokens,
         total_latency_ms=walk.latency_ms,
@@ -198,19 +198,6 @@ def result_of(
         retry_details=retries,
         nodes_with_failures=walk.failures,
     )
-
-
-def session_of(walk: Walk, run_id: str) -> Written:
-    """Return the session state from which another call continues."""
-    paused = walk.paused_at
-    return {
-        **walk.state(),
-        "run_id": run_id,
-        "execution_path": walk.path,
-        "resume_from": next(iter(walk.next_nodes), None),
-        "paused_at": paused.node if paused is not None else None,
-        "paused_visit": paused.key if paused is not None else None,
-    }
 
 
 class _RecordedWalk:
@@ -291,26 +278,27 @@ class _RecordedWalk:
         if config.keep == 1 and not walk.quiet:
             return  # it would replace a checkpoint at which the run can resume
         run_id = self._run.run_id
-        context = session_of(walk, run_id)
+        context = walk.session(run_id)
         memory, path = context.pop("memory"), context.pop("execution_path")
         graph = self._call.kind is ExecutorType.GRAPH
-        checkpoint = GraphCheckpoint(
-            id=os.urandom(16).hex(),
-            run_id=run_id,
-            executor_type=self._call.kind,
-            current_node_id=token.node if graph else None,
-            current_step_id=None if graph else token.node,
-            next_node_id=context["resume_from"],
-            memory_snapshot=memory,
-            execution_path=path,
-            step_number=len(path),
-            total_tokens=walk.tokens,
-            total_latency_ms=walk.latency_ms,
-            context=context,
-        )
-        state = self._run.state() if walk.quiet else None
-        if self._manager.save_if_possible(checkpoint, state) and state is not None:
-            self._run.newest = state
+        checkpoint = {  # the fields of a GraphCheckpoint, in their order
+            "id": os.urandom(16).hex(),
+            "run_id": run_id,
+            "created_at": now(),
+            "executor_type": "graph" if graph else "flexible",
+            "current_node_id": token.node if graph else None,
+            "current_step_id": None if graph else token.node,
+            "next_node_id": context["resume_from"],
+            "memory_snapshot": memory,
+            "execution_path": path,
+            "step_number": len(path),
+            "total_tokens": walk.tokens,
+            "total_latency_ms": walk.latency_ms,
+            "context": context,
+        }
+        run, state = self._run, self._run.state() if walk.quiet else None
+        if self._manager.save_if_possible(checkpoint, state, run.journal) and state is not None:
+            run.newest = state
 
 
 def check_session(session: Mapping[str, Any]) -> None:

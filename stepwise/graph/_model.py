@@ -142,6 +142,7 @@ class Graph:
     _by_id: dict[str, Node] = field(init=False, repr=False, compare=False)
     _order: dict[str, int] = field(init=False, repr=False, compare=False)
     _from: dict[str, list[Edge]] = field(init=False, repr=False, compare=False)
+    _asking: set[str] = field(init=False, repr=False, compare=False)
     _reach: dict[str, set[str]] = field(init=False, repr=False, compare=False)
     _fingerprint: str = field(init=False, repr=False, compare=False)
 
@@ -170,6 +171,7 @@ class Graph:
         facts: dict[str, Any] = {"nodes": nodes, "edges": edges, "entry": entry, "_from": leaving}
         facts["ignore"] = (self.ignore,) if isinstance(self.ignore, str) else tuple(self.ignore)
         facts |= {"_by_id": by_id, "_order": order, "_reach": {}, "_fingerprint": ""}
+        facts["_asking"] = {edge.source for edge in edges if edge.when is not None}
         for name, value in facts.items():
             object.__setattr__(self, name, value)
 
@@ -180,6 +182,10 @@ class Graph:
     def order(self, node_id: str) -> int:
         """The place of a node in the list of nodes; behind all of them if it is not there."""
         return self._order.get(node_id, len(self._order))
+
+    def asks(self, node_id: str) -> bool:
+        """Return whether a condition decides which nodes follow a node that succeeded."""
+        return node_id in self._asking
 
     def following(self, node_id: str, memory: Memory) -> list[str]:
         """Return the nodes that follow a node that succeeded."""

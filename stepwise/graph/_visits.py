@@ -8,13 +8,12 @@ a process that dies between two attempts goes on with the next one.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import inspect
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Mapping
+from functools import cached_property
+from typing import Any
 
 from stepwise._runtime.messages import shell_word
 from stepwise._runtime.retries import Attempts
@@ -26,6 +25,9 @@ from stepwise.graph._model import Graph, Memory, Node
 from stepwise.graph._tokens import Token, Written, copied, same
 
 __all__ = ["NodeFailedError", "Visits"]
+
+_MISSING = object()
+_UNSEEN = Memory({})  # where no condition looks
 
 
 class NodeFailedError(Exception):
@@ -41,14 +43,25 @@ class NodeFailedError(Exception):
         self.calls = calls
 
 
-@dataclass
 class _Visit:
-    node: Node
-    token: Token
-    attempts: Attempts
-    error: Exception | None = None
-    inner: list[int] = field(default_factory=list)
-    answer: Written | None = None
+    """A visit in progress.
+
+    Attributes:
+        answer: of a human, at a pause.
+        error: of the last attempt, if this process made it.
+        inner: the calls that it had made.
+    """
+
+    def __init__(self, node: Node, token: Token, answer: Written | None = None) -> None:
+        self.node, self.token, self.answer = node, token, answer
+        self.error: Exception | None = None
+        self.inner: list[int] = []
+
+    @cached_property
+    def attempts(self) -> Attempts:
+        """The attempts that the visit may have, from the first that failed."""
+        node = self.node
+        return Attempts(node.retries, node.retry_on, node.backoff, f"node {node.id!r}")
 
 
 class _NodeStep(Step):
@@ -94,41 +107,37 @@ class Visits:
         Raises:
             NodeFailedError: no more attempts, and no edge to follow then.
         """
-        node = self._node(token.node)
-        what = f"node {node.id!r}"
-        visit = _Visit(node, token, Attempts(node.retries, node.retry_on, node.backoff, what))
-        self._open[token.key] = visit
-        calls: list[int] = []
-        number = tokens = ms = 0
+        visit = self._open[token.key] = _Visit(self._node(token.node), token)
         try:
-            while True:
-                number += 1
-                visit.error, visit.inner = None, []
-                record = await self._attempt(token, number)
-                tokens, ms = tokens + record["tokens"], ms + record["ms"]
-                record = {
-                    **record,
-                    "tokens": tokens,
-                    "ms": ms,
-                }  # failed attempts count towards costs
-                if record["error"] is None:
-                    return record
-                calls.append(record["call"])
-                error = visit.error or self._met_again(visit, record)
-                if record["until"] is None:
-                    if record["next"]:
-                        return record
-                    raise NodeFailedError(error, calls)
-                self.retries[node.id] = self.retries.get(node.id, 0) + 1
-                if self._run is not None:
-                    self._run.give_back(visit.inner)
-                    self._run.count_anew(token.key)
-                await asyncio.sleep(max(0.0, record["until"] - time.time()))
+            record = await self._attempt(token, 1)
+            return record if record["error"] is None else await self._tried_again(visit, record)
         finally:
             del self._open[token.key]
             if self._run is not None:
                 # Calls are numbered from 1 in each attempt, as when another process makes it.
                 self._run.count_anew(token.key)
+
+    async def _tried_again(self, visit: _Visit, record: Written) -> Written:
+        """Execute a node again whose first attempt has failed; see :meth:`visit`."""
+        token, name = visit.token, visit.node.id
+        calls: list[int] = []
+        while record["error"] is not None:
+            calls.append(record["call"])
+            error = visit.error or self._met_again(visit, record)
+            if record["until"] is None:
+                if record["next"]:
+                    return record
+                raise NodeFailedError(error, calls)
+            self.retries[name] = self.retries.get(name, 0) + 1
+            if self._run is not None:
+                self._run.give_back(visit.inner)
+                self._run.count_anew(token.key)
+            await asyncio.sleep(max(0.0, record["until"] - time.time()))
+            visit.error, visit.inner = None, []
+            failed, record = record, await self._attempt(token, len(calls) + 1)
+            costs = {cost: failed[cost] + record[cost] for cost in ("tokens", "ms")}
+            record = {**record, **costs}  # failed attempts count, too
+        return record
 
     def _node(self, node_id: str) -> Node:
         node = self._graph.get_node(node_id)
@@ -142,11 +151,11 @@ class Visits:
             )
         return node
 
-    async def _attempt(self, token: Token, number: int) -> Written:
+    def _attempt(self, token: Token, number: int) -> Awaitable[Written]:
         if self._run is None:
-            return cast("Written", await self._execute(token.key, number))
+            return self._execute(token.key, number)
         step = self._steps.get(token.node) or self._step_of(token.node)
-        return cast("Written", await host.call(step, (token.key, number), branch=token.key))
+        return host.call(step, (token.key, number), branch=token.key)
 
     def _step_of(self, node_id: str) -> Step:
         """The step of a node: all nodes share one function, which is examined once."""
@@ -161,6 +170,7 @@ class Visits:
         """One attempt, on a copy of the memory."""
         opened = self._open[visit]
         node, token = opened.node, opened.token
+        before = token.memory
         memory = self._memory(token, copied(token.memory))
         memory.attempt = attempt
         begun = time.perf_counter()
@@ -181,10 +191,10 @@ class Visits:
             {
                 key: held
                 for key, held in memory.items()
-                if key not in token.memory or not same(held, token.memory[key])
+                if (kept := before.get(key, _MISSING)) is not held and not same(held, kept)
             }
         )
-        record["deleted"] = [key for key in token.memory if key not in memory]
+        record["deleted"] = [key for key in before if key not in memory]
         if not node.pause:
             record["next"] = self._following(token, record)
         return record
@@ -205,9 +215,12 @@ class Visits:
 
     def _following(self, token: Token, record: Written) -> list[str] | None:
         """Return the next nodes, or ``None`` if a condition raises although the node is done."""
-        with contextlib.suppress(Exception):  # follow() evaluates it again, and raises
+        if not self._graph.asks(token.node):
+            return self._graph.following(token.node, _UNSEEN)
+        try:
             return self.follow(token.wrote(record))
-        return None
+        except Exception:  # follow() evaluates it again, and raises
+            return None
 
     def follow(self, token: Token) -> list[str]:
         """Evaluate the conditions after a visit and return the next nodes."""
@@ -258,7 +271,7 @@ class Visits:
             answer: what is offered now; one that is recorded goes before.
         """
         node = self._node(token.node)
-        self._open[token.key] = _Visit(node, token, Attempts(0, Exception, None), answer=answer)
+        self._open[token.key] = _Visit(node, token, answer)
         try:
             if self._run is None:
                 return self._answered(token.key) if answer is not None else None

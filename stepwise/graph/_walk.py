@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import bisect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from stepwise.errors import StepwiseError
@@ -37,7 +36,6 @@ class Answer:
         return self.data if self.visit == token.key else None
 
 
-@dataclass
 class _Finished:
     """The result of a visit: its writes, its answer, its exception."""
 
@@ -73,6 +71,7 @@ class Walk:
         self._halted: list[Token] = []  # by an exit, a Ctrl-C, or what stops the run
         self._calls: list[int] = []
         self._tasks: dict[asyncio.Task[_Finished], Token] = {}
+        self._bell: asyncio.Future[None] | None = None  # rung when a task ends
         self._stopped: BaseException | None = None
         self._trail: list[tuple[int, int, str]] = []  # clock, place in the graph, node; sorted
         self._path: list[str] = []  # its nodes
@@ -85,10 +84,10 @@ class Walk:
 
     def begin(self, memory: Written) -> None:
         """Be at the entry."""
-        self._ready = [Token(self._graph.entry, "", memory)]
+        self._ready = [Token(self._graph.entry, "", memory, stamps={}, visits={})]
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Be where :meth:`state` was asked."""
+        """Be where :meth:`session` was asked."""
         self._ready = [
             Token(**{**each, "memory": state["memory"]} if each["memory"] is None else each)
             for each in state["frontier"]
@@ -104,20 +103,30 @@ class Walk:
         self._failures = list(state["failures"])
         self.tokens, self.latency_ms = state["total_tokens"], state["total_latency_ms"]
 
-    def state(self) -> Written:
-        """All of it, as plain data; a visit that has not ended counts as not made."""
-        frontier = [dict(vars(token)) for token in self._frontier()]
+    def session(self, run_id: str) -> Written:
+        """Return the session state from which another call continues.
+
+        A visit that has not ended counts as not made.
+        """
+        tokens = self._frontier()
+        frontier = [token._asdict() for token in tokens]
         if len(frontier) == 1 and not self._ended:
             frontier[0]["memory"] = None  # it is all the memory that there is
+        paused = self.paused_at
         return {
-            "memory": self.memory,
+            "memory": self._merged([*self._ended, *tokens]),
             "frontier": frontier,
-            "ended": [dict(vars(token)) for token in self._ended],
+            "ended": [token._asdict() for token in self._ended],
             "trail": None if self._straight else [[c, node] for c, _, node in self._trail],
             "retries": dict(self._visits.retries),
             "failures": list(self._failures),
             "total_tokens": self.tokens,
             "total_latency_ms": self.latency_ms,
+            "run_id": run_id,
+            "execution_path": self.path,
+            "resume_from": next((token.node for token in tokens if not token.paused), None),
+            "paused_at": paused.node if paused is not None else None,
+            "paused_visit": paused.key if paused is not None else None,
         }
 
     def _frontier(self) -> list[Token]:
@@ -138,11 +147,6 @@ class Walk:
     def path(self) -> list[str]:
         """Return the visited nodes; those of several branches in the order of the graph."""
         return list(self._path)
-
-    @property
-    def next_nodes(self) -> list[str]:
-        """The nodes that are to be visited."""
-        return list(dict.fromkeys(token.node for token in self._frontier() if not token.paused))
 
     @property
     def paused_at(self) -> Token | None:
@@ -167,7 +171,9 @@ class Walk:
     @property
     def memory(self) -> Written:
         """The merged memory of all branches."""
-        tokens = [*self._ended, *self._frontier()]
+        return self._merged([*self._ended, *self._frontier()])
+
+    def _merged(self, tokens: list[Token]) -> Written:
         if len(tokens) > 1:
             tokens.sort(key=self._place)
         return dict(merged(tokens)[0]) if tokens else {}
@@ -194,9 +200,11 @@ class Walk:
                     self._start()
                 if not self._tasks:
                     break
-                done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-                several = len(done) > 1
-                for task in sorted(done, key=self._place_of) if several else done:
+                # Not asyncio.wait, which takes another turn of the event loop.
+                self._bell = asyncio.get_running_loop().create_future()
+                await self._bell
+                done = [task for task in self._tasks if task.done()]
+                for task in sorted(done, key=self._place_of) if done[1:] else done:
                     self._finish(self._tasks.pop(task), task.result())
         finally:
             await self._cancel()
@@ -245,7 +253,17 @@ class Walk:
             self._failed.append((token, error))
             return
         task = asyncio.get_running_loop().create_task(self._visit(token), name=token.node)
+        task.add_done_callback(self._over)
         self._tasks[task] = token
+
+    def _over(self, task: asyncio.Task[_Finished]) -> None:
+        """Have a task looked at that was cancelled before it began."""
+        if task in self._tasks:
+            self._ring()
+
+    def _ring(self) -> None:
+        if self._bell is not None and not self._bell.done():
+            self._bell.set_result(None)
 
     async def _visit(self, token: Token) -> _Finished:
         """In a task of its own, so that a branch that fails disturbs no other."""
@@ -263,6 +281,7 @@ class Walk:
                 finished.answer = await self._visits.answer(token, offered)
         except BaseException as error:  # raised by run(), once the others have ended
             finished.error = error
+        self._ring()  # the task is done when run() looks
         return finished
 
     def _finish(self, token: Token, finished: _Finished) -> None:

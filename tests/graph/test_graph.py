@@ -881,6 +881,23 @@ def test_a_cancelled_execution(manager):
     assert CALLS == ["a", "b", "b", "c"]
 
 
+def test_a_branch_that_is_cancelled_before_it_begins(manager):
+    """An execution does not wait for a branch whose task was cancelled before it began."""
+
+    async def cancels(memory):
+        for task in asyncio.all_tasks():
+            if task.get_name() == "b":
+                task.cancel()
+
+    nodes = [node("start"), node("a", cancels), node("b")]
+    graph = Graph(nodes, [Edge("start", "a"), Edge("start", "b")])
+    with pytest.raises(asyncio.CancelledError):
+        run(graph, manager)
+    assert CALLS == ["start", "a"]
+    assert run(graph, manager).success
+    assert CALLS == ["start", "a", "b"]
+
+
 def test_a_changed_graph_is_noticed(manager, capsys, monkeypatch):
     """A graph that changed is noticed, and goes on: what is done stays done."""
     monkeypatch.setenv("STEPWISE_QUIET", "")

@@ -376,8 +376,8 @@ _GRAPH = [
     _mutant(
         "a list that a branch left alone sets back what the other one did to it",
         "graph/_visits.py",
-        "not same(held, token.memory[key])",
-        "held is not token.memory[key]",
+        "is not held and not same(held, kept)",
+        "is not held",
         "test_graph.py::test_a_join_keeps_the_list_that_one_branch_changed",
     ),
     _mutant(
@@ -456,8 +456,8 @@ _LATER = [  # drawn after the others were guarded
     _mutant(
         "a join goes on with the visits of the branch that it met last",
         "graph/_tokens.py",
-        "visits[node] = max(visits.get(node, 0), count)",
-        "visits[node] = count",
+        "visits[name] = max(visits.get(name, 0), count)",
+        "visits[name] = count",
         "test_graph.py::test_a_join_counts_the_visits_of_the_longest_way",
     ),
     _mutant(
