@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from stepwise._rewrite.points import TRIES, opens
+from stepwise._rewrite.source import walk
 from stepwise._runtime.facts import NamedTuple
 
 __all__ = ["Ahead", "ahead_of", "each_pass", "head_of", "loop_over_file", "mentions", "with_file"]
@@ -117,10 +118,10 @@ def head_of(iterable: ast.expr) -> Ahead | None:
     """
     if not isinstance(iterable, ast.Call):
         return None
-    called = [_dotted(each.func) for each in ast.walk(iterable) if isinstance(each, ast.Call)]
+    called = [_dotted(each.func) for each in walk(iterable) if isinstance(each, ast.Call)]
     if sum(_is_open(name or "") for name in called) > 1:
         return None
-    for each in ast.walk(iterable):
+    for each in walk(iterable):
         stars = isinstance(each, ast.keyword) and each.arg is None
         item = isinstance(each, ast.Subscript) and not isinstance(each.slice, ast.Slice)
         if stars or item or not isinstance(each, _HEADS):
@@ -137,7 +138,7 @@ def _is_open(name: str) -> bool:
 def mentions(function: ast.AST) -> Counter[str]:
     """Return how often each name is mentioned in a function; none if all may be looked up."""
     found: Counter[str] = Counter()
-    for node in ast.walk(function):
+    for node in walk(function):
         if isinstance(node, ast.Name):
             found[node.id] += 1
         elif isinstance(node, (ast.Global, ast.Nonlocal)):

@@ -24,12 +24,13 @@ from stepwise._rewrite.scope import (
     VALUES,
     VISIBLE,
     attributes_stored,
+    complete,
     hide_names,
     hoist,
     part_comprehensions,
     placed,
 )
-from stepwise._rewrite.source import FunctionNode, Source, capture
+from stepwise._rewrite.source import FunctionNode, Source, capture, walk
 from stepwise._rewrite.transform import Transformed, ask, transform
 
 __all__ = ["Rewritten", "UnsupportedError", "build", "rewrite"]
@@ -120,7 +121,7 @@ def build(
             hide_names(plain)
             hide_names(resumable)
         hoist(plain)
-        globals_ = [each for each in ast.walk(resumable) if isinstance(each, ast.Global)]
+        globals_ = [each for each in walk(resumable) if isinstance(each, ast.Global)]
         assigned = frozenset(name for each in globals_ for name in each.names)
         stored = attributes_stored(resumable)
         made = made_by_calls(resumable)
@@ -292,7 +293,8 @@ def _compile(
     factory.name, factory.body, factory.decorator_list = _FACTORY, around, []
     factory.args = ast.arguments([], parameters, None, [], [], None, [])
     factory.returns, factory.type_params = None, []
-    module = ast.fix_missing_locations(ast.Module([factory], []))
+    module = ast.Module([factory], [])
+    complete(module)
     flags = original.co_flags & _FUTURE_FLAGS
     try:
         with warnings.catch_warnings():  # compiling the original has shown them already

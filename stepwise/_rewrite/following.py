@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from stepwise._rewrite.points import TRIES, prefix_fingerprint
-from stepwise._rewrite.source import FunctionNode, parsed, remove_docstring
+from stepwise._rewrite.source import FunctionNode, parsed, remove_docstring, walk
 
 __all__ = ["following_line", "function_like", "functions_named"]
 
@@ -76,7 +76,7 @@ def functions_named(text: str, name: str = "") -> Iterator[FunctionNode]:
             module = parsed(text)
     except (SyntaxError, ValueError, RecursionError):
         return
-    for node in ast.walk(module):
+    for node in walk(module):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and name in ("", node.name):
             remove_docstring(node)
             yield node

@@ -6,7 +6,7 @@ import ast
 from collections import Counter
 from collections.abc import Iterator
 
-from stepwise._rewrite.source import FunctionNode
+from stepwise._rewrite.source import FunctionNode, children, walk
 from stepwise._runtime.facts import NamedTuple
 
 __all__ = ["Made", "made_by_calls"]
@@ -32,10 +32,10 @@ class Made(NamedTuple):
 
 def made_by_calls(node: FunctionNode) -> dict[str, Made]:
     """Return the variables of a function that could be made again, by name."""
-    bound = Counter(name for each in ast.walk(node) for name in _binds(each))
+    bound = Counter(name for each in walk(node) for name in _binds(each))
     changed = {
         each.value.id
-        for each in ast.walk(node)
+        for each in walk(node)
         if isinstance(each, (ast.Attribute, ast.Subscript))
         and isinstance(each.value, ast.Name)
         and not isinstance(each.ctx, ast.Load)
@@ -55,7 +55,7 @@ def _made(node: ast.AST) -> tuple[str, Made] | None:
     call = getattr(node, "value", None)
     if len(targets) != 1 or not isinstance(targets[0], ast.Name) or not isinstance(call, ast.Call):
         return None
-    arguments = [each for part in (*call.args, *call.keywords) for each in ast.walk(part)]
+    arguments = [each for part in (*call.args, *call.keywords) for each in walk(part)]
     stars = any(isinstance(each, ast.keyword) and each.arg is None for each in arguments)
     called: ast.expr = call.func
     while isinstance(called, ast.Attribute):
@@ -68,7 +68,7 @@ def _made(node: ast.AST) -> tuple[str, Made] | None:
 
 
 def _outside_of_loops(parent: ast.AST) -> Iterator[ast.AST]:
-    for node in ast.iter_child_nodes(parent):
+    for node in children(parent):
         if not isinstance(node, (*_LOOPS, *_SCOPES)):
             yield node
             yield from _outside_of_loops(node)

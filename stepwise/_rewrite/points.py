@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from stepwise._rewrite.source import FunctionNode
+from stepwise._rewrite.source import FunctionNode, children, walk
 from stepwise._runtime.facts import NamedTuple
 
 __all__ = [
@@ -47,7 +47,7 @@ def calls(node: ast.AST) -> bool:
         return any(calls(child) for child in _evaluated_now(node))
     if isinstance(node, ast.comprehension) and node.is_async:
         return True
-    return any(calls(child) for child in ast.iter_child_nodes(node))
+    return any(calls(child) for child in children(node))
 
 
 def _evaluated_now(node: ast.AST) -> Iterator[ast.AST]:
@@ -65,7 +65,7 @@ def yields(function: FunctionNode) -> Iterator[int]:
         if isinstance(node, (ast.Yield, ast.YieldFrom)):
             yield node.lineno
         if not isinstance(node, (*_SCOPES, ast.ClassDef)):
-            nodes += ast.iter_child_nodes(node)
+            nodes += children(node)
 
 
 def any_calls(nodes: Iterable[ast.AST]) -> bool:
@@ -144,7 +144,7 @@ def handler_at(function: FunctionNode, line: int) -> tuple[str, int]:
     """
     blocks: list[tuple[str, int, list[ast.stmt]]] = []
     within = False
-    for node in ast.walk(function):  # outer nodes come first
+    for node in walk(function):  # outer nodes come first
         if isinstance(node, TRIES):
             blocks += (("except", each.lineno, each.body) for each in node.handlers)  # type: ignore[attr-defined]
             final = node.finalbody  # type: ignore[attr-defined]
@@ -159,7 +159,7 @@ def handler_at(function: FunctionNode, line: int) -> tuple[str, int]:
 
 def _heads(node: ast.AST) -> Iterator[ast.AST]:
     """Return the nodes of a statement without those of the statements inside it."""
-    for child in ast.iter_child_nodes(node):
+    for child in children(node):
         if not isinstance(child, ast.stmt):
             yield child
             yield from _heads(child)

@@ -11,7 +11,7 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from stepwise._rewrite.source import FunctionNode
+from stepwise._rewrite.source import FunctionNode, children, walk
 
 __all__ = [
     "CHOICE",
@@ -22,6 +22,7 @@ __all__ = [
     "VALUES",
     "VISIBLE",
     "attributes_stored",
+    "complete",
     "hide_names",
     "hoist",
     "item_name",
@@ -59,11 +60,22 @@ def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
 def placed(nodes: Sequence[ast.stmt], like: ast.AST) -> list[ast.stmt]:
     """Give new nodes the place of an old one; nodes of the user keep their own."""
     for node in nodes:
-        for each in ast.walk(node):
+        for each in walk(node):
             if "lineno" in each._attributes and not hasattr(each, "lineno"):
                 each.lineno = each.end_lineno = like.lineno  # type: ignore[attr-defined]
                 each.col_offset = each.end_col_offset = like.col_offset  # type: ignore[attr-defined]
     return list(nodes)
+
+
+def complete(root: ast.AST) -> None:
+    """Give each node without a place that of the node around it: ``ast.fix_missing_locations``."""
+    start = ast.Pass(lineno=1, col_offset=0, end_lineno=1, end_col_offset=0)
+    todo: list[tuple[Any, ast.AST]] = [(root, start)]
+    for node, around in todo:
+        inside = around
+        if "lineno" in node._attributes:
+            inside = node if hasattr(node, "lineno") else ast.copy_location(node, around)
+        todo += [(each, inside) for each in children(node)]
 
 
 def hoist(node: FunctionNode) -> list[ast.stmt]:
@@ -93,10 +105,10 @@ def released(node: FunctionNode) -> set[str]:
         inside = around
         if isinstance(node, (ast.With, ast.AsyncWith)):
             targets = [item.optional_vars for item in node.items if item.optional_vars]
-            names = {n.id for each in targets for n in ast.walk(each) if isinstance(n, ast.Name)}
+            names = {n.id for each in targets for n in walk(each) if isinstance(n, ast.Name)}
             bound.update(names)
             inside = around | names
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             look(child, around if isinstance(child, ast.withitem) else inside)
 
     look(node, frozenset())
@@ -144,7 +156,7 @@ def attributes_stored(node: FunctionNode) -> frozenset[str]:
     """Return the attributes of variables that a function assigns, as ``self.name``."""
     return frozenset(
         f"{each.value.id}.{each.attr}"
-        for each in ast.walk(node)
+        for each in walk(node)
         if isinstance(each, ast.Attribute)
         and isinstance(each.ctx, ast.Store)
         and isinstance(each.value, ast.Name)

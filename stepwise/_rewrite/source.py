@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Union
 
-__all__ = ["FunctionNode", "Source", "capture", "parsed", "remove_docstring"]
+__all__ = ["FunctionNode", "Source", "capture", "children", "parsed", "remove_docstring", "walk"]
 
 FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
@@ -57,10 +57,33 @@ class Source:
             return None
         for node in ast.walk(module):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == self.name:
-                ast.increment_lineno(node, self.first_line - (2 if indented else 1))
+                above = self.first_line - (2 if indented else 1)
+                for each in walk(node):
+                    if "lineno" in each._attributes:
+                        each.lineno, each.end_lineno = each.lineno + above, each.end_lineno + above
                 remove_docstring(node)
                 return node
         return None
+
+
+def children(node: ast.AST) -> list[Any]:
+    """Return what ``ast.iter_child_nodes`` yields; in a resume its generators take a while."""
+    found = []
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if isinstance(value, ast.AST):
+            found.append(value)
+        elif isinstance(value, list):
+            found += [each for each in value if isinstance(each, ast.AST)]
+    return found
+
+
+def walk(node: ast.AST) -> list[Any]:
+    """Return what ``ast.walk`` yields: outer nodes come first."""
+    found = [node]
+    for each in found:
+        found += children(each)
+    return found
 
 
 def _block(lines: list[str]) -> tuple[str, ast.Module]:

@@ -58,7 +58,7 @@ from stepwise._rewrite.scope import (
     placed,
     released,
 )
-from stepwise._rewrite.source import FunctionNode
+from stepwise._rewrite.source import FunctionNode, walk
 from stepwise._runtime.facts import NamedTuple
 
 __all__ = ["Point", "Reading", "Transformed", "With", "ask", "transform"]
@@ -163,7 +163,7 @@ def _names_bound(targets: Iterable[ast.expr | None]) -> tuple[str, ...]:
         node.id
         for target in targets
         if target is not None
-        for node in ast.walk(target)
+        for node in walk(target)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     )
 
