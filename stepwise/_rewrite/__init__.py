@@ -19,9 +19,8 @@ somebody gives it a frame, which is asked to save at statement boundaries, and c
     rewritten("task")                       # goes on after that statement, with those locals
 
 ``source``     a function's source, taken when its decorator runs, and its syntax tree
-``points``     structural positions of statements, and a fingerprint of the code
+``points``     structural positions of statements, what follows them, a fingerprint of the code
 ``ahead``      what a statement names and calls
-``following``  the statement that comes after a position
 ``scope``      declarations, and the hidden names
 ``made``       variables that one call makes
 ``transform``  the rewrite of a body
@@ -31,20 +30,22 @@ somebody gives it a frame, which is asked to save at statement boundaries, and c
 
 The modules, each importing only from those before it::
 
-    source points ahead frame made scope transform build cells following
+    source points ahead frame made scope transform build cells
 """
 
 from __future__ import annotations
 
 from stepwise._rewrite.ahead import Ahead
 from stepwise._rewrite.build import Rewritten, UnsupportedError, build, rewrite
-from stepwise._rewrite.following import following_line, function_like, functions_named
 from stepwise._rewrite.frame import Frame, pending
 from stepwise._rewrite.made import Made
 from stepwise._rewrite.points import (
     Place,
     Points,
     fingerprint,
+    following_line,
+    function_like,
+    functions_named,
     handler_at,
     prefix_fingerprint,
 )

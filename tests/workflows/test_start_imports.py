@@ -44,7 +44,7 @@ OURS = {
         "spending summary"
     ),
     "_matching": "callers pool rulings subjects",
-    "_rewrite": "ahead build following frame made points scope source transform",
+    "_rewrite": "ahead build frame made points scope source transform",
     "_runtime": (
         "asyncio_state clock events facts file_trust forks group_commit interrupts limits messages "
         "options retries settings store_urls thread_context tracebacks tracing"
@@ -57,7 +57,7 @@ OURS = {
     "_wire": "",
     "_workflows": (
         "complaints definition execute frame invoke loops module_state opening reach "
-        "remade_clients resume starts takeover turns usual_save workflow"
+        "remade_clients resume starts takeover usual_save workflow"
     ),
     "errors": "",
     "stores": (
