@@ -11,7 +11,6 @@ file, a generator.
 from __future__ import annotations
 
 import builtins
-import enum
 import functools
 import itertools
 import types
@@ -30,8 +29,11 @@ from stepwise._workflows.loops import Counted
 __all__ = ["Outlook", "Outlooks", "Reach", "SeenNames", "outlook"]
 
 
-class Reach(enum.IntEnum):
-    """The furthest effect that a statement may have."""
+class Reach:
+    """The furthest effect that a statement may have, as numbers in their order.
+
+    No enum: to make one takes as many instructions as to load two small modules.
+    """
 
     NOTHING = 0
     UNSURE = 1
@@ -49,7 +51,7 @@ class Outlook(NamedTuple):
         drawn: executed again, it may come to other values.
     """
 
-    reach: Reach
+    reach: int
     drawn: bool
 
 
@@ -287,7 +289,7 @@ class _Look:
             if type(iterable) not in _CONTAINERS:
                 self.at(ahead.inner, entered)
 
-    def found(self, reach: Reach, *, drawn: bool = False) -> None:
+    def found(self, reach: int, *, drawn: bool = False) -> None:
         self.reach = max(self.reach, reach)
         self.drawn = self.drawn or drawn
 
