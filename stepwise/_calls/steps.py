@@ -17,7 +17,6 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from stepwise._calls import plain
 from stepwise._calls.awaitables import hand_out, made_by
-from stepwise._calls.caches import warn_if_cached, warn_if_caching
 from stepwise._calls.driver import Core, Unfinished, drive_on
 from stepwise._calls.perform import DECORATED, Performance, Performer
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
@@ -230,6 +229,8 @@ class Step(Performer):
         if self.name.endswith("<lambda>"):
             self._check_only(scope.run)
         if self.effect and not self.looked_for_caches:
+            from stepwise._calls.caches import warn_if_cached  # on use: for side effects
+
             self.looked_for_caches = True
             warn_if_cached(self.module, self.function, args, self.what, self._is_behind)
         bound = self.parameters.bind(args, kwargs)
@@ -577,6 +578,8 @@ def _decorate(function: Any, kind: str, options: dict[str, Any]) -> Any:
         )
     recorded = _made(function, kind, options)
     if recorded.effect:
+        from stepwise._calls.caches import warn_if_caching  # on use
+
         warn_if_caching(function, recorded.what)
     wrapper: Any
     # The wrappers name no globals: pickled by value in __main__, a function includes every global

@@ -19,7 +19,6 @@ from stepwise._journal.counters import counted_as
 from stepwise._journal.projection import Calls, Flags, RecordedCall
 from stepwise._journal.records import Call, Entry
 from stepwise._matching.callers import NOBODY, AnyCaller, differences, nearness, of_subject
-from stepwise._matching.rulings import agrees, made_since, ruling_on
 from stepwise._matching.subjects import owner
 from stepwise._runtime.facts import NamedTuple
 
@@ -216,6 +215,10 @@ class Pool:
         the recorded calls that it is not.  Nobody spoke of a call that differs in a part in which
         the stopped call was the recorded one: it is of another object, which comes in its place.
         """
+        if not self.rulings:
+            return None
+        from stepwise._matching.rulings import agrees, made_since, ruling_on  # on use
+
         found = ruling_on(call, self.rulings)
         if found is None:
             return None

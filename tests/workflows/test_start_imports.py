@@ -30,7 +30,7 @@ agent()
 """
 
 OURS = {
-    "_calls": "awaitables caches driver perform plain recording steps",
+    "_calls": "awaitables driver perform plain recording steps",
     "_checkpoints": (
         "checkpoints chunks references resources stored_values surroundings variables"
     ),
@@ -43,7 +43,7 @@ OURS = {
         "chain counters header_text heads inbox journal lease log projection records seal "
         "spending summary"
     ),
-    "_matching": "callers pool rulings subjects",
+    "_matching": "callers pool subjects",
     "_rewrite": "ahead build frame made points scope source transform",
     "_runtime": (
         "asyncio_state clock events facts file_trust forks group_commit interrupts limits messages "
