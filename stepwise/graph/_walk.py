@@ -230,6 +230,8 @@ class Walk:
                 self._joining.append(token)
             else:
                 self._spawn(token.enter())
+        if not self._joining:
+            return
         for target in sorted({token.node for token in self._joining}, key=self._graph.order):
             others = [token for token in self._frontier() if token.node != target]
             if not any(self._graph.reaches(token.node, target) for token in others):
