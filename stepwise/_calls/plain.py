@@ -33,6 +33,7 @@ from stepwise._journal.counters import apart, counted_as
 from stepwise._journal.records import Call, Intent, Outcome
 from stepwise._matching.subjects import Identity
 from stepwise._runtime import tracing
+from stepwise._runtime.events import heard
 from stepwise._runtime.interrupts import ending, sigterms
 from stepwise._values.preview import preview
 from stepwise.errors import NotRecordableError
@@ -59,10 +60,9 @@ def call(
     goes_on = False
     try:
         watch = _take_off(step, scope.run, made, bound)
-        function = step.body(made)
         token = scope_variable.set(inner)
         try:
-            result = Result(function(*args, **kwargs))
+            result = Result(step.function(*args, **kwargs))
         except BaseException as error:  # raised by the step's wrapper
             result = Result(error=error)
         finally:
@@ -75,7 +75,8 @@ def call(
         raise _rest(step, scope, begun, args, kwargs).out_of_memory(error) from error
     finally:
         if not goes_on:  # else that is done when the call has ended
-            _land(scope.run, made.number)
+            scope.run.flows.done(made.number)
+            land(scope.run, made.number)
     return drive_on(_after_body(step, scope, begun, args, kwargs, watch), result)
 
 
@@ -101,10 +102,9 @@ async def acall(
     goes_on = False
     try:
         watch = _take_off(step, scope.run, made, bound)
-        function = step.body(made)
         token = scope_variable.set(inner)
         try:
-            result = Result(await function(*args, **kwargs))
+            result = Result(await step.function(*args, **kwargs))
         except BaseException as error:  # raised by the step's wrapper
             result = Result(error=error)
         finally:
@@ -116,7 +116,8 @@ async def acall(
         raise _rest(step, scope, begun, args, kwargs).out_of_memory(error) from error
     finally:
         if not goes_on:
-            _land(scope.run, made.number)
+            scope.run.flows.done(made.number)
+            land(scope.run, made.number)
     from stepwise._calls.async_driver import aresume  # a synchronous program does not load asyncio
 
     core = _after_body(step, scope, begun, args, kwargs, watch)
@@ -219,7 +220,8 @@ def _take_off(step: Any, active: ActiveRun, call: Call, bound: Mapping[str, Any]
     active.in_flight[number] = threading.get_ident()
     if step.effect:
         active.write((Intent(call), b""))
-    active.tell("step_started", call)
+    if heard():
+        active.tell("step_started", call)
     active.flows.begin(number)
     return None if _UNCHANGING.issuperset(map(type, bound.values())) else step.watch(bound)
 
@@ -283,9 +285,3 @@ def _after_body(
     call, origin, inner, bound = begun
     rest = _rest(step, scope, begun, args, kwargs)
     return rest.after_body(call, origin, watch or step.watch(bound), inner)
-
-
-def _land(active: ActiveRun, number: int) -> None:
-    """Note that a call is over."""
-    active.flows.done(number)
-    land(active, number)

@@ -223,7 +223,8 @@ class References:
         self._known.update(())
         self.begin()
         self._opened.clear()
-        apart, names = Apart({}, [], {}), dict[int, list[str]]()
+        apart = Apart({}, [], {})
+        names: dict[int, list[str]] = {}
         for name, value in values.items():
             node = self._known.node(id(value))
             if node is not None:
@@ -248,7 +249,8 @@ class References:
         """Return the parts of a list as they were, with the new items; ``None`` to look again."""
         if len(value) >= self._settled.get(id(value), _GROUP) + _GROUP:
             return None
-        long, parts, items = self._lists.get(id(value)), list[Any](), value
+        long, items = self._lists.get(id(value)), value
+        parts: list[Any] = []
         if long is not None:
             if not (long.is_begun and self._known.has(long.first) and long.begins(value)):
                 return None

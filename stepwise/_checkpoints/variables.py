@@ -259,8 +259,10 @@ def _without_iterators(
 
     No iterator is taken apart if one of them has two names.
     """
-    rest, iterators = dict[str, Any](), dict[str, tuple[Any, ...]]()
-    met, held = set[int](), list[Any]()
+    rest: dict[str, Any] = {}
+    iterators: dict[str, tuple[Any, ...]] = {}
+    met: set[int] = set()
+    held: list[Any] = []
     for name, value in values.items():
         if type(value) in ITERATORS:
             parts = iterators[name] = _taken_apart(value)

@@ -147,7 +147,8 @@ class Flows:
             self._children.discard(number)
         if self.worked is not None:
             self.worked()
-        self.moved()
+        self.moved_at = monotonic()  # as moved() does it
+        self.claims.ring()
 
     def start(self, name: str, *, daemon: bool) -> Worker:
         """A thread or job begins; it may make calls until it leaves."""

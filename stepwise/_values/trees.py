@@ -167,7 +167,8 @@ def few(values: Iterable[Any], *, iterators: bool = True) -> bool:
         iterators: whether iterators may be among them.
     """
     waiting: list[Collection[Any]] = [list(values)]
-    met, size = set[int](), 0
+    met: set[int] = set()
+    size = 0
     left = _FEW
     while waiting:
         inside = waiting.pop()

@@ -285,7 +285,8 @@ class FolderStore(abc.ABC):
             self._leases.keep()
         if self._logs.own.failed:
             self._settled()
-        in_rows, in_log = list[Wanted](), list[Wanted]()
+        in_rows: list[Wanted] = []
+        in_log: list[Wanted] = []
         for each in wanted:  # asked once: a release, or a log that fails, changes the answer
             fits = self._fits(each) is not None and weight(each[2]) <= LARGEST_BATCH
             (in_log if fits else in_rows).append(each)

@@ -64,7 +64,9 @@ _MADE = {"Cache", "Cache_key_raw", "Settings", "sqlite_autoindex_Settings_1"}
 MODE_RAW, MODE_BINARY = 1, 2  # as diskcache calls them: in the row, in a file
 _WHERE = "FROM Cache WHERE key = ? AND raw = 1"
 _RANGE = "FROM Cache WHERE key >= ? AND key < ?"
-_INSERT = "INTO Cache (key, raw, size, mode, filename, value) VALUES (?, 1, ?, ?, ?, ?)"
+_INSERT = "INSERT OR IGNORE INTO Cache (key, raw, size, mode, filename, value) VALUES "
+_INSERT_LARGE = f"{_INSERT} (?, 1, ?, {MODE_BINARY}, ?, NULL)"
+_INSERT_SMALL = f"{_INSERT} (?, 1, 0, {MODE_RAW}, NULL, ?)"
 _IN_PLACE = "UPDATE Cache SET mode = ?, value = ? WHERE key = ? AND raw = 1 AND filename IS NULL"
 _REPLACE = (
     "UPDATE OR IGNORE Cache SET key = ?, size = 0, mode = ?, value = ? "
@@ -197,12 +199,12 @@ class _Cache(Transactions):
     def set(self, key: str, value: Data) -> None:
         row: tuple[object, ...]
         if len(value) >= IN_FILES:
-            row = (key, len(value), MODE_BINARY, self.values.write(value), None)
-        else:
-            row = (key, 0, MODE_RAW, None, bytes(value))
-        if not self._con.execute(f"INSERT OR IGNORE {_INSERT}", row).rowcount:
+            insert, row = _INSERT_LARGE, (key, len(value), self.values.write(value))
+        else:  # sqlite3 looks for an adapter of bytes, which takes longer than to copy them
+            insert, row = _INSERT_SMALL, (key, bytearray(bytes(value)))
+        if not self._con.execute(insert, row).rowcount:
             self.delete(key)
-            self._con.execute(f"INSERT {_INSERT}", row)
+            self._con.execute(insert.replace(" OR IGNORE", ""), row)
 
     def delete(self, key: str) -> None:
         if not self._con.execute(f"DELETE {_WHERE} AND filename IS NULL", (key,)).rowcount:

@@ -312,9 +312,10 @@ class _Tables(Transactions):
 
     # -- values ----------------------------------------------------------------------------------
 
-    def _store(self, data: Data) -> bytes | str:
+    def _store(self, data: Data) -> bytearray | str:
         if len(data) < IN_FILES:
-            return bytes(data)
+            # sqlite3 looks for an adapter of bytes, which takes longer than to copy them.
+            return bytearray(bytes(data))
         return f"{self.values.write(data)} {len(data)}"
 
     def _load(self, data: object) -> bytes:
