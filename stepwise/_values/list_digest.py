@@ -83,7 +83,7 @@ class _Contents:
         )
 
 
-def _plain(items: list[Any], refused: Container[int]) -> list[Any] | None:
+def _plain(items: list[Any]) -> list[Any] | None:
     """Return the lists, tuples and dicts that plain data consists of; ``None`` for other data."""
     nodes = [each for each in items if type(each) not in _ATOMS]
     for each in nodes:  # there will be more
@@ -94,7 +94,7 @@ def _plain(items: list[Any], refused: Container[int]) -> list[Any] | None:
         else:
             inside = each
             fits = cls is list or cls is tuple
-        if not fits or id(each) in refused or len(nodes) > _MANY:
+        if not fits or len(nodes) > _MANY:  # as on a cycle
             return None
         if not _ATOMS.issuperset(map(type, inside)):
             nodes += [part for part in inside if type(part) not in _ATOMS]
@@ -134,7 +134,7 @@ class _Grown:
 
     def take(self, new: list[Any], encode: Encode, around: Container[int]) -> bool:
         """Digest new items; return False if they cannot be watched."""
-        nodes = _plain(new, around)
+        nodes = _plain(new)
         if nodes is not None:
             contents = _Contents(nodes)
             encoded = encode(new, self.state)
