@@ -60,6 +60,19 @@ async def fetching(count: int) -> int:
     return size
 
 
+@stepwise.step
+def ask(messages: list[dict[str, str]]) -> dict[str, str]:
+    return {"role": "assistant", "content": f"{len(messages):08d} " * 10}
+
+
+@stepwise.workflow
+def asking(count: int) -> int:
+    messages = [{"role": "user", "content": "hello"}]
+    for _ in range(count):
+        messages.append(ask(messages))
+    return len(messages)
+
+
 def _steps(scheme: str, workflow: object = steps.thinking, **options: object) -> Counted:
     return lambda path, count: steps.steps(workflow, scheme, "fsync", path, count, **options)
 
@@ -94,6 +107,7 @@ KINDS: dict[str, Counted] = {
     "disk: a step": _steps("disk"),
     "disk: a step, a checkpoint every 1,000": _steps("disk", checkpoint_every=1000),
     "disk: a side effect": _steps("disk", steps.sending),
+    "disk: a step whose argument is the growing messages": _steps("disk", asking),
     "disk: an asynchronous step": _awaited,
     MANY: _together,
     "disk: a node of a graph": _node,

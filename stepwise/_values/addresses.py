@@ -17,7 +17,9 @@ from typing import Any
 __all__ = ["MANY", "same", "views_of_versions"]
 
 MANY = 32
-"""Objects; fewer are compared one by one."""
+"""Dicts; fewer are compared one by one."""
+
+_FEW = 128  # objects that are compared one by one in less time than their addresses take to be read
 
 
 class _Slowly:
@@ -31,7 +33,7 @@ _slowly = _Slowly()
 
 def same(one: list[Any], other: list[Any]) -> bool:
     """Return whether two lists hold the very same objects."""
-    if len(one) < MANY:
+    if len(one) < _FEW:
         return len(one) == len(other) and all(map(is_, one, other))
     if len(one) != len(other):
         return False

@@ -47,7 +47,7 @@ from stepwise._values.digest_atoms import (
     noun,
     string,
 )
-from stepwise._values.list_digest import LONG, SHORT, digest_grown
+from stepwise._values.list_digest import LONG, SHORT, digest_grown, note
 from stepwise._values.message_fields import EACH, FieldKind, Numbering, Rule, rules_of
 from stepwise._values.moments import has_volatile_form
 from stepwise.errors import DigestError
@@ -206,28 +206,29 @@ class Encoder:
 
     def list_(self, value: Iterable[Any]) -> bytes:
         if type(value) is list and len(value) >= SHORT:
-            if len(value) >= self.long:  # then it is folded
-                return self.long_list(value)
-            grown = self.grown(value, short=True)
-            if grown is not None:
-                if self.numbering is not None and grown[1]:
-                    self.numbering.take(grown[1])
-                return b"#" + grown[0]
+            return self.long_list(value) if len(value) >= self.long else self.short_list(value)
         return join(b"l", self.items(value))
 
-    def grown(self, value: list[Any], *, short: bool) -> tuple[bytes, Numbering | None] | None:
-        """Digest a list that may have been digested before; ``None`` if it has to be encoded."""
-        if not self.grows:
-            return None
-        tag, outer = self.list_tag, self.numbering
-        kind = tag, settings.fields() if outer is not None else None, main_name.get()
-        return digest_grown(
-            value, tag, self.joined, self.active, kind=kind, outer=outer, short=short
-        )
+    def short_list(self, value: list[Any]) -> bytes:
+        """Encode a list that continues the numbering around it.
 
-    def long_list(self, value: list[Any]) -> bytes:
+        It is known from earlier calls only if nothing was numbered before it.
+        """
         outer = self.numbering
-        grown = self.grown(value, short=False)
+        first = self.grows and not outer
+        grown = self.grown(value, short=True) if first else None
+        if grown is not None:
+            if outer is not None and grown[1]:
+                outer.take(grown[1])
+            return b"#" + grown[0]
+        items = self.items(value)
+        if first and not (outer is not None and outer.lists):  # long ones are known by themselves
+            note(value, self.kind(), items)
+        return join(b"l", items)
+
+    def long_list(self, value: list[Any]) -> bytes:  # it is folded
+        outer = self.numbering
+        grown = self.grown(value) if self.grows else None
         if grown is None:
             inner = Numbering() if outer is not None else None
             content = self.list_tag + self.joined(value, inner)
@@ -235,6 +236,19 @@ class Encoder:
         encoded, numbering = b"#" + grown[0], grown[1]
         links = outer.attach(numbering) if outer is not None and numbering is not None else b""
         return join(b"&", [encoded, fold(links)]) if links else encoded
+
+    def grown(
+        self, value: list[Any], *, short: bool = False
+    ) -> tuple[bytes, Numbering | None] | None:
+        """Digest a list of which the items before are known."""
+        kind, numbered = self.kind(), self.numbering is not None
+        front, encode, around = self.list_tag, self.joined, self.active
+        return digest_grown(value, front, encode, around, kind=kind, numbered=numbered, short=short)
+
+    def kind(self) -> tuple[Any, ...]:
+        """Return what the encoding of a list depends on, beside its items."""
+        fields = settings.fields() if self.numbering is not None else None
+        return self.list_tag, fields, main_name.get()
 
     def joined(self, values: Iterable[Any], numbering: Numbering | None) -> bytes:
         return lengthened(self.numbered(numbering, self.items, values))

@@ -16,20 +16,20 @@ from itertools import chain
 from operator import is_
 from typing import Any, Union
 
+from stepwise._runtime.facts import NamedTuple
 from stepwise._values.addresses import same
 from stepwise._values.digest_atoms import FOLD, UndigestibleError
 from stepwise._values.message_fields import Numbering
 from stepwise._values.trees import Watch, walk
 
-__all__ = ["LONG", "SHORT", "digest_grown", "forget", "held"]
+__all__ = ["LONG", "SHORT", "digest_grown", "forget", "held", "note"]
 
 SHORT = 8
-"""Items of a list that is worth it, if it is met again."""
+"""Items of a list that is worth it, if it is met for the third time."""
 LONG = 64
 """Items of a list that is worth it in any case, and numbers its own references."""
 
 _MOST = 16  # lists
-_FEW = 4  # short lists that were met once
 _RECENT = 16  # objects that are watched in the simplest way
 _MANY = 1000  # new ones
 _ATOMS = frozenset({str, bytes, int, float, bool, type(None)})
@@ -39,8 +39,19 @@ Encode = Callable[[list[Any], Union[Numbering, None]], bytes]
 
 _lock = threading.Lock()
 _grown: dict[tuple[int, object], _Grown] = {}
-_met: dict[tuple[int, object], list[Any]] = {}
-"""Short lists that were met once."""
+
+
+class _Met(NamedTuple):
+    """The number of items of a short list that was encoded, and a hash of their encodings."""
+
+    length: int
+    content: int
+    again: bool
+    """The items before were those of the time before."""
+
+
+_NEVER = _Met(0, 0, again=False)
+_met: dict[tuple[int, object], _Met] = {}
 
 
 class _Contents:
@@ -72,7 +83,7 @@ class _Contents:
         )
 
 
-def _plain(items: list[Any], refused: Container[int]) -> list[Any] | None:
+def _plain(items: list[Any]) -> list[Any] | None:
     """Return the lists, tuples and dicts that plain data consists of; ``None`` for other data."""
     nodes = [each for each in items if type(each) not in _ATOMS]
     for each in nodes:  # there will be more
@@ -83,7 +94,7 @@ def _plain(items: list[Any], refused: Container[int]) -> list[Any] | None:
         else:
             inside = each
             fits = cls is list or cls is tuple
-        if not fits or id(each) in refused or len(nodes) > _MANY:
+        if not fits or len(nodes) > _MANY:  # as on a cycle
             return None
         if not _ATOMS.issuperset(map(type, inside)):
             nodes += [part for part in inside if type(part) not in _ATOMS]
@@ -107,15 +118,23 @@ class _Grown:
 
     def stands(self) -> bool:
         """Return whether the list still begins with the same, unchanged items."""
-        return (
+        if not (
             same(self.items, self.value[: len(self.items)])
             and self.recent.hold()
             and self.watch.holds()
-        )
+        ):
+            return False
+        if len(self.recent.nodes) > _RECENT:
+            watch = Watch(self.recent.nodes)
+            if not self.recent.hold():  # another thread has changed one
+                return False
+            self.watch.extend(watch)
+            self.recent = _Contents([])
+        return True
 
     def take(self, new: list[Any], encode: Encode, around: Container[int]) -> bool:
         """Digest new items; return False if they cannot be watched."""
-        nodes = _plain(new, around)
+        nodes = _plain(new)
         if nodes is not None:
             contents = _Contents(nodes)
             encoded = encode(new, self.state)
@@ -134,11 +153,6 @@ class _Grown:
         self.hash.update(encoded)
         self.size += len(encoded)
         self.items += new
-        if len(self.recent.nodes) > _RECENT:
-            watch = Watch(self.recent.nodes)
-            if self.recent.hold():  # else another thread has changed one; the next call sees it
-                self.watch.extend(watch)
-                self.recent = _Contents([])
         return True
 
 
@@ -149,7 +163,7 @@ def digest_grown(
     around: Container[int],
     *,
     kind: object,
-    outer: Numbering | None,
+    numbered: bool,
     short: bool,
 ) -> tuple[bytes, Numbering | None] | None:
     """The SHA-256 over ``front`` and what ``encode`` makes of the items of a list.
@@ -159,13 +173,12 @@ def digest_grown(
             references before them.
         around: ids of the objects that hold the list, and its own.
         kind: of the encoding: what was digested by another one does not count.
-        outer: numbers the references before the list; a list has a numbering of its own.
-        short: the list continues the outer numbering.
+        numbered: references are numbered.
+        short: the list is short, see :func:`note`; it has no numbering before it.
 
     Returns:
         the digest and the numbering; ``None`` if it holds what no tree may hold, or another thread
-        is at it; or if it is short, and is met for the first time, holds references behind others,
-        or has an encoding that stands for itself.
+        is at it; of a short list also if it is not watched, or its encoding stands for itself.
     """
     if not _lock.acquire(blocking=False):
         return None
@@ -173,44 +186,46 @@ def digest_grown(
         key = id(value), kind
         grown = _grown.pop(key, None)  # an interrupted digest is not kept
         if grown is None or not grown.stands():
-            if short and _is_new(key, value):
+            if short and not _met.get(key, _NEVER).again:
                 return None
-            grown = _Grown(value, front, Numbering() if outer is not None else None)
+            grown = _Grown(value, front, Numbering() if numbered else None)
+            _met.pop(key, None)
         new = value[len(grown.items) :]
         if new and not grown.take(new, encode, around):
             return None
         _grown[key] = grown
-        while len(_grown) > _MOST:
-            del _grown[_oldest()]
-        if short and (grown.size <= FOLD or (outer and grown.state)):
-            return None
-        return grown.hash.digest(), grown.state
+        while len(_grown) > _MOST:  # a long one goes only if there is no other
+            those = [each for each, other in _grown.items() if len(other.items) < LONG]
+            del _grown[next(iter(those or _grown))]
+        return None if short and grown.size <= FOLD else (grown.hash.digest(), grown.state)
     except UndigestibleError:
         return None  # encoded as a whole, it says where
     finally:
         _lock.release()
 
 
-def _is_new(key: tuple[int, object], value: list[Any]) -> bool:
-    """Return whether a short list is met for the first time: most are made for one call."""
-    if _met.pop(key, None) is not None:  # while it is held here, no other list has its id
-        return False
-    _met[key] = value
-    while len(_met) > _FEW:
-        del _met[next(iter(_met))]
-    return True
+def note(value: list[Any], kind: object, encoded: list[bytes]) -> None:
+    """Note that a short list was encoded: if it is the second time, it will be watched from now on.
 
-
-def _oldest() -> tuple[int, object]:
-    """Return the list that was not digested for longest; a long one only if there is no other."""
-    short = [key for key, each in _grown.items() if len(each.items) < LONG]
-    return next(iter(short or _grown))
+    Most short lists are made for one call.  Such a list is not held, so another may get its id: the
+    hash decides whether it is worth watching, and nothing else.
+    """
+    if not _lock.acquire(blocking=False):
+        return
+    try:
+        key = id(value), kind
+        length, content, _ = _met.pop(key, _NEVER)
+        again = 0 < length <= len(encoded) and hash(tuple(encoded[:length])) == content
+        _met[key] = _Met(len(encoded), hash(tuple(encoded)), again)
+        while len(_met) > _MOST:
+            del _met[next(iter(_met))]
+    finally:
+        _lock.release()
 
 
 def held(value: list[Any]) -> int:
     """Count how often a list is held here."""
-    lists = [*_met.values(), *(each.value for each in [*_grown.values()])]
-    return sum(each is value for each in lists)
+    return sum(each.value is value for each in [*_grown.values()])
 
 
 def forget() -> None:

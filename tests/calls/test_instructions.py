@@ -14,12 +14,13 @@ import instructions
 # for; one that takes less brings the ceiling down with it.
 CEILINGS = {
     (3, 11): {
-        "memory: a step": 625,
-        "sqlite: a step": 735,
-        "disk: a step": 755,
-        "disk: a step, a checkpoint every 1,000": 455,
-        "disk: a side effect": 1000,
-        "disk: an asynchronous step": 785,
+        "memory: a step": 610,
+        "sqlite: a step": 720,
+        "disk: a step": 735,
+        "disk: a step, a checkpoint every 1,000": 450,
+        "disk: a side effect": 995,
+        "disk: a step whose argument is the growing messages": 1660,
+        "disk: an asynchronous step": 770,
         "disk: a node of a graph": 1460,
     },
 }

@@ -14,6 +14,7 @@ from stepwise import step, workflow
 from stepwise._identity.parts import digest_part
 from stepwise._values import digest, list_digest
 from stepwise._values.message_fields import Numbering
+from stepwise._values.trees import Watch
 
 
 @pytest.fixture(autouse=True)
@@ -132,12 +133,13 @@ def test_references_count_as_in_a_list_that_is_not_known(before, first, second, 
         (first if to_first else second).append(part)
 
 
-def test_a_short_list_is_known_when_it_is_met_again(monkeypatch):
-    """Of a short list, what is there at its second digest is not encoded again."""
+def test_a_short_list_is_known_when_it_was_met_again(monkeypatch):
+    """Of a short list that grew, what was there at its third digest is not encoded again."""
     messages = [message(n) for n in range(20)]
-    digest.digest(messages)
-    assert list_digest._grown == {}
-    digest.digest(messages)
+    for n in range(3):
+        assert list_digest._grown == {}
+        digest.digest(messages)
+        messages.append(message(n))
     encoded = []
     right = digest.Encoder.joined
     monkeypatch.setattr(
@@ -145,27 +147,109 @@ def test_a_short_list_is_known_when_it_is_met_again(monkeypatch):
         "joined",
         lambda self, new, *how: (encoded.extend(new), right(self, new, *how))[1],
     )
-    messages.append(message(21))
     assert digest.digest(messages) == plainly(messages)
     assert encoded == messages[-1:]
 
 
-def test_few_lists_are_held_that_are_made_for_one_call():
-    """Lists that are digested once each are not known, and only the last few of them are held."""
+@pytest.mark.parametrize("make", [message, lambda n: Note("note", "a", n)])
+@pytest.mark.parametrize("length", [20, 100])
+def test_a_change_while_a_list_is_digested_shows_at_the_next_digest(monkeypatch, length, make):
+    """What another thread changes while new items are encoded is not taken for what was encoded."""
+    messages = [make(n) for n in range(length)]
+    for _ in range(3):
+        digest.digest(messages)
+    right = digest.Encoder.joined
+
+    def joined(self, new, *how):
+        encoded = right(self, new, *how)
+        (new[-1] if type(new[-1]) is dict else vars(new[-1]))["text"] = f"changed {len(encoded)}"
+        return encoded
+
+    for n in range(40):
+        messages.append(make(n))
+        with monkeypatch.context() as patch:
+            patch.setattr(digest.Encoder, "joined", joined)
+            digest.digest(messages)
+        for _ in range(1 + n % 3):
+            assert digest.digest(messages) == plainly(messages)
+
+
+def change_new(messages, n):
+    messages[-1 - n % 3]["content"] = f"changed {n}"
+
+
+def lengthen_new(messages, n):
+    messages[-1 - n % 3]["parts"].append(n)
+
+
+def rename_in_new(messages, n):
+    each = messages[-1 - n % 3]
+    held = [(f"{name} {n}" if name == "role" else name, item) for name, item in each.items()]
+    each.clear()
+    each.update(held)
+
+
+def add_to_new(messages, n):
+    messages[-1 - n % 3][f"more {n}"] = n
+
+
+def move_in_new(messages, n):
+    parts = messages[-1 - n % 3]["parts"]
+    parts.append({"id": [[n, n], [n]]})
+    digest.digest(messages)
+    one, other = parts[-1]["id"]
+    other.insert(0, one.pop())
+
+
+NEW = [append, append, change_new, lengthen_new, rename_in_new, add_to_new, move_in_new]
+
+
+@given(
+    length=st.sampled_from([8, 20, 100]),
+    changes=st.lists(st.sampled_from(NEW), max_size=30),
+)
+def test_a_change_of_a_new_message_shows(length, changes):
+    """The newest messages, which are watched in another way, count as they are."""
+    messages = [message(n) for n in range(length)]
+    for n, operation in enumerate([append, append, append, *changes]):
+        operation(messages, n)
+        assert digest.digest(messages) == plainly(messages)
+
+
+def test_a_change_as_the_watch_takes_over_shows(monkeypatch):
+    """What another thread changes while new messages join the watch over the others is seen."""
+    messages = [message(n) for n in range(100)]
+    digest.digest(messages)
+    messages += [message(n) for n in range(20)]
+    digest.digest(messages)
+
+    def watch(*nodes):
+        messages[-1]["content"] = "changed"
+        return Watch(*nodes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(list_digest, "Watch", watch)
+        digest.digest(messages)
+    assert messages[-1]["content"] == "changed"
+    assert digest.digest(messages) == plainly(messages)
+
+
+def test_lists_that_are_made_for_one_call_are_not_held():
+    """Short lists that are digested once each are not held, wherever they lie in memory."""
     for n in range(50):
         digest.digest([message(n) for n in range(n, n + 10)])
     assert list_digest._grown == {}
-    assert len(list_digest._met) == 4
+    assert len(list_digest._met) <= 16
 
 
 def test_short_lists_do_not_drive_out_a_long_one():
-    """A long list is still known after many short ones were digested twice."""
+    """A long list is still known after many short ones that were met again."""
     messages = [message(n) for n in range(100)]
     digest.digest(messages)
     short = [[message(n) for n in range(n, n + 10)] for n in range(40)]
     for each in short:
-        digest.digest(each)
-        digest.digest(each)
+        for _ in range(3):
+            digest.digest(each)
     assert any(each.value is messages for each in list_digest._grown.values())
     assert len(list_digest._grown) <= 16
 
