@@ -156,10 +156,11 @@ def _tells(mapping: dict[Any, Any]) -> bool:
     show the keys as well, and then the values are others.)  Only values whose comparison calls no
     code of the user's may be in it.
     """
+    values = mapping.values()
     if not _TEXT.issuperset(map(type, mapping)):
         return False
-    atoms = [each for each in mapping.values() if type(each) in _ATOMS]
-    rest = [each for each in mapping.values() if type(each) not in _ATOMS]
-    return len(set(atoms)) == len(atoms) and (
-        not rest or (len(rest) == 1 and type(rest[0]) in _BUILTIN)
-    )
+    if _ATOMS.issuperset(map(type, values)):  # mostly
+        return len(set(values)) == len(values)
+    atoms = [each for each in values if type(each) in _ATOMS]
+    rest = [each for each in values if type(each) not in _ATOMS]
+    return len(set(atoms)) == len(atoms) and len(rest) == 1 and type(rest[0]) in _BUILTIN

@@ -52,7 +52,8 @@ class SettledPoint(NamedTuple):
 def settled_at(frame: Any, number: int, names: list[str], kept: list[str]) -> SettledPoint | None:
     """Return what is settled at a point where ``save`` has just decided; ``None`` if too little is.
 
-    A test replaces this by a function that returns ``None``.
+    A client that is made again on resume is no plain data, so ``save`` writes it.  A test replaces
+    this by a function that returns ``None``.
 
     Args:
         names: of all variables there, in their order.
@@ -61,7 +62,6 @@ def settled_at(frame: Any, number: int, names: list[str], kept: list[str]) -> Se
     known, rewritten, all_names = frame.outlooks.known(number), frame.rewritten, {*names}
     if (
         known is None
-        or rewritten.made
         or rewritten.files
         or rewritten.points[number].withs
         or frame.around.arguments

@@ -64,6 +64,11 @@ def lines(value):
     yield from range(value)
 
 
+def earlier():
+    """Return the messages that a conversation begins with."""
+    return []
+
+
 def of_module(kind, value):
     """Change the module's variables."""
     global COUNTED
@@ -77,7 +82,8 @@ def saves(script):
     """Checkpoints of each kind, the usual and the others."""
     last, numbers, words, lock = None, [], {}, None
     shared = MODULE if len(script) > 4 else []
-    messages, note = [], None
+    messages = earlier()
+    note = None
     position = -1
     for kind, value in script:
         position += 1
