@@ -249,6 +249,9 @@ def dump_apart(values: dict[str, Any], around: Surroundings) -> bytes | None:
     if found is None or len(found[0]) > _MODERATE or references.meet(found[1]):
         references.look_thoroughly()
         return None
+    if not found[1].keys().isdisjoint([id(apart.rest[name]) for name in iterators]):
+        references.look_thoroughly()  # something else goes on with one of these iterators
+        return None
     return found[0]
 
 

@@ -208,3 +208,45 @@ def test_what_is_in_vain_is_not_tried_each_time(monkeypatch):
     )
     check((("instance", 600),) * 100, 20)
     assert len(tried) <= 100 // 16
+
+
+def resumed_everywhere(program, count, *, kills=range(1, 40)):
+    """Return the results of a workflow, undisturbed and killed in each of these steps."""
+    found = []
+    for killed in (None, *kills):
+        dying.clear()
+        dying.update({killed} - {None})
+        name = f"hold-{next(numbers)}"
+        bound = program.options(store="memory:", run_id=name)
+        found.append(played_to_the_end(lambda bound=bound: bound.execute(count)).result)
+    return found[0], found[1:]
+
+
+@workflow
+def pairs_of(count):
+    log, pairs = [], []
+    following = iter(range(100, 300))
+    for number, value in enumerate(following):
+        log.append(reply(number, 600))
+        pairs.append((number, value, next(following)))
+        if number == count:
+            break
+    return pairs
+
+
+@workflow
+def held_in_a_list(count):
+    log, pairs = [], []
+    following = iter(range(100, 300))
+    all_of_them = [following]
+    for number in range(count):
+        log.append(reply(number, 600))
+        pairs.append((next(following), next(all_of_them[0])))
+    return pairs
+
+
+@pytest.mark.parametrize("program", [pairs_of, held_in_a_list])
+def test_an_iterator_that_something_else_holds_stays_one(program):
+    """An iterator that a loop, or a list, goes on with as well is not written apart from that."""
+    undisturbed, resumed = resumed_everywhere(program, 40)
+    assert all(each == undisturbed for each in resumed)
