@@ -23,7 +23,7 @@ from stepwise._runtime.facts import NamedTuple
 from stepwise._values.addresses import same
 from stepwise._values.buffers import Data, Pieces, stable
 from stepwise._values.list_digest import held
-from stepwise._values.trees import changes, few
+from stepwise._values.trees import few
 
 __all__ = ["HEAVY", "Apart", "References"]
 
@@ -39,6 +39,8 @@ _LEAF = 1 << 14  # bytes: such a leaf or buffer is put into a chunk when it is m
 _LOOK = 300  # objects that are looked at for long lists and large leaves
 _TURNS = 32  # checkpoints until the variables are looked at thoroughly again
 _SHORT = 1 << 11  # characters or bytes that are written again rather than looked for
+_KEYS = frozenset({str, bytes, int, bool, type(None)})
+_LEAVES = frozenset({str, bytes})
 _NO_CHUNKS: Mapping[int, Data] = {}
 _ITERATORS: tuple[Any, ...] = (type(iter([])), type(iter(())), enumerate)
 
@@ -279,6 +281,8 @@ class References:
             return self._reference(node)
         if type(item) is not dict or id(item) in self._opened:  # meet() finds the second one
             return item
+        if not _KEYS.issuperset(map(type, item)):  # a NaN does not equal itself when it is loaded
+            return item
         nodes = list(map(self._known.node, map(id, item.values())))
         if not any(nodes):
             return item
@@ -304,7 +308,7 @@ class References:
         if not (written.keys().isdisjoint(self._lists) and self._opened.isdisjoint(written)):
             return True
         stored = [written[here][1] for here in self._known.which(written)]
-        return any(map(changes, stored)) or sum(map(len, stored)) > _SHORT
+        return not _LEAVES.issuperset(map(type, stored)) or sum(map(len, stored)) > _SHORT
 
     def look_thoroughly(self) -> None:
         """Note that it was in vain to set variables apart: not again for some checkpoints."""

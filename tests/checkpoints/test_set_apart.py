@@ -32,7 +32,7 @@ def reply(number, size):
 
 def answer(number, size):
     tools = [{"name": "search", "arguments": {"number": number}}]
-    return {"role": "assistant", "content": f"{number:05d} " * (size // 6), "tools": tools}
+    return {"role": "assistant", "content": f"{number:05d} " * (size // 6), "tools": tools, "pair": (1, number)}
 
 
 def changed(how, made, first, second, note):
@@ -249,4 +249,37 @@ def held_in_a_list(count):
 def test_an_iterator_that_something_else_holds_stays_one(program):
     """An iterator that a loop, or a list, goes on with as well is not written apart from that."""
     undisturbed, resumed = resumed_everywhere(program, 40)
+    assert all(each == undisturbed for each in resumed)
+
+
+@workflow
+def under_a_number(count):
+    log, key = [], float("nan")
+    for number in range(count):
+        log.append({key: reply(number, 600), "number": number})
+    return [len(each) for each in log]
+
+
+@workflow
+def pair_held_twice(count):
+    log, found, pair, note = [], [], None, None
+    for number in range(count):
+        made = reply(number, 600)
+        log.append(made)
+        if number == 25:
+            pair = made["pair"]
+            note = [{"of": [pair]}]
+        found.append(note is None or note[0]["of"][0] is pair)
+    return found
+
+
+def test_a_key_that_does_not_equal_itself_stays_one():
+    """A value under a NaN is not put beside the place that was kept for it."""
+    undisturbed, resumed = resumed_everywhere(under_a_number, 40)
+    assert all(each == undisturbed for each in resumed)
+
+
+def test_a_tuple_stays_one():
+    """A tuple of a result that is met deeper in another variable is the same object there."""
+    undisturbed, resumed = resumed_everywhere(pair_held_twice, 40)
     assert all(each == undisturbed for each in resumed)
