@@ -210,11 +210,15 @@ class References:
         open_ = len(value) - (len(long.items) if long is not None else 0)
         return len(value) - open_ % _GROUP
 
-    def apart(self, values: Mapping[str, Any]) -> Apart | None:
+    def apart(self, values: Mapping[str, Any], *, prepared: bool = False) -> Apart | None:
         """Set apart the variables that are stored already, as far as that needs no thorough look.
 
         A loop adds a few items to its lists at each step, and refers to all others as before.
         What :meth:`prepare` found is then still right, until a list has grown by a group.
+
+        Args:
+            prepared: it has just looked: what a thread has changed since counts the next time, as
+                what it found is written if this is in vain.
 
         Returns:
             ``None`` if :meth:`prepare` has to look.  Otherwise, what is to be written must be plain
@@ -222,7 +226,8 @@ class References:
         """
         if not self._turns or ids_of_made():
             return None
-        self._known.update(())
+        if not prepared:
+            self._known.update(())
         self.begin()
         self._opened.clear()
         apart = Apart({}, [], {})

@@ -229,18 +229,23 @@ def dump_few(values: dict[str, Any], around: Surroundings) -> bytes | None:
     return pickle.dumps((values, [], _links(values, around.namespace)), PROTOCOL)
 
 
-def dump_apart(values: dict[str, Any], around: Surroundings) -> bytes | None:
+def dump_apart(
+    values: dict[str, Any], around: Surroundings, *, prepared: bool = False
+) -> bytes | None:
     """Pickle local variables that are plain data, without what is stored already.
 
     ``None`` for others, or if :func:`dump_values` has to look for what is stored.  What that makes
     of them is read alike.  Here the pickler asks about no object: only the variables themselves and
     the items of their lists are looked up, and afterwards it is proved that nothing deeper is
     stored already.
+
+    Args:
+        prepared: see :meth:`.References.apart`.
     """
     references = around.references
     if references is None or around.arguments or around.secret:
         return None
-    apart = references.apart(values)
+    apart = references.apart(values, prepared=prepared)
     if apart is None:
         return None
     rest, iterators, _ = _without_iterators(apart.rest)

@@ -450,7 +450,7 @@ class WorkflowFrame(Frame):
             self.references.prepare_none()
             return few
         self.references.prepare(values.values(), self.around.arguments.values())
-        payload = dump_apart(values, self.around) or self._dump(values)
+        payload = dump_apart(values, self.around, prepared=True) or self._dump(values)
         if len(payload) > HEAVY and self.references.split_heavy():
             return self._dump(values)
         return payload

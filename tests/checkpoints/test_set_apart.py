@@ -204,7 +204,9 @@ def test_what_is_in_vain_is_not_tried_each_time(monkeypatch):
     tried = []
     apart = References.apart
     monkeypatch.setattr(
-        References, "apart", lambda *given: ((found := apart(*given)) and tried.append(1)) or found
+        References,
+        "apart",
+        lambda *given, **how: ((found := apart(*given, **how)) and tried.append(1)) or found,
     )
     check((("instance", 600),) * 100, 20)
     assert len(tried) <= 100 // 16
@@ -283,3 +285,31 @@ def test_a_tuple_stays_one():
     """A tuple of a result that is met deeper in another variable is the same object there."""
     undisturbed, resumed = resumed_everywhere(pair_held_twice, 40)
     assert all(each == undisturbed for each in resumed)
+
+
+@workflow
+def keep_all(count):
+    log = []
+    for number in range(count):
+        log.append(reply(number, 600))
+    return [each["content"] for each in log]
+
+
+def test_a_change_by_a_daemon_while_a_checkpoint_is_taken_is_not_lost(monkeypatch):
+    """A message that a thread changes after the thorough look is written, and the run goes on."""
+    prepare, changing = References.prepare, []
+
+    def prepare_while_it_changes(self, values, arguments):
+        values = list(values)
+        prepare(self, values, arguments)
+        found = [each for each in values if type(each) is list and len(each) > 20]
+        if found and not changing:
+            changing.append(found[0][1])
+            found[0][1]["content"] = "changed"
+
+    monkeypatch.setattr(References, "prepare", prepare_while_it_changes)
+    dying.clear()
+    bound = keep_all.options(store="memory:", run_id=f"hold-{next(numbers)}")
+    result = bound.execute(40).result
+    assert changing
+    assert result[1] == "changed"
