@@ -97,12 +97,14 @@ def _object(value: Any, parts: Iterable[bytes]) -> bytes:
 
 def _dataclass(encoder: PartEncoder, value: Any) -> bytes:
     cls: Any = type(value)
-    return _object(value, encoder.fields(value, _compared(cls)))
+    return _object(value, encoder.fields(value, _compared(*cls.__dataclass_fields__.values())))
 
 
 @functools.lru_cache(maxsize=1000)
-def _compared(cls: Any) -> tuple[str, ...]:
-    return tuple(f.name for f in dataclasses.fields(cls) if f.compare)
+def _compared(*fields: Any) -> tuple[str, ...]:
+    """Return the names of fields that are compared; not by their class, which may get others."""
+    usual: Any = dataclasses._FIELD  # type: ignore[attr-defined]
+    return tuple(f.name for f in fields if f._field_type is usual and f.compare)
 
 
 def _attrs(encoder: PartEncoder, value: Any) -> bytes:
@@ -122,7 +124,7 @@ def _msgspec(encoder: PartEncoder, value: Any) -> bytes:
 def _pydantic(encoder: PartEncoder, value: Any) -> bytes:
     # Its __dict__ holds the cached properties as well, which are not compared.
     cls: Any = type(value)
-    names = _model_fields(cls)
+    names = _in_order(*cls.model_fields)
     for extra in ("__pydantic_extra__", "__pydantic_private__"):
         more = getattr(value, extra, None)
         if more:
@@ -131,8 +133,9 @@ def _pydantic(encoder: PartEncoder, value: Any) -> bytes:
 
 
 @functools.lru_cache(maxsize=1000)
-def _model_fields(cls: Any) -> tuple[str, ...]:
-    return tuple(sorted(cls.model_fields))
+def _in_order(*names: str) -> tuple[str, ...]:
+    """Return the names of fields in order; asked by names, since a model may get more of them."""
+    return tuple(sorted(names))
 
 
 # -- classes and annotations ---------------------------------------------------------------------

@@ -330,3 +330,34 @@ def test_nothing_is_kept_of_a_run_that_ended():
     """The lists of a run are let go when it ends."""
     agent.options(store="memory:")(5)
     assert list_digest._grown == {}
+
+
+def test_a_field_that_a_model_gets_later_counts():
+    """Models that differ in a field added by ``model_rebuild`` have different digests."""
+    pydantic = pytest.importorskip("pydantic")
+
+    class Model(pydantic.BaseModel):
+        a: int
+
+    digest.digest(Model(a=1))
+    Model.__pydantic_fields__["b"] = pydantic.fields.FieldInfo(annotation=int, default=0)
+    Model.model_rebuild(force=True)
+    assert digest.digest(Model(a=1, b=1)) != digest.digest(Model(a=1, b=2))
+
+
+def test_classes_that_say_that_they_are_equal_have_their_own_fields():
+    """The fields of one dataclass are not taken for those of another that is equal to it."""
+
+    class Equal(type):
+        def __eq__(cls, other):
+            return type(other) is Equal
+
+        def __hash__(cls):
+            return 1
+
+    def made(**kinds):
+        return dataclasses.dataclass(Equal("Data", (), {"__annotations__": kinds}))
+
+    one, two = made(a=int), made(a=int, b=int)
+    digest.digest(one(1))
+    assert digest.digest(two(1, 1)) != digest.digest(two(1, 2))
