@@ -229,6 +229,8 @@ class References:
         if not prepared:
             self._known.update(())
         self.begin()
+        for each in self._lists.values():
+            each.met = True  # one that no variable names any more is gone, not elsewhere
         self._opened.clear()
         apart = Apart({}, [], {})
         names: dict[int, list[str]] = {}
@@ -261,7 +263,6 @@ class References:
         if long is not None:
             if not (long.is_begun and self._known.has(long.first) and long.begins(value)):
                 return None
-            long.met = True
             parts += [self._used.index(each.number) for each in long.first]
             items = value[len(long.items) :]
         dicts = compress(items, map(is_, map(type, items), repeat(dict)))

@@ -26,7 +26,6 @@ from stepwise.graph._tokens import Token, Written, copied, same
 
 __all__ = ["NodeFailedError", "Visits"]
 
-_MISSING = object()
 _UNSEEN = Memory({})  # where no condition looks
 
 
@@ -191,7 +190,7 @@ class Visits:
             {
                 key: held
                 for key, held in memory.items()
-                if (kept := before.get(key, _MISSING)) is not held and not same(held, kept)
+                if key not in before or not same(held, before[key])
             }
         )
         record["deleted"] = [key for key in before if key not in memory]

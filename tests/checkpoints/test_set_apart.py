@@ -7,7 +7,9 @@ values, their order, and which of them are one object.
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 
 import pytest
 from hypothesis import example, given, settings
@@ -313,3 +315,32 @@ def test_a_change_by_a_daemon_while_a_checkpoint_is_taken_is_not_lost(monkeypatc
     result = bound.execute(40).result
     assert changing
     assert result[1] == "changed"
+
+
+@step
+def made(number):
+    return Plain("model", f"{number:05d} " * 100)
+
+
+references, alive = [], []
+
+
+@workflow
+def shortened_now_and_then(count):
+    log = []
+    for number in range(count):
+        log.append(made(number))
+        references.append(weakref.ref(log[-1]))
+        if number % 50 == 49:
+            log = log[-2:]
+        gc.collect()
+        alive.append(sum(each() is not None for each in references))
+
+
+def test_a_list_that_no_variable_names_any_more_is_let_go():
+    """A run does not hold the messages that the workflow has dropped with their list."""
+    references.clear()
+    alive.clear()
+    shortened_now_and_then.options(store="memory:", run_id=f"hold-{next(numbers)}").execute(200)
+    assert len(alive) == 200
+    assert max(alive) < 120

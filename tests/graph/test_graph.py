@@ -110,6 +110,17 @@ def test_a_chain(manager, recorded):
     assert result.recovered_from_step is None
 
 
+def test_a_new_value_without_contents_is_written(manager):
+    """What a node adds is there in the next one, also an object that looks like any other."""
+    found = []
+    graph = chain(
+        node("one", lambda memory: memory.update(mark=object())),
+        node("two", lambda memory: found.append("mark" in memory)),
+    )
+    run(graph, manager)
+    assert found == [True]
+
+
 def test_conditions_choose(manager):
     """Of the edges those are followed whose condition holds; without any, the branch ends."""
     graph = Graph(
