@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
-import functools
 import hashlib
 import sys
 import types
@@ -96,15 +95,9 @@ def _object(value: Any, parts: Iterable[bytes]) -> bytes:
 
 
 def _dataclass(encoder: PartEncoder, value: Any) -> bytes:
-    cls: Any = type(value)
-    return _object(value, encoder.fields(value, _compared(*cls.__dataclass_fields__.values())))
-
-
-@functools.lru_cache(maxsize=1000)
-def _compared(*fields: Any) -> tuple[str, ...]:
-    """Return the names of fields that are compared; not by their class, which may get others."""
-    usual: Any = dataclasses._FIELD  # type: ignore[attr-defined]
-    return tuple(f.name for f in fields if f._field_type is usual and f.compare)
+    # Asked for each time: a class may get other fields, and classes may be equal to each other.
+    compared = tuple([f.name for f in dataclasses.fields(value) if f.compare])
+    return _object(value, encoder.fields(value, compared))
 
 
 def _attrs(encoder: PartEncoder, value: Any) -> bytes:
@@ -124,18 +117,12 @@ def _msgspec(encoder: PartEncoder, value: Any) -> bytes:
 def _pydantic(encoder: PartEncoder, value: Any) -> bytes:
     # Its __dict__ holds the cached properties as well, which are not compared.
     cls: Any = type(value)
-    names = _in_order(*cls.model_fields)
+    names = tuple(sorted(cls.model_fields))
     for extra in ("__pydantic_extra__", "__pydantic_private__"):
         more = getattr(value, extra, None)
         if more:
             names = tuple(sorted({*names, *more}))
     return _object(value, encoder.fields(value, names))
-
-
-@functools.lru_cache(maxsize=1000)
-def _in_order(*names: str) -> tuple[str, ...]:
-    """Return the names of fields in order; asked by names, since a model may get more of them."""
-    return tuple(sorted(names))
 
 
 # -- classes and annotations ---------------------------------------------------------------------
