@@ -287,18 +287,19 @@ class References:
             return self._reference(node)
         if type(item) is not dict or id(item) in self._opened:  # meet() finds the second one
             return item
-        if not _KEYS.issuperset(map(type, item)):  # a NaN does not equal itself when it is loaded
+        held = item.copy()  # another thread may change it
+        if not _KEYS.issuperset(map(type, held)):  # a NaN does not equal itself when it is loaded
             return item
-        nodes = list(map(self._known.node, map(id, item.values())))
+        nodes = list(map(self._known.node, map(id, held.values())))
         if not any(nodes):
             return item
         self._opened.add(id(item))
         found = {
             key: self._reference(node)
-            for key, node in zip(item, nodes, strict=True)
+            for key, node in zip(held, nodes, strict=True)
             if node is not None
         }
-        return {**item, **dict.fromkeys(found)}, found
+        return {**held, **dict.fromkeys(found)}, found
 
     def _reference(self, node: tuple[StoredValue, int]) -> tuple[int, int]:
         return self._used.index(node[0].number), node[1]

@@ -349,3 +349,32 @@ def test_a_list_that_no_variable_names_any_more_is_let_go():
     shortened_now_and_then.options(store="memory:", run_id=f"hold-{next(numbers)}").execute(200)
     assert len(alive) == 200
     assert max(alive) < 120
+
+
+newest = []
+
+
+@workflow
+def wrap_all(count):
+    log = []
+    for number in range(count):
+        log.append({"role": "tool", "content": reply(number, 600)})
+        newest[:] = log[-1:]
+    return len(log)
+
+
+def test_a_message_that_a_daemon_adds_to_meanwhile_does_not_break_the_run(monkeypatch):
+    """A dict that grows while it is set apart is written as it was, or in the thorough way."""
+    reference, grown = References._reference, []
+
+    def reference_while_it_grows(self, node):
+        if newest and len(grown) < 50:
+            newest[0][f"late {len(grown)}"] = grown.append(1)
+        return reference(self, node)
+
+    monkeypatch.setattr(References, "_reference", reference_while_it_grows)
+    dying.clear()
+    newest.clear()
+    bound = wrap_all.options(store="memory:", run_id=f"hold-{next(numbers)}")
+    assert bound.execute(40).result == 40
+    assert grown
