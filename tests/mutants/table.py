@@ -376,8 +376,8 @@ _GRAPH = [
     _mutant(
         "a list that a branch left alone sets back what the other one did to it",
         "graph/_visits.py",
-        "is not held and not same(held, kept)",
-        "is not held",
+        "not same(held, before[key])",
+        "held is not before[key]",
         "test_graph.py::test_a_join_keeps_the_list_that_one_branch_changed",
     ),
     _mutant(
