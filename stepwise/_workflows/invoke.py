@@ -45,6 +45,7 @@ from stepwise._workflows.opening import (
 )
 from stepwise._workflows.resume import WorkflowRun
 from stepwise._workflows.starts import Meant, Starting
+from stepwise._workflows.turns import turn
 from stepwise.errors import (
     ConfigurationError,
     RunBusyError,
@@ -57,7 +58,6 @@ from stepwise.stores import Store, open_store
 if TYPE_CHECKING:
     from stepwise._display.progress import Display
     from stepwise._runs.run import Run
-    from stepwise._workflows.turns import OnOwned
 
 __all__ = ["TopLevel", "invoke", "next_run_id", "run_of", "wakers"]
 
@@ -225,7 +225,7 @@ class ChildCall(WorkflowCall, Performer):
             return opened
 
         blocks = not self.workflow.is_coroutine
-        taking = _in_turn(take, store, call.child, options.on_owned, blocks=blocks)
+        taking = turn(take, store, call.child, options.on_owned, blocks=blocks)
         if not blocks:
             return self._execute_async(taking)
         self.opened = opened = drive(taking).unwrap()
@@ -252,31 +252,6 @@ class _ChildWatch:
     def around(self) -> Surroundings:
         call = self._child
         return surroundings(call.bound, call.instance, call.workflow.function, call.secret)
-
-
-def _in_turn(
-    take: Callable[[bool], Recall | WorkflowRun],
-    store: Store,
-    run_id: str,
-    on_owned: OnOwned,
-    *,
-    blocks: bool,
-    waits: Callable[[], None] | None = None,
-) -> Core:
-    """Take a run up as soon as nobody else executes it; see :func:`.turns.turn`.
-
-    Args:
-        take: takes it up; it gets whether another execution was waited for.
-    """
-    try:
-        return Result(take(False))
-    except (RunBusyError, RunOwnedError) as error:
-        if error.run_id != run_id or on_owned == "raise":
-            raise
-        busy = error
-    from stepwise._workflows.turns import turn  # on use: most runs are free
-
-    return (yield from turn(take, busy, store, run_id, on_owned, blocks=blocks, waits=waits))
 
 
 def run_of(store: Store, run_id: str) -> Run:
@@ -353,7 +328,7 @@ class TopLevel(WorkflowCall):
             on_owned = "raise" if unfinished else self.options.on_owned
             on_owned = "wait" if self.continues else on_owned
             try:
-                taking = _in_turn(
+                taking = turn(
                     self._take, self.store, self.run_id, on_owned, blocks=blocks, waits=waits
                 )
                 opened = (yield from taking).unwrap()

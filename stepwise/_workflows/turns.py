@@ -33,7 +33,6 @@ _waiting: list[tuple[ActiveRun, str]] = []  # runs that wait for another one, by
 
 def turn(
     take: Callable[[bool], Any],
-    busy: RunBusyError | RunOwnedError,
     store: Store,
     run_id: str,
     on_owned: OnOwned,
@@ -41,29 +40,37 @@ def turn(
     blocks: bool,
     waits: Callable[[], None] | None = None,
 ) -> Core:
-    """Take a run up as soon as nobody else executes it any more.
+    """Take a run up as soon as nobody else executes it.
 
     Args:
-        take: takes it up; it gets that another execution was waited for.
-        busy: says who executes it.
+        take: takes it up; it gets whether another execution was waited for.
         blocks: the thread sleeps meanwhile, and with it the event loop that it may be running.
         waits: called before each pause.
 
     Raises:
         RunSkipped: somebody executes it, and ``on_owned`` is ``"skip"``.
-        RunBusyError, RunOwnedError: the owner waits for this caller.
+        RunBusyError, RunOwnedError: somebody executes it, and it is ``"raise"``; or the owner waits
+            for this caller.
         BaseException: the owner failed with it.
     """
-    seal, by = seal_for(store), describe_owner(busy.owner)
-    if on_owned == "skip":
-        raise RunSkipped(
-            f"run {run_id!r} is being executed {by}, and on_owned='skip' leaves the run alone",
-            run_id=run_id,
-            owner=busy.owner,
-        )
-    before = facts_of(store, seal, run_id)
-    notice(f"{run_id}: waits, since it is being executed {by}")
+    waited, seal = False, seal_for(store)
     while True:
+        try:
+            return Result(take(waited))
+        except (RunBusyError, RunOwnedError) as error:
+            if error.run_id != run_id or on_owned == "raise":
+                raise
+            busy = error
+        if on_owned == "skip":
+            raise RunSkipped(
+                f"run {run_id!r} is being executed {describe_owner(busy.owner)}, and "
+                "on_owned='skip' leaves the run alone",
+                run_id=run_id,
+                owner=busy.owner,
+            ) from None
+        if not waited:
+            before, waited = facts_of(store, seal, run_id), True
+            notice(f"{run_id}: waits, since it is being executed {describe_owner(busy.owner)}")
         with _noted(run_id):
             for pause in _until_free(store, run_id, busy, blocks=blocks):
                 if waits is not None:
@@ -76,12 +83,6 @@ def turn(
             failure = error_of(store, seal, after)
             if failure is not None:
                 raise failure
-        try:
-            return Result(take(True))
-        except (RunBusyError, RunOwnedError) as error:
-            if error.run_id != run_id:
-                raise
-            busy = error
 
 
 def _until_free(

@@ -57,7 +57,7 @@ OURS = {
     "_wire": "",
     "_workflows": (
         "complaints definition execute frame invoke loops module_state opening reach "
-        "remade_clients resume starts takeover usual_save workflow"
+        "remade_clients resume starts takeover turns usual_save workflow"
     ),
     "errors": "",
     "stores": (
