@@ -72,6 +72,7 @@ class _NodeStep(Step):
 
     run: HostedRun | None = None
     is_plain = True
+    has_siblings = False  # an execution before it, or beside it, has its nodes in another run
 
     def shown_value(self, value: Written) -> ShownValue | None:
         """Return what the node wrote, or its error, on one line."""

@@ -51,7 +51,6 @@ def executed(name):
         Graph(nodes, edges), "goal", {"count": 0}, {"run_id": "run"}
     )
     result, store = asyncio.run(call), manager.storage
-    gc.collect()  # the steps of its nodes: of a second execution they would be siblings
     entries = read_entries(store, seal_for(store), "run", Position())
     outcomes = [each.outcome for each in entries if each.outcome is not None]
     timeless = [
@@ -60,18 +59,37 @@ def executed(name):
     return result.output, result.path, timeless
 
 
-@pytest.mark.parametrize("turn", [1, 2])
-def test_a_node_is_recorded_alike_by_both_ways(monkeypatch, turn):
-    """The outcomes of nodes and of the steps inside them are the same by either way."""
-    begin, straight = plain._begin, []
+@pytest.fixture
+def straight(monkeypatch):
+    """Whether each call took the straight way."""
+    begin, found = plain._begin, []
 
     def begun(*arguments, **options):
-        found = begin(*arguments, **options)
-        straight.append(found is not None)
-        return found
+        made = begin(*arguments, **options)
+        found.append(made is not None)
+        return made
 
     monkeypatch.setattr(plain, "_begin", begun)
+    return found
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_a_node_is_recorded_alike_by_both_ways(monkeypatch, straight, turn):
+    """The outcomes of nodes and of the steps inside them are the same by either way."""
     by_straight_way = executed(f"straight {turn}")
     monkeypatch.setattr(plain, "_begin", lambda *_, **__: None)
     assert executed(f"general {turn}") == by_straight_way
     assert straight.count(True) > 10
+
+
+def test_an_execution_after_another_takes_the_straight_way_as_well(straight):
+    """What an execution has left in memory does not make the nodes of the next one dearer."""
+    gc.collect()
+    gc.disable()  # the first execution stays in memory
+    try:
+        executed("first")
+        before = straight.count(True)
+        executed("second")
+    finally:
+        gc.enable()
+    assert straight.count(True) == 2 * before
