@@ -39,7 +39,6 @@ __all__ = [
 
 LARGE_LEAF = 512  # characters or bytes: a reference to it is a tenth of that
 _LEAVES = frozenset({str, bytes})
-_TEXT = frozenset({str})
 NUMBERS = frozenset({int, float, bool, type(None)})
 _ATOMS = _LEAVES | NUMBERS
 _NOTHING: frozenset[int] = frozenset()
@@ -158,7 +157,7 @@ SHRINKING = frozenset({type(iter([])), type(iter(bytearray())), _BACKWARDS})
 """Iterators over what can become shorter meanwhile."""
 
 
-def few(values: Iterable[Any], *, iterators: bool = True) -> bool:
+def few(values: Collection[Any], *, iterators: bool = True) -> bool:
     """Return whether these are few small objects of plain data, or iterators over such objects.
 
     Any pickler does for them, and none of it is worth a reference.
@@ -166,7 +165,7 @@ def few(values: Iterable[Any], *, iterators: bool = True) -> bool:
     Args:
         iterators: whether iterators may be among them.
     """
-    waiting: list[Collection[Any]] = [list(values)]
+    waiting: list[Collection[Any]] = [values]
     met: set[int] = set()
     size = 0
     left = _FEW
@@ -175,24 +174,18 @@ def few(values: Iterable[Any], *, iterators: bool = True) -> bool:
         left -= len(inside)
         if left < 0:
             return False
-        kinds = set(map(type, inside))
-        if kinds <= NUMBERS:
-            continue
-        if kinds == _TEXT:  # most are
-            size += sum(map(len, inside))
-        else:
-            for value in inside:
-                cls = type(value)
-                if cls in NUMBERS:
-                    continue
-                if cls in _LEAVES:
-                    size += len(value)
-                elif id(value) not in met:
-                    met.add(id(value))
-                    held = _held_by(value, cls, iterators=iterators)
-                    if held is None:
-                        return False
-                    waiting.append(held)
+        for value in inside:
+            cls = type(value)
+            if cls in NUMBERS:
+                continue
+            if cls in _LEAVES:
+                size += len(value)
+            elif id(value) not in met:
+                met.add(id(value))
+                held = _held_by(value, cls, iterators=iterators)
+                if held is None:
+                    return False
+                waiting.append(held)
         if size > _LITTLE:
             return False
     return True

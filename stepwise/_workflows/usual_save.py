@@ -90,26 +90,22 @@ def save_usual(frame: Any, number: int, values: dict[str, Any]) -> bool:
     As ``WorkflowFrame._wants`` decides it.
     """
     here = frame.settled.get(number)
-    if (
-        here is None
-        or frame.shut
-        or frame.active.stopped is not None
-        or here.names != [*values]
-        or here.visited != len(frame.visited)
-        or not here.seen.still(values, frame.rewritten.function.__globals__)
-    ):
+    if here is None or frame.shut or frame.active.stopped is not None:
         return False
-    drawn = frame.drawn or here.drawn
-    if frame.wanted and (here.calls or not drawn):
-        if not (here.kept and _is_written(frame, here, values)):
+    seen, draws, calls, names, kept, visited, place, where = here  # faster than by their names
+    if names != [*values] or visited != len(frame.visited) or not seen.still(values):
+        return False
+    drawn = frame.drawn or draws
+    if frame.wanted and (calls or not drawn):
+        if not (kept and _is_written(frame, kept, place, where, values)):
             return False
     elif frame.wanted:  # the next point is soon enough
         frame.due = True
-    elif here.calls and not frame.drawn:
+    elif calls and not frame.drawn:
         frame.due = False
     else:
         return False
-    if here.calls:
+    if calls:
         frame.asked = number
     frame.guesses, frame.drawn = False, drawn
     frame.helped.clear()
@@ -118,7 +114,9 @@ def save_usual(frame: Any, number: int, values: dict[str, Any]) -> bool:
     return True
 
 
-def _is_written(frame: Any, here: SettledPoint, values: Mapping[str, Any]) -> bool:
+def _is_written(
+    frame: Any, names: list[str], place: str, where: str, values: Mapping[str, Any]
+) -> bool:
     active, references = frame.active, frame.references
     journal, progress, subjects = active.journal, active.progress, active.subjects
     if (
@@ -134,7 +132,7 @@ def _is_written(frame: Any, here: SettledPoint, values: Mapping[str, Any]) -> bo
     ):
         return False
     began = time.perf_counter()
-    kept = dict(zip(here.kept, map(values.__getitem__, here.kept), strict=True))
+    kept = dict(zip(names, map(values.__getitem__, names), strict=True))
     try:
         dump = dump_few if references.are_none else dump_apart
         payload = dump(kept, frame.around)
@@ -153,7 +151,7 @@ def _is_written(frame: Any, here: SettledPoint, values: Mapping[str, Any]) -> bo
     with active.lock:
         step, at = progress.done, time.time()
         header = usual_text(
-            here.place,
+            place,
             step,
             journal.calls,
             ordinals,
@@ -167,6 +165,6 @@ def _is_written(frame: Any, here: SettledPoint, values: Mapping[str, Any]) -> bo
     frame.checkpoints.write_usual(name, header, payload, needs, chunks)
     references.stored(needs)
     if heard():
-        active.tell("checkpoint_taken", detail=here.where, step=step)
+        active.tell("checkpoint_taken", detail=where, step=step)
     frame.note_taken(began, kept)
     return True
