@@ -287,7 +287,7 @@ def _taken_apart(iterator: Any) -> tuple[Any, ...]:
     """
     form = iterator.__reduce__()
     (iterated,) = form[1]
-    taken = form[2] or 0 if len(form) > 2 else 0  # noqa: PLR2004 -- no state: it has ended
+    taken = form[2] or 0 if len(form) > 2 else 0
     if type(iterated) is range:
         step = iterated.step
         return iterated.start + taken * step, iterated.stop, step

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from stepwise._checkpoints.checkpoints import place_text, usual_text
+from stepwise._checkpoints.checkpoints import place_text, thousandths, usual_text
 from stepwise._checkpoints.variables import dump_apart, dump_few
 from stepwise._execution.other_tasks import others_alive
 from stepwise._runtime.events import heard
@@ -122,7 +122,7 @@ def _is_written(
     if (
         frame.complaints.culprits
         or active.pool
-        or active.secrets
+        or not active.secrets.are_none
         or subjects.state
         or progress.usage
         or active.steering.told is not None
@@ -132,15 +132,14 @@ def _is_written(
     ):
         return False
     began = time.perf_counter()
-    kept = dict(zip(names, map(values.__getitem__, names), strict=True))
+    kept, whole = {name: values[name] for name in names}, references.are_none
     try:
-        dump = dump_few if references.are_none else dump_apart
-        payload = dump(kept, frame.around)
+        payload = (dump_few if whole else dump_apart)(kept, frame.around)
     except MemoryError:
         return False  # save says so, if it happens again
     if payload is None:
         return False
-    if references.are_none:
+    if whole:
         references.prepare_none()
     active.note_handled()
     ordinals, children = active.ordinals.kept()
@@ -158,12 +157,13 @@ def _is_written(
             journal.position.kept(),
             at,
             subjects.last,
-            round(progress.seconds, 3),
+            thousandths(progress.seconds),
             needs.text(),
         )
     frame.guesses = False
     frame.checkpoints.write_usual(name, header, payload, needs, chunks)
-    references.stored(needs)
+    if not whole:
+        references.stored(needs)
     if heard():
         active.tell("checkpoint_taken", detail=where, step=step)
     frame.note_taken(began, kept)
