@@ -255,8 +255,10 @@ class _Block:
     def holds(self) -> bool:
         """Return whether nothing has changed."""
         return (
-            [*map(len, self._sized.objects)] == self._lengths
-            and (not self._lengths or self._sized.holds())
+            (
+                not self._lengths
+                or ([*map(len, self._sized.objects)] == self._lengths and self._sized.holds())
+            )
             and (not self._instances.objects or self._instances.holds())
             and (not self._owners or same([*map(vars, self._owners)], self._attributes))
             and self._dicts.holds()
@@ -297,7 +299,7 @@ class Watch:
 
     def holds(self) -> bool:
         """Return whether nothing has changed."""
-        return self._open.holds() and all(each.holds() for each in self._full)
+        return self._open.holds() and (not self._full or all(each.holds() for each in self._full))
 
     @classmethod
     def over(cls, nodes: Collection[Any]) -> Watch:
