@@ -67,7 +67,8 @@ def call(
             result = Result(error=error)
         finally:
             scope_variable.reset(token)
-        is_value = not hasattr(type(result.value), "__await__")
+        kind = type(result.value)
+        is_value = kind in _UNCHANGING or not hasattr(kind, "__await__")
         if is_value and _is_recorded(step, scope, begun, watch, result):
             return result
         goes_on = True
@@ -190,7 +191,7 @@ def _is_usual(active: ActiveRun, scope: Scope, *, hosted: bool) -> bool:
         and (active.waiter is None or not active.waiter.cancelled())
         and not active.pool
         and not active.streams
-        and not active.secrets
+        and active.secrets.are_none
         and not active.account.limited
         and active.unwinding.is_quiet
         and active.steering.is_calm
@@ -238,7 +239,7 @@ def _is_recorded(
     if (
         result.error is not None
         or not active.unwinding.is_quiet  # a step within the body has failed
-        or active.secrets  # one within it was given some
+        or not active.secrets.are_none  # one within it was given some
         or (watch is not None and watch.changed())
     ):
         return False

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, overload
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 from stepwise._calls import plain
 from stepwise._calls.awaitables import hand_out, made_by
@@ -67,8 +68,8 @@ known_steps: set[tuple[str, ...]] = {
 compensated_tools: dict[tuple[str, str], Step] = {}
 """The defined steps that have a compensation."""
 
-_siblings: dict[tuple[str, str], WeakSet[Step]] = {}
-"""The live steps of one name and qualified name: what a factory or a loop made."""
+_siblings: dict[tuple[str, str], set[weakref.ref[Step]]] = {}
+"""References to the live steps of one name and qualified name: what a factory or a loop made."""
 
 _lambdas: WeakKeyDictionary[ActiveRun, dict[tuple[str, str], CodeType]] = WeakKeyDictionary()
 """The live steps that a run has called."""
@@ -134,8 +135,9 @@ class Step(Performer):
     def _make_known(self) -> None:
         known_steps.add((self.module, self.name))
         known_steps.add((self.module, self.name, self.qualname))
-        self._siblings = _siblings.setdefault((self.name, self.qualname), WeakSet())
-        self._siblings.add(self)
+        # Each call asks for their number, which a WeakSet finds out in Python.
+        self._siblings = _siblings.setdefault((self.name, self.qualname), set())
+        self._siblings.add(weakref.ref(self, self._siblings.discard))
         if self.compensate is not None:
             compensated_tools[self.module, self.name] = self
 
@@ -409,9 +411,8 @@ def step_of(function: object) -> Step | None:
 
 def steps_around(function: object) -> list[Step]:
     """Return the steps whose body is this plain function."""
-    return [
-        each for steps in list(_siblings.values()) for each in steps if each.function is function
-    ]
+    live = [reference() for each in list(_siblings.values()) for reference in tuple(each)]
+    return [each for each in live if each is not None and each.function is function]
 
 
 def _inside(held: Any) -> Any:

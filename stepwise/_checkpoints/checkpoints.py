@@ -44,6 +44,7 @@ __all__ = [
     "place_text",
     "sealed",
     "spent_so_far",
+    "thousandths",
     "usual_text",
 ]
 
@@ -149,7 +150,7 @@ def header_text(state: State) -> str:
         or before is not None or python is not PYTHON
     ):  # mostly  # fmt: skip
         return usual_text(
-            place, step, calls, ordinals, journal, at, serial, seconds, mapping_text(needs)
+            place, step, calls, ordinals, journal, at, serial, repr(seconds), mapping_text(needs)
         )
     return (
         f'{place}"step":{step},"calls":{calls},"ordinals":{counts_text(ordinals)},'
@@ -170,22 +171,29 @@ def usual_text(
     journal: Sequence[Any],
     at: float,
     serial: int,
-    seconds: float,
+    seconds: str,
     needs: str,
 ) -> str:
     """Return the text of a state of which all that is not given here is empty.
 
     Args:
         place: see :func:`place_text`.
+        seconds: as text.
         needs: see :meth:`.Needs.text`; the others are facts of a :class:`State`.
     """
     return (
         f'{place}"step":{step},"calls":{calls},"ordinals":{counts_text(ordinals)},"children":[],'
         f'"journal":{_journal_text(journal)},"unused":[],"arguments":{{}},'
         f'"python":{_THIS_PYTHON},"at":{at!r},"needs":{needs},"changed":[],"state":[],'
-        f'"serial":{serial},"before":null,"seconds":{seconds!r},"usage":{{}},"taken":{{}},'
+        f'"serial":{serial},"before":null,"seconds":{seconds},"usage":{{}},"taken":{{}},'
         '"told":false}'
     )
+
+
+def thousandths(seconds: float) -> str:
+    """Return ``repr(round(seconds, 3))``, in half the time, for fewer than ten thousand years."""
+    text = f"{seconds:.3f}".rstrip("0")
+    return f"{text}0" if text[-1] == "." else text
 
 
 def _journal_text(journal: Sequence[Any]) -> str:

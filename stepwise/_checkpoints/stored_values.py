@@ -139,7 +139,10 @@ class KnownValues:
             return None
         if type(result) in (str, bytes):  # a tree of one node
             size = len(result)  # type: ignore[arg-type]
-            return (Tree(result, (result,), size, numbers=(0,)), _LEAF) if size >= _WORTH else None
+            if size < _WORTH:
+                return None
+            facts = (result, (result,), size, False, (0,), ())
+            return tuple.__new__(Tree, facts), _LEAF  # the constructor is a Python function
         tree = walk(result, most=_MOST)
         if tree is None or tree.size < _WORTH or not tree.nodes:
             return None

@@ -216,10 +216,6 @@ def dump_few(values: dict[str, Any], around: Surroundings) -> bytes | None:
     """
     if around.arguments or around.secret:
         return None
-    if ITERATORS.isdisjoint(map(type, values.values())):
-        if not few(values.values()):
-            return None
-        return pickle.dumps((values, [], _links(values, around.namespace)), PROTOCOL)
     rest, iterators, held = _without_iterators(values)
     if iterators and few(held, iterators=False):
         links = _links(rest, around.namespace)
@@ -269,18 +265,16 @@ def _without_iterators(
     """
     rest: dict[str, Any] = {}
     iterators: dict[str, tuple[Any, ...]] = {}
-    met: set[int] = set()
     held: list[Any] = []
     for name, value in values.items():
         if type(value) in ITERATORS:
             parts = iterators[name] = _taken_apart(value)
-            met.add(id(value))
             if len(parts) != _BOUNDS:
                 held.append(parts)
         else:
             rest[name] = value
             held.append(value)
-    if len(met) < len(iterators):
+    if len(iterators) > 1 and len({id(values[name]) for name in iterators}) < len(iterators):
         return values, {}, []
     return rest, iterators, held
 
@@ -291,11 +285,12 @@ def _taken_apart(iterator: Any) -> tuple[Any, ...]:
     The bounds of what is left of a range; of anything else the object and how far the loop is.  A
     pickler would look up the functions that make them, which takes four times as long as all else.
     """
-    _, (iterated,), *state = iterator.__reduce__()
-    taken = state[0] or 0 if state else 0
+    form = iterator.__reduce__()
+    (iterated,) = form[1]
+    taken = form[2] or 0 if len(form) > 2 else 0
     if type(iterated) is range:
-        left = iterated[taken:]
-        return left.start, left.stop, left.step
+        step = iterated.step
+        return iterated.start + taken * step, iterated.stop, step
     return iterated, taken
 
 

@@ -99,7 +99,9 @@ class Flows:
 
     def __init__(self) -> None:
         self._mutex = threading.RLock()
-        self._working: dict[int, int] = {}  # number of a call being executed -> its flow
+        # Number of a call being executed -> its flow.  Changed without the lock, twice a step: to
+        # look at all, it is copied.
+        self._working: dict[int, int] = {}
         self._children: set[int] = set()  # those of them that are child runs
         self._workers: set[Worker] = set()
         self.tasks: set[asyncio_state.TaskReference] = set()
@@ -122,14 +124,18 @@ class Flows:
 
     def begin(self, number: int, *, child: bool = False) -> None:
         """The body of a call is executed in this flow, until it ends; ``child`` for a child run."""
-        flow = asyncio_state.who()
-        with self._mutex:
-            self._working[number] = flow
-            if child:
+        if child:
+            with self._mutex:
                 self._children.add(number)
+        self._working[number] = asyncio_state.who()
         self.moved_at = monotonic()
         if self.worked is not None:
             self.worked()
+
+    @property
+    def are_none(self) -> bool:
+        """True if no call is being executed, and no thread or job may make one."""
+        return not (self._working or self._workers)
 
     @property
     def working(self) -> int:
@@ -142,9 +148,10 @@ class Flows:
 
     def done(self, number: int) -> None:
         """Note that the body of a call is no longer executed."""
-        with self._mutex:
-            self._working.pop(number, None)
-            self._children.discard(number)
+        self._working.pop(number, None)
+        if number in self._children:
+            with self._mutex:
+                self._children.discard(number)
         if self.worked is not None:
             self.worked()
         self.moved_at = monotonic()  # as moved() does it
@@ -198,13 +205,13 @@ class Flows:
             waiting = {number for _, around, *_ in self._blocked.values() for number in around}
             return any(
                 flow != here and number not in waiting and (among is None or flow in among)
-                for number, flow in self._working.items()
+                for number, flow in tuple(self._working.items())
             )
 
     def steps_in_flight(self) -> bool:
         """Return whether a body is being executed that is no child run."""
         with self._mutex:
-            return not self._children.issuperset(self._working)
+            return not self._children.issuperset(tuple(self._working))
 
     def others_than(self, flows: Container[int]) -> bool:
         """Return whether a thread or job other than these flows may make calls."""

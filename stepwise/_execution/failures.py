@@ -17,6 +17,8 @@ from stepwise._runtime.tracebacks import chain
 __all__ = ["Unwinding"]
 
 _ATTRIBUTE = "_stepwise_calls"
+# From Python 3.11 on; a quarter of the instructions of exc_info(), which makes a tuple.
+_handled = getattr(sys, "exception", None) or (lambda: sys.exc_info()[1])
 
 
 class Unwinding:
@@ -30,7 +32,7 @@ class Unwinding:
         self._run_id = run_id
         self.main = asyncio_state.who()
         # Exceptions that the caller was handling when it called the workflow do not count.
-        self._ambient = sys.exc_info()[1]
+        self._ambient = _handled()
         self._pending: dict[int, int] = {}  # number of a failed call -> flow it failed in
         self._cancelled: set[int] = set()  # the cancelled calls among them
         # flow -> calls made while handling, with the errors that were being handled
@@ -39,7 +41,7 @@ class Unwinding:
     def enter(self) -> None:
         """Mark this flow of control as the one that runs the workflow's code."""
         self.main = asyncio_state.who()
-        self._ambient = sys.exc_info()[1]
+        self._ambient = _handled()
 
     def failed(self, number: int, error: BaseException, *, pending: bool = True) -> None:
         """Note that a call failed with ``error``; ``pending`` while its outcome is unknown."""
@@ -66,13 +68,13 @@ class Unwinding:
 
     def handling(self) -> BaseException | None:
         """The exception being handled in this flow of control, if it arose in the workflow."""
-        error = sys.exc_info()[1]
+        error = _handled()
         return None if error is self._ambient else error
 
     @property
     def is_quiet(self) -> bool:
         """True if nothing is being handled here, and no earlier failure can turn out handled."""
-        return not self._pending and not self._made and sys.exc_info()[1] is self._ambient
+        return not self._pending and not self._made and _handled() is self._ambient
 
     def label(self) -> int | None:
         """Return the failure that a call made now belongs to; see ``Call.unwinding``."""
@@ -142,7 +144,7 @@ class Unwinding:
 
         With it, those during whose handling that one arose: the run may yet end with one of them.
         """
-        handling = sys.exc_info()[1]
+        handling = _handled()
         if handling is not None and handling is not self._ambient:
             errors = list(chain(handling, self._ambient))
             self._made.setdefault(asyncio_state.who(), []).append((number, errors))

@@ -177,7 +177,9 @@ def tasks_of(run: ActiveRun) -> list[Any]:
 
 def others_alive(run: ActiveRun) -> bool:
     """Return whether a task or thread other than the run's main one could make a call."""
-    return run.flows.others_working() or bool(run.flows.others()) or _others_in_tasks(run)
+    flows = run.flows
+    in_threads = not flows.are_none and (flows.others_working() or bool(flows.others()))
+    return in_threads or _others_in_tasks(run)
 
 
 def others_may_claim(run: ActiveRun) -> bool:

@@ -49,6 +49,7 @@ _FUNCTIONS = {
 }
 
 _MAIN = "__main__"
+_PLAIN = frozenset(COMMON)
 _NOTHING = object()
 
 
@@ -97,6 +98,8 @@ class Parameters:
             p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY
         ]
         self._names = {p.name for p in parameters}
+        passed_by_place = self._simple and len(self._positional) == len(self._names)
+        self._all_by_place = len(self._names) if passed_by_place else -1
         self._framed = {name: _digest.framed(name) for name in self._names}
         self._required = {p.name for p in parameters if p.default is p.empty}
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
@@ -122,6 +125,10 @@ class Parameters:
     def _left_out(self) -> set[str]:
         # Asked at the first call: configure(injected=...) may come after the import.
         return self._ignored | self._injected
+
+    @cached
+    def _counting(self) -> list[str]:
+        return sorted(self._names - self._left_out)
 
     @cached
     def _injected(self) -> set[str]:
@@ -158,8 +165,8 @@ class Parameters:
         Raises:
             TypeError: the call does not fit the signature.
         """
-        if self._simple and not kwargs and len(args) == len(self._positional) == len(self._names):
-            return dict(zip(self._positional, args, strict=True))
+        if len(args) == self._all_by_place and not kwargs:
+            return dict(zip(self._positional, args))  # noqa: B905 -- strict= takes half as long again
         if self._simple and len(args) <= len(self._positional):
             bound = dict(zip(self._positional, args, strict=False))
             bound.update(kwargs)
@@ -222,7 +229,7 @@ class Parameters:
         Raises:
             DigestError: an argument cannot be part of an identity; says which, and the way out.
         """
-        if self._key is None and self._plain and ATOMS.keys() >= set(map(type, bound.values())):
+        if self._key is None and self._plain and _PLAIN.issuperset(map(type, bound.values())):
             return self._identify(bound)  # there are no classes in it
         token = main_name.set(started_module() if one_module else _MAIN)
         try:
@@ -235,12 +242,12 @@ class Parameters:
             main_name.reset(token)
 
     def _identify(self, bound: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
-        left_out, defaults = self._left_out, self._defaults
+        defaults = self._defaults
         framed: list[bytes] = []
         parts: dict[str, str] = {}
         numbering = None
-        for name in sorted(bound):
-            if name in left_out:
+        for name in self._counting:
+            if name not in bound:
                 continue
             value = bound[name]
             if name in defaults and value is defaults[name]:
@@ -255,7 +262,7 @@ class Parameters:
             if name not in defaults or encoded != self._encoded_default(name):
                 framed += self._framed[name], LENGTH[len(encoded)], encoded  # no longer than that
         for name in defaults:
-            if name not in parts and name not in left_out:
+            if name not in parts and name not in self._left_out:
                 parts[name] = self._default_part(name)
         return _digest.combined(framed), parts
 

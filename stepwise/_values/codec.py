@@ -192,7 +192,7 @@ def encode_for_afar(values: tuple[Any, ...], what: str = "the value") -> Encoded
 
 def _encode(value: object) -> Encoded:
     try:
-        return Encoded(dump_plain(value))
+        return tuple.__new__(Encoded, (dump_plain(value), None))  # the constructor is Python's
     except MemoryError:
         raise
     except Exception:

@@ -105,10 +105,11 @@ class DictWatch:
 
     def holds(self) -> bool:
         """Return whether nothing has changed."""
-        if self._views is None and len(self) >= MANY:
-            self._views = self._new_views()
         if self._views is None:
-            return self._are_unchanged()
+            if len(self._told) + len(self._others) >= MANY:  # as __len__(), which takes a call
+                self._views = self._new_views()
+            if self._views is None:
+                return self._are_unchanged()
         # Read first: a change by another thread that is made meanwhile shows the next time.
         versions = b"".join(self._views)
         if versions == self._proved:
@@ -124,7 +125,7 @@ class DictWatch:
         known to be the same objects, so that no code of the user's is called.
         """
         return (
-            list(map(len, self._others)) == self._lengths
+            (not self._others or list(map(len, self._others)) == self._lengths)
             and self._shown.holds()
             and self._told == self._copies
             and (not self._others or same(_keys_of(self._others), self._keys))

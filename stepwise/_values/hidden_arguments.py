@@ -69,6 +69,8 @@ class Hiding:
 
     def shown(self, bound: Mapping[str, Any], secrets: Secrets) -> str:
         """Return the arguments of a call as text, without hidden values."""
+        if secrets.are_none and not self.hides:
+            return preview_arguments(bound)
         instead = self.instead if self.hides else None
         return preview_arguments(bound, instead=instead, mask=secrets.mask if secrets else None)
 

@@ -62,16 +62,21 @@ def _items(value: Any) -> Iterable[Any]:
 
 
 class Secrets:
-    """The secrets of a run and of its child runs, as far as they were passed yet."""
+    """The secrets of a run and of its child runs, as far as they were passed yet.
+
+    Attributes:
+        are_none: none was.
+    """
 
     def __init__(self) -> None:
+        self.are_none = True
         self._mutex = threading.Lock()
         self._texts: dict[str, str] = {}
         self._objects: dict[int, tuple[Any, str]] = {}
         self._pattern: re.Pattern[str] | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._objects)
+        return not self.are_none
 
     def add(self, secret: Mapping[str, Any]) -> None:
         """Know these values, by the names of their parameters."""
@@ -81,6 +86,7 @@ class Secrets:
                 if value is None or isinstance(value, bool) or known is not None:
                     continue
                 self._objects[id(value)] = value, name
+                self.are_none = False
                 for text in texts_in(value):
                     self._texts.setdefault(text, name)
             # The longest first: one may begin with another.

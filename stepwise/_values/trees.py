@@ -39,7 +39,6 @@ __all__ = [
 
 LARGE_LEAF = 512  # characters or bytes: a reference to it is a tenth of that
 _LEAVES = frozenset({str, bytes})
-_TEXT = frozenset({str})
 NUMBERS = frozenset({int, float, bool, type(None)})
 _ATOMS = _LEAVES | NUMBERS
 _NOTHING: frozenset[int] = frozenset()
@@ -158,7 +157,7 @@ SHRINKING = frozenset({type(iter([])), type(iter(bytearray())), _BACKWARDS})
 """Iterators over what can become shorter meanwhile."""
 
 
-def few(values: Iterable[Any], *, iterators: bool = True) -> bool:
+def few(values: Collection[Any], *, iterators: bool = True) -> bool:
     """Return whether these are few small objects of plain data, or iterators over such objects.
 
     Any pickler does for them, and none of it is worth a reference.
@@ -166,7 +165,7 @@ def few(values: Iterable[Any], *, iterators: bool = True) -> bool:
     Args:
         iterators: whether iterators may be among them.
     """
-    waiting: list[Collection[Any]] = [list(values)]
+    waiting: list[Collection[Any]] = [values]
     met: set[int] = set()
     size = 0
     left = _FEW
@@ -175,24 +174,18 @@ def few(values: Iterable[Any], *, iterators: bool = True) -> bool:
         left -= len(inside)
         if left < 0:
             return False
-        kinds = set(map(type, inside))
-        if kinds <= NUMBERS:
-            continue
-        if kinds == _TEXT:  # most are
-            size += sum(map(len, inside))
-        else:
-            for value in inside:
-                cls = type(value)
-                if cls in NUMBERS:
-                    continue
-                if cls in _LEAVES:
-                    size += len(value)
-                elif id(value) not in met:
-                    met.add(id(value))
-                    held = _held_by(value, cls, iterators=iterators)
-                    if held is None:
-                        return False
-                    waiting.append(held)
+        for value in inside:
+            cls = type(value)
+            if cls in NUMBERS:
+                continue
+            if cls in _LEAVES:
+                size += len(value)
+            elif id(value) not in met:
+                met.add(id(value))
+                held = _held_by(value, cls, iterators=iterators)
+                if held is None:
+                    return False
+                waiting.append(held)
         if size > _LITTLE:
             return False
     return True
@@ -262,8 +255,10 @@ class _Block:
     def holds(self) -> bool:
         """Return whether nothing has changed."""
         return (
-            [*map(len, self._sized.objects)] == self._lengths
-            and (not self._lengths or self._sized.holds())
+            (
+                not self._lengths
+                or ([*map(len, self._sized.objects)] == self._lengths and self._sized.holds())
+            )
             and (not self._instances.objects or self._instances.holds())
             and (not self._owners or same([*map(vars, self._owners)], self._attributes))
             and self._dicts.holds()
@@ -304,7 +299,7 @@ class Watch:
 
     def holds(self) -> bool:
         """Return whether nothing has changed."""
-        return self._open.holds() and all(each.holds() for each in self._full)
+        return self._open.holds() and (not self._full or all(each.holds() for each in self._full))
 
     @classmethod
     def over(cls, nodes: Collection[Any]) -> Watch:

@@ -390,7 +390,7 @@ class WorkflowFrame(Frame):
                 for name in values
                 if (name[0] != "@" or name in point.loops) and name not in again
             ]
-        kept = dict(zip(names, map(values.__getitem__, names), strict=True))
+        kept = {name: values[name] for name in names}
         for name in rewritten.made.keys() & kept.keys() if rewritten.made else ():
             anew = remade(name, type(kept[name]), kept, rewritten)
             # Where a global is another one later, an older checkpoint or the journal is needed.

@@ -43,7 +43,15 @@ class ModuleState:
         assigned: names of the globals that the function assigns.
     """
 
-    __slots__ = ("_active", "_assigned", "_cells", "_changed", "_namespace", "_watched")
+    __slots__ = (
+        "_active",
+        "_all_watched",
+        "_assigned",
+        "_cells",
+        "_changed",
+        "_namespace",
+        "_watched",
+    )
 
     def __init__(
         self, active: ActiveRun, function: types.FunctionType, assigned: Collection[str]
@@ -63,6 +71,9 @@ class ModuleState:
         contents.update((name, _content(value)) for name, (_, value) in self._cells.items())
         trees = {name: walk(c, most=_MOST) for name, c in contents.items() if c is not None}
         self._watched = {n: Watch.over(t.nodes) for n, t in trees.items() if t and t.nodes}
+        self._all_watched = Watch()
+        for watch in self._watched.values():
+            self._all_watched.extend(watch)
 
     def _key(self, name: str) -> tuple[str, str]:
         return str(self._namespace.get("__name__")), name
@@ -76,7 +87,9 @@ class ModuleState:
             return {}
         found = {name: self._value(name) for name in self._assigned}
         kept = {f"{_GLOBAL}{n}": value for n, value in found.items() if value is not _MISSING}
-        changed = [name for name, watch in self._watched.items() if not watch.holds()]
+        changed = []
+        if not self._all_watched.holds():
+            changed = [name for name, watch in self._watched.items() if not watch.holds()]
         changed += [name for name, held in self._cells.items() if _is_another(*held)]
         changed = sorted({*self._changed, *changed})
         return {**kept, _CHANGED: changed} if changed else kept

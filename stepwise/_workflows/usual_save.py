@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from stepwise._checkpoints.checkpoints import place_text, usual_text
+from stepwise._checkpoints.checkpoints import place_text, thousandths, usual_text
 from stepwise._checkpoints.variables import dump_apart, dump_few
 from stepwise._execution.other_tasks import others_alive
 from stepwise._runtime.events import heard
@@ -90,26 +90,22 @@ def save_usual(frame: Any, number: int, values: dict[str, Any]) -> bool:
     As ``WorkflowFrame._wants`` decides it.
     """
     here = frame.settled.get(number)
-    if (
-        here is None
-        or frame.shut
-        or frame.active.stopped is not None
-        or here.names != [*values]
-        or here.visited != len(frame.visited)
-        or not here.seen.still(values, frame.rewritten.function.__globals__)
-    ):
+    if here is None or frame.shut or frame.active.stopped is not None:
         return False
-    drawn = frame.drawn or here.drawn
-    if frame.wanted and (here.calls or not drawn):
-        if not (here.kept and _is_written(frame, here, values)):
+    seen, draws, calls, names, kept, visited, place, where = here  # faster than by their names
+    if names != [*values] or visited != len(frame.visited) or not seen.still(values):
+        return False
+    drawn = frame.drawn or draws
+    if frame.wanted and (calls or not drawn):
+        if not (kept and _is_written(frame, kept, place, where, values)):
             return False
     elif frame.wanted:  # the next point is soon enough
         frame.due = True
-    elif here.calls and not frame.drawn:
+    elif calls and not frame.drawn:
         frame.due = False
     else:
         return False
-    if here.calls:
+    if calls:
         frame.asked = number
     frame.guesses, frame.drawn = False, drawn
     frame.helped.clear()
@@ -118,13 +114,15 @@ def save_usual(frame: Any, number: int, values: dict[str, Any]) -> bool:
     return True
 
 
-def _is_written(frame: Any, here: SettledPoint, values: Mapping[str, Any]) -> bool:
+def _is_written(
+    frame: Any, names: list[str], place: str, where: str, values: Mapping[str, Any]
+) -> bool:
     active, references = frame.active, frame.references
     journal, progress, subjects = active.journal, active.progress, active.subjects
     if (
         frame.complaints.culprits
         or active.pool
-        or active.secrets
+        or not active.secrets.are_none
         or subjects.state
         or progress.usage
         or active.steering.told is not None
@@ -134,15 +132,14 @@ def _is_written(frame: Any, here: SettledPoint, values: Mapping[str, Any]) -> bo
     ):
         return False
     began = time.perf_counter()
-    kept = dict(zip(here.kept, map(values.__getitem__, here.kept), strict=True))
+    kept, whole = {name: values[name] for name in names}, references.are_none
     try:
-        dump = dump_few if references.are_none else dump_apart
-        payload = dump(kept, frame.around)
+        payload = (dump_few if whole else dump_apart)(kept, frame.around)
     except MemoryError:
         return False  # save says so, if it happens again
     if payload is None:
         return False
-    if references.are_none:
+    if whole:
         references.prepare_none()
     active.note_handled()
     ordinals, children = active.ordinals.kept()
@@ -153,20 +150,21 @@ def _is_written(frame: Any, here: SettledPoint, values: Mapping[str, Any]) -> bo
     with active.lock:
         step, at = progress.done, time.time()
         header = usual_text(
-            here.place,
+            place,
             step,
             journal.calls,
             ordinals,
             journal.position.kept(),
             at,
             subjects.last,
-            round(progress.seconds, 3),
+            thousandths(progress.seconds),
             needs.text(),
         )
     frame.guesses = False
     frame.checkpoints.write_usual(name, header, payload, needs, chunks)
-    references.stored(needs)
+    if not whole:
+        references.stored(needs)
     if heard():
-        active.tell("checkpoint_taken", detail=here.where, step=step)
+        active.tell("checkpoint_taken", detail=where, step=step)
     frame.note_taken(began, kept)
     return True

@@ -273,3 +273,11 @@ STATES = st.builds(
 def test_a_header_is_the_json_of_its_state(state):
     """The header of a checkpoint is what ``json`` makes of the state, to the byte."""
     assert checkpoints.header_text(state) == to_json(state._asdict())
+
+
+@given(st.one_of(st.floats(-1e11, 1e11), st.integers(-(10**13), 10**13).map(lambda n: n / 2000)))
+@example(0.0005)
+@example(-0.0004)
+def test_seconds_are_written_as_they_are_rounded(seconds):
+    """What formatting makes of seconds is the text of the rounded number, to the byte."""
+    assert checkpoints.thousandths(seconds) == repr(round(seconds, 3))
