@@ -99,8 +99,8 @@ class Flows:
 
     def __init__(self) -> None:
         self._mutex = threading.RLock()
-        # Number of a call being executed -> its flow.  Changed without the lock, twice a step: to
-        # look at all, it is copied.
+        # Number of a call being executed -> its flow.  Changed without the lock, twice a step; who
+        # looks at all of them takes a copy first.
         self._working: dict[int, int] = {}
         self._children: set[int] = set()  # those of them that are child runs
         self._workers: set[Worker] = set()
@@ -205,7 +205,7 @@ class Flows:
             waiting = {number for _, around, *_ in self._blocked.values() for number in around}
             return any(
                 flow != here and number not in waiting and (among is None or flow in among)
-                for number, flow in tuple(self._working.items())
+                for number, flow in self._working.copy().items()
             )
 
     def steps_in_flight(self) -> bool:
