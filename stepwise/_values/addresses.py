@@ -19,7 +19,7 @@ __all__ = ["MANY", "Versions", "same", "versions_of"]
 MANY = 32
 """Dicts; fewer are compared one by one."""
 
-_BUFFER = struct.Struct("PPnniiPPPPP")  # Py_buffer
+_BUFFER = struct.Struct("PPnniiPPPPP")  # Py_buffer, as the C API documents it
 _VERSION = 8  # bytes
 _FEW = 128  # objects that are compared one by one in less time than their addresses take to be read
 
@@ -53,14 +53,18 @@ class Versions:
     equal versions prove that it has the same keys in the same order with the same objects.
 
     Attributes:
-        read: returns the versions as they are now.
+        view: compares them, as they are then, with versions that were read.
     """
 
-    __slots__ = ("_dicts", "read")
+    __slots__ = ("_dicts", "view")
 
     def __init__(self, dicts: tuple[dict[Any, Any], ...], view: memoryview) -> None:
         self._dicts = dicts  # the view reads the memory of this tuple and of what it holds
-        self.read: Callable[[], bytes] = view.tobytes
+        self.view = view
+
+    def read(self, before: memoryview | bytes = b"") -> memoryview:
+        """Return the versions as they are now, behind those of other dicts."""
+        return memoryview(b"".join((before, self.view.tobytes()))).cast("Q")
 
 
 def versions_of(dicts: Collection[dict[Any, Any]]) -> Versions | None:
@@ -112,23 +116,24 @@ def _viewer_of_versions() -> Callable[[tuple[dict[Any, Any], ...]], memoryview] 
     view_of = prototype(("PyMemoryView_FromBuffer", ctypes.pythonapi))
     word = ctypes.sizeof(ctypes.c_ssize_t)
     place = object.__basicsize__ + word  # in a dict, behind the number of items
+    form = ctypes.create_string_buffer(b"Q")  # not copied: it lives as long as this function
 
     def view(dicts: tuple[dict[Any, Any], ...]) -> memoryview:
         count, pointers = len(dicts), id(dicts) + tuple.__basicsize__
         layout = (ctypes.c_ssize_t * 3)(count, word, place)  # it is copied
         shape = ctypes.addressof(layout)
-        strides, suboffsets = shape + word, shape + 2 * word
-        buffer = (pointers, 0, _VERSION * count, _VERSION, 1, 1, 0, shape, strides, suboffsets, 0)
-        found: memoryview = view_of(_BUFFER.pack(*buffer))
+        places = ctypes.addressof(form), shape, shape + word, shape + 2 * word
+        facts = pointers, 0, _VERSION * count, _VERSION, 1, 1, *places, 0
+        found: memoryview = view_of(_BUFFER.pack(*facts))
         return found
 
     probe, other = {"a": 1}, {"a": 1}
     both = probe, other
-    versions = view(both)
-    before = struct.unpack("2Q", versions.tobytes())
+    versions = Versions(both, view(both))
+    before = versions.read()
     probe["a"] = 2
-    between = struct.unpack("2Q", versions.tobytes())
+    between = versions.read()
     del probe["a"]
-    after = struct.unpack("2Q", versions.tobytes())
+    after = versions.read()
     moves = before[0] < before[1] == between[1] == after[1] < between[0] < after[0]
-    return view if moves else None
+    return view if moves and before != versions.view == after else None

@@ -88,7 +88,7 @@ class DictWatch:
         self._keys = _keys_of(self._others)
         self._values = _values_of(self._hidden)
         self._versions: Versions | None = None  # of all
-        self._proved: bytes | None = None  # the versions with which they were found unchanged
+        self._proved: memoryview | None = None  # the versions with which they were found unchanged
 
     def __len__(self) -> int:
         return len(self._dicts)
@@ -96,9 +96,9 @@ class DictWatch:
     def extend(self, other: DictWatch) -> None:
         """Add what another one holds."""
         if self._proved is not None:
-            versions = versions_of(other._dicts)
-            added = versions.read() if versions is not None else b""  # before a look: see holds()
-            self._proved = self._proved + added if other._are_unchanged() else None
+            added = versions_of(other._dicts)
+            proved = added.read(self._proved) if added is not None else None  # first: see holds()
+            self._proved = proved if other._are_unchanged() else None
         self._versions = None
         self._shown.extend(other._shown)
         for name in _EXTENDED:
@@ -110,10 +110,10 @@ class DictWatch:
             self._versions = versions_of(self._dicts)
         if self._versions is None:
             return self._are_unchanged()
+        if self._versions.view == self._proved:
+            return True
         # Read first: a change by another thread that is made meanwhile shows the next time.
         versions = self._versions.read()
-        if versions == self._proved:
-            return True
         unchanged = self._are_unchanged()
         self._proved = versions if unchanged else None
         return unchanged

@@ -255,11 +255,15 @@ def test_versions_are_those_of_their_dicts(looks, count):
     """Of any number of dicts, exactly those that were changed have another version."""
     dicts = [dict.fromkeys(range(n % 9)) for n in range(count)]
     versions = addresses.versions_of(dicts)
-    before = memoryview(versions.read()).cast("Q").tolist()
-    assert len(set(before)) == len(before) == count
+    before = versions.read()
+    assert len({*before}) == len(before) == count
+    assert versions.view == before
     for each in dicts[::3]:
         each["changed"] = True
-    after = memoryview(versions.read()).cast("Q").tolist()
+    after = versions.read()
+    assert after == versions.view
+    assert (before == versions.view) == (count == 0)
+    assert versions.read(before).tolist() == [*before, *after]
     assert [one != other for one, other in zip(before, after, strict=True)] == [
         n % 3 == 0 for n in range(count)
     ]
