@@ -10,9 +10,12 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
-from stepwise._values.addresses import MANY, same, views_of_versions
+from stepwise._values.addresses import MANY, Versions, same, versions_of
 
-__all__ = ["DictWatch", "ShownWatch"]
+__all__ = ["MARK", "DictWatch", "ShownWatch"]
+
+MARK = (object(),)
+"""Shows what nothing else does: between two containers, it tells what belongs to which."""
 
 _TEXT = frozenset({str})
 _ATOMS = frozenset({str, bytes, int, float, bool, type(None)})
@@ -60,6 +63,7 @@ class DictWatch:
 
     __slots__ = (
         "_copies",
+        "_dicts",
         "_hidden",
         "_keys",
         "_lengths",
@@ -68,10 +72,11 @@ class DictWatch:
         "_shown",
         "_told",
         "_values",
-        "_views",
+        "_versions",
     )
 
     def __init__(self, dicts: list[dict[Any, Any]]) -> None:
+        self._dicts = dicts
         self._hidden = [each for each in dicts if not _shows(each)]
         hidden = set(map(id, self._hidden))
         self._shown = ShownWatch([each for each in dicts if id(each) not in hidden])
@@ -82,38 +87,33 @@ class DictWatch:
         self._lengths = list(map(len, self._others))
         self._keys = _keys_of(self._others)
         self._values = _values_of(self._hidden)
-        self._views: list[Any] | None = None  # of the versions of all
-        self._proved: bytes | None = None  # the versions with which they were found unchanged
+        self._versions: Versions | None = None  # of all
+        self._proved: memoryview | None = None  # the versions with which they were found unchanged
 
     def __len__(self) -> int:
-        return len(self._told) + len(self._others)
+        return len(self._dicts)
 
     def extend(self, other: DictWatch) -> None:
         """Add what another one holds."""
-        if self._views is not None:
-            views = other._new_views() or []
-            versions = b"".join(views)  # read before they are looked at: see holds()
-            if self._proved is not None:
-                self._proved = self._proved + versions if other._are_unchanged() else None
-            self._views += views
+        if self._proved is not None:
+            added = versions_of(other._dicts)
+            proved = added.read(self._proved) if added is not None else None  # first: see holds()
+            self._proved = proved if other._are_unchanged() else None
+        self._versions = None
         self._shown.extend(other._shown)
         for name in _EXTENDED:
             getattr(self, name).extend(getattr(other, name))
 
-    def _new_views(self) -> list[Any] | None:
-        return views_of_versions([*self._told, *self._others])
-
     def holds(self) -> bool:
         """Return whether nothing has changed."""
-        if self._views is None:
-            if len(self._told) + len(self._others) >= MANY:  # as __len__(), which takes a call
-                self._views = self._new_views()
-            if self._views is None:
-                return self._are_unchanged()
-        # Read first: a change by another thread that is made meanwhile shows the next time.
-        versions = b"".join(self._views)
-        if versions == self._proved:
+        if self._versions is None and len(self._dicts) >= MANY:
+            self._versions = versions_of(self._dicts)
+        if self._versions is None:
+            return self._are_unchanged()
+        if self._versions.view == self._proved:
             return True
+        # Read first: a change by another thread that is made meanwhile shows the next time.
+        versions = self._versions.read()
         unchanged = self._are_unchanged()
         self._proved = versions if unchanged else None
         return unchanged
@@ -133,7 +133,7 @@ class DictWatch:
         )
 
 
-_EXTENDED = ("_copies", "_hidden", "_keys", "_lengths", "_others", "_told", "_values")
+_EXTENDED = ("_copies", "_dicts", "_hidden", "_keys", "_lengths", "_others", "_told", "_values")
 
 
 def _keys_of(dicts: Iterable[dict[Any, Any]]) -> list[Any]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.addresses import same
-from stepwise._values.dict_watch import DictWatch, ShownWatch
+from stepwise._values.dict_watch import MARK, DictWatch, ShownWatch
 from stepwise._values.instances import Kind, kind_of
 
 __all__ = [
@@ -227,7 +227,7 @@ def changes(node: Any) -> bool:
 class _Block:
     """A snapshot of some mutable objects: lengths, keys and the objects in each slot."""
 
-    __slots__ = ("_attributes", "_dicts", "_instances", "_lengths", "_owners", "_sized")
+    __slots__ = ("_attributes", "_dicts", "_instances", "_owners", "_sized")
 
     def __init__(self, nodes: Iterable[Any] = ()) -> None:
         mutable = [each for each in nodes if changes(each)]
@@ -239,13 +239,14 @@ class _Block:
         self._dicts = DictWatch([*dicts, *(vars(each) for each in owners)])
         self._instances = ShownWatch(instances)
         sized = [each for each in mutable if type(each) in _SIZED and type(each) is not dict]
-        self._sized = ShownWatch(sized)
-        self._lengths = [*map(len, sized)]
+        # What is shown of each ends at a mark, so none need be asked for its length.
+        self._sized = ShownWatch([part for each in sized for part in (each, MARK)])
 
     @property
     def full(self) -> bool:
         """True if there is no room for another one."""
-        return len(self._dicts) + len(self._lengths) + len(self._instances.objects) >= _BLOCK
+        others = len(self._sized.objects) // 2 + len(self._instances.objects)
+        return len(self._dicts) + others >= _BLOCK
 
     def extend(self, other: _Block) -> None:
         """Add what another one holds."""
@@ -255,18 +256,11 @@ class _Block:
     def holds(self) -> bool:
         """Return whether nothing has changed."""
         return (
-            (
-                not self._lengths
-                or ([*map(len, self._sized.objects)] == self._lengths and self._sized.holds())
-            )
+            (not self._sized.objects or self._sized.holds())
             and (not self._instances.objects or self._instances.holds())
             and (not self._owners or same([*map(vars, self._owners)], self._attributes))
             and self._dicts.holds()
         )
-
-    def spoil(self) -> None:
-        """Let it never hold."""
-        self._lengths.append(-1)
 
 
 class Watch:
@@ -315,8 +309,9 @@ class Watch:
     @classmethod
     def broken(cls) -> Watch:
         """One that never holds."""
-        watch = cls()
-        watch._open.spoil()
+        changed = [None]
+        watch = cls([changed])
+        changed.clear()
         return watch
 
 

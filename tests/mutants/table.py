@@ -169,6 +169,13 @@ _VALUES = [
         "test_variables.py::test_a_key_that_was_renamed",
     ),
     _mutant(
+        "items that move from one list to the next are not noticed",
+        "_values/trees.py",
+        "for part in (each, MARK)]",
+        "for part in (each,)]",
+        "test_watch.py::test_what_moves_between_containers_is_noticed",
+    ),
+    _mutant(
         "what a failing child did to the caller's list is lost under replay",
         "_calls/perform.py",
         "around=changed_by(watch, active.codec),",

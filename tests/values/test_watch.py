@@ -250,6 +250,29 @@ def conversation(count: int) -> list[dict[str, Any]]:
     sys.implementation.name != "cpython" or sys.version_info >= (3, 13),
     reason="dicts have no versions",
 )
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 1000])
+def test_versions_are_those_of_their_dicts(looks, count):
+    """Of any number of dicts, exactly those that were changed have another version."""
+    dicts = [dict.fromkeys(range(n % 9)) for n in range(count)]
+    versions = addresses.versions_of(dicts)
+    before = versions.read()
+    assert len({*before}) == len(before) == count
+    assert versions.view == before
+    for each in dicts[::3]:
+        each["changed"] = True
+    after = versions.read()
+    assert after == versions.view
+    assert (before == versions.view) == (count == 0)
+    assert versions.read(before).tolist() == [*before, *after]
+    assert [one != other for one, other in zip(before, after, strict=True)] == [
+        n % 3 == 0 for n in range(count)
+    ]
+
+
+@pytest.mark.skipif(
+    sys.implementation.name != "cpython" or sys.version_info >= (3, 13),
+    reason="dicts have no versions",
+)
 def test_dicts_of_the_same_versions_are_not_looked_at(looks):
     """Messages that grow are looked at once each: then their versions are the same."""
     watch = Watch(conversation(50))
