@@ -20,7 +20,7 @@ from stepwise._execution.location import Origin
 from stepwise._execution.outcomes import outcome
 from stepwise._execution.outside import warn_if_unseen
 from stepwise._execution.waits import waits
-from stepwise._journal.projection import RecordedCall, Status
+from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import WAITS, Call, Refused, Waiting
 from stepwise._matching.pool import Match
 from stepwise._matching.subjects import Identity
@@ -282,7 +282,7 @@ class _Pausing(Performance):
         scope, waiter = self.scope, self.performer
         active, recorded = scope.run, match.recorded[0] if match.recorded else None
         assert isinstance(waiter, Waiter)
-        if recorded is not None and recorded.status is Status.FAILED and not recorded.retry:
+        if recorded is not None and recorded.status == "failed" and not recorded.retry:
             # Its time was over; a crash came before the workflow could act on that.
             answer = yield from self.recalled(recorded)
             if answer is not None:

@@ -43,7 +43,7 @@ from stepwise._execution.outcomes import (
     outcome,
     settled,
 )
-from stepwise._journal.projection import RecordedCall, Status
+from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Call, Entry, Intent, Outcome
 from stepwise._journal.spending import Sums
 from stepwise._matching.callers import NOBODY, AnyCaller, Caller
@@ -351,7 +351,7 @@ class Performance(NamedTuple):
             if call.effect and not call.child:
                 from stepwise._calls.doubt import in_doubt
 
-                did = "returned" if recorded.status is Status.COMPLETED else "raised"
+                did = "returned" if recorded.status == "completed" else "raised"
                 why = f"{call.name} {did}, but {problem}"
                 raise active.stop(in_doubt(active, recorded, why)) from problem
             notice(f"run {active.run_id}: {call.name} runs again, since {problem}")
@@ -386,7 +386,7 @@ class Performance(NamedTuple):
         yield from record_intent(
             self.scope, call, self.performer.to_undo(self.bound, run.codec), ticket
         )
-        known = match.recorded and match.recorded[0].status is not Status.WAITING
+        known = match.recorded and match.recorded[0].status != "waiting"
         if known or call.child or not run.facts.restored:
             return None
         entry = Entry(0, Intent(call), b"")
@@ -394,7 +394,7 @@ class Performance(NamedTuple):
             f"run {run.run_id!r} was restored from a backup, so {call.name} may have "
             "happened after the backup was made"
         )
-        unknown = RecordedCall(call, Status.OPEN, entry, entry)
+        unknown = RecordedCall(call, "open", entry, entry)
         return (yield from self._decide(call, unknown, why))
 
     def _decide(self, call: Call, recorded: RecordedCall, why: str = "") -> _Settling:

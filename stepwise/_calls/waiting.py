@@ -7,17 +7,21 @@ with the end, and the ticket, that the wait began with.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING
 
 from stepwise._calls.driver import Result, Wait, Write, written
 from stepwise._execution.active_run import ActiveRun, Scope
 from stepwise._execution.suspension import seconds_to_suspension, suspend
-from stepwise._execution.waits import Closes, Parked
+from stepwise._execution.waits import Parked
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Call, RunWait, Waiting
 from stepwise._runtime import asyncio_state
 from stepwise._runtime.clock import End
 from stepwise._values.buffers import Data
 from stepwise.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from stepwise._execution.waits import Closes
 
 __all__ = ["Look", "check_may_wait", "waited"]
 

@@ -6,7 +6,7 @@ import copy
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stepwise._checkpoints.references import References
 from stepwise._values.data import parameter_types
@@ -22,14 +22,16 @@ COLLECTIONS = (*NATIVE, deque)
 """Given their contents back in place."""
 
 
-class HasSerials(Protocol):
-    """The subjects of a run; see ``subjects``."""
+if TYPE_CHECKING:
 
-    def serials(self, obj: object) -> tuple[int, ...]:
-        """The serial numbers of an object; none if it is not a subject."""
+    class HasSerials(Protocol):
+        """The subjects of a run; see ``subjects``."""
 
-    def adopt(self, restored: Iterable[tuple[tuple[int, ...], object]]) -> None:
-        """Register loaded objects with their serial numbers."""
+        def serials(self, obj: object) -> tuple[int, ...]:
+            """The serial numbers of an object; none if it is not a subject."""
+
+        def adopt(self, restored: Iterable[tuple[tuple[int, ...], object]]) -> None:
+            """Register loaded objects with their serial numbers."""
 
 
 class Surroundings:

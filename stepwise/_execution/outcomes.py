@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._checkpoints.variables import (
@@ -408,14 +408,16 @@ def encode_changed(
 # -- instances and captured variables ------------------------------------------------------------
 
 
-class HasSubjects(Protocol):
-    """A run in progress."""
+if TYPE_CHECKING:
 
-    subjects: Subjects
-    codec: Codec
+    class HasSubjects(Protocol):
+        """A run in progress."""
 
-    def is_first(self, about: str) -> bool:
-        """Return whether this is the first report of its kind in this run."""
+        subjects: Subjects
+        codec: Codec
+
+        def is_first(self, about: str) -> bool:
+            """Return whether this is the first report of its kind in this run."""
 
 
 class Did(NamedTuple):

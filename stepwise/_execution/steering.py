@@ -15,7 +15,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stepwise._execution.failures import Unwinding
-from stepwise._execution.waits import Closes, RunInbox, Waits
+from stepwise._execution.waits import RunInbox, Waits
 from stepwise._journal.records import Call, Cancelling, Record, RunFacts
 from stepwise._runtime import asyncio_state
 from stepwise._runtime.clock import End
@@ -24,6 +24,7 @@ from stepwise._values.buffers import Data
 from stepwise.errors import RunCancelled, RunStopped, RunTimeoutError
 
 if TYPE_CHECKING:
+    from stepwise._execution.waits import Closes
     from stepwise._journal.inbox import Message
 
 __all__ = ["ENDINGS", "Steering", "cancelled_error"]
@@ -33,24 +34,26 @@ ENDINGS = (RunCancelled, RunTimeoutError)
 _EVERY = 0.5  # seconds between two looks into the inbox, at least
 
 
-class Steered(Protocol):
-    """A run in progress."""
+if TYPE_CHECKING:
 
-    facts: RunFacts
-    inbox: RunInbox
-    waits: Waits
-    unwinding: Unwinding
-    task: Any
+    class Steered(Protocol):
+        """A run in progress."""
 
-    @property
-    def interrupted(self) -> bool:
-        """True if the caller of an asynchronous run was cancelled."""
+        facts: RunFacts
+        inbox: RunInbox
+        waits: Waits
+        unwinding: Unwinding
+        task: Any
 
-    def write(self, *items: tuple[Record, Data], head: RunFacts | None = None) -> list[int]:
-        """Append records."""
+        @property
+        def interrupted(self) -> bool:
+            """True if the caller of an asynchronous run was cancelled."""
 
-    def ring(self) -> None:
-        """Have the calls that wait look whether they still may."""
+        def write(self, *items: tuple[Record, Data], head: RunFacts | None = None) -> list[int]:
+            """Append records."""
+
+        def ring(self) -> None:
+            """Have the calls that wait look whether they still may."""
 
 
 class Steering:

@@ -6,13 +6,13 @@ a run that resumes need not read all of it.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from stepwise._journal.chain import inbox_name, is_begun
 from stepwise._journal.projection import met_messages
 from stepwise._journal.records import Entry, RunWait
 from stepwise._journal.seal import Seal
@@ -39,11 +39,13 @@ def waits(function: F) -> F:
     return function
 
 
-class Closes(Protocol):
-    """Something that is in progress until it is closed."""
+if TYPE_CHECKING:
 
-    def close(self) -> None:
-        """End it."""
+    class Closes(Protocol):
+        """Something that is in progress until it is closed."""
+
+        def close(self) -> None:
+            """End it."""
 
 
 class Taken:
@@ -102,6 +104,7 @@ class RunInbox:
 
     def __init__(self, store: Store, seal: Seal, run_id: str, taken: Taken) -> None:
         self._of = store, seal, run_id
+        self._opened: Inbox | None = None
         self._lock = threading.RLock()
         self.taken = taken
         self._fresh = False
@@ -116,24 +119,29 @@ class RunInbox:
         """Note that there may be new messages."""
         self._fresh = False
 
-    @functools.cached_property
-    def _inbox(self) -> Inbox:
-        from stepwise._journal.inbox import Inbox  # on use: most runs look into none
+    def _inbox(self) -> Inbox | None:
+        """Return the inbox; ``None`` as long as nobody has sent anything, as to most runs."""
+        if self._opened is None:
+            store, _, run_id = self._of
+            if is_begun(store, inbox_name(run_id)):
+                from stepwise._journal.inbox import Inbox  # on use: it is not small
 
-        return Inbox(*self._of)
+                self._opened = Inbox(*self._of)
+        return self._opened
 
     @property
     def messages(self) -> list[Message]:
         """Return all messages, in the order in which they came."""
         with self._lock:
             self._look()
-            return list(self._inbox.messages)
+            return list(self._opened.messages) if self._opened is not None else []
 
     @property
     def seen(self) -> int:
         """Return the number of the last message that was looked at; 0 if there was none."""
         with self._lock:
-            return self._inbox.messages[-1].number if self._inbox.messages else 0
+            messages = self._opened.messages if self._opened is not None else []
+            return messages[-1].number if messages else 0
 
     def signals(self, name: str) -> list[Message]:
         """Return the signals of a name that were not taken, in the order in which they came."""
@@ -194,13 +202,16 @@ class RunInbox:
         if self._fresh:
             return
         self._fresh = True  # a ring while it is being read has it read again
-        before = self._inbox.messages
         try:
-            self._inbox.look()
+            inbox = self._inbox()
+            if inbox is None:
+                return
+            before = inbox.messages
+            inbox.look()
         except BaseException:
             self._fresh = False
             raise
-        messages = self._inbox.messages
+        messages = inbox.messages
         if messages is not before:  # it was put back from a backup
             self._waiting.clear()
             self._answers.clear()

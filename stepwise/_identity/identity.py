@@ -369,7 +369,7 @@ def _signature(function: Callable[..., Any], what: str) -> inspect.Signature:
 
 def label_of(function: Callable[..., Any]) -> str:
     """The short name of a function: its qualified name without the functions around it."""
-    return re.sub(r".*<locals>\.", "", function.__qualname__)
+    return function.__qualname__.rpartition("<locals>.")[2]
 
 
 def derived_id(name: str, label: str, *digests: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from operator import is_
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stepwise._identity.clients import fields_of
 from stepwise._identity.deltas import copied
@@ -67,11 +67,13 @@ class HeldPart:
         return self.fixed or (self.watch is not None and self.watch.holds())
 
 
-class Holds(Protocol):
-    """Checks whether a value has changed."""
+if TYPE_CHECKING:
 
-    def holds(self) -> bool:
-        """Return whether nothing has changed."""
+    class Holds(Protocol):
+        """Checks whether a value has changed."""
+
+        def holds(self) -> bool:
+            """Return whether nothing has changed."""
 
 
 class Sight:

@@ -23,6 +23,7 @@ from stepwise.errors import ConfigurationError
 from stepwise.stores import Store
 
 __all__ = [
+    "INBOX",
     "Lost",
     "Mark",
     "Position",
@@ -30,7 +31,9 @@ __all__ = [
     "foreign",
     "holds",
     "identity",
+    "inbox_name",
     "is_another_history",
+    "is_begun",
     "is_of_file",
     "mark",
     "marker",
@@ -43,6 +46,9 @@ __all__ = [
     "read_start",
     "verified",
 ]
+
+INBOX = "inbox:"
+"""The beginning of the names of inboxes in a store, with which no run id begins."""
 
 _MARK = struct.Struct("<QQ8s")
 _SIZE = _MARK.size + 16
@@ -208,6 +214,16 @@ def read_end(store: Store, seal: Seal, facts: RunFacts) -> Entry | None:
 def identity(run_id: str, number: int) -> str:
     """Return the name under which a record is sealed."""
     return f"record/{number}/{run_id}"
+
+
+def inbox_name(run_id: str) -> str:
+    """Return the name of a run's inbox in its store."""
+    return f"{INBOX}{run_id}"
+
+
+def is_begun(store: Store, name: str) -> bool:
+    """Return whether anything was ever written to an inbox or a log, be it damaged or lost."""
+    return bool(store.marks(name)) or next(store.read(name), None) is not None
 
 
 def _knows(store: Store, seal: Seal, run_id: str) -> bool:

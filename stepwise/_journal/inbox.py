@@ -12,7 +12,7 @@ import os
 import time
 from typing import Any, Literal
 
-from stepwise._journal.chain import Mark, Position
+from stepwise._journal.chain import Mark, Position, inbox_name, is_begun
 from stepwise._journal.log import LogEnd, SealedLog
 from stepwise._journal.seal import Seal
 from stepwise._runtime.facts import NamedTuple
@@ -20,11 +20,9 @@ from stepwise._runtime.messages import shell_word
 from stepwise.errors import CorruptStoreError, RunBusyError
 from stepwise.stores import Store
 
-__all__ = ["PREFIX", "Inbox", "Message", "MessageKind", "inbox_name", "this_person"]
+__all__ = ["Inbox", "Message", "MessageKind", "this_person"]
 
 MessageKind = Literal["signal", "answer", "cancel", "given up"]
-PREFIX = "inbox:"
-"""The beginning of the names of inboxes in a store, with which no run id begins."""
 
 
 class Message(NamedTuple):
@@ -58,11 +56,6 @@ class Message(NamedTuple):
     def load(self) -> Any:
         """Return the value of a signal, as plain data."""
         return json.loads(self.value)
-
-
-def inbox_name(run_id: str) -> str:
-    """Return the name of a run's inbox in its store."""
-    return f"{PREFIX}{run_id}"
 
 
 def this_person() -> str:
@@ -239,8 +232,7 @@ class Inbox:
 
     def delete(self) -> None:
         """Delete the inbox with all that is in it, if there is anything."""
-        store, name = self._log.store, self._log.name
-        if store.marks(name) or next(store.read(name), None) is not None:
+        if is_begun(self._log.store, self._log.name):
             with self._log.owned() as epoch:
                 self._log.delete(epoch)
 

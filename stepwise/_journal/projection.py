@@ -6,9 +6,8 @@ call or a run asks one of these projections, which take the records one by one, 
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from stepwise._journal.records import (
     ANNOUNCES,
@@ -43,7 +42,6 @@ __all__ = [
     "Projection",
     "RecordedCall",
     "Ruling",
-    "Status",
     "announcements",
     "call_key",
     "effects_seen",
@@ -96,13 +94,16 @@ class Projection:
 # -- calls ---------------------------------------------------------------------------------------
 
 
-class Status(enum.Enum):
-    OPEN = "started, and nothing else is known"
-    COMPLETED = "returned a value"
-    FAILED = "raised"
-    CANCELLED = "was cancelled"
-    FREE = "did not happen, as a person settled"
-    WAITING = "waits for a time, a signal or a person; nothing has happened"
+Status = Literal["open", "completed", "failed", "cancelled", "free", "waiting"]
+"""What became of a call.
+
+    open       started, and nothing else is known
+    completed  returned a value
+    failed     raised
+    cancelled  was cancelled
+    free       did not happen, as a person settled
+    waiting    waits for a time, a signal or a person; nothing has happened
+"""
 
 
 class RecordedCall:
@@ -145,21 +146,21 @@ class RecordedCall:
         """True if the recorded outcome answers a call."""
         if self.undoing:
             return False
-        if self.status in (Status.FAILED, Status.CANCELLED):
+        if self.status in ("failed", "cancelled"):
             return self.handled and not self.retry
-        return self.status is Status.COMPLETED
+        return self.status == "completed"
 
     @property
     def cancelled(self) -> bool:
         """True if the call ended by cancellation."""
-        return self.status is Status.CANCELLED
+        return self.status == "cancelled"
 
     @property
     def happened(self) -> bool | None:
         """Whether what the call does was done; ``None`` if that is not known."""
         outcome = self.outcome
-        if self.status in (Status.COMPLETED, Status.FREE, Status.WAITING):
-            return self.status is Status.COMPLETED
+        if self.status in ("completed", "free", "waiting"):
+            return self.status == "completed"
         return False if outcome is not None and outcome.clean else None
 
     @property
@@ -181,7 +182,7 @@ class RecordedCall:
     def wait(self) -> Waiting | None:
         """Return what the call waits for, while nothing else became of it."""
         record = self.origin.record
-        if self.status is Status.WAITING and isinstance(record, Waiting):
+        if self.status == "waiting" and isinstance(record, Waiting):
             return record
         return None
 
@@ -239,18 +240,18 @@ class Calls(Projection):
         return [each for each in self if each.in_doubt]
 
     def on_intent(self, entry: Entry, record: Intent) -> None:
-        self._add(record.call, Status.OPEN, entry)
+        self._add(record.call, "open", entry)
 
     def on_waiting(self, entry: Entry, record: Waiting) -> None:
-        self._add(record.call, Status.WAITING, entry)
+        self._add(record.call, "waiting", entry)
 
     def on_answered(self, entry: Entry, record: Answered) -> None:
         call = self.known.get(record.number)
-        if call is not None and call.status is Status.WAITING:
+        if call is not None and call.status == "waiting":
             call.entry = entry
 
     def on_outcome(self, entry: Entry, record: Outcome) -> None:
-        self._add(record.call, _STATUS[record.status], entry)
+        self._add(record.call, record.status, entry)
         if record.state:
             self.changing.append(record)
 
@@ -269,7 +270,7 @@ class Calls(Projection):
         if before is None:
             return
         if not before.undoing:
-            status = Status.COMPLETED if record.landed else Status.FREE
+            status: Status = "completed" if record.landed else "free"
             self.known[record.number] = RecordedCall(
                 before.call, status, entry, before.origin, spent=before.spent
             )
@@ -322,9 +323,6 @@ class Calls(Projection):
 
     def _those(self, numbers: Iterable[int]) -> list[RecordedCall]:
         return [self.known[number] for number in numbers if number in self.known]
-
-
-_STATUS = {each.name.lower(): each for each in Status}
 
 
 class Places(Projection):

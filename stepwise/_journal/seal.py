@@ -60,7 +60,7 @@ _READABLE = (1, FORMAT)  # 1: the facts of a record have names
 _MAGIC = b"SW"
 _FRONT = struct.Struct("<2sBBI8s16s")
 _BACK = struct.Struct("<I")
-_HEX = re.compile("[0-9a-fA-F]{64}")  # a line of a key file
+_HEX = "[0-9a-fA-F]{64}"  # a line of a key file
 _MAC_AT = _FRONT.size
 _BACK_AT = _MAC_AT + 32
 _ENCRYPTED, _DIGESTED = 1, 2
@@ -304,7 +304,7 @@ def load_seal() -> Seal:
     if text:
         parts = [part.strip() for part in text.split(",")]
         # A key file's text is a key like any other, and verifies what the file's key has signed.
-        of_a_file = [bytes.fromhex(part) for part in parts if _HEX.fullmatch(part)]
+        of_a_file = [bytes.fromhex(part) for part in parts if re.fullmatch(_HEX, part)]
         return Seal((*map(_from_text, parts), *of_a_file), settings.encrypt())
     path = os.path.join(settings.home(), "key")
     try:

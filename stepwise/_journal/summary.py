@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepwise._journal.chain import Lost, Position, holds, read, read_entries, read_one, read_start
 from stepwise._journal.journal import Journal
-from stepwise._journal.projection import Calls, Flags, Projection, RecordedCall, Status
+from stepwise._journal.projection import Calls, Flags, Projection, RecordedCall
 from stepwise._journal.records import (
     Call,
     Entry,
@@ -195,7 +195,7 @@ class Summary(Projection):
         self.unclear = [
             [each.origin.number, each.entry.number, *each.flags]
             for each in effects
-            if each.call.effect and not each.call.child and each.status is not Status.COMPLETED
+            if each.call.effect and not each.call.child and each.status != "completed"
         ]
 
     def is_small(self) -> bool:

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import compress
 from operator import is_not
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._identity.deltas import MISSING, Delta, applied, copied, delta
@@ -196,18 +196,20 @@ class SubjectChanges(NamedTuple):
     state: tuple[str, ...]
 
 
-class HasParameters(Protocol):
-    """The callee: a step, or a workflow as a child."""
+if TYPE_CHECKING:
 
-    name: str
+    class HasParameters(Protocol):
+        """The callee: a step, or a workflow as a child."""
 
-    @property
-    def function(self) -> Callable[..., Any]:
-        """The plain function."""
+        name: str
 
-    @property
-    def parameters(self) -> Any:
-        """Its parameters."""
+        @property
+        def function(self) -> Callable[..., Any]:
+            """The plain function."""
+
+        @property
+        def parameters(self) -> Any:
+            """Its parameters."""
 
 
 class _Left(NamedTuple):

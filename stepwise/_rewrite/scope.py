@@ -58,24 +58,28 @@ def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def placed(nodes: Sequence[ast.stmt], like: ast.AST) -> list[ast.stmt]:
-    """Give new nodes the place of an old one; nodes of the user keep their own."""
+    """Give new statements the place of an old node; see ``complete`` for what is in them."""
     for node in nodes:
-        for each in walk(node):
-            if "lineno" in each._attributes and not hasattr(each, "lineno"):
-                each.lineno = each.end_lineno = like.lineno  # type: ignore[attr-defined]
-                each.col_offset = each.end_col_offset = like.col_offset  # type: ignore[attr-defined]
+        if not hasattr(node, "lineno"):  # nodes of the user keep their own
+            _put(node, like)
     return list(nodes)
 
 
 def complete(root: ast.AST) -> None:
-    """Give each node without a place that of the node around it: ``ast.fix_missing_locations``."""
-    start = ast.Pass(lineno=1, col_offset=0, end_lineno=1, end_col_offset=0)
+    """Give each node without a place that of the statement around it."""
+    start = ast.Pass(lineno=1, col_offset=0)
     todo: list[tuple[Any, ast.AST]] = [(root, start)]
     for node, around in todo:
-        inside = around
-        if "lineno" in node._attributes:
-            inside = node if hasattr(node, "lineno") else ast.copy_location(node, around)
+        if "lineno" in node._attributes and not hasattr(node, "lineno"):
+            _put(node, around)
+        inside = node if isinstance(node, ast.stmt) else around
         todo += [(each, inside) for each in children(node)]
+
+
+def _put(node: Any, like: Any) -> None:
+    """Place a node where another one begins."""
+    node.lineno = node.end_lineno = like.lineno
+    node.col_offset = node.end_col_offset = like.col_offset
 
 
 def hoist(node: FunctionNode) -> list[ast.stmt]:

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from typing import Literal
 
 from stepwise._execution.active_run import current_scope
+from stepwise._journal.chain import inbox_name, is_begun
 from stepwise._journal.heads import check_key, children_of
-from stepwise._journal.inbox import Inbox, inbox_name
+from stepwise._journal.inbox import Inbox
 from stepwise._journal.journal import facts_of, seal_for
 from stepwise._journal.lease import Lease, describe_owner
 from stepwise._journal.log import LOG_KINDS, LogIndex, LogKind
@@ -199,7 +200,7 @@ class Copier:
         ahead = run.compare().ahead
         name = inbox_name(run_id)
         inbox = None
-        if next(self.source.read(name), None) is not None or self.source.marks(name):
+        if is_begun(self.source, name):
             self._check_inbox(run_id)
             inbox = self._transfer(name, inbox=True)
             inbox.compare()

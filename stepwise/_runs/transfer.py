@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 
 from stepwise._checkpoints.checkpoints import PREFIX
 from stepwise._journal.chain import (
+    INBOX,
     Lost,
     Mark,
     Position,
@@ -29,7 +30,6 @@ from stepwise._journal.chain import (
     verified,
 )
 from stepwise._journal.heads import open_head
-from stepwise._journal.inbox import PREFIX as INBOX
 from stepwise._journal.journal import COPYING, Journal
 from stepwise._journal.log import START, start_of_log
 from stepwise._journal.projection import given_up

@@ -7,7 +7,6 @@ repeat what it did not get recorded, so it stops.
 from __future__ import annotations
 
 import errno
-import resource
 
 from stepwise.errors import StoreError
 
@@ -31,6 +30,8 @@ def way_out(code: int | None) -> str:
 
 def largest_file() -> int | None:
     """Return how many bytes a file may have (``ulimit -f``); ``None`` for any number."""
+    import resource  # on use: a shared library
+
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     return None if limit == resource.RLIM_INFINITY else limit
 

@@ -21,7 +21,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stepwise._runtime.forks import process_lock
 
@@ -66,14 +66,16 @@ def _pools() -> list[Any]:
     return [ThreadPoolExecutor]
 
 
-class Told(Protocol):
-    """The listener for threads and jobs that carry the context."""
+if TYPE_CHECKING:
 
-    def enter(self) -> None:
-        """Called in the thread when the thread or job starts."""
+    class Told(Protocol):
+        """The listener for threads and jobs that carry the context."""
 
-    def leave(self) -> None:
-        """Called when the thread or job has ended, or will never begin; may be called again."""
+        def enter(self) -> None:
+            """Called in the thread when the thread or job starts."""
+
+        def leave(self) -> None:
+            """Called when the thread or job has ended, or will never begin; may be called again."""
 
 
 class Carrier:

@@ -48,7 +48,7 @@ from stepwise._values.digest_atoms import (
     string,
 )
 from stepwise._values.list_digest import LONG, SHORT, digest_grown, note
-from stepwise._values.message_fields import EACH, FieldKind, Numbering, Rule, rules_of
+from stepwise._values.message_fields import EACH, Numbering, Rule, rules_of
 from stepwise._values.moments import has_volatile_form
 from stepwise.errors import DigestError
 
@@ -362,7 +362,7 @@ class Encoder:
                 if rule is None:
                     form = atoms.get(type(held), self.encode)
                     parts += name_of(name), form(held)
-                elif rule is not FieldKind.VOLATILE:
+                elif rule != "volatile":
                     parts += name_of(name), self.ruled(held, rule)
             except UndigestibleError as error:
                 error.path.append(f".{name}")
@@ -371,15 +371,15 @@ class Encoder:
 
     def ruled(self, value: Any, rule: Rule) -> bytes:
         """A value of which some parts do not count, or by the order of their appearance."""
-        if isinstance(rule, FieldKind):
-            refers = rule is FieldKind.REFERENCE and class_name(type(value)) in _REFERENCES
+        if isinstance(rule, str):
+            refers = rule == "reference" and class_name(type(value)) in _REFERENCES
             numbering = self.numbering if refers else None
             return numbering.of(value) if numbering is not None else self.encode(value)
         if type(value) is list and EACH in rule:
             return join(b"l", [self.ruled(each, rule[EACH]) for each in value])
         if type(value) is not dict:
             return self.encode(value)
-        kept = {key: item for key, item in value.items() if rule.get(key) is not FieldKind.VOLATILE}
+        kept = {key: item for key, item in value.items() if rule.get(key) != "volatile"}
         apart = {key: kept.pop(key) for key in sorted(rule) if key in kept}
         pairs = [(string(key), self.ruled(item, rule[key])) for key, item in apart.items()]
         return join(b"d", [part for pair in sorted([*pairs, *self.pairs(kept)]) for part in pair])

@@ -11,26 +11,20 @@ a field that another version does not have does nothing.
 
 from __future__ import annotations
 
-import enum
 import functools
 from collections.abc import Iterable
-from typing import Any, Union
+from typing import Any, Literal, Union, get_args
 
 from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
 
-__all__ = ["EACH", "FieldKind", "Numbering", "Rule", "rules_of"]
+__all__ = ["EACH", "Numbering", "Rule", "rules_of"]
 
 EACH = "[]"
 
 
-class FieldKind(enum.Enum):
-    """The way in which a field counts."""
-
-    VOLATILE = "not at all"
-    REFERENCE = "by the order in which it first appears"
-    PLAIN = "as it is"
-
+FieldKind = Literal["volatile", "reference", "plain"]
+"""The way in which a field counts: not at all, by the order of first appearance, or as it is."""
 
 Rule = Union[FieldKind, "dict[str, Rule]"]
 """How a value counts, or how its parts do: by field or key, ``[]`` for each item."""
@@ -131,7 +125,7 @@ def _rules(cls: type, given: settings.Fields) -> dict[str, Rule] | None:
             volatile=given.volatile.get(name, known.volatile),
             references=given.references.get(name, known.references),
         )
-        for mark, paths in zip(FieldKind, fields, strict=True):
+        for mark, paths in zip(get_args(FieldKind), fields, strict=True):
             for path in paths:
                 _add(rules, path.replace(EACH, f".{EACH}").split("."), mark)
     return rules or None

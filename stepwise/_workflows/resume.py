@@ -9,7 +9,7 @@ from stepwise._checkpoints.checkpoints import Checkpoints, Loaded, State
 from stepwise._checkpoints.variables import load_values
 from stepwise._execution.active_run import ActiveRun
 from stepwise._journal.journal import Position
-from stepwise._journal.projection import Status, is_only_submitted, last_end, start_of
+from stepwise._journal.projection import is_only_submitted, last_end, start_of
 from stepwise._journal.records import Entry
 from stepwise._rewrite import following_line, pending, prefix_fingerprint
 from stepwise._runtime.messages import count, notice, shell_word
@@ -200,10 +200,10 @@ class WorkflowRun(OpenedRun):
             return ": its side effects were undone"
         if active.journal.lost or active.journal.tail:  # another notice reports the loss
             return ""
-        if any(each.status is Status.WAITING for each in active.pool.all):
+        if any(each.status == "waiting" for each in active.pool.all):
             return ", where it waits"
         if active.facts.status == "failed" or any(
-            each.status is not Status.OPEN for each in active.pool.all
+            each.status != "open" for each in active.pool.all
         ):
             return ": none of its steps had been done"
         return ": it was stopped before its first step ended"

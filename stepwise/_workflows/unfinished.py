@@ -16,7 +16,7 @@ from stepwise._execution.registry import known_workflow
 from stepwise._journal.heads import is_ready, open_head
 from stepwise._journal.inbox import Inbox
 from stepwise._journal.journal import Position, facts_of, read_entries, seal_for
-from stepwise._journal.projection import Calls, Status, is_only_submitted
+from stepwise._journal.projection import Calls, is_only_submitted
 from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import course_of
@@ -148,11 +148,11 @@ def deaths_of(run: UnfinishedRun, code: str = "") -> Deaths:
     stuck, waits = course.stuck + course.open, False
     if stuck > 1:  # its child runs may have got on
         calls = [*Calls(read_entries(store, seal, facts.run_id, Position(facts.pruned, None)))]
-        children = [each.call.child for each in calls if each.status is Status.OPEN]
+        children = [each.call.child for each in calls if each.status == "open"]
         known = [facts_of(store, seal, child) for child in children if child]
         theirs = [deaths_of(run._replace(facts=each)) for each in known if each is not None]
         stuck = min([stuck, *(each.stuck for each in theirs)])
-        waits = any(each.status is Status.WAITING for each in calls)
+        waits = any(each.status == "waiting" for each in calls)
         waits = waits or any(each.waits for each in theirs)
     return Deaths(course.deaths + course.open, stuck, course.at, waits)
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterable
 
@@ -108,8 +107,13 @@ def _checked(store: Store) -> Store:
 
 
 def _split(text: str) -> tuple[str, str]:
-    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(?://)?(.*)", text, re.DOTALL)
-    scheme, rest = match.groups() if match else ("disk", text)
+    scheme, colon, rest = text.partition(":")
+    # Without a regular expression, which would be compiled at every start.
+    named = scheme.replace("+", "").replace(".", "").replace("-", "").isalnum()
+    if colon and len(scheme) > 1 and scheme[0].isalpha() and named and scheme.isascii():
+        rest = rest.removeprefix("//")
+    else:  # a path; one letter is a drive
+        scheme, rest = "disk", text
     if scheme in (_POSTGRES, "postgres"):
         return _POSTGRES, f"//{rest}"
     if scheme not in ("memory", "disk", "sqlite"):

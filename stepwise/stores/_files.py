@@ -97,7 +97,9 @@ def _network_kind(path: str) -> str | None:
     real = os.path.realpath(path)
     best, kind = "", ""
     for escaped, name in mounts:
-        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), escaped)
+        point = escaped
+        if "\\" in escaped:
+            point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), escaped)
         inside = real == point or real.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(best):
             best, kind = point, name
@@ -259,7 +261,7 @@ def damaged(path: str, what: str) -> CorruptStoreError:
 # that somebody changed leads to no other file.
 
 IN_FILES = 1 << 20  # bytes; from here on a flushed file is faster than a row (measured)
-_NAME = re.compile(r"[0-9a-f]{2}/[0-9a-f]{2}/[0-9a-f]{28}\.val")
+_NAME = r"[0-9a-f]{2}/[0-9a-f]{2}/[0-9a-f]{28}\.val"
 
 
 class Values:
@@ -317,4 +319,4 @@ class Values:
 
 
 def _is_ours(name: object) -> bool:
-    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+    return isinstance(name, str) and re.fullmatch(_NAME, name) is not None

@@ -352,29 +352,32 @@ def _decode(data: bytes, at: int, seed: int) -> tuple[LoggedBatch, int] | None:
 
 
 def _take_apart(body: bytes) -> LoggedBatch:
-    number, flushed, epoch, generation, length, *counts = _CHECKED.unpack_from(body)
-    at = _CHECKED.size
-
-    def take(size: int) -> bytes:
-        nonlocal at
-        at += size
-        if at > len(body):
-            raise ValueError(size)
-        return body[at - size : at]
-
-    def text(size: int) -> str:
-        return take(size).decode("utf-8", "surrogatepass")
-
-    run_id, records, put = text(length), [], {}
-    for _ in range(counts[0]):
-        record, size = _RECORD.unpack(take(_RECORD.size))
-        records.append((record, take(size)))
-    for _ in range(counts[1]):
-        length, size = _OBJECT.unpack(take(_OBJECT.size))
-        name = text(length)
-        put[name] = take(size)
-    delete = tuple(text(*_NAME.unpack(take(_NAME.size))) for _ in range(counts[2]))
-    batch = Batch(tuple(records), put, delete)
+    number, flushed, epoch, generation, size, of, also, less = _CHECKED.unpack_from(body)
+    start = _CHECKED.size
+    at = start + size
+    run_id = body[start:at].decode("utf-8", "surrogatepass")
+    records: list[tuple[int, Data]] = []
+    put: dict[str, Data] = {}
+    delete: list[str] = []
+    for _ in range(of):
+        record, size = _RECORD.unpack_from(body, at)
+        start = at + _RECORD.size
+        at = start + size
+        records.append((record, body[start:at]))
+    for _ in range(also):
+        length, size = _OBJECT.unpack_from(body, at)
+        start = at + _OBJECT.size
+        middle = start + length
+        at = middle + size
+        put[body[start:middle].decode("utf-8", "surrogatepass")] = body[middle:at]
+    for _ in range(less):
+        (size,) = _NAME.unpack_from(body, at)
+        start = at + _NAME.size
+        at = start + size
+        delete.append(body[start:at].decode("utf-8", "surrogatepass"))
+    if at > len(body):  # the last slices were short
+        raise ValueError(at)
+    batch = Batch(tuple(records), put, tuple(delete))
     return LoggedBatch(number, flushed, run_id, epoch, generation, batch)
 
 

@@ -13,7 +13,8 @@ from store_tools import KINDS
 from stepwise import ConfigurationError, CorruptStoreError
 from stepwise._journal import bell, seal
 from stepwise._journal.bell import Bell
-from stepwise._journal.inbox import Inbox, inbox_name, this_person
+from stepwise._journal.chain import inbox_name
+from stepwise._journal.inbox import Inbox, this_person
 from stepwise._runtime import messages
 from stepwise.stores import open_store
 

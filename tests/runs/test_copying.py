@@ -27,7 +27,8 @@ from stepwise import (
     workflow,
 )
 from stepwise._checkpoints import checkpoints
-from stepwise._journal.inbox import Inbox, inbox_name
+from stepwise._journal.chain import inbox_name
+from stepwise._journal.inbox import Inbox
 from stepwise._journal.journal import COPYING, seal_for
 from stepwise._journal.log import SESSIONS, LogEnd, LogIndex, SealedLog
 from stepwise._runs import transfer

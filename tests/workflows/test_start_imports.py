@@ -40,8 +40,7 @@ OURS = {
     ),
     "_identity": "call_parts captures clients deltas holders identity module_names parts sights",
     "_journal": (
-        "chain counters header_text heads inbox journal lease log projection records seal "
-        "spending summary"
+        "chain counters header_text heads journal lease projection records seal spending summary"
     ),
     "_matching": "callers pool subjects",
     "_rewrite": "ahead build frame made points scope source transform",
