@@ -102,8 +102,10 @@ class Ordinals:
         No branch of a graph is alive where one is taken.
         """
         with self._lock:
-            calls = {counted: n for counted, n in self._calls.items() if "\n" not in counted}
-            return calls, [[*key, n] for key, n in self._children.items()]
+            calls, children = self._calls.copy(), self._children.copy()
+        if "\n" in "".join(calls):
+            calls = {counted: n for counted, n in calls.items() if "\n" not in counted}
+        return calls, [[*key, n] for key, n in children.items()] if children else []
 
 
 def counted_as(name: str, branch: str) -> str:

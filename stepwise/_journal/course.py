@@ -144,14 +144,15 @@ class Course(Projection):
     def note_outcome(self, call: Call, record: Outcome) -> None:
         """Note the end of a step, after which a stop, if there was one, is over or not."""
         at = record.at
-        if record.status == "completed" and not (call.scope or call.is_wait):
-            self.taken += max(0.0, at - call.at)
+        if record.status == "completed" and not (call.scope or call.is_wait) and at > call.at:
+            self.taken += at - call.at
         if record.spent:
             self._note_spent(record)
         if not self.forked or at > self.born:  # its own; this is asked for every step
             self.executed += 1
             self.stuck = 0
-        self.at = max(self.at, at)
+        if at > self.at:  # noqa: PLR1730 -- max() takes ten times as long
+            self.at = at
 
     def _note_spent(self, record: Outcome) -> None:
         number, spent = str(record.call.number), record.spent

@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 _EMPTY = '""'
+_last: tuple[Call | None, str] = (None, "")  # an announced call, and its text
 
 
 def record_text(record: Record) -> str:
@@ -57,6 +58,17 @@ def _outcome_text(record: Outcome) -> str:
 
 
 def _call_text(call: Call) -> str:
+    """Return the text of a call; a side effect's outcome has the same as its intent before."""
+    global _last  # noqa: PLW0603
+    last, text = _last
+    if last is not call:
+        text = _made_call_text(call)
+        if call.effect:
+            _last = call, text
+    return text
+
+
+def _made_call_text(call: Call) -> str:
     (
         number, name, module, digest, ordinal, scope, unwinding, place, site, arguments,
         effect, key, child, began, branch, serial, parts, instead,

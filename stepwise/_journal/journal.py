@@ -214,8 +214,8 @@ class Journal:
         except MemoryError as error:
             raise stopped("a record was sealed", error, path=self.store.url) from None
         self.store.write(*self._ready(sealed, at, durable, head))
-        self._at, self._known = at, True
-        return [number for number, _ in sealed]
+        before, self._at, self._known = self._at, at, True
+        return list(range(before.last + 1, at.last + 1))
 
     def write(self, shares: list[Records]) -> None:
         """Write the shares of several callers in one transaction, in their order."""
@@ -279,7 +279,7 @@ class Journal:
             number += 1
             name, header = identity(self.run_id, number), record_text(record)
             data, link = self.seal.close(name, header, payload, link or NO_LINK, effects)
-            effects += isinstance(record, ANNOUNCES)
+            effects += type(record) in ANNOUNCES
             sums = sums_after(sums, record)
             sealed.append((number, data))
         # The constructor is a Python function.

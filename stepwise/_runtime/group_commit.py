@@ -28,7 +28,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from stepwise._runtime.interrupts import Uninterrupted
 from stepwise.errors import RunStopped, StoreError
@@ -66,7 +66,6 @@ class Share:
 
 
 ShareT = TypeVar("ShareT", bound=Share)
-P = ParamSpec("P")
 WriteAll = Callable[[Sequence[Any]], Sequence[BaseException | None]]
 T = TypeVar("T")
 _NOBODY, _ELSEWHERE = 0, -1  # never identifiers of threads
@@ -112,18 +111,18 @@ class Group(Generic[ShareT]):
         self._leader = _NOBODY  # the thread
         self._writer: _StoreWriter | None = None
 
-    def alone(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def alone(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function while nobody else writes."""
         with self._lock:
             if self._writing:
                 raise self.refused()
             try:
                 self._writing = True
-                return function(*args, **kwargs)
+                return function(*args)
             finally:
                 self._writing = False
 
-    def at_once(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    def at_once(self, function: Callable[..., T], *args: Any) -> T | None:
         """Call a function without a share if nobody writes or waits; ``None`` otherwise.
 
         Who comes meanwhile leads, and waits for the lock with all who come after it.
@@ -135,7 +134,7 @@ class Group(Generic[ShareT]):
         with self._lock:
             try:
                 self._writing = True
-                return function(*args, **kwargs)
+                return function(*args)
             finally:
                 self._writing = False
 

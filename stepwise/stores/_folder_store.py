@@ -238,11 +238,13 @@ class FolderStore(abc.ABC):
     def _log(self, wanted: Wanted) -> bool:
         """Write a batch into the log; return false if it does not go there."""
         run_id, epoch, batch = wanted
-        _, _, _, _, _, mark, durable = batch  # at once: an attribute takes longer
+        _, _, _, prune, head, mark, durable = batch  # at once: an attribute takes longer
+        if prune or head is not None:
+            return False
         log = self._logs.own
         try:
             with log.mutex:
-                held = self._fits(wanted)
+                held = self._logs_run(run_id, epoch, durable)
                 most = LARGEST_BATCH
                 if held is None or not log.add(run_id, epoch, held.generation, batch, most):
                     return False
@@ -288,8 +290,7 @@ class FolderStore(abc.ABC):
         in_rows: list[Wanted] = []
         in_log: list[Wanted] = []
         for each in wanted:  # asked once: a release, or a log that fails, changes the answer
-            fits = self._fits(each) is not None and weight(each[2]) <= LARGEST_BATCH
-            (in_log if fits else in_rows).append(each)
+            (in_log if self._fits(each) else in_rows).append(each)
         if in_rows:
             self._write_rows(self._opened(), in_rows)
         if in_log:
@@ -301,14 +302,22 @@ class FolderStore(abc.ABC):
             if batch.mark:
                 self._marks.mark(hashed(run_id), batch.mark)
 
-    def _fits(self, wanted: Wanted) -> HeldRun | None:
-        """Return the run of a batch if this goes into the log, unless it is too large.
+    def _fits(self, wanted: Wanted) -> bool:
+        """Return whether a batch goes into the log."""
+        run_id, epoch, batch = wanted
+        return (
+            batch.head is None
+            and not batch.prune
+            and self._logs_run(run_id, epoch, batch.durable) is not None
+            and weight(batch) <= LARGEST_BATCH
+        )
+
+    def _logs_run(self, run_id: str, epoch: int, durable: bool) -> HeldRun | None:
+        """Return a run if its small batches go into the log.
 
         A durable one does not, as long as a power cut could undo the commit that gave the run its
         epoch and generation.
         """
-        run_id, epoch, batch = wanted
-        _, _, _, prune, head, _, durable = batch
         held, log = self._held.get(run_id), self._logs.own
         if (
             held is None
@@ -316,8 +325,6 @@ class FolderStore(abc.ABC):
             or held.log is not log
             or log.failed
             or (durable and held.commit > self._flushed)
-            or head is not None
-            or prune
         ):
             return None
         return held
