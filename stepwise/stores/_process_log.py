@@ -47,9 +47,6 @@ __all__ = ["LARGEST_BATCH", "LogReader", "LogTakenError", "ProcessLog", "Tail", 
 LARGEST_BATCH = 1 << 17  # bytes; a larger batch is not worth writing twice
 _LARGEST_LOG = 1 << 20  # bytes, after which the database takes it in
 _FIRST_SIZE = 1 << 14  # bytes that are zeroed at first; then as many again
-# Not more at once: Linux keeps what one call wrote together in memory, and each later write of a
-# few bytes, and its flush, then pays for all of it (256 KB at once: 20 us a step).
-_ZEROS = memoryview(bytes(_FIRST_SIZE))
 _MAGIC = b"\xf5swl"
 _FRONT = struct.Struct("<4sII")
 _CHECKED = struct.Struct("<QQQQIIII")
@@ -243,10 +240,9 @@ class ProcessLog:
         """Have zeros where the next frame comes to lie."""
         self._size = max(self._size, self._at)
         while end > self._size:
-            doubled = self._size + max(_FIRST_SIZE, self._size)
-            while self._size < doubled:
-                self._write(_ZEROS, self._size)
-                self._size += _FIRST_SIZE
+            more = max(_FIRST_SIZE, self._size)
+            self._write(memoryview(bytes(more)), self._size)
+            self._size += more
 
     def _write(self, data: memoryview, at: int) -> None:
         while data:  # a limit, or a full disk, says so at the next call
