@@ -411,7 +411,7 @@ def step_of(function: object) -> Step | None:
 
 def steps_around(function: object) -> list[Step]:
     """Return the steps whose body is this plain function."""
-    live = [reference() for each in list(_siblings.values()) for reference in tuple(each)]
+    live = [reference() for each in list(_siblings.values()) for reference in [*each]]
     return [each for each in live if each is not None and each.function is function]
 
 

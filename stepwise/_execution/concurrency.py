@@ -99,9 +99,7 @@ class Flows:
 
     def __init__(self) -> None:
         self._mutex = threading.RLock()
-        # Number of a call being executed -> its flow.  Changed without the lock, twice a step; who
-        # looks at all of them takes a copy first.
-        self._working: dict[int, int] = {}
+        self._working: dict[int, int] = {}  # number of a call being executed -> its flow
         self._children: set[int] = set()  # those of them that are child runs
         self._workers: set[Worker] = set()
         self.tasks: set[asyncio_state.TaskReference] = set()
@@ -124,10 +122,11 @@ class Flows:
 
     def begin(self, number: int, *, child: bool = False) -> None:
         """The body of a call is executed in this flow, until it ends; ``child`` for a child run."""
-        if child:
-            with self._mutex:
+        flow = asyncio_state.who()
+        with self._mutex:
+            self._working[number] = flow
+            if child:
                 self._children.add(number)
-        self._working[number] = asyncio_state.who()
         self.moved_at = monotonic()
         if self.worked is not None:
             self.worked()
@@ -148,10 +147,9 @@ class Flows:
 
     def done(self, number: int) -> None:
         """Note that the body of a call is no longer executed."""
-        self._working.pop(number, None)
-        if number in self._children:
-            with self._mutex:
-                self._children.discard(number)
+        with self._mutex:
+            self._working.pop(number, None)
+            self._children.discard(number)
         if self.worked is not None:
             self.worked()
         self.moved_at = monotonic()  # as moved() does it
@@ -205,13 +203,13 @@ class Flows:
             waiting = {number for _, around, *_ in self._blocked.values() for number in around}
             return any(
                 flow != here and number not in waiting and (among is None or flow in among)
-                for number, flow in self._working.copy().items()
+                for number, flow in self._working.items()
             )
 
     def steps_in_flight(self) -> bool:
         """Return whether a body is being executed that is no child run."""
         with self._mutex:
-            return not self._children.issuperset(tuple(self._working))
+            return not self._children.issuperset(self._working)
 
     def others_than(self, flows: Container[int]) -> bool:
         """Return whether a thread or job other than these flows may make calls."""

@@ -98,8 +98,6 @@ class Parameters:
             p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY
         ]
         self._names = {p.name for p in parameters}
-        passed_by_place = self._simple and len(self._positional) == len(self._names)
-        self._all_by_place = len(self._names) if passed_by_place else -1
         self._framed = {name: _digest.framed(name) for name in self._names}
         self._required = {p.name for p in parameters if p.default is p.empty}
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
@@ -125,6 +123,13 @@ class Parameters:
     def _left_out(self) -> set[str]:
         # Asked at the first call: configure(injected=...) may come after the import.
         return self._ignored | self._injected
+
+    # Computed on use, not in __init__: a step that was pickled by value has what that made then.
+
+    @cached
+    def _all_by_place(self) -> int:
+        by_place = self._simple and len(self._positional) == len(self._names)
+        return len(self._names) if by_place else -1
 
     @cached
     def _counting(self) -> list[str]:

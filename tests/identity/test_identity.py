@@ -831,3 +831,25 @@ def test_idempotency_keys():
         ),
     ]
     assert len({one, *(idempotency_key(*other) for other in others)}) == len(others) + 1
+
+
+MADE_AT_ONCE = {
+    *("what", "hiding", "instance_ignored", "_function", "_signature", "_called", "_simple"),
+    *("_positional", "_names", "_framed", "_required", "_defaults", "_plain", "_ignored", "_key"),
+    "_encoded_defaults",
+}
+
+
+def test_a_pickle_of_before_holds_enough():
+    """Parameters need no more of a pickle than those had that runs of before hold by value."""
+
+    def function(first, second=2):
+        """Has parameters."""
+
+    new = Parameters(function, what="step 'function'")
+    old = object.__new__(Parameters)
+    vars(old).update({name: each for name, each in vars(new).items() if name in MADE_AT_ONCE})
+    for arguments in [(1,), {}], [(1, 3), {}], [(), {"first": 1}]:
+        bound = old.bind(*arguments)
+        assert bound == new.bind(*arguments)
+        assert old.identify(bound, arguments) == new.identify(bound, arguments)
