@@ -77,14 +77,15 @@ def test_a_ring_calls_the_watches_of_its_run(store, watcher, monkeypatch):
         other.wait(1)
         settled.wait(1)
         for _ in range(2):  # behind these, no watch is called since it is new
+            before = settled.count
             Bell(store, SEAL).ring("settled")
-            settled.wait(settled.count + 1)
-        before = mine.count, other.count
+            settled.wait(before + 1)
+        mine_before, other_before = mine.count, other.count
         Bell(store, SEAL).ring("mine")
-        mine.wait(before[0] + 2)
-        assert other.count == before[1]
+        mine.wait(mine_before + 2)
+        assert other.count == other_before
         Bell(store, SEAL).ring("other")
-        other.wait(before[1] + 1)
+        other.wait(other_before + 1)
         thread = watcher._thread
     assert ended(thread)
 

@@ -207,9 +207,11 @@ def tell_end():
         time.sleep(0.01)
     print("the interpreter ends", flush=True)
 
-handle = agent.start()
-if len(sys.argv) > 1:
+waits = len(sys.argv) > 1
+if waits:
     threading.Thread(target=tell_end, daemon=True).start()
+handle = agent.start()
+if waits:
     print("result", handle.result(), flush=True)
 """
 
@@ -230,8 +232,8 @@ def test_ctrl_c_at_the_program(start):
     script = start(SCRIPT, "wait")
     assert script.hear() == "works a"
     script.process.send_signal(signal.SIGINT)
-    while script.hear() != "the interpreter ends":  # before, the next step would begin
-        pass
+    while (line := script.hear()) != "the interpreter ends":  # before, the next step would begin
+        assert line or script.process.poll() is None
     script.tell()
     script.process.wait()
     (run,) = stepwise.runs()
