@@ -95,7 +95,7 @@ class Projection:
 
 
 Status = Literal["open", "completed", "failed", "cancelled", "free", "waiting"]
-"""What became of a call.
+"""The state of a call.
 
     open       started, and nothing else is known
     completed  returned a value

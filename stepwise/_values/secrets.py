@@ -65,7 +65,7 @@ class Secrets:
     """The secrets of a run and of its child runs, as far as they were passed yet.
 
     Attributes:
-        are_none: none was.
+        are_none: no secret was passed; asked several times a step, where ``bool()`` is a call.
     """
 
     def __init__(self) -> None:
