@@ -68,6 +68,7 @@ The rooms of the house, each importing only from those above it::
     _rewrite       functions that can be entered in the middle: syntax tree in, function out
     stores         public: where runs are kept: memory, disk, sqlite, postgres
     _identity      what tells calls and runs apart: arguments, attributes, captured variables
+    _changes       what a call changes in what it was given: found, described, put back
     _journal       what is recorded: sealed, chained, append-only; one owner for each run
     _checkpoints   positions with local variables, to bytes and back
     _matching      which recorded call answers which call

@@ -29,21 +29,21 @@ from stepwise._calls.terms import (
 from stepwise._calls.waiting import check_may_wait, waited
 from stepwise._execution.active_run import ActiveRun, Scope
 from stepwise._execution.location import Origin
-from stepwise._execution.outcomes import ArgumentWatch, settled
+from stepwise._execution.outcomes import settled
 from stepwise._identity.parts import shown_part
 from stepwise._journal.inbox import Message
 from stepwise._journal.journal import Position, read_entries
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.questions import Asked, Questions
 from stepwise._journal.records import Answered, Call, Waiting
+from stepwise._matching.held import Watched
 from stepwise._matching.pool import Match, Verdict
 from stepwise._matching.rulings import differing
 from stepwise._runtime import clock
 from stepwise._runtime.facts import NamedTuple
-from stepwise._runtime.messages import notice, reports, warn
+from stepwise._runtime.messages import notice, reports
 from stepwise.errors import (
     ApprovalDenied,
-    ArgumentMutatedWarning,
     ConfigurationError,
     OutsideRunError,
     UnreadableValueError,
@@ -90,7 +90,6 @@ class ApprovedCall(Performance):
                     permission,
                     None,
                     clean=True,
-                    around=None,
                     helper=origin.helper,
                 )
                 return permission
@@ -112,9 +111,16 @@ class ApprovedCall(Performance):
                 made.landed(call)
         return answer
 
-    def watch(self) -> ArgumentWatch:
-        """Return a watch that notices changed copies, of which the caller sees nothing."""
-        return _CopiesWatch(self.scope.run, self._tool, self.bound)
+    def watched(self) -> Watched:
+        """Return the arguments, which are copies: the caller sees nothing of a change."""
+        return (
+            super()
+            .watched()
+            ._replace(
+                unrecorded="which is a copy: a tool with approve= gets the arguments that were "
+                "recorded with its question"
+            )
+        )
 
     @property
     def _tool(self) -> Asks:
@@ -229,30 +235,6 @@ class ApprovedCall(Performance):
 
     def _load(self, active: ActiveRun, asked: Asked) -> dict[str, Any]:
         return load_arguments(active.codec, self._tool, asked.payload, asked.waiting.form)
-
-
-class _CopiesWatch(ArgumentWatch):
-    """Warns of changed arguments, which are copies."""
-
-    def __init__(self, active: ActiveRun, tool: Asks, bound: Mapping[str, Any]) -> None:
-        super().__init__(tool.hiding.stored(bound), tool.function)
-        self._active, self._tool = active, tool
-
-    def changed(self) -> list[str]:
-        for name in super().changed():
-            _warn_changed(self._active, self._tool, name)
-        return []
-
-
-@reports
-def _warn_changed(active: ActiveRun, tool: Asks, name: str) -> None:
-    what = f"{tool.name!r} changed its argument {name!r}"
-    if active.is_first(what):
-        warn(
-            f"{what}, which is a copy: a tool with approve= gets the arguments that were recorded "
-            "with its question. Return the change instead",
-            ArgumentMutatedWarning,
-        )
 
 
 def new_ticket() -> str:

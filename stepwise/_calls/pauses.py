@@ -323,9 +323,7 @@ class _Pausing(Performance):
                 if message is not None:
                     active.inbox.recorded(message)
                 return result
-        yield from record_failure(
-            scope, inner, result, None, clean=True, around=None, helper=origin.helper
-        )
+        yield from record_failure(scope, inner, result, None, clean=True, helper=origin.helper)
         return result
 
 

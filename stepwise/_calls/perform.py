@@ -31,22 +31,16 @@ from stepwise._calls.recording import (
     record_settled,
 )
 from stepwise._execution.active_run import ActiveRun, OpenStream, Scope
+from stepwise._execution.call_changes import Recorded, recordable, tell_untold
 from stepwise._execution.draining import let_go
 from stepwise._execution.location import Origin
 from stepwise._execution.other_tasks import others_alive, others_may_claim
-from stepwise._execution.outcomes import (
-    ShownValue,
-    Watches,
-    changed_by,
-    did_to_subject,
-    load_outcome,
-    outcome,
-    settled,
-)
+from stepwise._execution.outcomes import ShownValue, load_outcome, outcome, settled
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Call, Entry, Intent, Outcome
 from stepwise._journal.spending import Sums
 from stepwise._matching.callers import NOBODY, AnyCaller, Caller
+from stepwise._matching.held import NOTHING_WATCHED, Watched
 from stepwise._matching.pool import FRESH, Match, Verdict
 from stepwise._matching.subjects import Identity
 from stepwise._runtime import asyncio_state
@@ -59,7 +53,6 @@ from stepwise._values.buffers import Data
 from stepwise._values.codec import Codec, Encoded
 from stepwise._values.hidden_arguments import Hiding
 from stepwise.errors import (
-    ArgumentMutatedWarning,
     ArgumentsChangedWarning,
     NotRecordableError,
     RunStopped,
@@ -114,9 +107,9 @@ class Performer:
     keeps_failures = True
     by_turn = False
 
-    def watch(self, bound: Mapping[str, Any]) -> Watches:
-        """Return the watch that notices when the call changes its arguments."""
-        raise NotImplementedError
+    def watched(self, bound: Mapping[str, Any]) -> Watched:
+        """Return the arguments that the body of a call may change."""
+        return NOTHING_WATCHED
 
     def body(self, call: Call) -> Callable[..., Any]:
         """Return the function to execute for a call."""
@@ -164,9 +157,9 @@ class Performance(NamedTuple):
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = _NOTHING
 
-    def watch(self) -> Watches:
-        """Return the watch that notices when the call changes its arguments."""
-        return self.performer.watch(self.bound)
+    def watched(self) -> Watched:
+        """Return the arguments that the body of the call may change."""
+        return self.performer.watched(self.bound)
 
     def core(self) -> Core:
         """Answer the call from the journal, or execute it and record its outcome."""
@@ -211,16 +204,17 @@ class Performance(NamedTuple):
         doing = f"a call of {performer.name!r} was looked up or recorded"
         return self.scope.run.stop(stopped(doing, error, then if performer.effect else ""))
 
-    def after_body(self, call: Call, origin: Origin, watch: Watches, inner: Scope) -> Core:
+    def after_body(self, call: Call, origin: Origin, inner: Scope) -> Core:
         """Continue a call whose body was executed by ``plain``, and whose ending is not plain.
 
         The first operation is that attempt; its result is sent, not made.
         """
         try:
-            return (yield from self._execute(call, origin, watch, inner))
+            return (yield from self._execute(call, origin, inner))
         except MemoryError as error:
             raise self.out_of_memory(error) from error
         finally:
+            self.scope.run.subjects.end(self.identity)
             self.scope.run.flows.done(call.number)
             self.landed(call)
 
@@ -273,7 +267,9 @@ class Performance(NamedTuple):
         active.tell("step_started", call, lost=active.lost(next(iter(match.recorded), None)))
         active.flows.begin(call.number, child=bool(call.child))
         try:
-            return (yield from self._execute(call, origin, self.watch()))
+            active.subjects.watch(self.identity, self.watched(), self.scope.around)
+            self.identity.began(call.number)
+            return (yield from self._execute(call, origin))
         finally:
             active.flows.done(call.number)
 
@@ -339,13 +335,12 @@ class Performance(NamedTuple):
         if again.value:
             return None
         active, call, outcome = scope.run, recorded.call, recorded.outcome
-        around = None
+        given = None
         if outcome is not None and outcome.changed:
-            given = performer.watch(self.bound).around
-            around = active.subjects.around(self.identity, call, given, outcome.changed)
+            given = active.subjects.given(self.identity, call.number, self.watched())
         try:
-            value, error, deltas = load_outcome(
-                active.codec, recorded.entry, around, performer.returns
+            value, error, put_back = load_outcome(
+                active.codec, recorded.entry, given, performer.returns
             )
         except UnreadableValueError as problem:
             if call.effect and not call.child:
@@ -357,7 +352,9 @@ class Performance(NamedTuple):
             notice(f"run {active.run_id}: {call.name} runs again, since {problem}")
             return None
         performer.answered(call)
-        active.subjects.apply(self.identity, call, deltas)
+        if put_back is not None and given is not None:
+            put_back(call.name, active.is_first)
+            active.subjects.repeated(call.number, given)
         if error is not None:
             error = again.error or error
             active.unwinding.failed(call.number, error, pending=False)
@@ -447,11 +444,9 @@ class Performance(NamedTuple):
 
     # -- executing it ----------------------------------------------------------------------------
 
-    def _execute(
-        self, call: Call, origin: Origin, watch: Watches, inner: Scope | None = None
-    ) -> Core:
+    def _execute(self, call: Call, origin: Origin, inner: Scope | None = None) -> Core:
         # The scope is that of the first attempt, if ``plain`` makes it.
-        performer, scope, identity, _, args, kwargs = self
+        performer, scope, _, _, args, kwargs = self
         active, around, helper = scope.run, (*scope.around, call.number), origin.helper
         function = performer.body(call)
         attempts: Attempts | None = None  # until one has failed
@@ -465,7 +460,7 @@ class Performance(NamedTuple):
             if result.error is None:
                 looked = active.look(scope, result.value)
                 try:
-                    record = self._completed(call, watch, result.value, inner)
+                    record = self._completed(call, result.value, inner)
                 except NotRecordableError as error:
                     if call.child:  # its own journal can produce the result again
                         return result
@@ -491,15 +486,13 @@ class Performance(NamedTuple):
                     _tell_failure(active, call, result.error)
                     active.account.cut_off |= not isinstance(result.error, (Exception, RunStopped))
                 elif delay is None:
-                    did = did_to_subject(active, call, identity)
                     child = performer.child_spent(call) if call.child else None
                     yield from record_failure(
                         scope,
                         inner,
                         result,
-                        did,
+                        self._changes(call),
                         clean=clean,
-                        around=changed_by(watch, active.codec),
                         helper=helper,
                         child=child,
                     )
@@ -518,17 +511,12 @@ class Performance(NamedTuple):
         if thread is not None:
             in_flight[call.number] = thread
 
-    def _completed(
-        self, call: Call, watch: Watches, value: object, inner: Scope
-    ) -> tuple[Outcome, Data]:
+    def _completed(self, call: Call, value: object, inner: Scope) -> tuple[Outcome, Data]:
         """Build the record of a call that returned.
 
         Raises:
             NotRecordableError: the value cannot be.
         """
-        around = changed_by(watch, inner.run.codec)
-        if around is not None and not call.child:
-            _warn_mutated(inner.run, call, watch.changed())
         return outcome(
             inner.run.codec,
             call,
@@ -536,11 +524,26 @@ class Performance(NamedTuple):
             value,
             inner=inner.inner,
             attempts=inner.attempt,
-            around=around,
-            did=did_to_subject(inner.run, call, self.identity),
+            changes=self._changes(call),
             kind=self.performer.returns,
             shown=self.performer.shown_value(value),
         )
+
+    def _changes(self, call: Call) -> Recorded | None:
+        """Return what the call changed in what it was given, as far as it can be recorded.
+
+        What cannot be put back when the call is answered is warned about now, not on resume.
+        """
+        active = self.scope.run
+        found = active.subjects.changes(self.identity)
+        if found is None:
+            return None
+        if call.child:  # the child's own journal records its changes
+            return Recorded([], found.state, None)
+        recorded, untold = recordable(active.codec, found)
+        if untold:
+            tell_untold(call.name, untold, active.is_first)
+        return recorded
 
 
 def land(active: ActiveRun, number: int) -> None:
@@ -560,18 +563,6 @@ def _warn_changed(call: Call, recorded: RecordedCall) -> None:
     from stepwise._calls.doubt import changed_text  # on use
 
     warn(changed_text(call, recorded), ArgumentsChangedWarning)
-
-
-@reports
-def _warn_mutated(active: ActiveRun, call: Call, changed: list[str]) -> None:
-    what = f"{call.name!r} changed its argument {', '.join(map(repr, changed))}"
-    if active.is_first(what):
-        warn(
-            f"{what}. The new contents are recorded with the result, and restored when the call is "
-            "answered from the journal. Return the change instead, which costs less and is visible "
-            "where it happens",
-            ArgumentMutatedWarning,
-        )
 
 
 @reports

@@ -26,7 +26,6 @@ from stepwise._calls.perform import Performance, land
 from stepwise._execution.active_run import ActiveRun, Scope, branches, scope_variable
 from stepwise._execution.location import Origin
 from stepwise._execution.other_tasks import many
-from stepwise._execution.outcomes import Watches
 from stepwise._identity.identity import idempotency_key
 from stepwise._identity.parts import FUNCTION
 from stepwise._journal.counters import apart, counted_as
@@ -58,8 +57,9 @@ def call(
         return None
     made, _, inner, bound = begun
     goes_on = False
+    identity: Identity | None = None
     try:
-        watch = _take_off(step, scope.run, made, bound)
+        identity = _take_off(step, scope, made, bound)
         token = scope_variable.set(inner)
         try:
             result = Result(step.function(*args, **kwargs))
@@ -69,16 +69,18 @@ def call(
             scope_variable.reset(token)
         kind = type(result.value)
         is_value = kind in _UNCHANGING or not hasattr(kind, "__await__")
-        if is_value and _is_recorded(step, scope, begun, watch, result):
+        if is_value and _is_recorded(step, scope, begun, identity, result):
             return result
         goes_on = True
     except MemoryError as error:  # ours: an error of the body is in its result
-        raise _rest(step, scope, begun, args, kwargs).out_of_memory(error) from error
+        raise _rest(step, scope, begun, args, kwargs, identity).out_of_memory(error) from error
     finally:
         if not goes_on:  # else that is done when the call has ended
+            if identity is not None:
+                scope.run.subjects.end(identity)
             scope.run.flows.done(made.number)
             land(scope.run, made.number)
-    return drive_on(_after_body(step, scope, begun, args, kwargs, watch), result)
+    return drive_on(_after_body(step, scope, begun, args, kwargs, identity), result)
 
 
 async def acall(
@@ -101,8 +103,9 @@ async def acall(
         return None
     made, _, inner, bound = begun
     goes_on = False
+    identity: Identity | None = None
     try:
-        watch = _take_off(step, scope.run, made, bound)
+        identity = _take_off(step, scope, made, bound)
         token = scope_variable.set(inner)
         try:
             result = Result(await step.function(*args, **kwargs))
@@ -110,18 +113,20 @@ async def acall(
             result = Result(error=error)
         finally:
             scope_variable.reset(token)
-        if not many(scope.run) and _is_recorded(step, scope, begun, watch, result):
+        if not many(scope.run) and _is_recorded(step, scope, begun, identity, result):
             return result
         goes_on = True
     except MemoryError as error:
-        raise _rest(step, scope, begun, args, kwargs).out_of_memory(error) from error
+        raise _rest(step, scope, begun, args, kwargs, identity).out_of_memory(error) from error
     finally:
         if not goes_on:
+            if identity is not None:
+                scope.run.subjects.end(identity)
             scope.run.flows.done(made.number)
             land(scope.run, made.number)
     from stepwise._calls.async_driver import aresume  # a synchronous program does not load asyncio
 
-    core = _after_body(step, scope, begun, args, kwargs, watch)
+    core = _after_body(step, scope, begun, args, kwargs, identity)
     return await aresume(core, start(core), result)
 
 
@@ -211,12 +216,13 @@ def _may_announce(active: ActiveRun, step: Any) -> bool:
     )
 
 
-def _take_off(step: Any, active: ActiveRun, call: Call, bound: Mapping[str, Any]) -> Watches | None:
+def _take_off(step: Any, scope: Scope, call: Call, bound: Mapping[str, Any]) -> Identity | None:
     """Announce a side effect, and tell that the body begins.
 
     Returns:
-        what watches the arguments, if they can change.
+        the identity of the call, under which its arguments are watched, if they can change.
     """
+    active = scope.run
     number = call.number
     active.in_flight[number] = threading.get_ident()
     if step.effect:
@@ -224,11 +230,17 @@ def _take_off(step: Any, active: ActiveRun, call: Call, bound: Mapping[str, Any]
     if heard():
         active.tell("step_started", call)
     active.flows.begin(number)
-    return None if _UNCHANGING.issuperset(map(type, bound.values())) else step.watch(bound)
+    defaults = step.parameters.changeable_defaults
+    if not defaults and _UNCHANGING.issuperset(map(type, bound.values())):
+        return None
+    identity = Identity(call.digest, {**call.parts})
+    active.subjects.watch(identity, step.watched(bound), scope.around)
+    identity.began(number)
+    return identity
 
 
 def _is_recorded(
-    step: Any, scope: Scope, begun: _Begun, watch: Watches | None, result: Result
+    step: Any, scope: Scope, begun: _Begun, identity: Identity | None, result: Result
 ) -> bool:
     """Record a call that returned; return False if its end is not plain.
 
@@ -240,7 +252,7 @@ def _is_recorded(
         result.error is not None
         or not active.unwinding.is_quiet  # a step within the body has failed
         or not active.secrets.are_none  # one within it was given some
-        or (watch is not None and watch.changed())
+        or (identity is not None and scope.run.subjects.changes(identity) is not None)
     ):
         return False
     frame = active.frame
@@ -267,11 +279,17 @@ def _is_recorded(
 
 
 def _rest(
-    step: Any, scope: Scope, begun: _Begun, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    step: Any,
+    scope: Scope,
+    begun: _Begun,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    identity: Identity | None,
 ) -> Performance:
     """Return what ``perform`` needs to continue a call."""
     call, _, _, bound = begun
-    return Performance(step, scope, Identity(call.digest, {**call.parts}), bound, args, kwargs)
+    identity = identity or Identity(call.digest, {**call.parts})
+    return Performance(step, scope, identity, bound, args, kwargs)
 
 
 def _after_body(
@@ -280,9 +298,9 @@ def _after_body(
     begun: _Begun,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    watch: Watches | None,
+    identity: Identity | None,
 ) -> Core:
     """Return the core that continues a call, whose body was executed."""
-    call, origin, inner, bound = begun
-    rest = _rest(step, scope, begun, args, kwargs)
-    return rest.after_body(call, origin, watch or step.watch(bound), inner)
+    call, origin, inner, _ = begun
+    rest = _rest(step, scope, begun, args, kwargs, identity)
+    return rest.after_body(call, origin, inner)

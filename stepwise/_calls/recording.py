@@ -10,10 +10,10 @@ from collections.abc import Generator
 from typing import Any
 
 from stepwise._calls.driver import Result, Write, written
-from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._execution.active_run import ActiveRun, Scope
+from stepwise._execution.call_changes import Recorded
 from stepwise._execution.location import Helper
-from stepwise._execution.outcomes import Did, outcome
+from stepwise._execution.outcomes import outcome
 from stepwise._execution.steering import ENDINGS
 from stepwise._journal.records import Call, Intent, Outcome, Record, StepStatus
 from stepwise._journal.spending import Sums
@@ -93,10 +93,9 @@ def record_failure(
     scope: Scope,
     inner: Scope,
     result: Result,
-    did: Did | None,
+    changes: Recorded | None,
     *,
     clean: bool,
-    around: Surroundings | None,
     helper: Helper | None,
     child: Sums | None = None,
 ) -> Recording:
@@ -104,8 +103,7 @@ def record_failure(
 
     Args:
         inner: the scope of its last attempt.
-        did: what it did to its subject.
-        around: the arguments, if it changed them.
+        changes: what it changed in what it was given.
         helper: through which the workflow made it.
         child: what a child run has spent.
     """
@@ -129,10 +127,9 @@ def record_failure(
                 inner=inner.inner,
                 attempts=inner.attempt,
                 clean=clean,
-                around=around,
-                did=did,
+                changes=changes,
             )
-        except NotRecordableError as problem:  # an argument is not recordable: the call stays open
+        except NotRecordableError as problem:  # the call stays open
             notice(f"run {active.run_id}: how {call.name} failed is not recorded, since {problem}")
             return
         yield from record_outcome(

@@ -21,13 +21,13 @@ from stepwise._calls.awaitables import hand_out, made_by
 from stepwise._calls.driver import Core, Unfinished, drive_on
 from stepwise._calls.perform import DECORATED, Performance, Performer
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
-from stepwise._execution.outcomes import ArgumentWatch
 from stepwise._execution.outside import warn_if_unseen
 from stepwise._execution.reloading import name_truly
 from stepwise._identity.identity import Key, Parameters, label_of
 from stepwise._identity.module_names import canonical_module
 from stepwise._identity.parts import FUNCTION, captured
 from stepwise._journal.records import WAITS, Call
+from stepwise._matching.held import Watched
 from stepwise._matching.subjects import Identity, Subjects, complete
 from stepwise._runtime import options as _options
 from stepwise._runtime.forks import cached
@@ -81,6 +81,8 @@ class Step(Performer):
     """A function that is recorded once per run, and its options."""
 
     fold = staticmethod(fold)
+    unrecorded = ""
+    """Why the changes that its bodies make to their arguments are not recorded."""
 
     def __init__(
         self,
@@ -143,9 +145,12 @@ class Step(Performer):
 
     # -- the interface of a Performer -------------------------------------------------------------
 
-    def watch(self, bound: Mapping[str, Any]) -> ArgumentWatch:
-        """Return the watch that notices when a call changes its arguments."""
-        return ArgumentWatch(self.hiding.stored(bound), self.function)
+    def watched(self, bound: Mapping[str, Any]) -> Watched:
+        """Return the arguments that the body of a call may change, defaults among them."""
+        defaults = self.parameters.changeable_defaults
+        given = {**defaults, **bound} if defaults else bound
+        hidden = self.hiding.hidden_in(given) if self.hiding.hides else ()
+        return Watched(given, hidden, self.unrecorded)
 
     def attempts(self) -> Attempts:
         """The attempts that one call may have."""
@@ -349,6 +354,7 @@ class SentStep(Step):
     """
 
     decorated: Any = None
+    unrecorded = "in an executor, where no change is recorded"
 
     def __init__(
         self,

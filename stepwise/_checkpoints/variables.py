@@ -45,7 +45,9 @@ __all__ = [
     "content_of",
     "dump_apart",
     "dump_few",
+    "dump_graph",
     "dump_values",
+    "load_graph",
     "load_values",
     "refill",
 ]
@@ -329,6 +331,47 @@ def dump_values(values: Mapping[str, Any], around: Surroundings) -> Data:
                 raise UnpicklableError(found or {"?": (None, error_text(error))}) from error
             around.kept.update(kept)
     raise AssertionError  # pragma: no cover
+
+
+class _GraphReducers(_FrameReducers):
+    """Refers to objects by the names that a function has for them."""
+
+    def __init__(self, refer: Callable[[Any], str | None]) -> None:
+        super().__init__(Surroundings())
+        self.refer = refer
+        self.identifies = True
+
+    def identity(self, obj: Any) -> Any:
+        name = self.refer(obj)
+        return None if name is None else (name, None, None)
+
+
+def dump_graph(graph: Any, refer: Callable[[Any], str | None]) -> Data:
+    """Pickle an object and what it holds, without the objects that have names.
+
+    Args:
+        refer: returns the name of an object, or ``None``.
+
+    Raises:
+        Exception: something in it does not pickle.
+    """
+    return dump(graph, _GraphReducers(refer))
+
+
+def load_graph(data: bytes, named: dict[str, Any], unpickler: type[FrameUnpickler]) -> Any:
+    """Load what :func:`dump_graph` wrote, from verified bytes.
+
+    Args:
+        named: the objects by name.
+
+    Raises:
+        Exception: whatever unpickling raises.
+    """
+    token = _restoring.set(Surroundings(arguments=named))
+    try:
+        return unpickler(io.BytesIO(data)).load()
+    finally:
+        _restoring.reset(token)
 
 
 def _class_of(argument: Any) -> Any:

@@ -8,7 +8,6 @@ from typing import Any
 
 from stepwise._checkpoints.surroundings import COLLECTIONS, Surroundings
 from stepwise._checkpoints.variables import content_of, refill
-from stepwise._identity.deltas import Delta
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values import data as _data
 from stepwise._values.codec import Encoded, pickles
@@ -16,19 +15,16 @@ from stepwise._values.instances import attributes
 from stepwise._values.tagged_json import NotDataError, dump_tagged, load_tagged
 from stepwise.errors import NotRecordableError, UnreadableValueError
 
-__all__ = ["is_data", "put_back", "take_apart", "with_contents"]
+__all__ = ["put_back", "take_apart", "with_contents"]
 
 _OWN = frozenset({"__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__"})
 
 
-def with_contents(
-    encoded: Encoded, around: Surroundings, what: str, deltas: Mapping[str, Delta]
-) -> Encoded:
+def with_contents(encoded: Encoded, around: Surroundings, what: str) -> Encoded:
     """Return an encoded outcome together with the current contents of the arguments.
 
     Args:
-        what: the call, for the message.
-        deltas: what was done to attributes and captured variables, all of it data.
+        what: the run, for the message.
 
     Raises:
         NotRecordableError: an argument does not hold data.
@@ -47,25 +43,13 @@ def with_contents(
                 type_name=kind,
             ) from problem
     whole = {"value": json.loads(bytes(encoded.data)), "arguments": written}
-    if deltas:
-        whole["did"] = dump_tagged(dict(deltas))
     return Encoded(_data.json_bytes(whole), encoded.form)
 
 
-def is_data(change: Delta) -> bool:
-    """Return whether a change can be recorded as data."""
-    try:
-        dump_tagged(change)
-    except NotDataError:
-        return False
-    return True
-
-
-def take_apart(payload: bytes) -> tuple[bytes, Mapping[str, Any], Mapping[str, Delta]]:
-    """Return the encoded outcome, what :func:`put_back` takes, and the deltas."""
+def take_apart(payload: bytes) -> tuple[bytes, Mapping[str, Any]]:
+    """Return the encoded outcome, and what :func:`put_back` takes."""
     whole = json.loads(payload)
-    deltas = load_tagged(whole["did"]) if "did" in whole else {}
-    return _data.json_bytes(whole["value"]), whole["arguments"], deltas
+    return _data.json_bytes(whole["value"]), whole["arguments"]
 
 
 def put_back(written: Mapping[str, Any], around: Surroundings) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal
 
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._checkpoints.variables import (
@@ -17,32 +17,23 @@ from stepwise._checkpoints.variables import (
     dump_values,
     load_values,
 )
-from stepwise._identity.deltas import WHOLE, Delta, as_data
-from stepwise._identity.parts import shown_part
+from stepwise._execution.call_changes import PutBack, Recorded, load_changes
 from stepwise._journal.counters import Progress
 from stepwise._journal.records import Call, Ended, Entry, Outcome, Settled, StepStatus
-from stepwise._matching.subjects import Identity, SubjectChanges, Subjects
-from stepwise._runtime import settings
+from stepwise._matching.held import Targets
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.limits import ran_out
-from stepwise._runtime.messages import Once, notice, reports, warn
+from stepwise._runtime.messages import Once, notice, reports
 from stepwise._values import codec as _codec
-from stepwise._values import digest
 from stepwise._values.buffers import Data
 from stepwise._values.codec import JSON, Codec, Encoded
 from stepwise._values.pickling import PYTHON
 from stepwise._values.secrets import Secrets
-from stepwise._values.trees import few
-from stepwise.errors import ArgumentMutatedWarning, DigestError, NotRecordableError
+from stepwise.errors import NotRecordableError
 
 __all__ = [
-    "ArgumentWatch",
-    "Did",
     "LoadedOutcome",
     "ShownValue",
-    "Watches",
-    "changed_by",
-    "did_to_subject",
     "encode_changed",
     "ended",
     "load_outcome",
@@ -53,7 +44,6 @@ __all__ = [
 ]
 
 _NOTHING: Mapping[str, Any] = {}
-_SIZED = (list, dict, set, bytearray)
 
 
 class ShownValue(NamedTuple):
@@ -75,8 +65,7 @@ def outcome(
     inner: Iterable[int],
     attempts: int,
     clean: bool = False,
-    around: Surroundings | None = None,
-    did: Did | None = None,
+    changes: Recorded | None = None,
     kind: Any = Any,
     shown: ShownValue | None = None,
 ) -> tuple[Outcome, Data]:
@@ -84,8 +73,7 @@ def outcome(
 
     Args:
         value: what it returned or raised.
-        around: the arguments, if the call changed them.
-        did: what it did to its subject.
+        changes: what it changed in what it was given.
         kind: the type that its value is annotated with.
         shown: what a listing shows instead of the value.
 
@@ -99,14 +87,10 @@ def outcome(
             return codec.encode_error(value, "" if call.child else _then(call))
         return codec.encode(value, f"the value returned by {call.name!r}", kind)
 
-    deltas = did.deltas if did is not None else _NOTHING
-    around = _with_subject(around, did)
-    if around is None and not deltas:
+    if changes is None or not changes.edits:
         encoded = encoded_plainly()
     else:
-        held = (*encoded_plainly(),) if failed and not codec.data_only else value
-        given = around or Surroundings()
-        encoded = encode_changed(codec, held, encoded_plainly, given, f"{call.name!r}", deltas)
+        encoded = changes.encode(codec, value, encoded_plainly, failed=failed)
     if not failed and (name := codec.secrets.found_in(encoded.data)):
         _tell_of_secret(call, name)
     preview, usage = shown or (codec.secrets.preview(value), _NOTHING)
@@ -118,22 +102,14 @@ def outcome(
         tuple(inner),
         codec.secrets.mask(preview),
         codec.traceback(value) if failed else "",
-        {**dict.fromkeys(deltas, "delta"), **(around.kinds() if around is not None else {})},
+        changes.kinds() if changes is not None else _NOTHING,
         encoded.form,
         time.time(),
-        did.state if did is not None else (),
+        changes.state if changes is not None else (),
         "",
         usage,
     )
     return record, encoded.data
-
-
-def _with_subject(around: Surroundings | None, did: Did | None) -> Surroundings | None:
-    """Return the arguments that a call changed, with what it changed inside its subject."""
-    if did is None or not did.around.arguments:
-        return around
-    around = around or Surroundings()
-    return around.holding({**around.arguments, **did.around.arguments})
 
 
 _is_first = Once()
@@ -218,25 +194,25 @@ class LoadedOutcome(NamedTuple):
     """How a recorded call or run ended: what it returned or raised, and what it changed.
 
     Args:
-        deltas: what it did to attributes and captured variables.
+        put_back: repeats what the call changed in what it was given.
     """
 
     value: Any = None
     error: BaseException | None = None
-    deltas: Mapping[str, Delta] = _NOTHING
+    put_back: PutBack | None = None
 
 
 def load_outcome(
     codec: Codec,
     entry: Entry,
-    around: Surroundings | None = None,
+    given: Targets | Surroundings | None = None,
     kind: Any = Any,
     viewer: type[FrameUnpickler] | None = None,
 ) -> LoadedOutcome:
     """Load how a call or a run ended, from its record; the only place that takes one apart.
 
     Args:
-        around: the arguments, if the call changed them; they get their contents.
+        given: what the call is given; the arguments of a run, which get their contents.
         kind: the type that its value is annotated with.
         viewer: loads what the program may lack, for somebody who only looks: the arguments are
             stand-ins, and an exception that was recorded as data may be a summary.
@@ -248,27 +224,35 @@ def load_outcome(
     form = getattr(record, "form", None)
     failed = getattr(record, "status", "completed") != "completed"
     codec.check(form)
-    contents, deltas = None, _NOTHING
-    if getattr(record, "changed", None):
-        assert around is not None
+    contents, put_back = None, None
+    if getattr(record, "changed", None) and isinstance(record, Outcome):
+        here = given if isinstance(given, Targets) else None
+        loaded = load_changes(payload, form, here, viewer)
+        put_back = loaded.put_back
+        if loaded.plain is None and not failed:
+            return LoadedOutcome(loaded.value, None, put_back)
+        payload, form = loaded.plain or loaded.value
+    elif getattr(record, "changed", None):
+        assert isinstance(given, Surroundings)
+        around = given
         if form == JSON:
-            from stepwise._execution.contents import put_back, take_apart  # on use
+            from stepwise._execution.contents import put_back as refill  # on use
+            from stepwise._execution.contents import take_apart
 
-            payload, contents, deltas = take_apart(payload)
+            payload, contents = take_apart(payload)
         else:
             unpickler = viewer or FrameUnpickler
-            loaded = _codec.decode_with(
+            held = _codec.decode_with(
                 lambda: load_values(payload, around, unpickler=unpickler), form
             )
-            deltas = loaded.get("did", _NOTHING)
             if not failed:
-                return LoadedOutcome(loaded["value"], None, deltas)
-            payload, form = loaded["value"]
+                return LoadedOutcome(held["value"])
+            payload, form = held["value"]
     value = None if failed else codec.decode(payload, form, kind)
     error = codec.decode_error(payload, form, whole=viewer is None) if failed else None
-    if contents is not None and around is not None and viewer is None:
-        put_back(contents, around)
-    return LoadedOutcome(value, error, deltas)
+    if contents is not None and viewer is None:
+        refill(contents, around)
+    return LoadedOutcome(value, error, put_back)
 
 
 # -- arguments that a call changes ---------------------------------------------------------------
@@ -299,82 +283,19 @@ def record_arguments(around: Surroundings) -> Data:
     return b""
 
 
-class Watches(Protocol):
-    """Notices that a call changes its arguments."""
-
-    def changed(self) -> list[str]:
-        """The names of those that are not as they were."""
-
-    @property
-    def around(self) -> Surroundings:
-        """The arguments that may be changed."""
-
-
-def changed_by(watch: Watches, codec: Codec) -> Surroundings | None:
-    """Return the arguments, if the call changed any; where data is recorded, those alone."""
-    changed = watch.changed()
-    if not changed:
-        return None
-    around = watch.around
-    if not codec.data_only:  # the value may share an object with any of them
-        return around
-    held = {name: value for name, value in around.arguments.items() if name in changed}
-    return around.holding(held)
-
-
-class ArgumentWatch:
-    """Notices changed arguments cheaply: by lengths, or, in strict mode, by digests."""
-
-    def __init__(
-        self, bound: Mapping[str, Any], function: Callable[..., Any] | None = None
-    ) -> None:
-        self._bound = bound
-        self._function = function
-        self._look = _digests if settings.strict() else _lengths
-        self._before = self._look(bound)
-
-    @property
-    def around(self) -> Surroundings:
-        """The arguments that may be changed."""
-        return surroundings(self._bound, function=self._function)
-
-    def changed(self) -> list[str]:
-        """The names of the arguments that are not as they were."""
-        if not self._before:
-            return []
-        now = self._look(self._bound)
-        return [name for name, before in self._before.items() if now.get(name) != before]
-
-
-def _lengths(bound: Mapping[str, Any]) -> dict[str, Any]:
-    return {n: len(v) for n, v in bound.items() if type(v) in _SIZED}
-
-
-def _digests(bound: Mapping[str, Any]) -> dict[str, Any]:
-    digests = {}
-    for name, value in bound.items():
-        try:
-            digests[name] = digest.digest(value)
-        except DigestError:
-            continue  # it is not part of the call's identity either
-    return digests
-
-
 def encode_changed(
     codec: Codec,
     told: Any,
     encoded: Callable[[], Encoded],
     around: Surroundings,
     what: str,
-    deltas: Mapping[str, Delta],
 ) -> Encoded:
-    """Encode the outcome of a call together with the current contents of its arguments.
+    """Encode the outcome of a run together with the current contents of its arguments.
 
     Args:
         told: what a pickle holds of it: the value, or the pieces of an encoded exception.
         encoded: the same as data.
-        what: the call, for the message.
-        deltas: what was done to attributes and captured variables.
+        what: the run, for the message.
 
     Raises:
         NotRecordableError: that cannot be recorded.
@@ -384,8 +305,8 @@ def encode_changed(
             contents as _contents,  # on use: most programs record pickles
         )
 
-        return _contents.with_contents(encoded(), around, what, deltas)
-    whole = {"value": told, "did": deltas} if deltas else {"value": told}
+        return _contents.with_contents(encoded(), around, what)
+    whole = {"value": told}
     few = dump_few(whole, around)
     if few is not None:
         return Encoded(few, PYTHON)
@@ -403,93 +324,3 @@ def encode_changed(
             path="",
             type_name=kind,
         ) from error
-
-
-# -- instances and captured variables ------------------------------------------------------------
-
-
-if TYPE_CHECKING:
-
-    class HasSubjects(Protocol):
-        """A run in progress."""
-
-        subjects: Subjects
-        codec: Codec
-
-        def is_first(self, about: str) -> bool:
-            """Return whether this is the first report of its kind in this run."""
-
-
-class Did(NamedTuple):
-    """The changes a call made to its subject, as far as they can be recorded.
-
-    Args:
-        deltas: by the name of the attribute (``self.history``) or variable (``closure.seen``).
-        around: the objects that changed inside, which are recorded as a whole.
-        state: names that turned out to be state by it.
-    """
-
-    deltas: Mapping[str, Delta]
-    around: Surroundings
-    state: tuple[str, ...]
-
-
-def did_to_subject(active: HasSubjects, call: Call, identity: Identity) -> Did | None:
-    """Return the changes of a call in flight to its instance or captured variables, or ``None``.
-
-    What cannot be put back when the call is answered is warned about now, not on resume.
-    """
-    effects = active.subjects.effects(identity)
-    if effects is None:
-        return None
-    if call.child:  # the child's own journal records its changes
-        return Did({}, Surroundings(), effects.state)
-    if effects.unclear:
-        _warn_lost(active, call, effects.unclear, "while other calls that hold it were in progress")
-    if active.codec.data_only:
-        around = Surroundings()
-        deltas, lost = _as_data(effects)
-    else:
-        around = surroundings(effects.whole)
-        deltas, lost = _recordable(effects.deltas, around)
-    if lost:
-        _warn_lost(active, call, lost, "so that it cannot be recorded")
-    return Did(deltas, around, effects.state)
-
-
-def _as_data(effects: SubjectChanges) -> tuple[dict[str, Delta], list[str]]:
-    """The changes that can be recorded as data, and the names of the others."""
-    from stepwise._execution import contents as _contents  # on use
-
-    deltas = {n: as_data(each, effects.whole.get(n)) for n, each in effects.deltas.items()}
-    lost = [n for n, each in deltas.items() if each == WHOLE or not _contents.is_data(each)]
-    return {name: each for name, each in deltas.items() if name not in lost}, lost
-
-
-def _recordable(
-    deltas: Mapping[str, Delta], around: Surroundings
-) -> tuple[dict[str, Delta], list[str]]:
-    """The changes that can be recorded, and the names of the others."""
-    lost = [n for n, each in deltas.items() if each == WHOLE and n not in around.arguments]
-    kept = {name: each for name, each in deltas.items() if name not in lost}
-    if not around.arguments and few(kept.values()):
-        return kept, lost
-    try:
-        dump_values(kept, around)
-    except UnpicklableError as error:
-        culprits = set(error.culprits) & set(kept)
-        lost += sorted(culprits or kept)
-        around.arguments = {n: v for n, v in around.arguments.items() if n not in lost}
-        kept = {name: each for name, each in kept.items() if name not in lost}
-    return kept, lost
-
-
-@reports
-def _warn_lost(active: HasSubjects, call: Call, parts: Iterable[str], why: str) -> None:
-    what = f"{call.name!r} changed {', '.join(map(shown_part, parts))} {why}"
-    if active.is_first(what):
-        warn(
-            f"{what}. The change will be missing after a crash, when the call is answered from "
-            "the journal. Return the change, and apply it in the workflow",
-            ArgumentMutatedWarning,
-        )

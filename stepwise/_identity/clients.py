@@ -9,7 +9,7 @@ from typing import Any
 
 from stepwise.errors import ConfigurationError
 
-__all__ = ["field", "fields_of", "identity", "is_client", "is_foreign"]
+__all__ = ["field", "fields_of", "identity", "is_client", "is_foreign", "is_foreign_module"]
 
 _SCALARS = (str, int, float, bool, bytes, complex, type(None))
 _ADDRESS = " at 0x"  # in the repr of an object that has none of its own
@@ -122,11 +122,16 @@ def is_client(cls: type) -> bool:
     return any(f"{root}.{base.__qualname__}" in _SDK for base in cls.__mro__)
 
 
-@functools.lru_cache(maxsize=4096)
 def is_foreign(cls: type) -> bool:
     """Return whether a class comes from an installed package, the standard library or Python."""
-    root = cls.__module__.partition(".")[0]
+    return is_foreign_module(cls.__module__)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_foreign_module(name: str) -> bool:
+    """Return whether a module belongs to an installed package or to Python."""
+    root = name.partition(".")[0]
     if root in sys.stdlib_module_names and root != "__main__":
         return True
-    path = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    path = getattr(sys.modules.get(name), "__file__", None)
     return root != "__main__" if path is None else "-packages" in path

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from types import CellType, FunctionType
 from typing import Any
 
-from stepwise._identity.deltas import MISSING
 from stepwise._identity.identity import Parameters, reader_of, uncompared
 from stepwise._identity.parts import captured, class_digest, module_key
 from stepwise._values.instances import attributes, slots_of
 
-__all__ = ["Holder", "class_text"]
+__all__ = ["MISSING", "Holder", "class_text"]
+
+MISSING: Any = object()
+"""The value of an attribute or a variable that is not there."""
 
 _ITEMS = "self.[]"
 """The part of an instance that is itself a list, a text or the like: its items."""
@@ -122,23 +123,31 @@ class Holder:
                 continue
         return found
 
-    def put(self, part: str, value: Any) -> None:
-        """Set an attribute or a captured variable; ``MISSING`` deletes it."""
-        kind, _, name = part.partition(".")
-        if kind == "closure" and value is MISSING:
-            del self.cells[name].cell_contents
-        elif kind == "closure":
-            self.cells[name].cell_contents = value
-        elif part == _ITEMS:
-            _refill(self.instance, value)
-        elif value is MISSING:
-            object.__delattr__(self.instance, name)
-        else:
-            object.__setattr__(self.instance, name, value)  # it may be frozen
+    def parts_of(self, path: tuple[Any, ...], facet: str, what: Any) -> Iterator[str]:
+        """Yield the parts in which a change lies.
 
-    def changeable(self, part: str, value: Any) -> object:
-        """Return the object that holds a part's state: its value if mutable, else its place."""
-        return value if value is not MISSING and type(value) not in _ATOMS else self.place(part)
+        Args:
+            path: where the changed object is: ``("self", ("attr", "history"))``.
+            facet, what: see :class:`.Edit`.
+        """
+        root, *steps = path
+        if root.startswith("closure."):
+            yield root
+        elif root == "self" and self.instance is not None:
+            if steps:
+                yield _SELF[steps[0][1]] if steps[0][0] == "attr" else _ITEMS
+            elif facet == "attributes":
+                yield from (_SELF[name] for name in what[0] if name not in self._left_out)
+            else:
+                yield _ITEMS
+
+    def part_named(self, text: str) -> str:
+        """Return the part in which a path lies that is given as text; an empty text for none."""
+        for name in self.values():
+            rest = text.removeprefix(name)
+            if rest != text and not rest[:1].isidentifier():
+                return name
+        return ""
 
     def others(self, text: str) -> Iterator[tuple[object, Holder]]:
         """The other live subjects of the class that is named so, or the siblings of a function."""
@@ -157,9 +166,6 @@ class Holder:
                     yield each, Holder(self.name, self.function, self.parameters, each, cls)
 
 
-_ATOMS = (str, int, float, bool, bytes, complex, tuple, frozenset, type(None))
-
-
 class _PartNames(dict[str, str]):
     """The parts that attributes are, by their names."""
 
@@ -175,23 +181,6 @@ _SELF = _PartNames()
 def _is_simple(cls: type) -> bool:
     """Return whether instances of a class keep all their contents in ``__dict__``."""
     return cls.__dictoffset__ != 0 and not slots_of(cls) and reader_of(cls) is None
-
-
-def _refill(instance: Any, items: Any) -> None:
-    if isinstance(instance, dict):
-        dict.clear(instance)
-        dict.update(instance, items)
-    elif isinstance(instance, set):
-        set.clear(instance)
-        set.update(instance, items)
-    elif isinstance(instance, collections.deque):
-        collections.deque.clear(instance)
-        collections.deque.extend(instance, items)
-    elif isinstance(instance, BaseException):
-        instance.args = items
-    else:  # an immutable value is never refilled
-        base: Any = list if isinstance(instance, list) else bytearray
-        base.__setitem__(instance, slice(None), items)
 
 
 def _same_code(function: Any) -> list[Any]:

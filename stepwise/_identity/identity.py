@@ -127,6 +127,11 @@ class Parameters:
     # Computed on use, not in __init__: a step that was pickled by value has what that made then.
 
     @cached
+    def changeable_defaults(self) -> Mapping[str, Any]:
+        """The defaults that a body may change, by the names of the parameters."""
+        return {n: each for n, each in self._defaults.items() if type(each) not in ATOMS}
+
+    @cached
     def _all_by_place(self) -> int:
         by_place = self._simple and len(self._positional) == len(self._names)
         return len(self._names) if by_place else -1

@@ -14,7 +14,6 @@ from operator import is_
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stepwise._identity.clients import fields_of
-from stepwise._identity.deltas import copied
 from stepwise._identity.holders import Holder
 from stepwise._identity.parts import digest_part
 from stepwise._values.trees import Watch, changes, walk
@@ -87,8 +86,6 @@ class Sight:
     """
 
     __slots__ = (
-        "copies",
-        "large",
         "moving",
         "parts",
         "raw",
@@ -112,9 +109,6 @@ class Sight:
         self.parts = parts
         self.texts = texts
         self.moving = moving
-        self.large = [name for name in moving if parts[name].shape is not None]
-        # Large values may have been digested long ago: ``subjects.Held`` copies them per call.
-        self.copies = {n: copied(values[n]) for n in moving if parts[n].shape is None}
         self.unknown = {name: part.unknown for name, part in parts.items() if part.unknown}
         self.recorded: dict[str, str] = {}  # what a record holds of it, when the run knew
         self.state = -1  # so much state

@@ -7,29 +7,23 @@ out of the identity from then on, and is put back when the call is answered from
 
 from __future__ import annotations
 
-import copy
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import compress
-from operator import is_not
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stepwise._checkpoints.surroundings import Surroundings
-from stepwise._identity.deltas import MISSING, Delta, applied, copied, delta
 from stepwise._identity.holders import Holder, class_text
 from stepwise._identity.parts import CLASS, FUNCTION
-from stepwise._identity.sights import ATOMS, Sight, Sights
+from stepwise._identity.sights import Sight, Sights
 from stepwise._journal.records import Call
+from stepwise._matching.held import CallChanges, Held, InFlight, Targets, Watched, roots_of
 from stepwise._runtime.facts import NamedTuple
 
 __all__ = [
     "FIRST",
     "UNKNOWN",
-    "Held",
     "Identity",
-    "SubjectChanges",
     "Subjects",
     "attempt_of",
     "complete",
@@ -41,7 +35,6 @@ FIRST = "@"
 UNKNOWN = "."
 """The first value is not known: the subject came back from a checkpoint."""
 
-_SIZED = (list, dict, set)
 _NUMBERS = 1_000_000  # serial numbers that one attempt may give out
 _NOTHING: Mapping[str, Any] = {}
 
@@ -131,71 +124,6 @@ class Subject:
         self.sights = sights
 
 
-class _Sharing:
-    """Calls in flight that hold one object."""
-
-    __slots__ = ("members", "overlapped")
-
-    def __init__(self) -> None:
-        self.members: list[Held] = []
-        self.overlapped = False
-
-
-class Held:
-    """A call in flight, and which other calls hold the same.
-
-    Args:
-        holder: where the parts of its subject are.
-        sight: what it held before the call.
-    """
-
-    __slots__ = ("copies", "groups", "holder", "looked", "number", "sight")
-
-    def __init__(self, holder: Holder, sight: Sight) -> None:
-        self.number = 0
-        self.looked = False  # whether the changes of the call were determined
-        self.holder = holder
-        self.sight = sight
-        self.copies = sight.copies
-        if sight.large:
-            fresh = {name: copied(sight.values[name]) for name in sight.large}
-            self.copies = {**sight.copies, **fresh}
-        self.groups: dict[int, _Sharing] | None = None  # once another call is in flight
-
-    def ids(self) -> set[int]:
-        """Return the ids of the subject and of everything mutable that it holds."""
-        holder = self.holder
-        found = set(map(id, holder.cells.values()))
-        if holder.instance is not None:
-            found.add(id(holder.instance))
-        found.update(id(each) for each in self.sight.values.values() if type(each) not in ATOMS)
-        return found
-
-    def shared(self, name: str) -> bool:
-        """Return whether another call may have changed this attribute or variable."""
-        if not self.groups:
-            return False
-        value = self.sight.values.get(name)
-        groups = (self.groups.get(id(self.holder.place(name))), self.groups.get(id(value)))
-        return any(group is not None and group.overlapped for group in groups)
-
-
-class SubjectChanges(NamedTuple):
-    """The changes that a call made to its subject.
-
-    Args:
-        deltas: by the name of the part.
-        whole: objects that changed inside, to be recorded as they are now.
-        unclear: names of parts that other calls may have changed.
-        state: names of parts that turned out to be state by this call.
-    """
-
-    deltas: dict[str, Delta]
-    whole: dict[str, Any]
-    unclear: tuple[str, ...]
-    state: tuple[str, ...]
-
-
 if TYPE_CHECKING:
 
     class HasParameters(Protocol):
@@ -217,12 +145,14 @@ class _Left(NamedTuple):
 
     Args:
         state: what it found to be state.
-        touched: what its calls changed and is still as they left it, by id; held weakly where that
-            can be, since an instance that is held would be a twin of the next attempt's.
+        made: in which objects its calls left their changes, by their numbers; held weakly where
+            that can be, since an instance that is held would be a twin of the next attempt's.
+        first: what its subjects held when it first met them, by id, each with its reference.
     """
 
     state: set[tuple[str, str]]
-    touched: dict[int, Callable[[], object]]
+    made: OrderedDict[int, dict[str, Callable[[], object]]]
+    first: dict[int, tuple[Callable[[], object], dict[str, str]]]
 
 
 _left: OrderedDict[str, _Left] = OrderedDict()  # by run id
@@ -238,14 +168,14 @@ class Subjects:
         self.state = {*state, *(before.state if before is not None else ())}
         self.last = last
         self._before = last  # the highest number when the checkpoint was taken
-        self._kept = dict(before.touched) if before is not None else {}
-        self._touched: dict[int, Callable[[], object]] = {}
         self._known: dict[int, Subject] = {}
         self._serials: dict[int, tuple[Callable[[], object], int]] = {}  # of what has no digest
-        self._in_flight: list[Held] = []
         self._alive: dict[int, Callable[[], object]] = {}
-        self._groups: dict[int, _Sharing] = {}
         self._lock = threading.RLock()
+        self._flying = InFlight(self._lock)
+        self._first = before.first if before is not None else {}
+        if before is not None:
+            self._flying.made.update(before.made)
 
     def go_on_after(self, highest: int) -> None:
         """Start serial numbers above those of earlier attempts."""
@@ -295,6 +225,7 @@ class Subjects:
     def let_go(self) -> None:
         """Release the looked-at values, so that unused objects become garbage."""
         with self._lock:
+            self._flying.let_go()
             for known in list(self._known.values()):
                 known.sights.let_go()
 
@@ -323,6 +254,9 @@ class Subjects:
         reference = _reference(obj, lambda _: self._known.pop(here, None))
         sights = Sights(self._numbered)
         known = self._known[here] = Subject(reference, serial, sights, restored=restored)
+        left = self._first.get(here)
+        if left is not None and left[0]() is obj and not restored:
+            known.first = dict(left[1])  # an attempt in this process met it
         return known
 
     def _serial_of(self, obj: object) -> int:
@@ -380,32 +314,27 @@ class Subjects:
     # -- a call in flight ------------------------------------------------------------------------
 
     def begin(self, identity: Identity, around: Collection[int]) -> None:
-        """A call begins: remember what its subject holds.
+        """A call of a subject begins.
 
         Args:
             around: numbers of the calls that it is made in.
         """
         if identity.holder is None:
             return
-        assert identity.sight is not None
         held = identity.held = Held(identity.holder, identity.sight)
         with self._lock:
             if around:
                 self._note_others(identity, around)
-            if self._in_flight:  # usually empty
-                for other in self._in_flight:
-                    if other.groups is None:
-                        self._join(other, ())
-                self._join(held, around)
-            self._in_flight.append(held)
+            self._flying.add(held, around)
 
-    def _join(self, held: Held, around: Collection[int]) -> None:
-        held.groups = {}
-        for here in held.ids():
-            group = held.groups[here] = self._groups.setdefault(here, _Sharing())
-            if not group.overlapped:
-                group.overlapped = any(each.number not in around for each in group.members)
-            group.members.append(held)
+    def watch(self, identity: Identity, watched: Watched, around: Collection[int]) -> None:
+        """Remember what a call was given, right before its body begins."""
+        held = identity.held
+        if held is None:
+            held = identity.held = Held(None, None)
+            with self._lock:
+                self._flying.add(held, around)
+        self._flying.watch(held, watched)
 
     def _note_others(self, identity: Identity, around: Collection[int]) -> None:
         """Mark as state the parts that a call in flight has already changed in the same subject.
@@ -414,8 +343,8 @@ class Subjects:
         """
         holder = identity.holder
         assert holder is not None
-        for other in self._in_flight:
-            if other.number not in around:
+        for other in self._flying.calls:
+            if other.number not in around or other.sight is None or other.holder is None:
                 continue
             for part, text in other.sight.texts.items():
                 key = holder.key(part)
@@ -433,121 +362,50 @@ class Subjects:
         if held is None:
             return
         if not held.looked:  # no outcome: its changes may stay in this process
-            self.effects(identity)
+            self.changes(identity)
         identity.held = None
         with self._lock:
-            self._in_flight.remove(held)
-            for here, group in (held.groups or {}).items():
-                group.members.remove(held)
-                if not group.members and self._groups.get(here) is group:
-                    del self._groups[here]
+            self._flying.remove(held)
 
-    def effects(self, identity: Identity) -> SubjectChanges | None:
-        """Return the changes of a call in flight to its subject so far, or ``None``."""
+    def changes(self, identity: Identity) -> CallChanges | None:
+        """Return the changes of a call in flight to what it was given so far, or ``None``."""
         held = identity.held
         if held is None:
             return None
         held.looked = True
-        holder, known = held.holder, identity.subject
-        assert known is not None
         with self._lock:
-            changed, now = self._changed(held, known.sights)
-        if not changed and not identity.noted:
-            return None
-        deltas: dict[str, Delta] = {}
-        whole: dict[str, Any] = {}
-        unclear, state = [], [*identity.noted]
-        for part in changed:
-            key = holder.key(part)
-            if key not in self.state:
-                self.state.add(key)
-                state.append(part)
-            before, content = held.sight.values.get(part, MISSING), held.copies.get(part)
-            after = now.get(part, MISSING)
-            touched = holder.changeable(part, after)
-            self._touched[id(touched)] = _reference(touched)
-            if held.shared(part):
-                unclear.append(part)
-                continue
-            deltas[part] = delta(before, content, after)
-            if deltas[part] == ("whole",):
-                whole[part] = after
-        return SubjectChanges(deltas, whole, tuple(unclear), tuple(state))
+            found = self._flying.changes(held)
+            if found is None:
+                return CallChanges([], [], tuple(identity.noted)) if identity.noted else None
+            state = [*identity.noted]
+            for part in found.state if held.holder is not None else ():
+                assert held.holder is not None
+                if held.holder.key(part) not in self.state:
+                    self.state.add(held.holder.key(part))
+                    state.append(part)
+            if found.edits and held.snapshot is not None:
+                self._flying.remember(held.number, held.snapshot.roots)
+        return found._replace(state=tuple(state))
 
-    def _changed(self, held: Held, sights: Sights) -> tuple[list[str], Mapping[str, Any]]:
-        """Return the names of the changed parts, and the current contents of the subject."""
-        holder, sight = held.holder, held.sight
-        if sight.is_of(holder.raw()):
-            now, names = sight.values, sight.moving
-        else:
-            now = holder.values()
-            if list(now) == list(sight.values):
-                names = [*compress(now, map(is_not, now.values(), sight.values.values()))]
-                names += [name for name in sight.moving if name not in names]
-            else:
-                names = [*sight.values, *(name for name in now if name not in sight.values)]
-        return [n for n in names if self._has_changed(held, n, now.get(n, MISSING), sights)], now
+    def given(self, identity: Identity, number: int, watched: Watched) -> Targets:
+        """Return what a call is given that the record of this number answers."""
+        return self._flying.given(number, roots_of(identity.holder, watched))
 
-    def _has_changed(self, held: Held, part: str, now: Any, sights: Sights) -> bool:
-        sight = held.sight
-        before = sight.values.get(part, MISSING)
-        if before is MISSING or now is MISSING:
-            return before is not now
-        if now is before and sight.parts[part].fixed:
-            return False
-        if type(now) in _SIZED and now is before and len(held.copies[part]) != len(now):
-            return True
-        return sights.part(part, now, held.holder, self.state).text != sight.parts[part].text
-
-    def around(
-        self, identity: Identity, recorded: Call, around: Surroundings, changed: Collection[str]
-    ) -> Surroundings:
-        """Return the objects that an answered call changed as a whole: arguments, own parts.
-
-        Of what an attempt in this process left changed already it is a copy, which is let go.
-        """
-        arguments = {n: v for n, v in around.arguments.items() if n in changed}
-        for part, value in identity.values.items():
-            if part in changed:
-                kept = self._is_kept(identity, recorded, part, value)
-                arguments[part] = copy.copy(value) if kept else value
-        return around.holding(arguments)
-
-    def _is_kept(self, identity: Identity, recorded: Call, part: str, value: Any) -> bool:
-        """Return whether an attempt in this process changed a part that is still changed."""
-        assert identity.holder is not None
-        holds = identity.holder.changeable(part, value)
-        kept = self._kept.get(id(holds))
-        if kept is None or kept() is not holds:
-            return False
-        return recorded.parts.get(part) != identity.parts.get(part)
-
-    def apply(self, identity: Identity, recorded: Call, deltas: Mapping[str, Delta]) -> None:
-        """Repeat what an answered call did to its subject.
-
-        Where an attempt in this process left it changed already, that stays as it is.
-        """
-        holder = identity.holder
-        if holder is None:
-            return
+    def repeated(self, number: int, given: Targets) -> None:
+        """Remember that the changes of an answered call are in what it was given."""
         with self._lock:
-            values = holder.values()
-            for part, change in deltas.items():
-                before = values.get(part, MISSING)
-                if change[0] == "whole" or self._is_kept(identity, recorded, part, before):
-                    continue
-                after = applied(change, before)
-                if after is not before:
-                    holder.put(part, after)
+            self._flying.remember(number, given.roots)
 
     def leave(self, *, completed: bool) -> None:
         """End the attempt; keep what is needed to resume an unfinished run in this process."""
         with self._lock:
             _left.pop(self._run_id, None)
-            touched = {**self._kept, **self._touched}
-            if completed or not (touched or self.state):
+            self._flying.let_go()
+            if completed or not (self._flying.made or self.state):
                 return
-            _left[self._run_id] = _Left(set(self.state), touched)
+            subjects = [(here, known.reference, known.first) for here, known in self._known.items()]
+            first = {here: (reference, values) for here, reference, values in subjects if values}
+            _left[self._run_id] = _Left(set(self.state), self._flying.made, self._first | first)
             while len(_left) > _STOPPED:
                 _left.popitem(last=False)
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import pickle
 import threading
+from collections.abc import Iterable
 from typing import Any, SupportsIndex
 
 from stepwise._runtime import asyncio_state
 
-__all__ = ["Data", "Pieces", "collected", "stable"]
+__all__ = ["Data", "Pieces", "apart", "collected", "stable", "together"]
 
 _WITH_BUFFERS = 5  # the protocol of pickle
 _LARGE = 1 << 20  # bytes; less is joined: one piece is handled faster than many
@@ -70,3 +71,19 @@ def stable(view: memoryview) -> memoryview:
     """
     alone = threading.active_count() == 1 and asyncio_state.current() is None
     return view if alone or type(view.obj) is bytes else memoryview(bytes(view))
+
+
+def apart(value: object) -> tuple[bytes, tuple[memoryview, ...]]:
+    """Return the pickle of a value, and its buffers beside it, which are not copied."""
+    buffers: list[pickle.PickleBuffer] = []
+    head = pickle.dumps(value, _WITH_BUFFERS, buffer_callback=buffers.append)
+    return head, tuple(each.raw() for each in buffers)
+
+
+def together(head: bytes, buffers: Iterable[Any] = ()) -> Any:
+    """Return the value that :func:`apart` took apart, from bytes of this process or verified ones.
+
+    Args:
+        buffers: those that it gave, or copies of them.
+    """
+    return pickle.loads(head, buffers=buffers)

@@ -74,6 +74,11 @@ class Hiding:
         instead = self.instead if self.hides else None
         return preview_arguments(bound, instead=instead, mask=secrets.mask if secrets else None)
 
+    def hidden_in(self, bound: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the names of what is not shown: arguments, and attributes as ``self.NAME``."""
+        attributes = (name for name in self._instead if name.startswith(_SELF))
+        return (*self.names(bound), *attributes)
+
     def names(self, bound: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the names of the arguments that are not shown as they are."""
         return tuple(name for name, value in bound.items() if self.instead(name, value) is not None)

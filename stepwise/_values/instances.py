@@ -24,7 +24,17 @@ from typing import Any, Protocol
 
 from stepwise._values.sentinels import held_as
 
-__all__ = ["Kind", "attributes", "by_name", "kind_of", "slots_of"]
+__all__ = [
+    "Kind",
+    "attributes",
+    "by_name",
+    "dict_of",
+    "is_constant",
+    "kind_of",
+    "own_layout",
+    "slots_in",
+    "slots_of",
+]
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: such instances refer to their class
 _POINTER = struct.calcsize("P")
@@ -76,13 +86,18 @@ def kind_of(cls: Any) -> Kind | None:
         return None
     if issubclass(cls, enum.Enum):
         return _Member()
-    if f"{cls.__module__}.{cls.__qualname__}" in _CONSTANTS:
+    if is_constant(cls):
         return _Constant()
     # Some classes of the standard library are pickled in a way of our own (see ``reducers``).
     if cls.__module__.partition(".")[0] in sys.stdlib_module_names or not _pickled_by_state(cls):
         return None
     slots = _slots_of(cls)
     return None if slots is None else _Instance(slots, has_dict=cls.__dictoffset__ != 0)
+
+
+def is_constant(cls: type) -> bool:
+    """Return whether the objects of a class never change: moments, paths and the like."""
+    return f"{cls.__module__}.{cls.__qualname__}" in _CONSTANTS
 
 
 class _Constant:
@@ -222,3 +237,47 @@ def slots_of(cls: type) -> tuple[str, ...]:
             if name not in ("__dict__", "__weakref__"):
                 found.append(name)
     return tuple(found)
+
+
+def dict_of(instance: object) -> dict[str, Any]:
+    """Return the ``__dict__`` of an instance itself; no code of its class is called."""
+    found: dict[str, Any] = object.__getattribute__(instance, "__dict__")
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def slots_in(cls: type) -> tuple[tuple[str, Any], ...]:
+    """Return the slots of a class and its bases, by name, as the descriptors that read them."""
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        found.update(
+            (name, each)
+            for name, each in vars(base).items()
+            if type(each) is types.MemberDescriptorType and base.__flags__ & _HEAP_TYPE
+        )
+    return tuple(found.items())
+
+
+def own_layout(cls: Any) -> type | None:
+    """Return the builtin class to which a class adds nothing but slots and a ``__dict__``.
+
+    Returns:
+        ``object`` for most classes; ``None`` if a class in between holds something that is laid
+        out by C and cannot be looked at.
+    """
+    while cls.__flags__ & _HEAP_TYPE:
+        base = cls.__base__
+        slots = sum(
+            type(each) is types.MemberDescriptorType and each.__objclass__ is cls
+            for each in vars(cls).values()
+        )
+        pointers = slots + sum(
+            getattr(cls, offset) > 0 and getattr(base, offset) <= 0
+            for offset in ("__dictoffset__", "__weakrefoffset__")
+        )
+        fixed = not cls.__itemsize__  # else its size says nothing: a tuple, an int
+        if fixed and cls.__basicsize__ != base.__basicsize__ + _POINTER * pointers:
+            return None
+        cls = base
+    found: type = cls
+    return found

@@ -8,6 +8,7 @@ are not looked for.
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +17,17 @@ from typing import Any
 from stepwise._values.buffers import Data
 from stepwise._values.preview import preview
 
-__all__ = ["HIDDEN", "NO_SECRETS", "REFERENCE", "SecretReferences", "Secrets", "restored"]
+__all__ = [
+    "HIDDEN",
+    "NO_SECRETS",
+    "REFERENCE",
+    "SECRET_NAMES",
+    "SecretReferences",
+    "Secrets",
+    "is_secret_name",
+    "plain_name",
+    "restored",
+]
 
 HIDDEN = "<secret>"
 """The mark in place of the text of a secret."""
@@ -207,3 +218,27 @@ def restored(reference: _Reference, secret: Mapping[str, Any]) -> Any:
         part if isinstance(part, str) else [*texts_in(secret[part[0]])][part[1]] for part in parts
     )
     return text.encode() if form == "bytes" else text
+
+
+# -- names that say that a value is a secret -----------------------------------------------------
+
+SECRET_NAMES = r"""
+    (x_(goog_)?)?api_?key | (aws_)?secret(_access)?_key | aws_access_key_id | private_key
+    | (ocp_apim_)?subscription_key | (client_)?secret | passw(or)?d | passphrase | credentials?
+    | ((api|access|refresh|id|(x_)?auth|bearer|(aws_)?session|security)_)?token | jwt
+    | (proxy_)?authorization | (set_)?cookies?
+"""  # noqa: S105  # names, no secrets
+"""The names, as a verbose regular expression over :func:`plain_name`."""
+
+_FIELD = re.compile(SECRET_NAMES, re.VERBOSE)
+
+
+@functools.lru_cache(4096)
+def is_secret_name(name: str) -> bool:
+    """Return whether a field, header or attribute of this name holds a secret."""
+    return _FIELD.fullmatch(plain_name(name)) is not None
+
+
+def plain_name(name: str) -> str:
+    """Return ``api_key`` for ``apiKey``, ``Api-Key`` and ``_api_key``."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_").strip("_")

@@ -259,7 +259,7 @@ class OpenedRun:
             if not changed:
                 return plainly(), {}
             around = self.arguments()
-            return encode_changed(codec, value, plainly, around, repr(label), {}), changed
+            return encode_changed(codec, value, plainly, around, repr(label)), changed
         except (NotRecordableError, MemoryError) as problem:
             warn(
                 f"{problem}. The run is complete; when it is called again, its journal makes the "

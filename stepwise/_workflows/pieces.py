@@ -20,12 +20,13 @@ from stepwise._calls.perform import Performance
 from stepwise._calls.steps import Step, known_steps
 from stepwise._execution.active_run import current_scope
 from stepwise._execution.location import Locator, Origin
-from stepwise._execution.outcomes import ArgumentWatch, load_outcome
+from stepwise._execution.outcomes import load_outcome
 from stepwise._execution.waits import Taken
 from stepwise._journal.counters import Ordinals, Progress
 from stepwise._journal.journal import Position, holds, read, read_one, seal_for
 from stepwise._journal.projection import Calls
 from stepwise._journal.records import Entry, Resumed
+from stepwise._matching.held import NOTHING_WATCHED, Watched
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Identity
 from stepwise._runtime.facts import NamedTuple
@@ -236,9 +237,9 @@ class PieceRun(OpenedRun):
 class _PieceStep(Step):
     """A piece, as the step that it is."""
 
-    def watch(self, bound: Mapping[str, Any]) -> ArgumentWatch:
+    def watched(self, bound: Mapping[str, Any]) -> Watched:
         """Return nothing: the changes are among the cell's outputs."""
-        return ArgumentWatch({})
+        return NOTHING_WATCHED
 
 
 class _PieceLocator(Locator):

@@ -116,6 +116,7 @@ def _go_on_at(active: ActiveRun, state: State, entries: list[Entry]) -> None:
     earlier = list(state.earlier(journal.store, journal.seal, journal.run_id))
     flags = {entry.number: known for entry, known in earlier}
     children = {(name, digest): count for name, digest, count in state.children}
+    active.subjects.leave(completed=False)
     active.subjects = Subjects(
         active.run_id, ((whose, part) for whose, part in state.state), state.serial
     )
@@ -146,6 +147,7 @@ def go_on_from_the_top(active: ActiveRun, entries: list[Entry] | None = None) ->
     """
     if entries is None:
         entries = active.journal.load(Position())
+    active.subjects.leave(completed=False)
     active.subjects = Subjects(active.run_id)
     active.pool = Pool(entries, known_steps, state=active.subjects.state)
     active.subjects.go_on_after(active.pool.highest)

@@ -10,24 +10,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote_plus, urlsplit, urlunsplit
+
+from stepwise._values.secrets import SECRET_NAMES, is_secret_name, plain_name
 
 __all__ = ["MASK", "digest_of", "masked", "masked_field", "masked_url"]
 
 MASK = "***"
 """The text in place of a secret."""
 
-_NAMES = r"""
-    (x_(goog_)?)?api_?key | (aws_)?secret(_access)?_key | aws_access_key_id | private_key
-    | (ocp_apim_)?subscription_key | (client_)?secret | passw(or)?d | passphrase | credentials?
-    | ((api|access|refresh|id|(x_)?auth|bearer|(aws_)?session|security)_)?token | jwt
-    | (proxy_)?authorization | (set_)?cookies?
-"""
-_FIELD = re.compile(_NAMES, re.VERBOSE)
 _PARAMETER = re.compile(
-    rf"{_NAMES} | key | sig | signature | auth | code | awsaccesskeyid"
+    rf"{SECRET_NAMES} | key | sig | signature | auth | code | awsaccesskeyid"
     " | x_(amz|goog)_(signature|credential|security_token)",
     re.VERBOSE,
 )
@@ -78,7 +72,7 @@ def masked(value: Any, *, properties: bool = False) -> Any:
 
 def masked_field(name: str, value: Any, *, properties: bool = False) -> Any:
     """Return the value of a field: the mask, if the name says that it is a secret."""
-    if value is not None and not isinstance(value, bool) and _is_secret(name):
+    if value is not None and not isinstance(value, bool) and is_secret_name(name):
         return MASK
     return masked(value, properties=properties)
 
@@ -110,19 +104,9 @@ def digest_of(data: bytes) -> dict[str, Any]:
 
 def _masked_pair(pair: str) -> str:
     name, equals, value = pair.partition("=")
-    plain = _plain(unquote_plus(name))
+    plain = plain_name(unquote_plus(name))
     short = plain in _AMBIGUOUS and len(value) < _KEY
     return f"{name}={MASK}" if equals and not short and _PARAMETER.fullmatch(plain) else pair
-
-
-@lru_cache(4096)
-def _is_secret(name: str) -> bool:
-    return _FIELD.fullmatch(_plain(name)) is not None
-
-
-def _plain(name: str) -> str:
-    """Return ``api_key`` for ``apiKey`` and ``Api-Key``."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_")
 
 
 def _is_schema(value: Any) -> bool:

@@ -1,0 +1,376 @@
+"""Calls in flight: what each of them holds, and what it has changed in it.
+
+A call holds its arguments, its instance and its captured variables.  What it changes there is part
+of its outcome, unless another call that holds the same was in flight meanwhile: then nobody knows
+whose change it is.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from stepwise._changes.edits import BEFORE, NEITHER, Edit, edit_of
+from stepwise._changes.layouts import ATOMS
+from stepwise._changes.snapshots import Changed, Path, Snapshot, follow, path_text, steps_of
+from stepwise._identity.holders import Holder
+from stepwise._identity.sights import Sight
+from stepwise._runtime.facts import NamedTuple
+from stepwise._values.secrets import is_secret_name
+
+__all__ = ["NOTHING_WATCHED", "CallChanges", "Held", "InFlight", "Targets", "Watched", "roots_of"]
+
+_NOTHING: Mapping[str, Any] = {}
+_TRIES = 3  # snapshots that another thread may disturb
+_KEPT = 4  # large snapshots that are kept for the next call
+_REMEMBERED = 1024  # calls
+_MOST = 10_000  # objects in which a secret is looked for
+SHARED = "while other calls that hold it were in progress"
+
+
+class Watched(NamedTuple):
+    """The arguments of a call that its body may change.
+
+    Args:
+        arguments: the arguments by name.
+        hidden: names of arguments and attributes (``self.NAME``) that are never recorded.
+        unrecorded: why no change in them is recorded at all; empty if it is.
+    """
+
+    arguments: Mapping[str, Any] = _NOTHING
+    hidden: Collection[str] = ()
+    unrecorded: str = ""
+
+
+NOTHING_WATCHED = Watched()
+
+
+class CallChanges(NamedTuple):
+    """The changes that a call made to what it was given.
+
+    Args:
+        edits: those that can be recorded, each with its path.
+        untold: paths, as text, of changes that are not recorded, each with the reason.
+        state: names of parts of the subject that turned out to be state by this call.
+        snapshot: what it was given, before; finds the paths of objects.
+    """
+
+    edits: list[tuple[Path, Edit]]
+    untold: list[tuple[str, str]]
+    state: tuple[str, ...]
+    snapshot: Snapshot | None = None
+
+
+class Targets(NamedTuple):
+    """What a call is given that a record answers.
+
+    Args:
+        roots: the objects by name.
+        left: returns whether an attempt in this process left its changes in a root.
+    """
+
+    roots: Mapping[str, Any]
+    left: Callable[[str], bool]
+
+
+class Held:
+    """A call in flight.
+
+    Args:
+        holder: where the parts of its subject are; ``None`` for a call without one.
+        sight: what the subject held before the call.
+    """
+
+    __slots__ = (
+        "_ids",
+        "holder",
+        "looked",
+        "number",
+        "overlaps",
+        "sight",
+        "snapshot",
+        "unwatched",
+        "watched",
+    )
+
+    def __init__(self, holder: Holder | None, sight: Sight | None) -> None:
+        self.number = 0
+        self.looked = False  # whether the changes of the call were determined
+        self.holder = holder
+        self.sight = sight
+        self.watched = NOTHING_WATCHED
+        self.snapshot: Snapshot | None = None  # once its body begins
+        self.unwatched = ""  # why there is none
+        self.overlaps: list[Held] = []  # other calls that were in flight meanwhile
+        self._ids: set[int] | None = None
+
+    def holds(self, obj: object) -> bool:
+        """Return whether an object is the subject, or something mutable that the call holds."""
+        if self.snapshot is not None and self.snapshot.knows(obj):
+            return True
+        if self._ids is None:
+            self._ids = set()
+            if self.holder is not None and self.sight is not None:
+                self._ids.update(map(id, self.holder.cells.values()))
+                self._ids.add(id(self.holder.instance))
+                values = self.sight.values.values()
+                self._ids.update(id(each) for each in values if type(each) not in ATOMS)
+        return obj is not None and id(obj) in self._ids
+
+    def shared(self, part: str) -> bool:
+        """Return whether another call may have changed this attribute or variable."""
+        if not self.overlaps or self.holder is None or self.sight is None:
+            return False
+        both = self.holder.place(part), self.sight.values.get(part)
+        return any(
+            other.holds(each) for other in self.overlaps for each in both if type(each) not in ATOMS
+        )
+
+
+def roots_of(holder: Holder | None, watched: Watched) -> dict[str, Any]:
+    """Return the objects that a call may change, by name."""
+    found = {n: each for n, each in watched.arguments.items() if type(each) not in ATOMS}
+    if holder is not None:
+        if holder.instance is not None:
+            found["self"] = holder.instance
+        found.update((f"closure.{name}", cell) for name, cell in holder.cells.items())
+    return found
+
+
+class InFlight:
+    """The calls of one run that are in flight."""
+
+    def __init__(self, lock: AbstractContextManager[Any]) -> None:
+        self._lock = lock
+        self.calls: list[Held] = []
+        self._snapshots: OrderedDict[tuple[Any, ...], Snapshot] = OrderedDict()
+        self.made: OrderedDict[int, dict[str, Callable[[], object]]] = OrderedDict()
+
+    def let_go(self) -> None:
+        """Hold no object of an earlier call any more."""
+        self._snapshots.clear()
+
+    def add(self, held: Held, around: Collection[int]) -> None:
+        """Take in a call that begins.
+
+        Args:
+            around: numbers of the calls that it is made in.
+        """
+        for other in self.calls:  # usually none
+            if other.number not in around:
+                other.overlaps.append(held)
+                held.overlaps.append(other)
+        self.calls.append(held)
+
+    def watch(self, held: Held, watched: Watched) -> None:
+        """Remember what a call was given, right before its body begins."""
+        held.watched = watched
+        roots = roots_of(held.holder, watched)
+        if not roots:
+            return
+        with self._lock:
+            kept = self._snapshots.pop(_key(roots), None)
+        if kept is not None and kept.renewed():
+            held.snapshot = kept
+            return
+        for last in reversed(range(_TRIES)):
+            try:
+                held.snapshot = Snapshot(roots)
+            except RuntimeError as problem:  # another thread changes a dict right now
+                if not last:
+                    held.unwatched = f"it cannot be looked at ({problem})"
+            except Exception as problem:  # a class of somebody's that raises
+                held.unwatched = f"it cannot be looked at ({type(problem).__name__}: {problem})"
+                return
+            else:
+                return
+
+    def remove(self, held: Held) -> None:
+        """Let go of a call that has ended."""
+        self.calls.remove(held)
+        snapshot = held.snapshot
+        if snapshot is not None and snapshot.is_large:
+            self._snapshots[_key(snapshot.roots)] = snapshot
+            while len(self._snapshots) > _KEPT:
+                self._snapshots.popitem(last=False)
+
+    # -- changes ---------------------------------------------------------------------------------
+
+    def changes(self, held: Held) -> CallChanges | None:
+        """Return what a call has changed so far, or ``None``."""
+        snapshot = held.snapshot
+        untold = [(", ".join(roots_of(held.holder, held.watched)), held.unwatched)]
+        untold = untold if held.unwatched else []
+        if snapshot is None:
+            return CallChanges([], untold, ()) if untold else None
+        try:
+            found = snapshot.changed()
+        except Exception as problem:  # a class of somebody's that raises, a file that was closed
+            why = f"perhaps: it cannot be looked at ({type(problem).__name__}: {problem})"
+            return CallChanges([], [(", ".join(snapshot.roots), why)], ())
+        if not found and not snapshot.unwatched:
+            return None
+        paths = snapshot.paths(
+            [*(each.obj for each in found), *(obj for obj, _ in snapshot.unwatched.values())]
+        )
+        for here, (_, why) in snapshot.unwatched.items():
+            if here in paths:
+                untold.append((path_text(paths[here]), why))
+        edits: list[tuple[Path, Edit]] = []
+        for each in found:
+            if id(each.obj) in paths:
+                edits += _edits(held, each, paths[id(each.obj)], untold)
+        return CallChanges(edits, untold, _parts(held, edits, untold), snapshot)
+
+    def remember(self, number: int, roots: Mapping[str, Any]) -> None:
+        """Remember in which objects a call of this process left its changes."""
+        self.made[number] = {name: _reference(each) for name, each in roots.items()}
+        while len(self.made) > _REMEMBERED:
+            self.made.popitem(last=False)
+
+    def given(self, number: int, roots: Mapping[str, Any]) -> Targets:
+        """Return what a call that a record answers is given."""
+        made = self.made.get(number, {})
+        return Targets(roots, lambda name: name in made and made[name]() is roots.get(name))
+
+
+def _key(roots: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple((name, id(each)) for name, each in roots.items())
+
+
+def _reference(obj: Any) -> Callable[[], object]:
+    try:
+        return weakref.ref(obj)
+    except TypeError:  # a list or a dict
+        return lambda: obj
+
+
+def _edits(
+    held: Held, each: Changed, path: Path, untold: list[tuple[str, str]]
+) -> Iterator[tuple[Path, Edit]]:
+    """Yield the edit of one changed object, if it may be recorded; else say why not."""
+    text = path_text(path)
+    edit = edit_of(each)
+    why = _why_not(held, each, path, text, edit)
+    if edit is not None and not why and each.facet in ("attributes", "items"):
+        edit, hidden = _without_hidden(held, edit, text)
+        untold += ((name, "which is never recorded") for name in hidden)
+        if not edit.what and edit.what is not None:
+            return
+    if why:
+        names = [text]
+        if edit is not None and edit.facet == "attributes":
+            names = [f"{text}.{name}" for name in edit.what[0]]
+        untold += ((name, why) for name in names)
+    elif edit is not None:
+        yield path, edit
+
+
+def _why_not(held: Held, each: Changed, path: Path, text: str, edit: Edit | None) -> str:
+    """Return why a change is not recorded; an empty text if it is."""
+    if held.watched.unrecorded and not text.startswith(("self", "closure.")):
+        return held.watched.unrecorded
+    if any(other.holds(each.obj) for other in held.overlaps):
+        return SHARED
+    if _is_hidden(held, text) or any(_says_secret(step) for step in path[1:]):
+        return "which is never recorded"
+    if any(step[0] == "member" for step in path[1:]):
+        return "which is an item of a set, and so has no place to be found at"
+    if edit is None:
+        return "in a way that cannot be put back in place"
+    return ""
+
+
+def _says_secret(step: tuple[Any, ...]) -> bool:
+    return step[0] in ("attr", "key") and type(step[1]) is str and is_secret_name(step[1])
+
+
+def _is_hidden(held: Held, text: str) -> bool:
+    return any(
+        text == name or text.startswith((f"{name}.", f"{name}[")) for name in held.watched.hidden
+    )
+
+
+def _without_hidden(held: Held, edit: Edit, text: str) -> tuple[Edit, list[str]]:
+    """Return an edit without what must not be recorded, and the names of that."""
+    if type(edit.put) is not dict:
+        new = [*edit.put[1]] if type(edit.put) is tuple else [*edit.put]
+        if any(map(_holds_secret, new)):
+            return edit._replace(what=()), [text]
+        return edit, []
+    names = edit.what[0]
+    step = "attr" if edit.facet == "attributes" else "key"
+    hidden = [
+        name
+        for name in names
+        if _says_secret((step, name))
+        or _is_hidden(held, f"{text}.{name}")
+        or _holds_secret(edit.put.get(name))
+    ]
+    if not hidden:
+        return edit, []
+    shown = [f"{text}.{name}" if step == "attr" else f"{text}[{name!r}]" for name in hidden]
+    left = [name for name in names if name not in hidden]
+    if not left:
+        return edit._replace(what=()), shown
+    return edit.only(left), shown
+
+
+def _holds_secret(value: Any) -> bool:
+    """Return whether a new value holds a field whose name says that it is a secret."""
+    waiting, met = [value], set[int]()
+    while waiting and len(met) < _MOST:
+        each = waiting.pop()
+        if type(each) in ATOMS or id(each) in met:
+            continue
+        met.add(id(each))
+        for step, held in steps_of(each):
+            if _says_secret(step) and held not in (None, "") and not isinstance(held, bool):
+                return True
+            waiting.append(held)
+    return False
+
+
+def _parts(
+    held: Held, edits: list[tuple[Path, Edit]], untold: list[tuple[str, str]]
+) -> tuple[str, ...]:
+    """Return the parts of the subject that were changed."""
+    if held.holder is None:
+        return ()
+    found: dict[str, None] = {}
+    for path, edit in edits:
+        for part in held.holder.parts_of(path, edit.facet, edit.what):
+            found[part] = None
+    for text, _ in untold:
+        part = held.holder.part_named(text)
+        if part:
+            found[part] = None
+    return tuple(found)
+
+
+# -- putting back --------------------------------------------------------------------------------
+
+
+def undecided(
+    edits: list[tuple[Path, Edit]], given: Targets
+) -> tuple[list[tuple[Any, Edit]], list[str]]:
+    """Return the edits that are to be repeated, each with its object, and the paths that are lost.
+
+    An edit is repeated where the object is as it was before the call; it stays out where the object
+    is as it was after it, or was left so by an attempt in this process.
+    """
+    again, lost = [], []
+    for path, edit in edits:
+        try:
+            obj = follow(path, given.roots)
+            state = edit.state_of(obj)
+        except Exception:  # another class is there now
+            obj, state = None, NEITHER
+        if state == BEFORE:
+            again.append((obj, edit))
+        elif state == NEITHER and not given.left(path[0]):
+            lost.append(path_text(path))
+    return again, lost
