@@ -11,7 +11,8 @@ from typing import Any
 
 from stepwise._identity.deltas import MISSING
 from stepwise._identity.identity import Parameters, reader_of, uncompared
-from stepwise._identity.parts import captured, class_digest, module_key
+from stepwise._identity.leaves import NO_LEAVES, leaves_of
+from stepwise._identity.parts import captured, class_digest, digest_part, module_key
 from stepwise._values.instances import attributes, slots_of
 
 __all__ = ["Holder", "class_text"]
@@ -31,7 +32,7 @@ def _name_of(cls: Any) -> str:
 
 
 class Holder:
-    """The places of a subject's parts.
+    """The places of a subject's parts: attributes, captured variables, and paths in them.
 
     Args:
         name: of the step.
@@ -40,9 +41,12 @@ class Holder:
         instance: that a method is bound to; ``None`` for a function and for a method of a class.
         cls: of the instance, or that a method of a class is called on.
         family: the function that made the step; by default the step alone.
+
+    Attributes:
+        leaves: the parts at paths, as they were when the values were last looked at.
     """
 
-    __slots__ = ("cells", "cls", "family", "function", "instance", "name", "parameters")
+    __slots__ = ("cells", "cls", "family", "function", "instance", "leaves", "name", "parameters")
 
     def __init__(
         self,
@@ -60,6 +64,7 @@ class Holder:
         self.instance = instance
         self.cls = cls
         self.cells: Mapping[str, CellType] = captured(function)
+        self.leaves = NO_LEAVES
 
     @property
     def _left_out(self) -> frozenset[str]:
@@ -80,7 +85,10 @@ class Holder:
         return ("" if part.startswith("self.") else self.family), part
 
     def place(self, part: str) -> object:
-        """Return the object that has a part as attribute, or the variable itself."""
+        """Return the object that has a part as attribute or item, or the variable itself."""
+        place = self.leaves.place(part)
+        if place is not None:
+            return place.around[-1]
         kind, _, name = part.partition(".")
         return self.cells.get(name) if kind == "closure" else self.instance
 
@@ -92,7 +100,7 @@ class Holder:
             held = instance.__dict__
             names, values = list(held), list(held.values())
         elif instance is not None:
-            found = self.values()
+            found = self._direct()
             return list(found), list(found.values())
         for cell in self.cells.values():
             try:
@@ -102,7 +110,25 @@ class Holder:
         return names, values
 
     def values(self) -> dict[str, Any]:
-        """The values by the names of their parts."""
+        """The values by the names of their parts, those at paths last."""
+        found = self._direct()
+        self.leaves = leaves_of(found, self.instance)
+        return found if self.leaves is NO_LEAVES else self.leaves.values
+
+    def around(self, part: str) -> tuple[Any, ...]:
+        """Return the objects that hold a part; in its digest, each counts as itself."""
+        place = self.leaves.places.get(part)
+        if place is not None:
+            return place.around
+        return () if self.instance is None else (self.instance,)
+
+    def digest(self, part: str, value: Any, *, once: bool = False) -> tuple[str, list[object]]:
+        """Digest the value of a part; see :func:`stepwise._identity.parts.digest_part`."""
+        text = self.leaves.nodes.get(part)
+        return (text, []) if text is not None else digest_part(value, self.around(part), once=once)
+
+    def _direct(self) -> dict[str, Any]:
+        """The values of the attributes and captured variables themselves."""
         found: dict[str, Any] = {}
         instance = self.instance
         if instance is not None:
@@ -123,7 +149,11 @@ class Holder:
         return found
 
     def put(self, part: str, value: Any) -> None:
-        """Set an attribute or a captured variable; ``MISSING`` deletes it."""
+        """Set an attribute, an item or a captured variable; ``MISSING`` deletes it."""
+        place = self.leaves.place(part)
+        if place is not None:
+            place.put(value)
+            return
         kind, _, name = part.partition(".")
         if kind == "closure" and value is MISSING:
             del self.cells[name].cell_contents

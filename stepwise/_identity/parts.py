@@ -27,7 +27,7 @@ import os
 import sys
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from stepwise._identity.clients import field, fields_of, is_foreign
@@ -128,14 +128,14 @@ def unknown_in(parts: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
 
 
 def digest_part(
-    value: object, inside: object = None, *, once: bool = False
+    value: object, around: Sequence[object] = (), *, once: bool = False
 ) -> tuple[str, list[object]]:
     """Digest the value of an attribute or a captured variable.
 
     Args:
-        inside: the instance that holds it, which counts as itself wherever it is met; ``None``
-            for a captured variable.  A function in one counts without what it captured itself,
-            since that is a part of its own (see :func:`captured`).
+        around: the objects that hold it, from the instance inwards, each of which counts as itself
+            wherever it is met; none for a captured variable.  A function in one counts without what
+            it captured itself, since that is a part of its own (see :func:`captured`).
         once: it will hardly be digested again, so that nothing is kept for that.
 
     Returns:
@@ -151,12 +151,12 @@ def digest_part(
     if "uuid" in sys.modules:
         _meet_uuids()
     if cls in _MOMENTS or isinstance(value, enum.Enum):
-        encoder = _Lenient(inside, masking=False)
+        encoder = _Lenient(around, masking=False)
         exact = short(encoder.encode(value))
         return (f".{_VOLATILE}~{exact}" if encoder.volatile else f".{exact}"), []
     token = main_name.set(module_key("__main__"))
     try:
-        return _digest_part(value, inside, once=once)
+        return _digest_part(value, around, once=once)
     except MemoryError:
         raise
     except Exception:  # nested too deeply, or changed by another thread meanwhile
@@ -171,14 +171,16 @@ def class_digest(cls: Any) -> str:
     return parse(digest_part(cls)[0]).digest if content_of(cls) else ""
 
 
-def _digest_part(value: object, inside: object, *, once: bool) -> tuple[str, list[object]]:
-    masked = _Lenient(inside, masking=True)
+def _digest_part(
+    value: object, around: Sequence[object], *, once: bool
+) -> tuple[str, list[object]]:
+    masked = _Lenient(around, masking=True)
     masked.grows = not once
-    masked.without_cells = inside is None and as_function(value) is not None
+    masked.without_cells = not around and as_function(value) is not None
     digest = short(masked.encode(value))
     if not masked.volatile:
         return digest, masked.unknown
-    whole = _Lenient(inside, masking=False)
+    whole = _Lenient(around, masking=False)
     whole.grows = not once
     return f"{digest}~{short(whole.encode(value))}", masked.unknown
 
@@ -203,10 +205,9 @@ class _Lenient(Encoder):
         if cls not in (str, int, float, dt.datetime, dt.time)
     }
 
-    def __init__(self, inside: object, *, masking: bool) -> None:
+    def __init__(self, around: Sequence[object], *, masking: bool) -> None:
         super().__init__(Numbering())
-        if inside is not None:
-            self.active[id(inside)] = 0
+        self.active.update((id(each), level) for level, each in enumerate(around))
         self.masking = masking
         self.volatile = False
         self.without_cells = False  # variables that the function itself captured count elsewhere
@@ -268,7 +269,7 @@ class _Lenient(Encoder):
             return fold(b"c" + class_name(cls).encode())
         encoder = self
         if not self.in_class:
-            encoder = _Lenient(cls, masking=True)
+            encoder = _Lenient((cls,), masking=True)
             encoder.in_class = True
         encoded = join(b"k", [string(class_name(cls)), encoder.dict_(held)])
         if not self.in_class:

@@ -234,7 +234,7 @@ class Caller(AnyCaller):
             parts, unknown, values = {CLASS: class_text} if class_text else {}, [], holder.values()
             first = self._subjects.first_of(obj)
             for name, value in values.items():
-                parts[name], without = digest_part(value, holder.instance)
+                parts[name], without = holder.digest(name, value)
                 unknown += without
                 before = first.get(name, parts[name]).partition("?")[0]
                 if before != parts[name]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._identity.deltas import MISSING, Delta, applied, copied, delta
 from stepwise._identity.holders import Holder, class_text
+from stepwise._identity.leaves import below
 from stepwise._identity.parts import CLASS, FUNCTION
 from stepwise._identity.sights import ATOMS, Sight, Sights
 from stepwise._journal.records import Call
@@ -271,7 +272,11 @@ class Subjects:
 
     def _recorded(self, known: Subject, sight: Sight, holder: Holder) -> dict[str, str]:
         """Build the recorded parts of a subject, with first values for the changed ones."""
-        known.first = {**sight.texts, **known.first}
+        if known.first:  # what a step put into the subject since then was not there at first
+            late = {part: UNKNOWN for part in sight.leaves.places if part not in known.first}
+            known.first = {**sight.texts, **late, **known.first}
+        else:
+            known.first = dict(sight.texts)
         recorded = {**sight.texts}
         for part, text in sight.texts.items():
             first = known.first[part]
@@ -457,11 +462,15 @@ class Subjects:
         deltas: dict[str, Delta] = {}
         whole: dict[str, Any] = {}
         unclear, state = [], [*identity.noted]
+        covered: list[str] = []  # what the changes of other parts bring with them
+        met: set[tuple[int, object]] = set()  # what two paths lead to
         for part in changed:
             key = holder.key(part)
             if key not in self.state:
                 self.state.add(key)
                 state.append(part)
+            if any(below(part, each) for each in covered):
+                continue
             before, content = held.sight.values.get(part, MISSING), held.copies.get(part)
             after = now.get(part, MISSING)
             touched = holder.changeable(part, after)
@@ -469,7 +478,17 @@ class Subjects:
             if held.shared(part):
                 unclear.append(part)
                 continue
+            here, covers = _reached(holder, part, before, after)
+            if covers:
+                covered.append(part)
+            if here is None:  # the change of the container brings it
+                continue
+            if here in met:
+                continue
+            met.add(here)
             deltas[part] = delta(before, content, after)
+            if deltas[part][0] == "contents":
+                covered.append(part)
             if deltas[part] == ("whole",):
                 whole[part] = after
         return SubjectChanges(deltas, whole, tuple(unclear), tuple(state))
@@ -493,6 +512,8 @@ class Subjects:
         before = sight.values.get(part, MISSING)
         if before is MISSING or now is MISSING:
             return before is not now
+        if part in held.holder.leaves.nodes and now is not before:
+            return True
         if now is before and sight.parts[part].fixed:
             return False
         if type(now) in _SIZED and now is before and len(held.copies[part]) != len(now):
@@ -550,6 +571,21 @@ class Subjects:
             _left[self._run_id] = _Left(set(self.state), touched)
             while len(_left) > _STOPPED:
                 _left.popitem(last=False)
+
+
+def _reached(
+    holder: Holder, part: str, before: Any, after: Any
+) -> tuple[tuple[int, object] | None, bool]:
+    """Return what a changed part is a path to, and whether its change brings those inside it."""
+    if after is before:
+        return (id(after), None), False
+    place = holder.leaves.place(part)
+    if place is None:
+        return (0, part), True
+    is_new = before is MISSING or after is MISSING
+    if is_new and place.is_item:
+        return None, True
+    return (id(place.around[-1]), place.key), is_new or part in holder.leaves.nodes
 
 
 def _reference(obj: object, gone: Callable[[Any], object] | None = None) -> Callable[[], object]:

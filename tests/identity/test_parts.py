@@ -159,7 +159,7 @@ def test_a_cycle_has_a_part():
     one = Memory(name="a")
     one.me = one
     assert digest_part(one)[1] == []
-    assert digest_part([one], inside=one)[1] == []
+    assert digest_part([one], (one,))[1] == []
 
 
 # -- clients -------------------------------------------------------------------------------------
