@@ -46,7 +46,7 @@ from stepwise._execution.outcomes import (
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Call, Entry, Intent, Outcome
 from stepwise._journal.spending import Sums
-from stepwise._matching.callers import NOBODY, AnyCaller, Caller
+from stepwise._matching.callers import AnyCaller, caller_of
 from stepwise._matching.pool import FRESH, Match, Verdict
 from stepwise._matching.subjects import Identity
 from stepwise._runtime import asyncio_state
@@ -287,7 +287,7 @@ class Performance(NamedTuple):
         for a second, and none of them executes a step.
         """
         active, flows, identity = self.scope.run, self.scope.run.flows, self.identity
-        caller = Caller(active.subjects, identity) if identity.holder is not None else NOBODY
+        caller = caller_of(active.subjects, identity)
         began, told = 0.0, False
         try:
             while True:

@@ -117,10 +117,7 @@ class Holder:
 
     def around(self, part: str) -> tuple[Any, ...]:
         """Return the objects that hold a part; in its digest, each counts as itself."""
-        place = self.leaves.places.get(part)
-        if place is not None:
-            return place.around
-        return () if self.instance is None else (self.instance,)
+        return self.leaves.around(part, () if self.instance is None else (self.instance,))
 
     def digest(self, part: str, value: Any, *, once: bool = False) -> tuple[str, list[object]]:
         """Digest the value of a part; see :func:`stepwise._identity.parts.digest_part`."""

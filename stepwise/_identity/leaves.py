@@ -93,6 +93,15 @@ class Leaves:
                 return False
         return True
 
+    def around(self, part: str, subject: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the objects that hold a part: in its digest, each counts as itself.
+
+        Args:
+            subject: those that hold a part of the subject itself.
+        """
+        place = self.places.get(part)
+        return place.around if place is not None else subject
+
     def place(self, part: str) -> PartPlace | None:
         """Return where a part stands, or will stand; ``None`` for one of the subject itself."""
         place = self.places.get(part)

@@ -11,9 +11,10 @@ A part is named ``question`` (an argument), ``self.model`` (an attribute of the 
 - ``?`` and serial numbers of the objects in it that have no digest (a lock, a client) and count by
   their class.
 
-Arguments are digested strictly (see ``identity``): what cannot be part of an identity is an error
-there.  Attributes and captured variables are digested here, leniently: nobody chose to make them
-part of an identity, so nothing that they hold may fail a call.
+What has no digest counts by its class, or by the fields that are declared or known of that, there
+where it stands; what stands beside it counts by its contents.  Attributes and captured variables
+never fail a call.  Arguments are told exactly where everything in them has a digest; only what a
+call uses up or what is nothing but data (an iterator, an array of a special kind) is an error.
 """
 
 from __future__ import annotations
@@ -27,15 +28,25 @@ import os
 import sys
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any, ClassVar
 
-from stepwise._identity.clients import field, fields_of, is_foreign
+from stepwise._identity.clients import declared, field, fields_of, is_foreign
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.class_contents import cell_content, content_of
-from stepwise._values.digest import Encoder, Numbering, form_of
+from stepwise._values.digest import Encoder, Numbering, encode, form_of
 from stepwise._values.digest_atoms import ATOMS, class_name, fold, join, main_name, string
 from stepwise._values.moments import has_volatile_form, is_clock
+from stepwise.errors import DigestError
 
 __all__ = [
     "CLASS",
@@ -46,7 +57,9 @@ __all__ = [
     "captured",
     "class_digest",
     "digest_part",
+    "lenient",
     "module_key",
+    "of_argument",
     "parse",
     "short",
     "shown_part",
@@ -165,6 +178,72 @@ def digest_part(
         main_name.reset(token)
 
 
+def lenient(
+    value: object,
+    around: Sequence[object] = (),
+    numbering: Numbering | None = None,
+    *,
+    masking: bool = False,
+    exactly: bool = False,
+) -> tuple[bytes, list[object]]:
+    """Encode a value that nobody chose to be part of an identity.
+
+    What has no digest counts by its class, or by the fields that are known of it, there where it
+    stands; the rest by its contents.
+
+    Args:
+        around: see :func:`digest_part`.
+        numbering: of the references in all that makes the identity.
+        masking: times and UUIDs count by their type.
+        exactly: a function that no name leads to counts by its code, too.
+
+    Returns:
+        the canonical bytes, and the objects that have no digest.
+    """
+    encoder = _Lenient(around, masking=masking)
+    encoder.exactly = exactly
+    if numbering is not None:
+        encoder.numbering = numbering
+    if "uuid" in sys.modules:
+        _meet_uuids()
+    token = main_name.set(module_key("__main__"))
+    try:
+        return encoder.encode(value), encoder.unknown
+    except MemoryError:
+        raise
+    except Exception:  # nested too deeply, or changed by another thread meanwhile
+        return _by_class(type(value)), [value]
+    finally:
+        main_name.reset(token)
+
+
+def of_argument(value: object, numbering: Numbering) -> tuple[bytes, list[object]]:
+    """Encode an argument: exactly, or leniently where something in it has no digest.
+
+    Args:
+        numbering: see :func:`lenient`.
+
+    Raises:
+        DigestError: what has no digest is used up by the call, or is data: nothing can replace it.
+    """
+    try:
+        return encode(value, numbering, by=_Exact), []
+    except DigestError:
+        found, unknown = lenient(value, (), numbering, exactly=True)
+        if any(map(_is_irreplaceable, unknown)):
+            raise
+        return found, unknown
+
+
+def _is_irreplaceable(value: object) -> bool:
+    """Return whether a value is consumed by a call, or is a container or an array of data."""
+    cls = type(value)
+    asyncio = sys.modules.get("asyncio")
+    used_up = (Iterator, AsyncIterator, Coroutine, *((asyncio.Future,) if asyncio else ()))
+    data = (list, tuple, dict, set, frozenset, deque, memoryview)
+    return issubclass(cls, (*used_up, *data)) or hasattr(cls, "__array__")
+
+
 @functools.lru_cache(maxsize=1000)
 def class_digest(cls: Any) -> str:
     """Digest what tells a class from others of its name; empty if nothing does."""
@@ -192,6 +271,20 @@ def _text(value: str) -> str:
     return f".{_VOLATILE}~{exact}" if has_volatile_form(value) else f".{exact}"
 
 
+class _Exact(Encoder):
+    """An encoder of arguments: classes that the user has declared count by their fields."""
+
+    def object(self, value: Any) -> bytes:
+        cls: Any = type(value)
+        fields = declared(cls)
+        return super().object(value) if fields is None else _by_fields(self, value, fields)
+
+
+def _by_fields(encoder: Encoder, value: Any, fields: Iterable[str]) -> bytes:
+    held = {name: field(value, name) for name in fields}
+    return join(b"K", [string(class_name(type(value))), encoder.dict_(held)])
+
+
 class _Lenient(Encoder):
     """An encoder that never fails, whatever the value contains.
 
@@ -212,6 +305,7 @@ class _Lenient(Encoder):
         self.volatile = False
         self.without_cells = False  # variables that the function itself captured count elsewhere
         self.in_class = False
+        self.exactly = False
         self.whole = False  # in an object that counts by its class if any part has no digest
         self.unknown: list[object] = []
         # Long lists are remembered by what stands at the front of their digest.
@@ -233,8 +327,7 @@ class _Lenient(Encoder):
         try:
             fields = fields_of(cls)
             if fields is not None:
-                held = {name: field(value, name) for name in fields}
-                return join(b"K", [string(class_name(cls)), self.dict_(held)])
+                return _by_fields(self, value, fields)
             if cls in uncounted:
                 held = {k: v for k, v in vars(value).items() if k != uncounted[cls]}
                 return join(b"K", [string(class_name(cls)), self.dict_(held)])
@@ -289,7 +382,7 @@ class _Lenient(Encoder):
             [
                 string(module_key(function.__module__)),
                 string(function.__qualname__),
-                *_text_of_lambda(function),
+                *_text_of_code(function, local=self.exactly),
                 self.dict_(held),
                 self.tuple_(function.__defaults__ or ()),
                 self.dict_(function.__kwdefaults__ or {}),
@@ -299,9 +392,13 @@ class _Lenient(Encoder):
         return encoded
 
 
-def _text_of_lambda(function: types.FunctionType) -> list[bytes]:
-    """The code of a lambda: nothing else tells two of them apart that one function defines."""
-    if function.__name__ != "<lambda>":
+def _text_of_code(function: types.FunctionType, *, local: bool) -> list[bytes]:
+    """The code of a lambda: nothing else tells two of them apart that one function defines.
+
+    Args:
+        local: that of any function inside another one.
+    """
+    if function.__name__ != "<lambda>" and not (local and "<locals>" in function.__qualname__):
         return []
     code = function.__code__
     constants = [each for each in code.co_consts if not isinstance(each, types.CodeType)]

@@ -67,7 +67,18 @@ class Identity:
         parts: see ``parts``; without those of a subject.
     """
 
-    __slots__ = ("digest", "held", "holder", "noted", "older", "parts", "sight", "subject")
+    __slots__ = (
+        "arguments",
+        "digest",
+        "given",
+        "held",
+        "holder",
+        "noted",
+        "older",
+        "parts",
+        "sight",
+        "subject",
+    )
 
     def __init__(self, digest: str, parts: dict[str, str]) -> None:
         self.digest = digest
@@ -79,6 +90,8 @@ class Identity:
         # Digest and parts by an older rule: classes of the started file counted as ``__main__``'s.
         self.older: Callable[[], tuple[str, dict[str, str]]] | None = None
         self.sight: Sight | None = None  # when the call was made
+        self.given: Mapping[str, Sequence[object]] = _NOTHING  # what has no digest, by argument
+        self.arguments: Sequence[object] = ()  # those that hold it
 
     @property
     def serial(self) -> int:
@@ -269,6 +282,23 @@ class Subjects:
                 sight.state = len(self.state)
                 sight.recorded = self._recorded(known, sight, holder)
             identity.parts.update(sight.recorded)
+
+    def give(
+        self,
+        identity: Identity,
+        unknown: Mapping[str, Sequence[object]],
+        bound: Mapping[str, object],
+    ) -> None:
+        """Add the serial numbers of what has no digest in the arguments of a call.
+
+        Args:
+            unknown: it, by the names of the arguments.
+            bound: the arguments.
+        """
+        identity.given, identity.arguments = unknown, [bound[name] for name in unknown]
+        with self._lock:
+            for name, objects in unknown.items():
+                identity.parts[name] += self._numbered(objects)
 
     def _recorded(self, known: Subject, sight: Sight, holder: Holder) -> dict[str, str]:
         """Build the recorded parts of a subject, with first values for the changed ones."""
