@@ -325,7 +325,6 @@ class HeldParts(Parts):
                 if path not in self._ignored:
                     yield path, encoded, attribute
 
-
     def _fixed(
         self, path: str, value: Any, attribute: tuple[str, str] | None, function: Any
     ) -> Iterator[tuple[str, bytes, tuple[str, str] | None]]:

@@ -636,7 +636,10 @@ def test_attributes_left_out():
     """What has no digest counts by its class where it stands, and is named."""
     found, names = instance_digest(Agent(model="x", client=LOCK, pool=[LOCK]))
     assert names == ["client", "pool"]
-    assert found == instance_digest(Agent(model="x", client=threading.Lock(), pool=[threading.Lock()]))[0]
+    assert (
+        found
+        == instance_digest(Agent(model="x", client=threading.Lock(), pool=[threading.Lock()]))[0]
+    )
     assert found != instance_digest(Agent(model="y", client=LOCK, pool=[LOCK]))[0]
 
 
