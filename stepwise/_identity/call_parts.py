@@ -269,8 +269,8 @@ class HeldParts(Parts):
     function (or bound method, partial, callable object) of the node ``ask``;
     ``of:node 'ask':agents[0].persona`` one of an object of the user's own inside it.  Only texts,
     numbers and the like, functions with what they captured, classes, and the fields of clients
-    count.  A change that a call makes inside an object (a list, an agent's history) must not make the next
-    run another one; nor must an attribute or a captured variable that is assigned.
+    count.  A change that a call makes inside an object (a list, an agent's history) must not make
+    the next run another one; nor must an attribute or a captured variable that is assigned.
 
     Args:
         functions: what the run calls, by what a message calls it.

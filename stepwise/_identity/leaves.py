@@ -214,7 +214,7 @@ def _holds_own(value: Any) -> bool:
 
     Most hold messages, and are asked at every look: so level by level, not item by item.
     """
-    level = (value,)
+    level: Sequence[Any] = (value,)
     for _ in range(_DEPTH):
         inside: list[Any] = []
         for each in level:
@@ -308,7 +308,7 @@ def _names(node: Any, held: Mapping[str, Any]) -> Collection[str] | None:
 
 def _text(node: Any) -> str:
     """Return the text of a node: its class, or the number or the names of its items."""
-    cls = type(node)
+    cls: Any = type(node)
     if cls not in _CONTAINERS:
         return _text_of_class(cls)
     names = sorted(map(repr, node)) if cls is dict else len(node)

@@ -107,7 +107,7 @@ class AnyCaller:
 NOBODY = AnyCaller()
 
 
-class Given(AnyCaller):
+class ArgumentsCaller(AnyCaller):
     """The caller of a call, as far as its arguments hold what has no digest.
 
     Two calls that are equal but for such objects are *twins*: nobody can tell their records apart.
@@ -228,7 +228,7 @@ class _Other(NamedTuple):
     unknown: list[object]
 
 
-class Caller(Given):
+class Caller(ArgumentsCaller):
     """The subject of a call, among the other live ones of its kind."""
 
     def __init__(self, subjects: Subjects, identity: Identity) -> None:
@@ -343,4 +343,4 @@ def caller_of(subjects: Subjects, identity: Identity) -> AnyCaller:
     """Return the caller of a call of this identity."""
     if identity.holder is not None:
         return Caller(subjects, identity)
-    return Given(subjects, identity) if identity.given else NOBODY
+    return ArgumentsCaller(subjects, identity) if identity.given else NOBODY

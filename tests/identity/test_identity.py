@@ -18,7 +18,7 @@ import types
 import typing
 from typing import Any, NamedTuple
 
-import numpy
+import numpy as np
 import pydantic
 import pytest
 from hypothesis import given
@@ -408,7 +408,7 @@ def test_data_without_a_digest_is_an_error():
     deep = []
     for _ in range(100_000):
         deep = [deep]
-    for value in (deep, numpy.ma.masked_array([1, 2], mask=[0, 1])):
+    for value in (deep, np.ma.masked_array([1, 2], mask=[0, 1])):
         with pytest.raises(DigestError, match="argument 'body'"):
             digest(three, 1, [value, LOCK])
 

@@ -7,11 +7,11 @@ inside them, beside a client without a digest and beside state that steps change
 import random
 
 import pytest
-from calls import HEAD, Calls
-from examples import sweep
+from calls import Calls
 from hypothesis import given
 from hypothesis import strategies as st
 
+from examples import sweep
 from stepwise._identity.holders import Holder
 from stepwise._identity.identity import Parameters
 from stepwise._identity.leaves import attribute, item
@@ -292,7 +292,10 @@ def made(tree):
     return tuple(made(each) for each in tree)
 
 
-def agents_in(value, path=("self", attribute("inside"))):
+ROOT = "self", attribute("inside")
+
+
+def agents_in(value, path=ROOT):
     """Each agent below a value, with its path."""
     if isinstance(value, (list, tuple)):
         for number, each in enumerate(value):
