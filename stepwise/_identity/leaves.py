@@ -86,10 +86,11 @@ class Leaves:
     def stand(self) -> bool:
         """Return whether the opened objects hold the very same objects as before."""
         for node, names, values in self._held:
-            now = _contents(node)
-            if len(now) != len(names) or not all(map(is_, now.values(), values)):
+            try:
+                now = dict(_contents(node))
+            except Exception:  # it is the user's, and another thread may change it
                 return False
-            if list(now) != names:
+            if list(now) != names or not all(map(is_, now.values(), values)):
                 return False
         return True
 
@@ -117,14 +118,16 @@ class Leaves:
         for part, node, outer in waiting:
             if any(each is node for each in outer):
                 continue
-            found = _held_by(node)
+            try:
+                held, found = dict(_contents(node)), _held_by(node)
+            except Exception:  # it is the user's, and another thread may change it
+                continue
             if found is None or count + len(found) > _PARTS:
                 continue
             count += len(found)
             inside = (*outer, node)
             self.nodes[part] = _text(node)
             if type(node) is not tuple:
-                held = _contents(node)
                 self._held.append((node, list(held), list(held.values())))
             is_item = type(node) in _CONTAINERS
             for key, each in found.items():
@@ -193,7 +196,10 @@ def deepest(pieces: Sequence[str], parts: Collection[str]) -> str | None:
 
 def _opens(value: Any) -> bool:
     """Return whether what a value holds are parts of their own."""
-    return _holds_own(value) if type(value) in _CONTAINERS else _is_agent(value)
+    try:
+        return _holds_own(value) if type(value) in _CONTAINERS else _is_agent(value)
+    except Exception:  # it is the user's, and another thread may change it
+        return False
 
 
 def _is_agent(value: Any) -> bool:
