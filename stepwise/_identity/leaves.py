@@ -118,10 +118,7 @@ class Leaves:
         for part, node, outer in waiting:
             if any(each is node for each in outer):
                 continue
-            try:
-                held, found = dict(_contents(node)), _held_by(node)
-            except Exception:  # it is the user's, and another thread may change it
-                continue
+            held, found = _taken_apart(node)
             if found is None or count + len(found) > _PARTS:
                 continue
             count += len(found)
@@ -278,6 +275,14 @@ def _contents(node: Any) -> Mapping[Any, Any]:
     if type(node) is dict:
         return node
     return dict(enumerate(node)) if type(node) in _CONTAINERS else attributes(node)
+
+
+def _taken_apart(node: Any) -> tuple[dict[Any, Any], dict[Any, Any] | None]:
+    """Return what a node holds, and what of that counts; ``None`` if that is not known."""
+    try:
+        return dict(_contents(node)), _held_by(node)
+    except Exception:  # it is the user's, and another thread may change it
+        return {}, None
 
 
 def _held_by(node: Any) -> dict[Any, Any] | None:

@@ -24,6 +24,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import stepwise
 from examples import sweep
 from stepwise import configure
 from stepwise._identity.call_parts import CallParts
@@ -149,6 +150,19 @@ def test_a_client_as_an_argument():
     assert digest(function, "tides", LOCK) != digest(function, "tides", [LOCK])
     ignoring = with_options(function, ignore=("client",))
     assert digest(ignoring, "tides", LOCK) == digest(ignoring, "tides", None)
+
+
+class Bank:
+    def __init__(self, account, calls=0, lock=None):
+        self.account, self.calls, self.lock = account, calls, lock
+
+
+def test_declared_fields_of_an_argument():
+    """An argument counts by the fields that are declared for its class, whatever else it holds."""
+    stepwise.identity(Bank, fields=["account"])
+    first = digest(three, 1, [Bank("a")])
+    assert first == digest(three, 1, [Bank("a", calls=2)]) != digest(three, 1, [Bank("b")])
+    assert digest(three, 1, [Bank("a", lock=LOCK)]) == first
 
 
 def test_names_count():
