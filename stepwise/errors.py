@@ -219,14 +219,13 @@ class CodeChangedError(StepwiseError):
 class DigestError(StepwiseError, TypeError):
     """This value cannot be part of an identity: equal values would not give equal digests.
 
-    Cause: An argument, or the result of `key=`, distinguishes calls by its value, but has no value
-    that stays the same in another process: a client, a lock, a socket, an object without data. The
-    same holds for the input of a graph and the state of a step loop; the message says where.
+    Cause: An argument distinguishes calls by its value, but the call uses that up: a generator, an
+    open file, a stream; or it is data of a kind that is not known here. In the result of `key=`, in
+    the input of a graph and in the state of a step loop, a client or a lock is an error, too; as an
+    argument it counts by its class. The message says where.
 
-    What to do: Leave the parameter out of the identity with `ignore=("name",)`, or choose with
-    `key=` what distinguishes two calls. Or do not pass the object: an attribute of the instance or
-    a captured variable counts by its class, or by the fields in `stepwise.identity(Class,
-    fields=[...])`.
+    What to do: Pass a list. Or leave the parameter out of the identity with `ignore=("name",)`, or
+    choose with `key=` what distinguishes two calls.
     """
 
     path: str

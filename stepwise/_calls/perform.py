@@ -39,7 +39,7 @@ from stepwise._execution.outcomes import ShownValue, load_outcome, outcome, sett
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Call, Entry, Intent, Outcome
 from stepwise._journal.spending import Sums
-from stepwise._matching.callers import NOBODY, AnyCaller, Caller
+from stepwise._matching.callers import AnyCaller, caller_of
 from stepwise._matching.held import NOTHING_WATCHED, Watched
 from stepwise._matching.pool import FRESH, Match, Verdict
 from stepwise._matching.subjects import Identity
@@ -283,7 +283,7 @@ class Performance(NamedTuple):
         for a second, and none of them executes a step.
         """
         active, flows, identity = self.scope.run, self.scope.run.flows, self.identity
-        caller = Caller(active.subjects, identity) if identity.holder is not None else NOBODY
+        caller = caller_of(active.subjects, identity)
         began, told = 0.0, False
         try:
             while True:

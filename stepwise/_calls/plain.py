@@ -152,9 +152,11 @@ def _begin(
         return None
     bound = parameters.bind(args, kwargs)
     try:
-        digest, parts = parameters.identify(bound, (args, kwargs), one_module=True)
+        digest, parts, unknown = parameters.identify(bound, (args, kwargs), one_module=True)
     except MemoryError:
         return None  # perform says what ran out, if it does so again
+    if unknown:
+        return None
     if step.qualname != name:
         parts[FUNCTION] = step.qualname
     locator, origin = active.locator, None

@@ -271,8 +271,11 @@ class Step(Performer):
             instance: the object or class that the method is bound to.
             call: the arguments as they were passed.
         """
-        identity = Identity(*self.parameters.identify(bound, call, one_module=True))
-        identity.older = lambda: self.parameters.identify(bound, call)
+        digest, parts, unknown = self.parameters.identify(bound, call, one_module=True)
+        identity = Identity(digest, parts)
+        identity.older = lambda: self.parameters.identify(bound, call)[:2]
+        if unknown:
+            subjects.give(identity, unknown, bound)
         qualname = self.qualname
         if qualname != self.name:
             identity.parts[FUNCTION] = qualname

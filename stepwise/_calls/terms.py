@@ -208,7 +208,7 @@ def _leniently(value: Any, instance: object) -> bytes:
     try:
         return _digest.encode(value)
     except DigestError:  # by its class, and what is known of it
-        return digest_part(value, instance)[0].encode()
+        return digest_part(value, () if instance is None else (instance,))[0].encode()
 
 
 def _of_subject(tool: Asks, instance: object) -> dict[str, Any]:

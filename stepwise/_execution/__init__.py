@@ -2,7 +2,7 @@
 
 The modules, each importing only from those before it::
 
-    reloading process_memory registry failures location contents outcomes inputs
-    concurrency waits steering budget account active_run draining other_tasks suspension outside
-    watching viewer
+    reloading process_memory registry failures location contents call_changes
+    outcomes inputs concurrency waits steering budget account active_run draining other_tasks
+    suspension outside watching viewer
 """

@@ -2,5 +2,5 @@
 
 The modules, each importing only from those before it::
 
-    module_names clients parts identity captures call_parts deltas holders sights
+    module_names clients parts identity captures leaves call_parts holders sights
 """

@@ -2,9 +2,9 @@
 
 ``arg:q`` is an argument, the default of a parameter that was not given included; ``captured:model``
 a variable of an enclosing function; ``self.model`` an attribute of the instance, and
-``self.client.base_url`` a field that distinguishes clients, which have no digest.  A derived run id
-is made of them; a record that knows them tells what differs, and a part that it does not know does
-not count.
+``self.agent.persona`` one of an object that it holds (see ``leaves``).  What has no digest counts
+by its class, or by the fields that distinguish clients.  A derived run id is made of the parts; a
+record that knows them tells what differs, and a part that it does not know does not count.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from stepwise._identity.captures import (
 )
 from stepwise._identity.clients import field, fields_of
 from stepwise._identity.identity import Parameters
-from stepwise._identity.parts import class_digest
+from stepwise._identity.leaves import NO_LEAVES, leaves_of
+from stepwise._identity.parts import class_digest, lenient
 from stepwise._runtime.forks import cached
 from stepwise._values import digest
 from stepwise._values.instances import attributes
 from stepwise._values.moments import is_momentary
 
-__all__ = ["CallParts", "HeldParts", "Parts", "spoken"]
+__all__ = ["CallParts", "HeldParts", "Parts", "instance_values", "spoken"]
 
 _GROWS = (list, dict, set, bytearray, collections.deque)
 
@@ -113,42 +114,44 @@ class CallParts(Parts):
         self._encoded: dict[str, bytes] = {}
         self._defaulted: list[str] = []
         self._captured: dict[str, bytes] = {}
-        self._held: dict[str, bytes | None] = {}
-        self._ignored = parameters.instance_ignored
+        self._held: dict[str, bytes] = {}
+        self._by_class: list[str] = []
         if not parameters.is_computed:
-            self._encoded, self._defaulted = parameters.in_force(bound)
+            self._encoded, self._defaulted, unknown = parameters.in_force(bound)
+            self._by_class += [f"{name}=" for name in unknown]
             given = self._encoded.keys() - set(self._defaulted)
             self.given = frozenset(f"arg:{name}" for name in given)
             captured, momentary = captured_parts(function, first_seen)
             self._captured = {f"captured:{name}": encoded for name, encoded in captured.items()}
             self._momentary |= {f"captured:{name}" for name in momentary}
         if instance is not None and not isinstance(instance, type):
-            self._look_at(instance)
+            self._look_at(instance, parameters.instance_ignored)
         self.arguments = parameters.digest(bound, call) if self.computed else self._of_arguments()
-        self.instance, self.left_out = self._of_instance()
-        self._clients = {} if self.computed else dict(self._of_clients())
+        self.instance = self._of_instance()
 
-    def _look_at(self, instance: object) -> None:
-        self._held = identity.instance_parts(instance)
-        for name, value in attributes(instance).items():
+    def _look_at(self, instance: object, ignored: frozenset[str]) -> None:
+        values = instance_values(instance, ignored)
+        leaves = leaves_of(values, instance)
+        if leaves is not NO_LEAVES:
+            values = leaves.values
+        numbering = digest.Numbering()
+        for part, value in values.items():
+            node = leaves.nodes.get(part)
+            if node is not None:
+                self._held[part] = node.encode()
+            else:
+                around = leaves.around(part, (instance,))
+                self._held[part], unknown = lenient(value, around, numbering)
+                if unknown:
+                    self._by_class.append(part.removeprefix("self."))
             if is_momentary(value):
-                self._momentary.add(f"self.{name}")
+                self._momentary.add(part)
             elif issubclass(type(value), _GROWS):
-                self._growing.add(f"self.{name}")
-
-    def _of_clients(self) -> Iterator[tuple[str, bytes]]:
-        """Encode the fields that distinguish clients in attributes and captured variables."""
-        values = attributes(self._instance) if self.left_out else {}
-        held = [(f"self.{name}", values.get(name)) for name in self.left_out]
-        if self._captured:
-            held += [(f"captured:{name}", value) for name, value in fixed_cells(self._function)]
-        for where, value in held:
-            yield from _clients_within(where, value)
+                self._growing.add(part)
 
     def by_class(self) -> list[str]:
-        """Name the attributes that have no digest and no fields, and count by their class."""
-        values = attributes(self._instance) if self.left_out else {}
-        return [name for name in self.left_out if _fields_of(values.get(name)) is None]
+        """Name the arguments (``client=``) and attributes in which something has no digest."""
+        return self._by_class
 
     # -- what ids are made of --------------------------------------------------------------------
 
@@ -160,69 +163,49 @@ class CallParts(Parts):
             parts += digest.framed(name), digest.framed(self._encoded[name])
         return digest.combined(parts)
 
-    def _of_instance(
-        self, module: str | None = None, *, whole: bool = False
-    ) -> tuple[str, list[str]]:
-        """Digest the instance; see :func:`stepwise._identity.identity.instance_digest`.
+    def _of_instance(self, module: str | None = None) -> str:
+        """Digest the instance.
 
         Args:
             module: what its class counts as being defined in.
-            whole: with the attributes that ``==`` leaves out or the workflow ignores.
         """
         if self._instance is None:
-            return "", []
-        held = self._held
-        if not whole:
-            cls: Any = type(self._instance)
-            out = self._ignored | identity.uncompared(cls)
-            held = {name: encoded for name, encoded in held.items() if name not in out}
-        return identity.instance_digest(self._instance, held, module)
+            return ""
+        cls = _class(self._instance)
+        counted: list[bytes | str] = [digest.class_name(cls)]
+        if module is not None:
+            counted = [f"{module}.{cls.__qualname__}"]
+        for part, encoded in sorted(self._held.items()):
+            counted += part, encoded
+        return digest.combine(*counted)
 
     def _extras(self) -> dict[str, bytes]:
-        """Return what older versions did not count: captures, and what has no digest."""
-        counted = {
-            name: held for name, held in self._captured.items() if name not in self._momentary
-        }
-        counted.update(self._clients)
-        if not self.computed:
-            values = attributes(self._instance) if self.left_out else {}
-            for name in self.left_out:
-                counted[f"self.{name}"] = _class_of(values.get(name))
-            content = self._instance is not None and class_digest(_class(self._instance))
-            if content:
-                counted["class"] = content.encode()
+        """Return what counts beside the arguments and the instance."""
+        counted = {n: held for n, held in self._captured.items() if n not in self._momentary}
+        content = self._instance is not None and class_digest(_class(self._instance))
+        if content and not self.computed:
+            counted["class"] = content.encode()
         return counted
 
     def digests(self, module: str | None = None) -> Iterator[tuple[str, ...]]:
         """Yield the possible bases of a run id; the first is that of a new run.
 
         The others are those of runs that began when the workflow had fewer parameters with a
-        default or fewer captured variables, or under an older version.
+        default, or one captured variable less.
 
         Args:
             module: what the instance's class counts as being defined in.
         """
-        instance, _ = self._of_instance(module)
         if self.computed:
             yield self.arguments, ""
-            if instance:
-                yield self.arguments, self._of_instance(module, whole=True)[0]
             return
-        extras = self._extras()
-        older = {name: held for name, held in extras.items() if name not in self._clients}
+        instance, extras = self._of_instance(module), self._extras()
+        for kept in self._kept():
+            yield self._of_arguments(kept=kept), instance, *_combined(extras)
         first = self._of_arguments(kept=frozenset(self._defaulted))
-        variants = [extras]
-        if self._clients:
-            variants.append(older)
-        if older:
-            variants.append({})
-        for extra in variants:
-            for kept in self._kept():
-                yield self._of_arguments(kept=kept), instance, *_combined(extra)
         for name in extras:
             fewer = {each: held for each, held in extras.items() if each != name}
             yield first, instance, *_combined(fewer)
-        yield self.arguments, self._of_instance(module, whole=True)[0]
 
     def _kept(self) -> Iterator[frozenset[str]]:
         """The parameters at their default that a run may know of, all of them first."""
@@ -260,14 +243,10 @@ class CallParts(Parts):
             parts["key"] = self.arguments.encode()
             return {name: _short_digest(encoded) for name, encoded in parts.items()}
         parts.update(self._captured)
-        parts.update(self._clients)
+        parts.update(self._held)
         if self._instance is not None:
-            cls: Any = _class(self._instance)
+            cls = _class(self._instance)
             parts["class"] = (own_name(cls, self._function) + class_digest(cls)).encode()
-            values = attributes(self._instance) if self.left_out else {}
-            out = self._ignored | identity.uncompared(cls)
-            for name in self._held.keys() - out:
-                parts[f"self.{name}"] = self._held[name] or _class_of(values.get(name))
         return {name: _short_digest(encoded) for name, encoded in parts.items()}
 
     @property
@@ -287,10 +266,11 @@ class HeldParts(Parts):
     """The values that given functions hold: the nodes of a graph, or an agent function.
 
     ``of:node 'ask':model`` is a captured variable, a default or an attribute ``model`` of the
-    function (or bound method, partial, callable object) of the node ``ask``.  Only texts, numbers
-    and the like, functions with what they captured, classes, and the fields of clients count.  A
-    change that a call makes inside an object (a list, an agent's history) must not make the next
-    run another one; nor must an attribute or a captured variable that is assigned.
+    function (or bound method, partial, callable object) of the node ``ask``;
+    ``of:node 'ask':agents[0].persona`` one of an object of the user's own inside it.  Only texts,
+    numbers and the like, functions with what they captured, classes, and the fields of clients
+    count.  A change that a call makes inside an object (a list, an agent's history) must not make
+    the next run another one; nor must an attribute or a captured variable that is assigned.
 
     Args:
         functions: what the run calls, by what a message calls it.
@@ -335,16 +315,27 @@ class HeldParts(Parts):
             if name in self._ignored or attribute in _assigned or is_momentary(value):
                 continue
             for path, each in within(name, value, objects=False):
-                if path in self._ignored or is_momentary(each):
-                    continue
-                if type(each) in FIXED:
-                    yield path, digest.encode(each), attribute
-                elif issubclass(type(each), _NAMED):
-                    named = own_name(each, plain_function(function) or each)
-                    yield path, digest.encode(("named", named)), attribute
+                yield from self._fixed(path, each, attribute, function)
+                leaves = leaves_of({path: each}, None)
+                for inner, place in leaves.places.items():
+                    if not place.is_item:  # a list may grow
+                        own = own_name(type(place.around[-1]), function), place.key
+                        yield from self._fixed(inner, leaves.values[inner], own, function)
             for path, encoded in _clients_within(name, value):
                 if path not in self._ignored:
                     yield path, encoded, attribute
+
+    def _fixed(
+        self, path: str, value: Any, attribute: tuple[str, str] | None, function: Any
+    ) -> Iterator[tuple[str, bytes, tuple[str, str] | None]]:
+        """Encode a value if it is a text, a number, a function or a class."""
+        if path in self._ignored or attribute in _assigned or is_momentary(value):
+            return
+        if type(value) in FIXED:
+            yield path, digest.encode(value), attribute
+        elif issubclass(type(value), _NAMED):
+            named = own_name(value, plain_function(function) or value)
+            yield path, digest.encode(("named", named)), attribute
 
 
 def _values_of(function: Any) -> Iterator[tuple[str, Any, type | None]]:
@@ -368,15 +359,24 @@ def _values_of(function: Any) -> Iterator[tuple[str, Any, type | None]]:
 # -- digests -------------------------------------------------------------------------------------
 
 
+def instance_values(instance: object, ignored: Collection[str] = ()) -> dict[str, Any]:
+    """Return what tells an instance from others of its class, by the names of the parts."""
+    cls: Any = type(instance)
+    held = attributes(instance)
+    for extra in ("__pydantic_extra__", "__pydantic_private__"):
+        held.update(held.pop(extra, None) or {})
+    out = identity.uncompared(cls)
+    values = {f"self.{n}": held[n] for n in sorted(held) if n not in out and n not in ignored}
+    read = identity.reader_of(cls)
+    items = None if read is None else read(instance)
+    if items:
+        values["self.its items"] = items
+    return values
+
+
 def _combined(extras: Mapping[str, bytes]) -> list[str]:
     parts = [digest.framed(part) for pair in sorted(extras.items()) for part in pair]
     return [digest.combined(parts)] if parts else []
-
-
-def _class_of(value: object) -> bytes:
-    if isinstance(value, type):
-        return f"c{digest.class_name(value)} {class_digest(value)}".encode()
-    return b"?" + digest.class_name(type(value)).encode()
 
 
 def _fields_of(value: object) -> tuple[str, ...] | None:

@@ -3,9 +3,10 @@
 A captured number or text counts as it is at the call.  What the workflow or one of its steps may
 change (a list, an object, a ``nonlocal`` variable) counts as it was when the function was called
 first: what a run did to it must not make the next call another one.  A captured function counts
-by its module, its name, its defaults and what it captured; what has no digest by its class.  What
-is defined beside the workflow (its steps) is code, not a value: it counts by what it captured only,
-so that an edited workflow may call another step.
+by its module, its name, its defaults and what it captured; what has no digest by its class, there
+where it stands.  Times and random ids in an object count by their type.  What is defined beside the
+workflow (its steps) is code, not a value: it counts by what it captured only, so that an edited
+workflow may call another step.
 """
 
 from __future__ import annotations
@@ -18,12 +19,11 @@ from typing import Any
 
 from stepwise._identity.clients import fields_of, is_foreign
 from stepwise._identity.module_names import canonical_module
-from stepwise._identity.parts import class_digest, digest_part
+from stepwise._identity.parts import class_digest, lenient
 from stepwise._values import digest
 from stepwise._values.class_contents import assigned_in
 from stepwise._values.instances import attributes
 from stepwise._values.moments import is_momentary
-from stepwise.errors import DigestError
 
 __all__ = ["FIXED", "captured_parts", "fixed_cells", "own_name", "plain_function", "within"]
 
@@ -119,28 +119,13 @@ class _Teller:
         function = plain_function(value)
         if function is not None:
             return self._function(function, variable)
-        try:
-            return self._value(value)
-        except DigestError:
-            return digest.encode(("?", own_name(cls, self._of)))
+        return digest.encode(value) if cls in FIXED else lenient(value, masking=True)[0]
 
     def _class(self, value: Any, variable: str) -> bytes | None:
         name, content = own_name(value, self._of), class_digest(value)
         if content:
             return digest.encode(("class", name, content))
         return None if self._is_beside(value, variable) else digest.encode(("class", name))
-
-    def _value(self, value: Any) -> bytes:
-        cls: Any = type(value)
-        content = class_digest(cls)
-        if content:
-            parts = digest_part(value)[0]
-            return digest.encode(("object", own_name(cls, self._of), content, parts))
-        held = attributes(value) if type(value).__dictoffset__ else {}
-        stays = {name: each for name, each in held.items() if not is_momentary(each)}
-        if len(stays) == len(held):
-            return digest.encode(value)
-        return digest.encode(("object", own_name(type(value), self._of), stays))
 
     def _is_beside(self, value: Any, variable: str) -> bool:
         """Return whether a function around this one defines the value under that name."""

@@ -9,7 +9,15 @@ from typing import Any
 
 from stepwise.errors import ConfigurationError
 
-__all__ = ["field", "fields_of", "identity", "is_client", "is_foreign", "is_foreign_module"]
+__all__ = [
+    "declared",
+    "field",
+    "fields_of",
+    "identity",
+    "is_client",
+    "is_foreign",
+    "is_foreign_module",
+]
 
 _SCALARS = (str, int, float, bool, bytes, complex, type(None))
 _ADDRESS = " at 0x"  # in the repr of an object that has none of its own
@@ -53,11 +61,11 @@ _SDK = frozenset(
 
 
 def identity(cls: type, *, fields: Iterable[str]) -> None:
-    """Declare what tells two objects of a class apart, for calls whose instance holds one.
+    """Declare what tells two objects of a class apart, for calls and runs that are given one.
 
     A client holds locks and sockets, so that it has no digest and counts by its class alone.  With
-    this declaration it counts by the named attributes.  Keys and secrets have no place among them.
-    A client that is an *argument* has no digest, declared or not: ``ignore=`` leaves it out.
+    this declaration it counts by the named attributes, wherever it is met: in arguments, in
+    attributes and in captured variables.  Keys and secrets have no place among them.
 
     Args:
         cls: the class; its subclasses are meant, too.
@@ -80,6 +88,13 @@ def identity(cls: type, *, fields: Iterable[str]) -> None:
 
 
 _declared: dict[type, tuple[str, ...]] = {}
+
+
+def declared(cls: type) -> tuple[str, ...] | None:
+    """The attributes by which the objects of a class count by the user's own word."""
+    if not _declared:
+        return None
+    return next((_declared[base] for base in cls.__mro__ if base in _declared), None)
 
 
 @functools.lru_cache(maxsize=1000)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import CellType, FunctionType
 from typing import Any
 
 from stepwise._identity.identity import Parameters, reader_of, uncompared
-from stepwise._identity.parts import captured, class_digest, module_key
+from stepwise._identity.leaves import MISSING, NO_LEAVES, deepest, leaves_of
+from stepwise._identity.parts import captured, class_digest, digest_part, module_key
 from stepwise._values.instances import attributes, slots_of
 
-__all__ = ["MISSING", "Holder", "class_text"]
-
-MISSING: Any = object()
-"""The value of an attribute or a variable that is not there."""
+__all__ = ["Holder", "class_text"]
 
 _ITEMS = "self.[]"
 """The part of an instance that is itself a list, a text or the like: its items."""
@@ -32,7 +30,7 @@ def _name_of(cls: Any) -> str:
 
 
 class Holder:
-    """The places of a subject's parts.
+    """The places of a subject's parts: attributes, captured variables, and paths in them.
 
     Args:
         name: of the step.
@@ -41,9 +39,12 @@ class Holder:
         instance: that a method is bound to; ``None`` for a function and for a method of a class.
         cls: of the instance, or that a method of a class is called on.
         family: the function that made the step; by default the step alone.
+
+    Attributes:
+        leaves: the parts at paths, as they were when the values were last looked at.
     """
 
-    __slots__ = ("cells", "cls", "family", "function", "instance", "name", "parameters")
+    __slots__ = ("cells", "cls", "family", "function", "instance", "leaves", "name", "parameters")
 
     def __init__(
         self,
@@ -61,6 +62,7 @@ class Holder:
         self.instance = instance
         self.cls = cls
         self.cells: Mapping[str, CellType] = captured(function)
+        self.leaves = NO_LEAVES
 
     @property
     def _left_out(self) -> frozenset[str]:
@@ -81,7 +83,10 @@ class Holder:
         return ("" if part.startswith("self.") else self.family), part
 
     def place(self, part: str) -> object:
-        """Return the object that has a part as attribute, or the variable itself."""
+        """Return the object that has a part as attribute or item, or the variable itself."""
+        place = self.leaves.place(part)
+        if place is not None:
+            return place.around[-1]
         kind, _, name = part.partition(".")
         return self.cells.get(name) if kind == "closure" else self.instance
 
@@ -93,7 +98,7 @@ class Holder:
             held = instance.__dict__
             names, values = list(held), list(held.values())
         elif instance is not None:
-            found = self.values()
+            found = self._direct()
             return list(found), list(found.values())
         for cell in self.cells.values():
             try:
@@ -103,7 +108,22 @@ class Holder:
         return names, values
 
     def values(self) -> dict[str, Any]:
-        """The values by the names of their parts."""
+        """The values by the names of their parts, those at paths last."""
+        found = self._direct()
+        self.leaves = leaves_of(found, self.instance)
+        return found if self.leaves is NO_LEAVES else self.leaves.values
+
+    def around(self, part: str) -> tuple[Any, ...]:
+        """Return the objects that hold a part; in its digest, each counts as itself."""
+        return self.leaves.around(part, () if self.instance is None else (self.instance,))
+
+    def digest(self, part: str, value: Any, *, once: bool = False) -> tuple[str, list[object]]:
+        """Digest the value of a part; see :func:`stepwise._identity.parts.digest_part`."""
+        text = self.leaves.nodes.get(part)
+        return (text, []) if text is not None else digest_part(value, self.around(part), once=once)
+
+    def _direct(self) -> dict[str, Any]:
+        """The values of the attributes and captured variables themselves."""
         found: dict[str, Any] = {}
         instance = self.instance
         if instance is not None:
@@ -123,31 +143,25 @@ class Holder:
                 continue
         return found
 
-    def parts_of(self, path: tuple[Any, ...], facet: str, what: Any) -> Iterator[str]:
-        """Yield the parts in which a change lies.
+    def parts_of(self, path: str, parts: Collection[str], names: Iterable[str] = ()) -> list[str]:
+        """Return the parts in which a change lies: the deepest that a path runs through.
 
         Args:
-            path: where the changed object is: ``("self", ("attr", "history"))``.
-            facet, what: see :class:`.Edit`.
+            path: of the changed object, as text: ``self.agent``.
+            parts: what the subject had before.
+            names: the changed attributes; none, if its items or its contents have changed.
         """
-        root, *steps = path
-        if root.startswith("closure."):
-            yield root
-        elif root == "self" and self.instance is not None:
-            if steps:
-                yield _SELF[steps[0][1]] if steps[0][0] == "attr" else _ITEMS
-            elif facet == "attributes":
-                yield from (_SELF[name] for name in what[0] if name not in self._left_out)
+        if path == "self" and not names:
+            return [_ITEMS]
+        found = []
+        for each in [f"{path}.{name}" for name in names] or [path]:
+            # An attribute that was added to an object whose attributes are parts is one, too.
+            added = names and (path == "self" or path in self.leaves.nodes) and each not in parts
+            if added and each.removeprefix("self.") not in self._left_out:
+                found.append(each)
             else:
-                yield _ITEMS
-
-    def part_named(self, text: str) -> str:
-        """Return the part in which a path lies that is given as text; an empty text for none."""
-        for name in self.values():
-            rest = text.removeprefix(name)
-            if rest != text and not rest[:1].isidentifier():
-                return name
-        return ""
+                found.append(deepest(each, parts))
+        return [*filter(None, found)]
 
     def others(self, text: str) -> Iterator[tuple[object, Holder]]:
         """The other live subjects of the class that is named so, or the siblings of a function."""

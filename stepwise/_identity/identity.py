@@ -20,13 +20,12 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from stepwise._identity.parts import KEY, digest_part, parse, short, started_module
+from stepwise._identity.parts import KEY, digest_part, of_argument, parse, short, started_module
 from stepwise._runtime import settings
 from stepwise._runtime.forks import cached
 from stepwise._values import digest as _digest
 from stepwise._values.digest_atoms import ATOMS, COMMON, LENGTH, main_name
 from stepwise._values.hidden_arguments import Hiding, Redact, attributes_in
-from stepwise._values.instances import attributes
 from stepwise.errors import ConfigurationError, DigestError
 
 __all__ = [
@@ -35,8 +34,6 @@ __all__ = [
     "compensation_key",
     "derived_id",
     "idempotency_key",
-    "instance_digest",
-    "instance_parts",
     "label_of",
     "random_id",
     "uncompared",
@@ -51,6 +48,8 @@ _FUNCTIONS = {
 _MAIN = "__main__"
 _PLAIN = frozenset(COMMON)
 _NOTHING = object()
+Unknown = Mapping[str, Sequence[object]]
+_NONE: Unknown = {}
 
 
 class Parameters:
@@ -223,7 +222,7 @@ class Parameters:
         call: tuple[tuple[Any, ...], Mapping[str, Any]],
         *,
         one_module: bool = False,
-    ) -> tuple[str, dict[str, str]]:
+    ) -> tuple[str, dict[str, str], Unknown]:
         """Digest a call, as a whole and in parts.
 
         Args:
@@ -233,8 +232,9 @@ class Parameters:
                 records, and in run ids, they are those of ``__main__``.
 
         Returns:
-            the digest of the arguments that are not equal to their default, and by name the parts
-            (see ``parts``) of all arguments, with the value in force.
+            the digest of the arguments that are not equal to their default; by name the parts
+            (see ``parts``) of all arguments, with the value in force; and by name the objects in
+            them that have no digest.
 
         Raises:
             DigestError: an argument cannot be part of an identity; says which, and the way out.
@@ -247,14 +247,15 @@ class Parameters:
                 return self._identify(bound)
             args, kwargs = call
             digest = self._digest_key(self._key(*args, **kwargs))
-            return digest, {KEY: digest[:8]}
+            return digest, {KEY: digest[:8]}, _NONE
         finally:
             main_name.reset(token)
 
-    def _identify(self, bound: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    def _identify(self, bound: Mapping[str, Any]) -> tuple[str, dict[str, str], Unknown]:
         defaults = self._defaults
         framed: list[bytes] = []
         parts: dict[str, str] = {}
+        unknown: Unknown = _NONE
         numbering = None
         for name in self._counting:
             if name not in bound:
@@ -267,14 +268,16 @@ class Parameters:
                 encoded = encode(value)
             else:  # of the whole call: one argument may refer to another
                 numbering = _digest.Numbering() if numbering is None else numbering
-                encoded = self._encode(name, value, numbering)
+                encoded, without = self._encode(name, value, numbering)
+                if without:
+                    unknown = {**unknown, name: without}
             parts[name] = short(encoded)
             if name not in defaults or encoded != self._encoded_default(name):
                 framed += self._framed[name], LENGTH[len(encoded)], encoded  # no longer than that
         for name in defaults:
             if name not in parts and name not in self._left_out:
                 parts[name] = self._default_part(name)
-        return _digest.combined(framed), parts
+        return _digest.combined(framed), parts, unknown
 
     def _default_part(self, name: str) -> str:
         """The part of a parameter that is at its default."""
@@ -295,25 +298,27 @@ class Parameters:
         """True if a user's function of the arguments tells two calls apart."""
         return self._key is not None
 
-    def in_force(self, bound: Mapping[str, Any]) -> tuple[dict[str, bytes], list[str]]:
+    def in_force(self, bound: Mapping[str, Any]) -> tuple[dict[str, bytes], list[str], list[str]]:
         """Encode the arguments by name, values of defaulted parameters included.
 
         Returns:
-            the encodings, and the names of the parameters that are at their default, in the order
-            of the signature.
+            the encodings, and in the order of the signature the names of the parameters that are at
+            their default, and of those that hold what has no digest.
 
         Raises:
             DigestError: see :meth:`digest`.
         """
         encoded: dict[str, bytes] = {}
-        defaulted, numbering = [], _digest.Numbering()
+        defaulted, by_class, numbering = [], [], _digest.Numbering()
         for name in self._signature.parameters:
             if name in self._left_out or (name not in bound and name not in self._defaults):
                 continue
             default = self._defaults.get(name, _NOTHING)
             at_default = name not in bound or bound[name] is default
             if not at_default:
-                encoded[name] = self._encode(name, bound[name], numbering)
+                encoded[name], without = self._encode(name, bound[name], numbering)
+                if without:
+                    by_class.append(name)
                 at_default = default is not _NOTHING and (
                     encoded[name] == self._encoded_default(name)
                 )
@@ -322,7 +327,7 @@ class Parameters:
                 stands = self._encoded_default(name)
                 encoded[name] = stands or _digest.encode(_digest.class_name(type(default)))
                 defaulted.append(name)
-        return encoded, defaulted
+        return encoded, defaulted, by_class
 
     def _digest_key(self, value: Any) -> str:
         try:
@@ -336,9 +341,11 @@ class Parameters:
                 type_name=error.type_name,
             ) from None
 
-    def _encode(self, name: str, value: Any, numbering: _digest.Numbering) -> bytes:
+    def _encode(
+        self, name: str, value: Any, numbering: _digest.Numbering
+    ) -> tuple[bytes, list[object]]:
         try:
-            return _digest.encode(value, numbering)
+            return of_argument(value, numbering)
         except DigestError as error:
             reason = str(error).replace("(at value", f"(at {name}")
             raise DigestError(
@@ -419,47 +426,6 @@ def idempotency_key(run_id: str, name: str, digest: str, ordinal: int, undone: i
 def compensation_key(key: str) -> str:
     """The same for the undoing of the call that was given ``key``."""
     return "sw-" + _digest.combine("compensate", key)
-
-
-def instance_digest(
-    instance: object,
-    parts: Mapping[str, bytes | None] | None = None,
-    module: str | None = None,
-) -> tuple[str, list[str]]:
-    """Digest the object a method is bound to; name the attributes that had to be left out.
-
-    Args:
-        parts: its attributes, encoded; see :func:`instance_parts`.
-        module: what its class counts as being defined in.
-    """
-    cls = instance if isinstance(instance, type) else type(instance)
-    name = _digest.class_name(cls) if module is None else f"{module}.{cls.__qualname__}"
-    if cls is instance:
-        return _digest.combine(name), []
-    parts = instance_parts(instance) if parts is None else parts
-    counted: list[bytes | str] = [name]
-    for attribute, encoded in parts.items():
-        if encoded is not None:
-            counted += attribute, encoded
-    return _digest.combine(*counted), [each for each, encoded in parts.items() if encoded is None]
-
-
-def instance_parts(instance: object) -> dict[str, bytes | None]:
-    """Encode the attributes of an instance by name; ``None`` for one without a digest."""
-    state = {name: held for name, held in attributes(instance).items() if name not in NOT_STATE}
-    for extra in ("__pydantic_extra__", "__pydantic_private__"):
-        state.update(state.pop(extra, None) or {})
-    cls: Any = type(instance)
-    read = reader_of(cls)
-    items = None if read is None else read(instance)
-    parts: dict[str, bytes | None] = {}
-    numbering = _digest.Numbering()
-    for name, value in [*sorted(state.items()), *([("its items", items)] if items else [])]:
-        try:
-            parts[name] = _digest.encode(value, numbering)
-        except DigestError:
-            parts[name] = None
-    return parts
 
 
 NOT_STATE = {"__pydantic_fields_set__"}  # which fields were given is not part of ``==``

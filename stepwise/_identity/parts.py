@@ -11,9 +11,10 @@ A part is named ``question`` (an argument), ``self.model`` (an attribute of the 
 - ``?`` and serial numbers of the objects in it that have no digest (a lock, a client) and count by
   their class.
 
-Arguments are digested strictly (see ``identity``): what cannot be part of an identity is an error
-there.  Attributes and captured variables are digested here, leniently: nobody chose to make them
-part of an identity, so nothing that they hold may fail a call.
+What has no digest counts by its class, or by the fields that are declared or known of that, there
+where it stands; what stands beside it counts by its contents.  Attributes and captured variables
+never fail a call.  Arguments are told exactly where everything in them has a digest; only what a
+call uses up or what is nothing but data (an iterator, an array of a special kind) is an error.
 """
 
 from __future__ import annotations
@@ -27,15 +28,25 @@ import os
 import sys
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any, ClassVar
 
-from stepwise._identity.clients import field, fields_of, is_foreign
+from stepwise._identity.clients import declared, field, fields_of, is_foreign
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.class_contents import cell_content, content_of
-from stepwise._values.digest import Encoder, Numbering, form_of
+from stepwise._values.digest import Encoder, Numbering, encode, form_of
 from stepwise._values.digest_atoms import ATOMS, class_name, fold, join, main_name, string
 from stepwise._values.moments import has_volatile_form, is_clock
+from stepwise.errors import DigestError
 
 __all__ = [
     "CLASS",
@@ -46,7 +57,9 @@ __all__ = [
     "captured",
     "class_digest",
     "digest_part",
+    "lenient",
     "module_key",
+    "of_argument",
     "parse",
     "short",
     "shown_part",
@@ -128,14 +141,14 @@ def unknown_in(parts: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
 
 
 def digest_part(
-    value: object, inside: object = None, *, once: bool = False
+    value: object, around: Sequence[object] = (), *, once: bool = False
 ) -> tuple[str, list[object]]:
     """Digest the value of an attribute or a captured variable.
 
     Args:
-        inside: the instance that holds it, which counts as itself wherever it is met; ``None``
-            for a captured variable.  A function in one counts without what it captured itself,
-            since that is a part of its own (see :func:`captured`).
+        around: the objects that hold it, from the instance inwards, each of which counts as itself
+            wherever it is met; none for a captured variable.  A function in one counts without what
+            it captured itself, since that is a part of its own (see :func:`captured`).
         once: it will hardly be digested again, so that nothing is kept for that.
 
     Returns:
@@ -151,12 +164,12 @@ def digest_part(
     if "uuid" in sys.modules:
         _meet_uuids()
     if cls in _MOMENTS or isinstance(value, enum.Enum):
-        encoder = _Lenient(inside, masking=False)
+        encoder = _Lenient(around, masking=False)
         exact = short(encoder.encode(value))
         return (f".{_VOLATILE}~{exact}" if encoder.volatile else f".{exact}"), []
     token = main_name.set(module_key("__main__"))
     try:
-        return _digest_part(value, inside, once=once)
+        return _digest_part(value, around, once=once)
     except MemoryError:
         raise
     except Exception:  # nested too deeply, or changed by another thread meanwhile
@@ -165,20 +178,88 @@ def digest_part(
         main_name.reset(token)
 
 
+def lenient(
+    value: object,
+    around: Sequence[object] = (),
+    numbering: Numbering | None = None,
+    *,
+    masking: bool = False,
+    exactly: bool = False,
+) -> tuple[bytes, list[object]]:
+    """Encode a value that nobody chose to be part of an identity.
+
+    What has no digest counts by its class, or by the fields that are known of it, there where it
+    stands; the rest by its contents.
+
+    Args:
+        around: see :func:`digest_part`.
+        numbering: of the references in all that makes the identity.
+        masking: times and UUIDs count by their type.
+        exactly: a function that no name leads to counts by its code, too.
+
+    Returns:
+        the canonical bytes, and the objects that have no digest.
+    """
+    encoder = _Lenient(around, masking=masking)
+    encoder.exactly = exactly
+    if numbering is not None:
+        encoder.numbering = numbering
+    if "uuid" in sys.modules:
+        _meet_uuids()
+    token = main_name.set(module_key("__main__"))
+    try:
+        return encoder.encode(value), encoder.unknown
+    except MemoryError:
+        raise
+    except Exception:  # nested too deeply, or changed by another thread meanwhile
+        return _by_class(type(value)), [value]
+    finally:
+        main_name.reset(token)
+
+
+def of_argument(value: object, numbering: Numbering) -> tuple[bytes, list[object]]:
+    """Encode an argument: exactly, or leniently where something in it has no digest.
+
+    Args:
+        numbering: see :func:`lenient`.
+
+    Raises:
+        DigestError: what has no digest is used up by the call, or is data: nothing can replace it.
+    """
+    try:
+        return encode(value, numbering, by=_Exact), []
+    except DigestError:
+        found, unknown = lenient(value, (), numbering, exactly=True)
+        if any(map(_is_irreplaceable, unknown)):
+            raise
+        return found, unknown
+
+
+def _is_irreplaceable(value: object) -> bool:
+    """Return whether a value is consumed by a call, or is a container or an array of data."""
+    cls = type(value)
+    asyncio = sys.modules.get("asyncio")
+    used_up = (Iterator, AsyncIterator, Coroutine, *((asyncio.Future,) if asyncio else ()))
+    data = (list, tuple, dict, set, frozenset, deque, memoryview)
+    return issubclass(cls, (*used_up, *data)) or hasattr(cls, "__array__")
+
+
 @functools.lru_cache(maxsize=1000)
 def class_digest(cls: Any) -> str:
     """Digest what tells a class from others of its name; empty if nothing does."""
     return parse(digest_part(cls)[0]).digest if content_of(cls) else ""
 
 
-def _digest_part(value: object, inside: object, *, once: bool) -> tuple[str, list[object]]:
-    masked = _Lenient(inside, masking=True)
+def _digest_part(
+    value: object, around: Sequence[object], *, once: bool
+) -> tuple[str, list[object]]:
+    masked = _Lenient(around, masking=True)
     masked.grows = not once
-    masked.without_cells = inside is None and as_function(value) is not None
+    masked.without_cells = not around and as_function(value) is not None
     digest = short(masked.encode(value))
     if not masked.volatile:
         return digest, masked.unknown
-    whole = _Lenient(inside, masking=False)
+    whole = _Lenient(around, masking=False)
     whole.grows = not once
     return f"{digest}~{short(whole.encode(value))}", masked.unknown
 
@@ -188,6 +269,20 @@ def _text(value: str) -> str:
     """The part of a short text: names and models are asked for at every call."""
     exact = short(string(value))
     return f".{_VOLATILE}~{exact}" if has_volatile_form(value) else f".{exact}"
+
+
+class _Exact(Encoder):
+    """An encoder of arguments: classes that the user has declared count by their fields."""
+
+    def object(self, value: Any) -> bytes:
+        cls: Any = type(value)
+        fields = declared(cls)
+        return super().object(value) if fields is None else _by_fields(self, value, fields)
+
+
+def _by_fields(encoder: Encoder, value: Any, fields: Iterable[str]) -> bytes:
+    held = {name: field(value, name) for name in fields}
+    return join(b"K", [string(class_name(type(value))), encoder.dict_(held)])
 
 
 class _Lenient(Encoder):
@@ -203,14 +298,14 @@ class _Lenient(Encoder):
         if cls not in (str, int, float, dt.datetime, dt.time)
     }
 
-    def __init__(self, inside: object, *, masking: bool) -> None:
+    def __init__(self, around: Sequence[object], *, masking: bool) -> None:
         super().__init__(Numbering())
-        if inside is not None:
-            self.active[id(inside)] = 0
+        self.active.update((id(each), level) for level, each in enumerate(around))
         self.masking = masking
         self.volatile = False
         self.without_cells = False  # variables that the function itself captured count elsewhere
         self.in_class = False
+        self.exactly = False
         self.whole = False  # in an object that counts by its class if any part has no digest
         self.unknown: list[object] = []
         # Long lists are remembered by what stands at the front of their digest.
@@ -232,8 +327,7 @@ class _Lenient(Encoder):
         try:
             fields = fields_of(cls)
             if fields is not None:
-                held = {name: field(value, name) for name in fields}
-                return join(b"K", [string(class_name(cls)), self.dict_(held)])
+                return _by_fields(self, value, fields)
             if cls in uncounted:
                 held = {k: v for k, v in vars(value).items() if k != uncounted[cls]}
                 return join(b"K", [string(class_name(cls)), self.dict_(held)])
@@ -268,7 +362,7 @@ class _Lenient(Encoder):
             return fold(b"c" + class_name(cls).encode())
         encoder = self
         if not self.in_class:
-            encoder = _Lenient(cls, masking=True)
+            encoder = _Lenient((cls,), masking=True)
             encoder.in_class = True
         encoded = join(b"k", [string(class_name(cls)), encoder.dict_(held)])
         if not self.in_class:
@@ -288,7 +382,7 @@ class _Lenient(Encoder):
             [
                 string(module_key(function.__module__)),
                 string(function.__qualname__),
-                *_text_of_lambda(function),
+                *_text_of_code(function, local=self.exactly),
                 self.dict_(held),
                 self.tuple_(function.__defaults__ or ()),
                 self.dict_(function.__kwdefaults__ or {}),
@@ -298,9 +392,13 @@ class _Lenient(Encoder):
         return encoded
 
 
-def _text_of_lambda(function: types.FunctionType) -> list[bytes]:
-    """The code of a lambda: nothing else tells two of them apart that one function defines."""
-    if function.__name__ != "<lambda>":
+def _text_of_code(function: types.FunctionType, *, local: bool) -> list[bytes]:
+    """The code of a lambda: nothing else tells two of them apart that one function defines.
+
+    Args:
+        local: that of any function inside another one.
+    """
+    if function.__name__ != "<lambda>" and not (local and "<locals>" in function.__qualname__):
         return []
     code = function.__code__
     constants = [each for each in code.co_consts if not isinstance(each, types.CodeType)]

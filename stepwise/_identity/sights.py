@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from stepwise._identity.clients import fields_of
 from stepwise._identity.holders import Holder
+from stepwise._identity.leaves import NO_LEAVES, Leaves
 from stepwise._identity.parts import digest_part
 from stepwise._values.trees import Watch, changes, walk
 
@@ -83,9 +84,11 @@ class Sight:
         values, parts: by the names of the parts.
         texts: with serial numbers for what has no digest.
         moving: the parts that may be others although their values are the same objects.
+        leaves: the parts at paths.
     """
 
     __slots__ = (
+        "leaves",
         "moving",
         "parts",
         "raw",
@@ -103,8 +106,10 @@ class Sight:
         parts: dict[str, HeldPart],
         texts: dict[str, str],
         moving: list[str],
+        leaves: Leaves,
     ) -> None:
         self.raw = raw
+        self.leaves = leaves
         self.values = values
         self.parts = parts
         self.texts = texts
@@ -116,7 +121,8 @@ class Sight:
     def is_of(self, raw: Raw) -> bool:
         """Return whether the subject holds the very same objects; they may have changed inside."""
         (names, values), (before, held) = raw, self.raw
-        return names == before and len(values) == len(held) and all(map(is_, values, held))
+        same = names == before and len(values) == len(held) and all(map(is_, values, held))
+        return same and (self.leaves is NO_LEAVES or self.leaves.stand())
 
 
 class Sights:
@@ -146,7 +152,7 @@ class Sights:
         """
         raw, last = holder.raw(), self._last.get(holder.view)
         if last is not None and last.is_of(raw):
-            parts, values = last.parts, last.values
+            parts, values, holder.leaves = last.parts, last.values, last.leaves
             for name in last.moving:
                 if self.part(name, values[name], holder, state) is not parts[name]:
                     break
@@ -157,11 +163,12 @@ class Sights:
             part = self._parts.get(name)
             if part is None or part.value is not value or not part.fixed:
                 part = self.part(name, value, holder, state)
-                if not part.fixed:
+                if not part.fixed and name not in holder.leaves.nodes:
                     moving.append(name)
             parts[name] = part
             texts[name] = part.text + self._serials(part.unknown) if part.unknown else part.text
-        sight = self._last[holder.view] = Sight(raw, values, parts, texts, moving)
+        sight = Sight(raw, values, parts, texts, moving, holder.leaves)
+        self._last[holder.view] = sight
         return sight
 
     def part(self, name: str, value: Any, holder: Holder, state: State) -> HeldPart:
@@ -170,16 +177,19 @@ class Sights:
         if known is not None and known.stands(value):
             return known
         cls = type(value)
-        if cls in ATOMS and (cls not in _TEXTS or len(value) < _LARGE):
+        if name in holder.leaves.nodes:
+            found = HeldPart(value, holder.leaves.nodes[name])
+        elif cls in ATOMS and (cls not in _TEXTS or len(value) < _LARGE):
             found = HeldPart(value, digest_part(value)[0], fixed=True)
         else:
             before = known if known is not None and known.value is value else None
-            found = self._digest(value, before, holder, state=(holder.key(name) in state))
+            around, is_state = holder.around(name), holder.key(name) in state
+            found = self._digest(value, before, around, state=is_state)
         self._parts[name] = found
         return found
 
     def _digest(
-        self, value: Any, before: HeldPart | None, holder: Holder, *, state: bool
+        self, value: Any, before: HeldPart | None, around: Sequence[object], *, state: bool
     ) -> HeldPart:
         """Digest a value; the same part as ``before`` if that was its digest already."""
         shape, watch = shape_of(value), None
@@ -187,12 +197,12 @@ class Sights:
             if shape is not None and before.shape == shape and (before.text == shape) == state:
                 return before
             if shape is None and before.looks == 1:
-                watch = _watch(value, holder.instance)
+                watch = _watch(value, around)
         if shape is not None and state:
             return HeldPart(value, shape, shape=shape)
         # One that the workflow changes will be digested again: from the second time on it is known.
         once = shape is not None and before is None
-        text, unknown = digest_part(value, holder.instance, once=once)
+        text, unknown = digest_part(value, around, once=once)
         if before is None or before.text != text or not _same_objects(before.unknown, unknown):
             itself = len(unknown) == 1 and unknown[0] is value
             return HeldPart(value, text, unknown, shape, fixed=itself)
@@ -239,13 +249,13 @@ class _Stays:
 _STAYS = _Stays()
 
 
-def _watch(value: Any, inside: object) -> Holds | None:
+def _watch(value: Any, around: Sequence[object]) -> Holds | None:
     """Return what tells whether a value has changed; ``None`` if nothing does.
 
     Args:
-        inside: the instance that holds it, which counts as itself.
+        around: the objects that hold it, each of which counts as itself.
     """
-    tree = walk(value, refused={id(inside)}, most=_MOST)
+    tree = walk(value, refused=set(map(id, around)), most=_MOST)
     if tree is None or any(fields_of(cls) is not None for cls in tree.classes):
         return None
     if not tree.classes and not any(map(changes, tree.nodes)):

@@ -2,5 +2,5 @@
 
 The modules, each importing only from those before it::
 
-    subjects callers rulings pool
+    held subjects callers rulings pool
 """

@@ -7,12 +7,21 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-from stepwise._identity.parts import CLASS, FUNCTION, digest_part, parse, shown_part, unknown_in
+from stepwise._identity.parts import (
+    CLASS,
+    FUNCTION,
+    digest_part,
+    lenient,
+    parse,
+    shown_part,
+    unknown_in,
+)
+from stepwise._identity.sights import ATOMS
 from stepwise._journal.records import Call
 from stepwise._matching.subjects import FIRST, UNKNOWN, Identity, Subjects, attempt_of, owner
 from stepwise._runtime.facts import NamedTuple
 
-__all__ = ["NOBODY", "AnyCaller", "Caller", "differences", "nearness"]
+__all__ = ["NOBODY", "AnyCaller", "caller_of", "differences", "nearness", "of_subject"]
 
 State = Collection[tuple[str, str]]
 
@@ -98,6 +107,118 @@ class AnyCaller:
 NOBODY = AnyCaller()
 
 
+class ArgumentsCaller(AnyCaller):
+    """The caller of a call, as far as its arguments hold what has no digest.
+
+    Two calls that are equal but for such objects are *twins*: nobody can tell their records apart.
+    """
+
+    def __init__(self, subjects: Subjects, identity: Identity) -> None:
+        self._subjects = subjects
+        self._identity = identity
+
+    def has_twin(self, call: Call, recorded: Call, made: Iterable[Call]) -> bool:
+        given = self._identity.given
+        self.has_twins = bool(given) and (
+            self._lives(self._other_arguments) or self._has_recorded_twin(call, made)
+        )
+        return self.has_twins
+
+    def _other_arguments(self) -> list[object]:
+        """Find live objects that are equal to arguments but for what has no digest."""
+        carriers = [each for value in self._identity.arguments for each in _carriers(value)]
+        passed = set(map(id, carriers))
+        found = []
+        for each in carriers:
+            cls: Any = type(each)
+            encoded, unknown = lenient(each)
+            same = set(map(id, unknown))
+            for other in gc.get_referrers(cls):
+                if type(other) is not cls or id(other) in passed:
+                    continue
+                theirs, without = lenient(other)
+                if theirs == encoded and same != set(map(id, without)):
+                    found.append(other)
+        return found
+
+    def _has_recorded_twin(self, call: Call, made: Iterable[Call]) -> bool:
+        """Return whether one attempt recorded equal calls of several different objects."""
+        # By attempt, and by the subject and the arguments.
+        held: dict[int, dict[object, Mapping[str, tuple[int, ...]]]] = {}
+        for each in made:
+            if not of_subject(differences(each, call, self._subjects.state)):
+                unknown = unknown_in(each.parts)
+                attempt = attempt_of(next(chain(*unknown.values())))
+                given = tuple(sorted(pair for pair in unknown.items() if pair[0].isidentifier()))
+                held.setdefault(attempt, {})[each.serial, given] = unknown
+        one_attempt = (list(subjects.values()) for subjects in held.values())
+        return any(each != first for first, *others in one_attempt for each in others)
+
+    def _lives(self, find: Callable[[], list[object]]) -> bool:
+        """Return whether one of the found objects is alive.
+
+        What nothing refers to any more cannot be called, so garbage is collected before one counts
+        that was never seen to outlive that: once for each, since it is dear in a large process.
+        """
+        subjects = self._subjects
+        found = find()
+        if not found or any(map(subjects.has_outlived, found)):
+            return bool(found)
+        del found
+        subjects.let_go()
+        gc.collect()
+        found = find()
+        for obj in found:
+            subjects.outlives(obj)
+        return bool(found)
+
+    def twins_text(self) -> str:
+        """Return the text about a call that cannot be distinguished from another object's."""
+        held = self._identity.given
+        kinds = _kinds(held)
+        return (
+            f"calls cannot be told apart: several are equal except for {_places(held)}, which has "
+            f"no digest ({kinds}). {_CONSEQUENCE} Leave the argument out with ignore=, or declare "
+            f"what distinguishes the objects: {_declaration(kinds)}"
+        )
+
+
+_CONSEQUENCE = (
+    "A recorded call of one could answer another, so plain steps run again and side effects stop "
+    "and ask."
+)
+
+
+def _kinds(held: Mapping[str, Iterable[object]]) -> str:
+    return ", ".join(sorted({type(each).__name__ for objs in held.values() for each in objs}))
+
+
+def _places(held: Iterable[str]) -> str:
+    return ", ".join(map(shown_part, held))
+
+
+def _declaration(kinds: str) -> str:
+    return f"stepwise.identity({kinds.partition(',')[0]}, fields=(...))"
+
+
+def _carriers(value: object) -> list[object]:
+    """Return the objects in an argument that are, or hold, what has no digest."""
+    waiting, found = [value], []
+    for each in waiting:
+        if isinstance(each, (list, tuple, set, frozenset)):
+            waiting += each
+        elif isinstance(each, dict):
+            waiting += each.values()
+        elif type(each) not in ATOMS and lenient(each)[1]:
+            found.append(each)
+        if len(waiting) > _MOST:
+            break
+    return found
+
+
+_MOST = 1000  # items of arguments that are looked at
+
+
 class _Other(NamedTuple):
     """Another live subject: the record of a call that it would make, and its contents."""
 
@@ -107,15 +228,14 @@ class _Other(NamedTuple):
     unknown: list[object]
 
 
-class Caller(AnyCaller):
+class Caller(ArgumentsCaller):
     """The subject of a call, among the other live ones of its kind."""
 
     def __init__(self, subjects: Subjects, identity: Identity) -> None:
+        super().__init__(subjects, identity)
         assert identity.holder is not None
         assert identity.subject is not None
         self._subject = identity.subject
-        self._subjects = subjects
-        self._identity = identity
         self._holder = identity.holder
 
     def is_only(self) -> bool:
@@ -159,6 +279,8 @@ class Caller(AnyCaller):
         return fixed and name + FIRST not in recorded.parts
 
     def has_twin(self, call: Call, recorded: Call, made: Iterable[Call]) -> bool:
+        if super().has_twin(call, recorded, made):
+            return True
         if not self._identity.unknown or (self._subject.restored and self.owns(recorded.serial)):
             return False
         state, mine = self._subjects.state, self._identity.unknown.values()
@@ -176,47 +298,21 @@ class Caller(AnyCaller):
         self.has_twins = self._has_recorded_twin(call, made)
         return self.has_twins
 
-    def _has_recorded_twin(self, call: Call, made: Iterable[Call]) -> bool:
-        """Return whether one attempt recorded equal calls of several different subjects."""
-        held: dict[int, dict[int, Mapping[str, tuple[int, ...]]]] = {}  # by attempt and subject
-        for each in made:
-            if not of_subject(differences(each, call, self._subjects.state)):
-                unknown = unknown_in(each.parts)
-                attempt = attempt_of(next(chain(*unknown.values())))
-                held.setdefault(attempt, {})[each.serial] = unknown
-        one_attempt = (list(subjects.values()) for subjects in held.values())
-        return any(each != first for first, *others in one_attempt for each in others)
-
     def _is_any(self, class_text: str, fits: Callable[[_Other], bool]) -> bool:
-        """Return whether another live subject fits.
-
-        What nothing refers to any more cannot be called, so garbage is collected before one counts
-        that was never seen to outlive that: once for each, since it is dear in a large process.
-        """
-        subjects = self._subjects
-        found = [obj for obj, other in self._others(class_text) if fits(other)]
-        if not found or any(map(subjects.has_outlived, found)):
-            return bool(found)
-        del found
-        subjects.let_go()
-        gc.collect()
-        found = [obj for obj, other in self._others(class_text) if fits(other)]
-        for obj in found:
-            subjects.outlives(obj)
-        return bool(found)
+        """Return whether another live subject fits."""
+        return self._lives(lambda: [obj for obj, other in self._others(class_text) if fits(other)])
 
     def twins_text(self) -> str:
-        """Return the text about a call that cannot be distinguished from another object's."""
         held = self._identity.unknown
-        kinds = ", ".join(sorted({type(each).__name__ for objs in held.values() for each in objs}))
-        names = ", ".join(map(shown_part, held))
+        if self._identity.given:
+            return super().twins_text()
+        kinds = _kinds(held)
         whose = self._holder.cls.__qualname__ if self._holder.cls is not None else "functions"
         return (
             f"calls of {self._holder.name!r} cannot be told apart: several {whose} are equal "
-            f"except for {names}, which has no digest ({kinds}). A recorded call of one could "
-            "answer another, so plain steps run again and side effects stop and ask. Give each a "
-            "name as an attribute or variable, or declare what distinguishes the objects: "
-            f"stepwise.identity({kinds.partition(',')[0]}, fields=(...))"
+            f"except for {_places(held)}, which has no digest ({kinds}). {_CONSEQUENCE} Give each "
+            f"a name as an attribute or variable, or declare what distinguishes the objects: "
+            f"{_declaration(kinds)}"
         )
 
     def _begins(self, name: str, other: _Other) -> bool:
@@ -234,10 +330,17 @@ class Caller(AnyCaller):
             parts, unknown, values = {CLASS: class_text} if class_text else {}, [], holder.values()
             first = self._subjects.first_of(obj)
             for name, value in values.items():
-                parts[name], without = digest_part(value, holder.instance)
+                parts[name], without = holder.digest(name, value)
                 unknown += without
                 before = first.get(name, parts[name]).partition("?")[0]
                 if before != parts[name]:
                     parts[name + FIRST] = before
             call = Call(0, self._holder.name, "", "", 0, parts=parts)
             yield obj, _Other(call, holder.parameters.default_parts(), values, unknown)
+
+
+def caller_of(subjects: Subjects, identity: Identity) -> AnyCaller:
+    """Return the caller of a call of this identity."""
+    if identity.holder is not None:
+        return Caller(subjects, identity)
+    return ArgumentsCaller(subjects, identity) if identity.given else NOBODY

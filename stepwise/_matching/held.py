@@ -17,6 +17,7 @@ from stepwise._changes.edits import BEFORE, NEITHER, Edit, edit_of
 from stepwise._changes.layouts import ATOMS
 from stepwise._changes.snapshots import Changed, Path, Snapshot, follow, path_text, steps_of
 from stepwise._identity.holders import Holder
+from stepwise._identity.leaves import below
 from stepwise._identity.sights import Sight
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.secrets import is_secret_name
@@ -338,16 +339,27 @@ def _parts(
     held: Held, edits: list[tuple[Path, Edit]], untold: list[tuple[str, str]]
 ) -> tuple[str, ...]:
     """Return the parts of the subject that were changed."""
-    if held.holder is None:
+    if held.holder is None or held.sight is None:
         return ()
+    holder, parts = held.holder, held.sight.values
     found: dict[str, None] = {}
     for path, edit in edits:
-        for part in held.holder.parts_of(path, edit.facet, edit.what):
-            found[part] = None
+        if path[0] == "self" or path[0].startswith("closure."):
+            names = edit.what[0] if edit.facet == "attributes" else ()
+            found.update(dict.fromkeys(holder.parts_of(path_text(path), parts, names)))
     for text, _ in untold:
-        part = held.holder.part_named(text)
-        if part:
-            found[part] = None
+        if text.startswith(("self", "closure.")):
+            found.update(dict.fromkeys(holder.parts_of(text, parts)))
+    replaced = [part for part in found if part in held.sight.leaves.nodes]
+    if replaced:  # an object whose attributes are parts: those that another one holds are others
+        now, inside = (
+            holder.values(),
+            [p for p in parts if any(below(p, each) for each in replaced)],
+        )
+        for part in inside:
+            text = held.sight.parts[part].text
+            if part not in now or holder.digest(part, now[part])[0] != text:
+                found[part] = None
     return tuple(found)
 
 

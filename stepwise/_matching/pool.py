@@ -384,4 +384,5 @@ class Pool:
 
 def _arguments(call: Call) -> tuple[tuple[str, str], ...]:
     """The arguments of a call in parts, those at their default too."""
-    return tuple(sorted(each for each in call.parts.items() if each[0].isidentifier()))
+    parts = call.parts.items()  # without the serial numbers of what has no digest
+    return tuple(sorted((n, text.partition("?")[0]) for n, text in parts if n.isidentifier()))

@@ -59,7 +59,18 @@ class Identity:
         parts: see ``parts``; without those of a subject.
     """
 
-    __slots__ = ("digest", "held", "holder", "noted", "older", "parts", "sight", "subject")
+    __slots__ = (
+        "arguments",
+        "digest",
+        "given",
+        "held",
+        "holder",
+        "noted",
+        "older",
+        "parts",
+        "sight",
+        "subject",
+    )
 
     def __init__(self, digest: str, parts: dict[str, str]) -> None:
         self.digest = digest
@@ -71,6 +82,8 @@ class Identity:
         # Digest and parts by an older rule: classes of the started file counted as ``__main__``'s.
         self.older: Callable[[], tuple[str, dict[str, str]]] | None = None
         self.sight: Sight | None = None  # when the call was made
+        self.given: Mapping[str, Sequence[object]] = _NOTHING  # what has no digest, by argument
+        self.arguments: Sequence[object] = ()  # those that hold it
 
     @property
     def serial(self) -> int:
@@ -199,9 +212,30 @@ class Subjects:
                 sight.recorded = self._recorded(known, sight, holder)
             identity.parts.update(sight.recorded)
 
+    def give(
+        self,
+        identity: Identity,
+        unknown: Mapping[str, Sequence[object]],
+        bound: Mapping[str, object],
+    ) -> None:
+        """Add the serial numbers of what has no digest in the arguments of a call.
+
+        Args:
+            unknown: it, by the names of the arguments.
+            bound: the arguments.
+        """
+        identity.given, identity.arguments = unknown, [bound[name] for name in unknown]
+        with self._lock:
+            for name, objects in unknown.items():
+                identity.parts[name] += self._numbered(objects)
+
     def _recorded(self, known: Subject, sight: Sight, holder: Holder) -> dict[str, str]:
         """Build the recorded parts of a subject, with first values for the changed ones."""
-        known.first = {**sight.texts, **known.first}
+        if known.first:  # what a step put into the subject since then was not there at first
+            late = {part: UNKNOWN for part in sight.leaves.places if part not in known.first}
+            known.first = {**sight.texts, **late, **known.first}
+        else:
+            known.first = dict(sight.texts)
         recorded = {**sight.texts}
         for part, text in sight.texts.items():
             first = known.first[part]
@@ -403,9 +437,13 @@ class Subjects:
             self._flying.let_go()
             if completed or not (self._flying.made or self.state):
                 return
-            subjects = [(here, known.reference, known.first) for here, known in self._known.items()]
-            first = {here: (reference, values) for here, reference, values in subjects if values}
-            _left[self._run_id] = _Left(set(self.state), self._flying.made, self._first | first)
+            first = dict(self._first)
+            for here, known in self._known.items():
+                obj = known.reference()
+                if obj is not None and known.first:  # its own reference would keep all of this
+                    first[here] = _reference(obj), known.first
+            obj = None
+            _left[self._run_id] = _Left(set(self.state), self._flying.made, first)
             while len(_left) > _STOPPED:
                 _left.popitem(last=False)
 

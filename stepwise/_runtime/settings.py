@@ -54,7 +54,6 @@ __all__ = [
     "start",
     "store",
     "store_of_commands",
-    "strict",
     "suspend_after",
     "suspend_soon",
     "test_home",
@@ -89,7 +88,6 @@ _SUSPEND_AFTER = 60.0  # seconds
 class _Settings:
     def __init__(self) -> None:
         self.store: Any = None
-        self.strict = False
         self.quiet: bool | None = None
         self.encrypt: bool | None = None
         self.grace = 10.0
@@ -105,7 +103,6 @@ _settings = _Settings()
 def configure(
     *,
     store: Any = None,
-    strict: bool | None = None,
     quiet: bool | None = None,
     encrypt: bool | None = None,
     injected: Iterable[str] | None = None,
@@ -119,8 +116,6 @@ def configure(
     Args:
         store: a URL (``"disk:/path"``, ``"memory:"``), a path, or a store object.  Runs in
             progress keep the store they started on.
-        strict: digest the arguments of every step before and after it, to notice that it
-            changed them (instead of only comparing the lengths of containers).
         quiet: print no notices on stderr.
         encrypt: encrypt what is stored from now on, with a key derived from that of the records
             (``pip install 'stepwise-agents[encryption]'``).  Run ids, sizes, times and process
@@ -146,8 +141,6 @@ def configure(
     """
     if store is not None:
         _settings.store = _checked_store(store)
-    if strict is not None:
-        _settings.strict = strict
     if quiet is not None:
         _settings.quiet = quiet
     if suspend_after is not _UNSET:
@@ -241,11 +234,6 @@ def store_of_commands() -> str:
     return os.environ.get("STEPWISE_STORE") or f"disk:{os.path.join(home(), 'store')}"
 
 
-def strict() -> bool:
-    """Return whether argument digests are compared before and after each step."""
-    return _settings.strict
-
-
 def test_home() -> str:
     """Return the folder of the test that is being executed; empty outside of tests."""
     return os.environ.get("STEPWISE_TEST_HOME", "")
@@ -313,7 +301,6 @@ def traveling() -> dict[str, Any]:
     """
     known = _settings
     found: dict[str, Any] = {
-        "strict": strict(),
         "encrypt": encrypt(),
         "injected": known.injected,
         "volatile": known.fields.volatile,
@@ -328,7 +315,7 @@ def traveling() -> dict[str, Any]:
 def adopt(settings: Mapping[str, Any]) -> None:
     """Take over the settings of another process; see :func:`traveling`."""
     known = _settings
-    known.strict, known.encrypt = settings["strict"], settings["encrypt"]
+    known.encrypt = settings["encrypt"]
     known.injected |= settings["injected"]
     known.fields = Fields(
         {**known.fields.volatile, **settings["volatile"]},

@@ -103,19 +103,22 @@ def combined(parts: Iterable[bytes]) -> str:
     return hashlib.sha256(fold(b"+" + b"".join(parts))).hexdigest()[:32]
 
 
-def encode(value: object, numbering: Numbering | None = None) -> bytes:
+def encode(
+    value: object, numbering: Numbering | None = None, by: type[Encoder] | None = None
+) -> bytes:
     """Return the canonical bytes of ``value``, at most 64; :func:`digest` is their hash.
 
     Args:
         numbering: of the references in what makes one identity; what frameworks make up anew at
             every start does not count then.  Without one, all of the value counts.
+        by: the kind of encoder.
 
     Raises:
         DigestError: see :func:`digest`.
     """
     try:
         simple = ATOMS.get(type(value))
-        return simple(value) if simple is not None else Encoder(numbering).encode(value)
+        return simple(value) if simple is not None else (by or Encoder)(numbering).encode(value)
     except UndigestibleError as error:
         path = "".join(reversed(error.path))
         raise DigestError(

@@ -423,11 +423,11 @@ class BoundCall(Callee):
             (self.args, self.kwargs),
             self.instance,
         )
-        by_class = parts.by_class() if parts.left_out else []
-        told = (type(self.instance), *by_class)
-        if by_class and _is_first(told):
+        by_class = parts.by_class()
+        whose = workflow.label if self.instance is None else type(self.instance).__name__
+        if by_class and _is_first((whose, *by_class)):
             notice(
-                f"attributes of {type(self.instance).__name__} without a digest count only by "
+                f"objects that {whose} holds or is given and that have no digest count only by "
                 f"their class in a run's identity: {', '.join(by_class)}"
             )
         return parts

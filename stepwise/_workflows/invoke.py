@@ -119,8 +119,10 @@ class ChildCall(WorkflowCall, Performer):
 
     def _identity(self, scope: Scope, digest: str) -> Identity:
         parameters, function = self.workflow.parameters, self.workflow.function
-        _, parts = parameters.identify(self.bound, (self.args, self.kwargs))
+        _, parts, unknown = parameters.identify(self.bound, (self.args, self.kwargs))
         identity = Identity(digest, parts)
+        if unknown:
+            scope.run.subjects.give(identity, unknown, self.bound)
         subject = self.instance is not None or captured(function)
         if subject and not parameters.is_computed:
             complete(scope.run.subjects, identity, self, self.instance)

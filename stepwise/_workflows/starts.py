@@ -234,10 +234,7 @@ class Starting:
         for name, place in zip(names, places, strict=True):
             modules = ["__main__"] if place == workflow.file else ["__main__", place]
             for module in modules if parts.of_instance_of(workflow.function.__module__) else [None]:
-                of_name = parts.bases(name, workflow.label, module)
-                found += (
-                    of_name[:1] + of_name[-1:]
-                )  # the current rule, and that of an older version
+                found += parts.bases(name, workflow.label, module)[:1]
         return [base for base in dict.fromkeys(found) if base not in self._bases]
 
     def _nearly_same(self) -> Iterator[Meant]:

@@ -476,19 +476,19 @@ def test_a_state_that_cannot_be_kept_is_no_failure_to_recover_from(store):
 
 
 def test_a_mistake_in_a_call_is_no_failure_to_recover_from(store):
-    """What is given to a tool and cannot be recorded, or cannot be called, is raised at once."""
+    """What is given to a tool and cannot tell calls apart, or be called, is raised at once."""
     steps = []
 
-    async def gives_a_lock(ctx):
+    async def gives_an_iterator(ctx):
         steps.append(ctx.step)
-        await ctx.tool(look, threading.Lock())
+        await ctx.tool(look, (each for each in "ab"))
 
     async def calls_a_text(ctx):
         steps.append(ctx.step)
         await ctx.tool("look", 1)
 
-    with pytest.raises(stepwise.DigestError, match="lock"):
-        run(RecoverableAgent(gives_a_lock, store))
+    with pytest.raises(stepwise.DigestError, match="generator"):
+        run(RecoverableAgent(gives_an_iterator, store))
     with pytest.raises(stepwise.ConfigurationError, match=r"write ctx\.tool\(search, 'word'\)"):
         run(RecoverableAgent(calls_a_text, store), run_id="other")
     assert steps == [1, 1]

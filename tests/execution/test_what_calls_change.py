@@ -382,4 +382,4 @@ def test_a_warning_without_a_place_in_the_code_is_said_once():
     with Calls(MAPPED) as program:
         told = program.crash()
         assert told.count("ArgumentMutatedWarning") == 1
-        assert "sys:1: ArgumentMutatedWarning: 'Agent.ask' changed the attribute 'asked'" in told
+        assert "sys:1: ArgumentMutatedWarning: 'Agent.ask' changed self.asked," in told

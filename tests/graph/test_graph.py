@@ -723,6 +723,16 @@ class Asker:
         return {"answer": self.model}
 
 
+class Team:
+    """Agents, the last of which answers."""
+
+    def __init__(self, agents):
+        self.agents = agents
+
+    def ask(self, memory):
+        return self.agents[-1].ask(memory)
+
+
 def capturing(model):
     return lambda memory: {"answer": model}
 
@@ -807,6 +817,18 @@ def test_graphs_whose_nodes_hold_other_values_are_other_runs(manager, make):
         ids.append(result.run_id)
     assert answers == ["gpt", "claude", "gpt", "claude"]
     assert ids[:2] == ids[2:]
+
+
+def test_a_persona_inside_an_agent_of_a_node_tells_executions_apart(manager):
+    """What an agent inside the agent of a node is configured with belongs to the run, too."""
+    answers = []
+    for persona in ("ann", "bob", "ann"):
+        forget_process()
+        team = Team([Asker("chair"), Asker(persona, lock=threading.Lock())])
+        result = run(chain(Node("ask", team.ask)), manager, {"x": 1})
+        answers.append((result.run_id, result.output["answer"]))
+    assert [answer for _, answer in answers] == ["ann", "bob", "ann"]
+    assert answers[0] == answers[2]
 
 
 def test_what_a_node_does_to_its_agent_tells_no_executions_apart(manager):

@@ -18,25 +18,37 @@ import types
 import typing
 from typing import Any, NamedTuple
 
+import numpy as np
 import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import stepwise
 from examples import sweep
 from stepwise import configure
+from stepwise._identity.call_parts import CallParts
 from stepwise._identity.identity import (
     Parameters,
     child_id,
     derived_id,
     idempotency_key,
-    instance_digest,
     random_id,
 )
 from stepwise._runtime import settings
 from stepwise.errors import ConfigurationError, DigestError
 
 LOCK = threading.Lock()
+
+
+def instance_digest(instance):
+    """The digest of an instance in a run's identity, and what in it has none."""
+
+    def function(self): ...
+
+    known, call = Parameters(function, what="workflow 'function'"), ((instance,), {})
+    parts = CallParts(known, function, {}, {}, call, instance)
+    return parts.instance, parts.by_class()
 
 
 def parameters(function, **options):
@@ -116,29 +128,41 @@ def test_defaults_of_another_type():
 
 
 def test_defaults_without_a_digest():
-    """A default that has no digest is left out when it is the argument, as any other."""
+    """A default that has no digest is left out when it is the argument; another object is not."""
 
     def function(a, client=LOCK):
         pass
 
     assert digest(function, 1) == digest(function, 1, LOCK)
     assert digest(function, 1, "another") != digest(function, 1)
-    with pytest.raises(DigestError, match="client"):
-        digest(function, 1, threading.Lock())
+    assert digest(function, 1, threading.Lock()) != digest(function, 1)
 
 
-def test_the_way_out_for_a_client():
-    """The error for a client as an argument advises what works there: ``ignore=`` and ``key=``."""
+def test_a_client_as_an_argument():
+    """A client counts by its class there where it stands, and with ``ignore=`` not at all."""
 
     def function(question, client):
         pass
 
-    with pytest.raises(DigestError, match="lock") as caught:
-        digest(function, "tides", threading.Lock())
-    assert "ignore=('client',)" in str(caught.value)
-    assert "identity(" not in str(caught.value)
+    other = threading.Lock()
+    assert digest(function, "tides", LOCK) == digest(function, "tides", other)
+    assert digest(function, "tides", LOCK) != digest(function, "winds", LOCK)
+    assert digest(function, "tides", LOCK) != digest(function, "tides", [LOCK])
     ignoring = with_options(function, ignore=("client",))
-    assert digest(ignoring, "tides", LOCK) == digest(ignoring, "tides", threading.Lock())
+    assert digest(ignoring, "tides", LOCK) == digest(ignoring, "tides", None)
+
+
+class Bank:
+    def __init__(self, account, calls=0, lock=None):
+        self.account, self.calls, self.lock = account, calls, lock
+
+
+def test_declared_fields_of_an_argument():
+    """An argument counts by the fields that are declared for its class, whatever else it holds."""
+    stepwise.identity(Bank, fields=["account"])
+    first = digest(three, 1, [Bank("a")])
+    assert first == digest(three, 1, [Bank("a", calls=2)]) != digest(three, 1, [Bank("b")])
+    assert digest(three, 1, [Bank("a", lock=LOCK)]) == first
 
 
 def test_names_count():
@@ -371,30 +395,57 @@ def test_options_that_are_no_names(option, names):
 # -- what has no digest ----------------------------------------------------------------------------
 
 
-def test_arguments_without_a_digest():
-    """The error names step, argument, path and type, and the two ways out."""
+def test_arguments_that_a_call_uses_up():
+    """The error for an iterator names step, argument, path and type, and the two ways out."""
+    rows = (each for each in range(3))
     with pytest.raises(DigestError) as caught:
-        digest(three, 1, {"client": [LOCK]})
+        digest(three, 1, {"rows": [rows]})
     said = str(caught.value)
     assert said.startswith("argument 'body' of step 'three': ")
-    assert "(at body['client'][0])" in said
+    assert "(at body['rows'][0])" in said
     assert "ignore=('body',)" in said
     assert "key=" in said
-    assert caught.value.path == "body['client'][0]"
-    assert caught.value.type_name == "_thread.lock"
-    with pytest.raises(DigestError) as caught:
-        digest(three, LOCK, 1)
-    assert caught.value.path == "to"
+    assert caught.value.path == "body['rows'][0]"
+    assert caught.value.type_name == "generator"
+    for path, args, kwargs in (
+        ("to", (rows, 1), {}),
+        ("rest[1]", (1, 2, 3, rows), {}),
+        ("more['rows']", (1, 2), {"rows": rows}),
+    ):
+        with pytest.raises(DigestError) as caught:
+            digest(three if path == "to" else odd, *args, **kwargs)
+        assert caught.value.path == path
 
 
-def test_variable_arguments_without_a_digest():
-    """The path leads into ``*args`` and ``**kwargs`` as well."""
-    with pytest.raises(DigestError) as caught:
-        digest(odd, 1, 2, 3, LOCK)
-    assert caught.value.path == "rest[1]"
-    with pytest.raises(DigestError) as caught:
-        digest(odd, 1, 2, client=LOCK)
-    assert caught.value.path == "more['client']"
+def test_data_without_a_digest_is_an_error():
+    """An array of a special kind, or a value nested without end, has no class to stand for it."""
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    for value in (deep, np.ma.masked_array([1, 2], mask=[0, 1])):
+        with pytest.raises(DigestError, match="argument 'body'"):
+            digest(three, 1, [value, LOCK])
+
+
+def test_functions_without_a_name_as_arguments():
+    """A lambda or an inner function counts by its code, its defaults and what it captured."""
+
+    def made(number, *, twice):
+        if twice:
+
+            def inner(x):
+                return x * number * 2
+        else:
+
+            def inner(x):
+                return x * number
+
+        return inner
+
+    functions = [made(1, twice=True), made(2, twice=True), made(1, twice=False), lambda x: x]
+    found = [digest(three, 1, each) for each in functions]
+    assert len(set(found)) == len(functions)
+    assert digest(three, 1, made(1, twice=True)) == found[0]
 
 
 # -- what a framework injects ----------------------------------------------------------------------
@@ -596,10 +647,13 @@ def test_instances():
 
 
 def test_attributes_left_out():
-    """Attributes that have no digest are left out, and named; the others still count."""
+    """What has no digest counts by its class where it stands, and is named."""
     found, names = instance_digest(Agent(model="x", client=LOCK, pool=[LOCK]))
     assert names == ["client", "pool"]
-    assert found == instance_digest(Agent(model="x", client=threading.Lock(), pool={LOCK}))[0]
+    assert (
+        found
+        == instance_digest(Agent(model="x", client=threading.Lock(), pool=[threading.Lock()]))[0]
+    )
     assert found != instance_digest(Agent(model="y", client=LOCK, pool=[LOCK]))[0]
 
 

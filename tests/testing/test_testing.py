@@ -322,9 +322,9 @@ def test_a_fresh_store_on_disk_outlives_its_block(tmp_path):
 
 
 def test_after_the_block_all_is_as_before(home):
-    """The store, strictness and memory that were set before the block hold again after it."""
+    """The store and the memory that were set before the block hold again after it."""
     agent, calls = double()
-    stepwise.configure(store="memory:mine", strict=False)
+    stepwise.configure(store="memory:mine")
     before = vars(stepwise._runtime.settings._settings).copy()
     agent(1)
     with pytest.raises(ZeroDivisionError), fresh_store():

@@ -89,14 +89,14 @@ def test_a_workflow_that_is_not_awaited():
 
 
 def test_arguments_that_cannot_be_told_apart():
-    """A client as an argument: the message names it, and the two ways out."""
+    """An iterator as an argument, which a call uses up: the message names it, and the ways out."""
 
     @workflow
-    def agent(client, topic):
+    def agent(rows, topic):
         return think(topic)
 
-    with pytest.raises(TypeError, match=names("'client'", r"ignore=\('client',\)", "key=")):
-        agent(threading.Lock(), "tides")
+    with pytest.raises(TypeError, match=names("'rows'", r"ignore=\('rows',\)", "key=")):
+        agent((each for each in "ab"), "tides")
 
 
 def test_a_variable_that_cannot_be_recorded():

@@ -38,7 +38,9 @@ OURS = {
         "account active_run concurrency draining failures location other_tasks outcomes outside "
         "process_memory registry reloading steering waits"
     ),
-    "_identity": "call_parts captures clients deltas holders identity module_names parts sights",
+    "_identity": (
+        "call_parts captures clients deltas holders identity leaves module_names parts sights"
+    ),
     "_journal": (
         "chain counters header_text heads journal lease projection records seal spending summary"
     ),

@@ -693,12 +693,13 @@ def test_a_declared_field_without_a_text(program, field):
 
 @pytest.mark.parametrize("kind", HOLDING)
 def test_a_run_that_began_before_a_field_was_declared(program, kind):
-    """A field that is declared later does not keep a call from its unfinished run."""
+    """A field that is declared later makes another run; the notice names the unfinished one."""
     execute = program(CLIENTS)
     execute("agent.py", kind, "one", DIE="1")
     out, told = execute("agent.py", kind, "one", DECLARED="1")
     assert out == ["one: q"]
-    assert "begins again from the top" in told
+    assert "starts; unfinished beside it" in told
+    assert "It differs in" in told
     assert execute("agent.py", kind, "one", DECLARED="1")[0] == ["one: q"]
 
 
