@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepwise._runs.listing import runs
-from stepwise._runtime import settings
 from stepwise._values import digest
 from stepwise._values.codec import decode, encode
 from stepwise.errors import ConfigurationError, DigestError, StepInDoubtError
@@ -303,7 +302,6 @@ def _home(folder: str) -> Iterator[None]:
     os.environ["STEPWISE_QUIET"] = "1"
     os.environ.pop("STEPWISE_KEY", None)
     with fresh_store(os.path.join(folder, "home", "store")):
-        settings.configure(strict=False)
         yield
 
 

@@ -23,9 +23,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 class fresh_store:  # noqa: N801
     """Within the block, a store of its own is the default; afterwards all is as it was before.
 
-    In it the program is as if just started: no run is remembered from before the block.  Steps are
-    checked strictly (``configure(strict=True)``), so that one that changes its arguments is
-    noticed.  A workflow with a ``store=`` of its own keeps that.
+    In it the program is as if just started: no run is remembered from before the block.  A workflow
+    with a ``store=`` of its own keeps that.
 
     Also a decorator, of functions and of coroutine functions; each call then gets a new store.
 
@@ -52,7 +51,7 @@ class fresh_store:  # noqa: N801
             store = open_store(self._folder)
         settings, memory = vars(_config._settings), vars(process_memory.memory)
         self._outer.append((store, settings.copy(), memory.copy()))
-        settings.update(store=store, strict=True)
+        settings.update(store=store)
         memory.update(vars(process_memory.ProcessMemory()))
         return store
 

@@ -719,12 +719,12 @@ def check_events() -> None:
     assert_type(current_step().attempt, int)
     assert_type(current_step().name, str)
     assert_type(current_step().run_id, str)
-    configure(store="memory:", strict=True, quiet=True, injected=["package.Context"])
+    configure(store="memory:", quiet=True, injected=["package.Context"])
     configure(volatile={"package.Message": "created", Landed: ("value",)}, references={})
     configure(volatile=["created"])  # type: ignore[arg-type]
     configure("memory:")  # type: ignore[call-arg]
     configure(stores="memory:")  # type: ignore[call-arg]
-    configure(strict="yes")  # type: ignore[arg-type]
+    configure(quiet="yes")  # type: ignore[arg-type]
     with background():
         pass
 

@@ -298,7 +298,7 @@ def test_a_crash() -> None:
 
 
 def main() -> None:
-    stepwise.configure(strict=True, quiet=True)
+    stepwise.configure(quiet=True)
     heard: list[str] = []
 
     def listen(event: Event) -> None:
