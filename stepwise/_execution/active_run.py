@@ -539,8 +539,13 @@ class ActiveRun:
         encoded: codec.Encoded | None,
         *,
         changed: dict[str, str] | None = None,
+        again: str = "",
     ) -> None:
-        """Record how this attempt ended: ``value`` is its result or exception."""
+        """Record how this attempt ended: ``value`` is its result or exception.
+
+        Args:
+            changed: see :class:`Ended`, as of ``again``.
+        """
         error, secrets = value if status != "completed" else None, self.secrets
         if error is None:
             for stream in list(self.streams.values()):
@@ -556,6 +561,7 @@ class ActiveRun:
             retry=retry,
             spent=self.unwinding.spent(error) if error is not None else (),
             rest=self.rest(),
+            again=again,
         )
         items: list[tuple[Record, Data]] = [(record, payload)]
         if handled:

@@ -187,12 +187,13 @@ def ended(
     retry: tuple[int, ...],
     spent: tuple[int, ...],
     rest: Mapping[str, float],
+    again: str = "",
 ) -> tuple[Ended, Data]:
     """Return how an attempt of the run ended.
 
     Args:
         value: what it returned or raised; ``encoded``, if it can be recorded.
-        changed: see :class:`Ended`, as of ``retry``, ``spent`` and ``rest``.
+        changed: see :class:`Ended`, as of ``retry``, ``spent``, ``rest`` and ``again``.
     """
     record = Ended(
         status,
@@ -207,6 +208,7 @@ def ended(
         form=encoded.form if encoded is not None else None,
         at=time.time(),
         rest=rest,
+        again=again,
     )
     return record, encoded.data if encoded is not None else b""
 

@@ -288,7 +288,12 @@ class Run:
 
     @property
     def result(self) -> Any:
-        """The returned value, or ``None`` while the run has not completed."""
+        """The returned value, or ``None`` while the run has not completed.
+
+        Raises:
+            UnreadableValueError: the value could not be recorded, or cannot be loaded here; says
+                why, and how to have it.
+        """
         return result_of(self.store, self._seal, self._facts())
 
     @property
