@@ -379,7 +379,7 @@ class TopLevel(WorkflowCall):
         self._choose_next()
 
     def mean(self, run_id: str, *, explicit: bool) -> None:
-        """Mean a run that another process has chosen for this call.
+        """Mean a run that is chosen already, by another process or by its id.
 
         Args:
             explicit: the user chose its id; see :class:`.starts.Meant`.
