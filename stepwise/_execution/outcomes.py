@@ -156,9 +156,18 @@ def _then(call: Call) -> str:
 
 
 def settled(
-    codec: Codec, call: Call, *, landed: bool, value: Any = None, kind: Any = Any
+    codec: Codec,
+    call: Call,
+    *,
+    landed: bool,
+    value: Any = None,
+    kind: Any = Any,
+    is_open: bool = False,
 ) -> tuple[Settled, Data]:
     """Build the record of a person's answer for a call in doubt: that it happened, and its value.
+
+    Args:
+        is_open: no outcome of the call is recorded, which would say what the call spent.
 
     Raises:
         NotRecordableError: its value cannot be recorded.
@@ -172,6 +181,7 @@ def settled(
         preview=codec.secrets.preview(value),
         form=encoded.form,
         at=time.time(),
+        spent={"steps": int(not call.child), "at_least": 1} if is_open else _NOTHING,
     )
     return record, encoded.data
 

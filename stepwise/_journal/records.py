@@ -354,13 +354,18 @@ class Handled(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """A person settled a call in doubt.  Payload, if it landed: its value."""
+    """A person settled a call in doubt.  Payload, if it landed: its value.
+
+    Args:
+        spent: by a call that landed and has no outcome, as of :class:`Outcome`: it was a step.
+    """
 
     number: int
     landed: bool
     preview: str = ""
     form: str | None = None
     at: float = 0.0
+    spent: Mapping[str, float] = _NO_USAGE
 
 
 class Stopped(NamedTuple):
