@@ -3,6 +3,6 @@
 The modules, each importing only from those before it::
 
     reloading process_memory registry failures location contents outcomes inputs
-    concurrency waits cleanup steering budget account active_run draining other_tasks
+    concurrency waits cleanup steering surfacing budget account active_run draining other_tasks
     suspension outside watching viewer
 """

@@ -6,7 +6,6 @@ end.  The exit of a task group or a pool is none: the work itself goes on there.
 
 from __future__ import annotations
 
-import ast
 import linecache
 import sys
 import threading
@@ -15,6 +14,7 @@ from functools import cache
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from stepwise._rewrite import finally_lines
 from stepwise._runtime import asyncio_state
 from stepwise._runtime.messages import is_ours
 
@@ -94,10 +94,5 @@ def _are_in_cleanup(frames: Iterable[FrameType]) -> bool:
 
 @cache
 def _finally_blocks(path: str) -> list[tuple[int, int]]:
-    """Return the first and the last lines of the ``finally`` blocks of a file."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(path)))
-    except (SyntaxError, ValueError):
-        return []
-    bodies = [getattr(node, "finalbody", ()) for node in ast.walk(tree)]
-    return [(body[0].lineno, body[-1].end_lineno or 0) for body in bodies if body]
+    """Return the lines of the ``finally`` blocks of a file, as it was when it was first needed."""
+    return finally_lines("".join(linecache.getlines(path)))
