@@ -162,7 +162,7 @@ async def _inline(opened: OpenedRun) -> Any:
     token, left = scope_variable.set(Scope(active)), tracing.enter(active.run_id)
     joins()
     try:
-        with steered(active, is_new=opened.is_new):
+        with steered(active, is_new=opened.is_new), noticing_forgotten(active):
             value = await opened.arun()
         check_awaited(active, value)
         return value
