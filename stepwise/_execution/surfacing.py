@@ -95,8 +95,9 @@ class Surfacing:
     def _end(self, reference: asyncio_state.TaskReference) -> None:
         def end() -> None:
             task = reference()
-            ended = self._run.ended or task is None or task.done()
-            if not ended and not task_cleans_up(task):
+            if task is None or task.done() or self._run.ended:
+                return
+            if not task_cleans_up(task):
                 self._cancelled.add(reference)
                 task.cancel()
 
