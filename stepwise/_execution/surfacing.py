@@ -47,14 +47,25 @@ class Surfacing:
     def __init__(self, run: Stopping) -> None:
         self._run = run
         self._timer: threading.Timer | None = None
+        self._told = False
         self._refused = 0  # calls
         self._cancelled: set[asyncio_state.TaskReference] = set()
 
     def begin(self, error: RunStopped) -> None:
-        """Tell the error, and see to it that the run ends; a suspension does both itself."""
-        if not isinstance(error, RunSuspended):
+        """Tell the error, and see to it that the run ends; a suspension does both itself.
+
+        Programs catch a budget that is used up: that is told only if it does not arrive.
+        """
+        if isinstance(error, RunSuspended):
+            return
+        if not isinstance(error, BudgetExceeded):
+            self._tell(error)
+        self._wait()
+
+    def _tell(self, error: RunStopped) -> None:
+        if not self._told:
+            self._told = True
             _tell(self._run.run_id, error)
-            self._wait()
 
     def refused(self) -> None:
         """Note that another call got the error: somebody swallows it, and calls on and on."""
@@ -84,6 +95,8 @@ class Surfacing:
             return
         # What is in flight when a budget is used up is paid for, and waited for.
         if not (isinstance(run.stopped, BudgetExceeded) and run.flows.steps_in_flight()):
+            if run.stopped is not None:
+                self._tell(run.stopped)
             if run.task is not None:
                 tasks = {asyncio_state.reference_to(run.task)}
             else:  # event loops of other threads may have tasks that nobody has looked at yet
