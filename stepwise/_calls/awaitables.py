@@ -1,14 +1,16 @@
 """Calls that end when they are awaited: of functions that return an awaitable, and forgotten ones.
 
 Such a call is handed out as a coroutine (a task, if the function returned a future), which its run
-knows until somebody awaits it.  In a synchronous workflow a coroutine function's call is known only
-when Python finds that nobody awaited it.
+knows until somebody awaits it.  A coroutine function's call is known only when Python finds that
+nobody awaited it.
 """
 
 from __future__ import annotations
 
+import gc
 import inspect
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,14 +22,34 @@ from stepwise._execution.active_run import ActiveRun, current_scope
 from stepwise._execution.concurrency import Unawaited
 from stepwise._runtime import asyncio_state
 from stepwise._runtime.forks import process_lock
-from stepwise._runtime.messages import caller, file_name
+from stepwise._runtime.messages import caller, file_name, is_ours
 from stepwise._runtime.tracebacks import fold
 from stepwise.errors import NotRecordableError
 
-__all__ = ["check_awaited", "hand_out", "made_by", "noticing_forgotten"]
+__all__ = ["check_awaited", "coroutine_of", "hand_out", "made_by", "noticing_forgotten"]
+
+_DEPTH = 6  # frames from a coroutine of ours to the user's code, at most
 
 made_by: set[CodeType] = set()
 """The code objects of functions that make coroutines for steps and workflows."""
+
+
+def coroutine_of(function: Callable[..., Any], name: str, *args: Any) -> Any:
+    """Return the coroutine of a function of ours that a user's code calls under a name.
+
+    Inside a run it keeps so much of its origin that the user's line is part of it.
+    """
+    made_by.add(function.__code__)
+    depth = sys.get_coroutine_origin_tracking_depth()
+    if depth:
+        sys.set_coroutine_origin_tracking_depth(max(depth, _DEPTH))
+    try:
+        coroutine = function(*args)
+    finally:
+        if depth:
+            sys.set_coroutine_origin_tracking_depth(depth)
+    coroutine.__name__ = coroutine.__qualname__ = name  # Python shows it, too
+    return coroutine
 
 
 def hand_out(active: ActiveRun, what: str, ending: Result | Unfinished) -> Any:
@@ -114,51 +136,63 @@ def _end(active: ActiveRun) -> list[Unawaited]:
 
 
 _mutex = process_lock()
-_watching = 0
+_watching: dict[int, int] = {}  # runs, by the thread in which they are executed
+_depths: dict[int, int] = {}  # how much of its origin a coroutine of a thread kept before
+_collecting: set[int] = set()  # threads that look for garbage
 _original: Callable[[Any], None] | None = None
 
 
 @contextmanager
 def noticing_forgotten(active: ActiveRun) -> Iterator[None]:
-    """Notice coroutines of steps that die without having been awaited, and where they were made.
-
-    For a synchronous workflow, in whose thread hardly any coroutine is made.
-    """
-    depth = sys.get_coroutine_origin_tracking_depth()
-    if not depth:
-        sys.set_coroutine_origin_tracking_depth(1)
-    _watch(1)
+    """Notice coroutines of steps that die without having been awaited, and where they were made."""
+    here = threading.get_ident()
+    _watch(here, 1)
     try:
         yield
     finally:
         active.frame = None  # a variable in it may hold an unrecordable value
-        _watch(-1)
-        if not depth:
-            sys.set_coroutine_origin_tracking_depth(0)
+        _watch(here, -1)
         if sys.exc_info()[0] is not None:
             _end(active)
 
 
-def _watch(change: int) -> None:
-    global _watching, _original  # noqa: PLW0603
+def _watch(thread: int, change: int) -> None:
+    """Watch the coroutines of a thread for one run more, or less."""
+    global _original  # noqa: PLW0603
     with _mutex:
-        _watching += change
+        before = _watching.get(thread, 0)
+        if not before:
+            _depths[thread] = sys.get_coroutine_origin_tracking_depth()
+            sys.set_coroutine_origin_tracking_depth(_depths[thread] or 1)
+        _watching[thread] = before + change
+        if not _watching[thread]:
+            del _watching[thread]
+            if not _depths.pop(thread) and threading.get_ident() == thread:
+                sys.set_coroutine_origin_tracking_depth(0)
         if _watching and _original is None:
             _original = getattr(warnings, "_warn_unawaited_coroutine", None)
+            gc.callbacks.append(_collects)
             if _original is not None:
                 warnings._warn_unawaited_coroutine = _unawaited  # type: ignore[attr-defined]
         elif not _watching and _original is not None:
+            gc.callbacks.remove(_collects)
             if warnings._warn_unawaited_coroutine is _unawaited:  # type: ignore[attr-defined]
                 warnings._warn_unawaited_coroutine = _original  # type: ignore[attr-defined]
             _original = None
+
+
+def _collects(phase: str, _: object) -> None:
+    """Called by the garbage collector: what dies in it need not be of the run in progress."""
+    (_collecting.add if phase == "start" else _collecting.discard)(threading.get_ident())
 
 
 def _unawaited(coroutine: Any) -> None:
     """Called by Python for a coroutine that dies unawaited, instead of its own warning."""
     original, scope = _original, current_scope()
     code, origin = getattr(coroutine, "cr_code", None), getattr(coroutine, "cr_origin", None)
-    if scope is not None and code in made_by and origin:
-        path, line, _ = origin[0]
+    is_known = code in made_by and threading.get_ident() not in _collecting
+    if scope is not None and is_known and origin:
+        path, line, _ = next((each for each in origin if not is_ours(each[0])), origin[0])
         site = f"{file_name(path)}:{line}"
         what = repr(coroutine.__qualname__)
         scope.run.unawaited[object()] = Unawaited(what, site, lambda: None)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from stepwise._calls.awaitables import coroutine_of
 from stepwise._calls.driver import Core, Result, gives_awaitable, resume, start
 from stepwise._calls.elsewhere import (
     Elsewhere,
@@ -83,7 +84,7 @@ def map(  # noqa: A001
     if executor is not None:
         _check(step, executor)
     if inspect.iscoroutinefunction(step) or (recorded and gives_awaitable(recorded.function)):
-        return _amap(step, list(items), max_workers, executor)
+        return coroutine_of(_amap, "map", step, list(items), max_workers, executor)
     try:
         return _map(step, list(items), max_workers, executor)
     except BaseException as error:

@@ -425,7 +425,12 @@ class Performance(NamedTuple):
             answer = asked.value
         if isinstance(answer, Landed):
             landed = settled(
-                active.codec, call, landed=True, value=answer.value, kind=self.performer.returns
+                active.codec,
+                call,
+                landed=True,
+                value=answer.value,
+                kind=self.performer.returns,
+                is_open=recorded.outcome is None,
             )
             yield from record_settled(active, landed)
             active.answered(self.scope, recorded)

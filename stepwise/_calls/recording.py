@@ -15,7 +15,7 @@ from stepwise._execution.call_changes import Recorded
 from stepwise._execution.location import Helper
 from stepwise._execution.outcomes import outcome
 from stepwise._execution.steering import ENDINGS
-from stepwise._journal.records import Call, Intent, Outcome, Record, StepStatus
+from stepwise._journal.records import Call, Intent, Outcome, Settled, StepStatus
 from stepwise._journal.spending import Sums
 from stepwise._runtime import asyncio_state
 from stepwise._runtime.messages import notice
@@ -82,9 +82,10 @@ def record_outcome(
         raise cancelled from (error if record.status == "failed" else None)
 
 
-def record_settled(active: ActiveRun, settled: tuple[Record, Data]) -> Recording:
+def record_settled(active: ActiveRun, settled: tuple[Settled, Data]) -> Recording:
     """Record the answer of a ``reconcile`` function, or the decision to skip."""
     _, cancelled = written(active, (yield Write(active, settled)))
+    active.account.settled(settled[0])
     if cancelled is not None:
         raise cancelled
 

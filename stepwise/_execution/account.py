@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from stepwise._execution.concurrency import Flows
-from stepwise._journal.records import Call, Entry, Outcome
+from stepwise._journal.records import Call, Entry, Outcome, Settled
 from stepwise._journal.spending import NO_SUMS, Claims, Sums, difference
 from stepwise.errors import BudgetExceeded
 
@@ -248,6 +248,12 @@ class Account:
         if child is not None and child.at_least:
             said["at_least"] = 1
         return said
+
+    def settled(self, record: Settled) -> None:
+        """Count a call that turned out to have happened in an earlier attempt."""
+        with self._lock:
+            for each in self._lineage() if self.limited else ():
+                each._live.steps += int(record.spent.get("steps", 0))
 
     def _time(self) -> dict[str, float]:
         """Return the seconds since the last record that says how many passed."""

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextvars import ContextVar
 from types import FrameType
@@ -22,6 +23,7 @@ from stepwise._execution.concurrency import Flows, Unawaited
 from stepwise._execution.failures import Unwinding
 from stepwise._execution.location import Helper, Locator, Origin, WatchesSteps
 from stepwise._execution.steering import Steering
+from stepwise._execution.surfacing import Surfacing
 from stepwise._execution.waits import RunInbox, Taken, Waits
 from stepwise._identity.identity import idempotency_key
 from stepwise._journal.counters import Ordinals, Progress, apart, counted_as
@@ -173,11 +175,12 @@ class ActiveRun:
         self.unwinding = Unwinding(facts.run_id)
         self.frame: WatchesSteps | None = None
         self.stopped: RunStopped | None = None
+        self.surfacing = Surfacing(weakref.proxy(self))  # no cycle: runs hold large objects
         self.refused: BaseException | None = None  # with it calls were, since the process ends
         self.begun = False  # its function has been entered
         self.ended = False
         self.home = self.thread = threading.get_ident()  # in which a plain workflow function runs
-        self.executor: FrameType | None = None  # below which it does
+        self.executor: FrameType | None = None  # below which its function does
         self.task: Any = None  # in which an asynchronous workflow runs
         self.awaits = False  # its function is a coroutine function, or an asynchronous generator
         self.waiter: Any = None  # the future at which its caller waits
@@ -245,8 +248,7 @@ class ActiveRun:
                 "process that started it can record. Call it there, or start a workflow in here",
                 run_id=self.run_id,
             )
-        if self.stopped is not None:
-            raise self.stopped
+        self.refuse_if_stopped()
         if self.ended:
             raise OutsideRunError(
                 f"{name} was called after run {self.run_id!r} had ended, by a task or thread that "
@@ -261,6 +263,12 @@ class ActiveRun:
         if interrupts.ending.by_ctrl_c and self.root.detached:
             raise self._refuse(KeyboardInterrupt())
         self.admit(around, answered=answered)
+
+    def refuse_if_stopped(self) -> None:
+        """Raise what the run has been stopped with; also for requests in the bodies of steps."""
+        if self.stopped is not None:
+            self.root.surfacing.refused()
+            raise self.stopped
 
     def admit(self, around: Call | None, *, answered: bool) -> None:
         """Raise if no call may be made any more, shortly after :meth:`check`; see there."""
@@ -279,11 +287,20 @@ class ActiveRun:
 
     def stop(self, error: RunStopped) -> RunStopped:
         """Make ``error`` what every later call of this run, and of those around it, raises."""
+        root = self.root
+        if root.stopped is None and self.pid == os.getpid():
+            root.surfacing.begin(error)
         for run in self.lineage():
             run.stopped = run.stopped or error
             run.flows.change()
         # In a forked child, what it has been stopped with says more than that it has no lease.
         return error if self.pid == os.getpid() or self.stopped is None else self.stopped
+
+    def holds(self, task: Any) -> bool:
+        """Return whether a task belongs to this run, or to one that it calls."""
+        context = asyncio_state.context_of(task)
+        scope = context.get(scope_variable) if context is not None else None
+        return scope is not None and scope.run.root is self
 
     def ring(self) -> None:
         """Have the calls that wait, in this run and in those that it calls, look around."""
@@ -539,8 +556,13 @@ class ActiveRun:
         encoded: codec.Encoded | None,
         *,
         changed: dict[str, str] | None = None,
+        again: str = "",
     ) -> None:
-        """Record how this attempt ended: ``value`` is its result or exception."""
+        """Record how this attempt ended: ``value`` is its result or exception.
+
+        Args:
+            changed: see :class:`Ended`, as of ``again``.
+        """
         error, secrets = value if status != "completed" else None, self.secrets
         if error is None:
             for stream in list(self.streams.values()):
@@ -556,6 +578,7 @@ class ActiveRun:
             retry=retry,
             spent=self.unwinding.spent(error) if error is not None else (),
             rest=self.rest(),
+            again=again,
         )
         items: list[tuple[Record, Data]] = [(record, payload)]
         if handled:
@@ -601,6 +624,7 @@ class ActiveRun:
         list_digest.forget()  # its lists
         self.locator.close()
         self.steering.close()
+        self.surfacing.close()
         self.lease.release()
 
 

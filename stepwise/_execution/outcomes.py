@@ -132,9 +132,18 @@ def _then(call: Call) -> str:
 
 
 def settled(
-    codec: Codec, call: Call, *, landed: bool, value: Any = None, kind: Any = Any
+    codec: Codec,
+    call: Call,
+    *,
+    landed: bool,
+    value: Any = None,
+    kind: Any = Any,
+    is_open: bool = False,
 ) -> tuple[Settled, Data]:
     """Build the record of a person's answer for a call in doubt: that it happened, and its value.
+
+    Args:
+        is_open: no outcome of the call is recorded, which would say what the call spent.
 
     Raises:
         NotRecordableError: its value cannot be recorded.
@@ -148,6 +157,7 @@ def settled(
         preview=codec.secrets.preview(value),
         form=encoded.form,
         at=time.time(),
+        spent={"steps": int(not call.child), "at_least": 1} if is_open else _NOTHING,
     )
     return record, encoded.data
 
@@ -163,12 +173,13 @@ def ended(
     retry: tuple[int, ...],
     spent: tuple[int, ...],
     rest: Mapping[str, float],
+    again: str = "",
 ) -> tuple[Ended, Data]:
     """Return how an attempt of the run ended.
 
     Args:
         value: what it returned or raised; ``encoded``, if it can be recorded.
-        changed: see :class:`Ended`, as of ``retry``, ``spent`` and ``rest``.
+        changed: see :class:`Ended`, as of ``retry``, ``spent``, ``rest`` and ``again``.
     """
     record = Ended(
         status,
@@ -183,6 +194,7 @@ def ended(
         form=encoded.form if encoded is not None else None,
         at=time.time(),
         rest=rest,
+        again=again,
     )
     return record, encoded.data if encoded is not None else b""
 

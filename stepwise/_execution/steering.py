@@ -14,6 +14,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
+from stepwise._execution.cleanup import cleans_up, task_cleans_up
 from stepwise._execution.failures import Unwinding
 from stepwise._execution.waits import RunInbox, Waits
 from stepwise._journal.records import Call, Cancelling, Record, RunFacts
@@ -24,6 +25,8 @@ from stepwise._values.buffers import Data
 from stepwise.errors import RunCancelled, RunStopped, RunTimeoutError
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from stepwise._execution.waits import Closes
     from stepwise._journal.inbox import Message
 
@@ -31,6 +34,7 @@ __all__ = ["ENDINGS", "Steering", "cancelled_error"]
 
 ENDINGS = (RunCancelled, RunTimeoutError)
 """The errors that end a run so that its clean-up runs: not sticky, as other ``RunStopped`` are."""
+_LOOKS_AGAIN = 0.05  # seconds until a task that cleans up is looked at again
 _EVERY = 0.5  # seconds between two looks into the inbox, at least
 
 
@@ -44,6 +48,8 @@ if TYPE_CHECKING:
         waits: Waits
         unwinding: Unwinding
         task: Any
+        home: int
+        executor: FrameType | None
 
         @property
         def interrupted(self) -> bool:
@@ -205,7 +211,8 @@ class Steering:
             if each.asked is None:
                 each.look()
             asked = each.asked
-            if asked is not None and not self._has_it(asked) and self.told is not asked:
+            has_it = asked is None or self.told is asked or self._has_it(asked)
+            if not has_it and not cleans_up(each.run):
                 return True
         return False
 
@@ -220,24 +227,34 @@ class Steering:
 
     def _tell(self, asker: Steering, asked: RunStopped) -> None:
         task = asker.run.task
-        if task is not None and self.run.task is not None:
-            if asker.told is asked:
-                return
+        are_tasks = task is not None and self.run.task is not None
+        if (asker if are_tasks else self).told is asked or cleans_up(asker.run):
+            return  # it has been told, or is after its clean-up
+        if are_tasks:
             if asyncio_state.current() is task:
                 asker.told = asked
             raise asyncio_state.cancellation()
-        if self.told is asked:
-            return
         if self.run.unwinding.main == asyncio_state.who():
             self.told = asked
         raise asked
 
     def cancel_task(self) -> None:
-        """Cancel the task of an asynchronous run, unless a call of it did; called in its loop."""
+        """Cancel the task of an asynchronous run, unless a call of it did; called in its loop.
+
+        A task that cleans up is cancelled after that.
+        """
         task = self.run.task
-        if self.asked is not None and self.told is not self.asked and not task.done():
+        if self.asked is None or self.told is self.asked or task.done():
+            return
+        if task_cleans_up(task):
+            task.get_loop().call_later(_LOOKS_AGAIN, self._cancel_later)
+        else:
             self.told = self.asked
             task.cancel()
+
+    def _cancel_later(self) -> None:
+        with contextlib.suppress(ReferenceError):  # the run is over, and gone
+            self.cancel_task()
 
     def has_been_told(self) -> None:
         """Note that the code before a checkpoint has been told, and has gone on."""

@@ -185,23 +185,32 @@ def view(entry: Entry, codec: Codec = _ANY) -> LoadedOutcome:
 
 
 def result_of(store: Store, seal: Seal, facts: RunFacts) -> Any:
-    """Return the result of a run; ``None`` while it has not completed."""
-    entry = _end(store, seal, facts, "completed")
-    return view(entry).value if entry is not None else None
+    """Return the result of a run; ``None`` while it has not completed.
+
+    Raises:
+        UnreadableValueError: it could not be recorded, or cannot be loaded here.
+    """
+    if facts.status != "completed":
+        return None
+    entry = read_end(store, seal, facts)
+    ended = entry.ended if entry is not None else None
+    if entry is None or ended is None or not ended.recorded:
+        why = ended.again if ended is not None else "the record of its end does not verify"
+        raise UnreadableValueError(
+            f"run {facts.run_id!r} completed, and its result is not recorded: {why}. A call of its "
+            "workflow with the same arguments has the journal make the result anew"
+        )
+    return view(entry).value
 
 
 def error_of(store: Store, seal: Seal, facts: RunFacts) -> BaseException | None:
     """Return the error that a run raised, if it failed or was cancelled."""
     status = "cancelled" if facts.status == "cancelled" else "failed"
-    entry = _end(store, seal, facts, status)
-    return view(entry).error if entry is not None else None
-
-
-def _end(store: Store, seal: Seal, facts: RunFacts, status: str) -> Entry | None:
-    """The record of a run that ended so, if that is recorded."""
     entry = read_end(store, seal, facts)
     ended = entry.ended if entry is not None else None
-    return entry if ended is not None and ended[:2] == (status, True) else None
+    if entry is None or ended is None or ended.status != status or not ended.recorded:
+        return None
+    return view(entry).error
 
 
 def _stand_ins(kinds: Mapping[str, str]) -> Surroundings:

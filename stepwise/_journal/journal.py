@@ -435,7 +435,8 @@ class Journal:
             "steps is harmless, continue with the remaining records: "
             f"stepwise verify {run} --repair --accept-loss; or start over: "
             f"stepwise forget {run}. To use a backup: put the whole folder back, then run "
-            "stepwise restore; the run then asks about each side effect that the backup lacks",
+            "stepwise restore; a run that the backup has then asks about each side effect that the "
+            "backup lacks",
             run_id=self.run_id,
             path=self.store.url,
             errno=None,

@@ -354,13 +354,18 @@ class Handled(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """A person settled a call in doubt.  Payload, if it landed: its value."""
+    """A person settled a call in doubt.  Payload, if it landed: its value.
+
+    Args:
+        spent: by a call that landed and has no outcome, as of :class:`Outcome`: it was a step.
+    """
 
     number: int
     landed: bool
     preview: str = ""
     form: str | None = None
     at: float = 0.0
+    spent: Mapping[str, float] = _NO_USAGE
 
 
 class Stopped(NamedTuple):
@@ -433,11 +438,13 @@ class Ended(NamedTuple):
     """An attempt ended by returning or raising.  Payload: the result or the exception.
 
     Args:
-        recorded: there is a payload; a result that cannot be recorded is computed again.
+        recorded: there is a payload.
         changed: as in an outcome.
         retry: failed calls in the chain of the exception.
         spent: calls made while it unwound; they answer only the same unwinding.
         rest: what the attempt spent that no outcome of a call says, by unit.
+        again: why a call of the run has its journal make the end anew, in words; empty if this
+            record answers.  A payload beside it is for who looks at the run.
     """
 
     status: Literal["completed", "failed", "cancelled"]
@@ -452,6 +459,12 @@ class Ended(NamedTuple):
     form: str | None = None
     at: float = 0.0
     rest: Mapping[str, float] = _NO_USAGE
+    again: str = ""
+
+    @property
+    def answers(self) -> bool:
+        """True if a call of the run is answered by this record alone."""
+        return self.recorded and not self.again
 
 
 SUBMITTED = "submitted"

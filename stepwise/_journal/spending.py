@@ -17,6 +17,7 @@ from stepwise._journal.records import (
     Outcome,
     Record,
     Resumed,
+    Settled,
     Started,
     Suspended,
 )
@@ -54,7 +55,8 @@ NO_SUMS = Sums()
 def sums_after(before: Sums, record: Record) -> Sums:
     """Return the sums of a journal to which a record is added.
 
-    Each outcome is a step that was executed, unless it says how many steps it stands for.
+    Each outcome is a step that was executed, unless it says how many steps it stands for.  So is
+    a call that was settled as landed, which has no outcome.
     """
     if isinstance(record, Outcome):
         more = record.spent
@@ -62,6 +64,8 @@ def sums_after(before: Sums, record: Record) -> Sums:
             usd, tokens, steps, seconds, at_least, is_open = before
             return tuple.__new__(Sums, (usd, tokens, steps + 1, seconds, at_least, is_open))
         return plus(before, more if "steps" in more else {**more, "steps": 1})
+    if isinstance(record, Settled):
+        return plus(before, record.spent) if record.spent else before
     if isinstance(record, (Started, Resumed)):
         unknown = isinstance(record, Resumed) and record.unknown
         return before._replace(open=True, at_least=before.at_least or unknown)
@@ -74,6 +78,8 @@ def uncounted(record: Record) -> Record:
     """Return a record that counts nothing: of a call that another run has executed."""
     if isinstance(record, Outcome):
         return record._replace(spent=_NO_STEP)
+    if isinstance(record, Settled):
+        return record._replace(spent=_NOTHING)
     if isinstance(record, Resumed):
         return record._replace(unknown=False)
     if isinstance(record, (Ended, Interrupted, Suspended)):

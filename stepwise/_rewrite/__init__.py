@@ -42,6 +42,7 @@ from stepwise._rewrite.made import Made
 from stepwise._rewrite.points import (
     Place,
     Points,
+    finally_lines,
     fingerprint,
     following_line,
     function_like,
@@ -66,6 +67,7 @@ __all__ = [
     "UnsupportedError",
     "build",
     "capture",
+    "finally_lines",
     "fingerprint",
     "following_line",
     "function_like",

@@ -19,6 +19,7 @@ __all__ = [
     "any_calls",
     "calls",
     "code_digest",
+    "finally_lines",
     "fingerprint",
     "following_line",
     "function_like",
@@ -159,6 +160,16 @@ def handler_at(function: FunctionNode, line: int) -> tuple[str, int]:
         if not within and body[0].lineno <= line <= (body[-1].end_lineno or line):
             return kind, begin
     return "", 0
+
+
+def finally_lines(text: str) -> list[tuple[int, int]]:
+    """Return the first and the last lines of the ``finally`` blocks in a file; none if invalid."""
+    try:
+        nodes = walk(parsed(text))
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    bodies = [getattr(node, "finalbody", ()) for node in nodes]
+    return [(body[0].lineno, body[-1].end_lineno or 0) for body in bodies if body]
 
 
 def _heads(node: ast.AST) -> Iterator[ast.AST]:

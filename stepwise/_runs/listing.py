@@ -13,7 +13,7 @@ from stepwise._display.text import runs_text
 from stepwise._execution.active_run import current_scope
 from stepwise._journal.chain import is_of_file
 from stepwise._journal.heads import open_head
-from stepwise._journal.journal import facts_of, seal_for
+from stepwise._journal.journal import facts_of, newest_mark, seal_for
 from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._runs.as_dict import RunStatus, run_dict, status_of
@@ -72,6 +72,9 @@ def current_run() -> Run | None:
 def get_run(run_id: str, *, store: Any = None) -> Run:
     """Return a run by its id.
 
+    A run of which only marks are left, since its database is gone, can be verified, repaired and
+    deleted; reading anything else of it raises :class:`JournalLostError`.
+
     Args:
         run_id: the whole id; the command line takes the beginning of one, too.
         store: a URL, path or store object; by default the configured one.
@@ -80,9 +83,9 @@ def get_run(run_id: str, *, store: Any = None) -> Run:
         RunNotFoundError: there is none; names those with a similar id.
     """
     opened = open_store(store if store is not None else settings.store())
-    run = Run(opened, run_id)
-    if facts_of(opened, seal_for(opened), run_id) is None:
-        heads = _newest(opened, seal_for(opened))
+    run, seal = Run(opened, run_id), seal_for(opened)
+    if facts_of(opened, seal, run_id) is None and not newest_mark(opened, seal, run_id).last:
+        heads = _newest(opened, seal)
         ids = [head.run_id for head in itertools.islice(heads, _NEAR)]
         total = number_of_runs(opened) or len(ids)
         import difflib  # on use: only a mistake needs it

@@ -24,7 +24,6 @@ from stepwise._execution.registry import known_workflow
 from stepwise._execution.suspension import PendingWait, pending
 from stepwise._execution.viewer import error_of, look_into, result_of
 from stepwise._journal.heads import is_ready
-from stepwise._journal.inbox import Inbox
 from stepwise._journal.journal import Journal, Position, facts_of, read_entries, seal_for
 from stepwise._journal.lease import Lease
 from stepwise._journal.projection import Calls
@@ -36,6 +35,7 @@ from stepwise._runs.cancelling import cancel
 from stepwise._runs.checkpoints import RunCheckpoint, checkpoints_of, newest_checkpoint
 from stepwise._runs.children import ChildRuns
 from stepwise._runs.copying import Copier
+from stepwise._runs.deleting import delete_run
 from stepwise._runs.fork import Change, fork
 from stepwise._runs.messages import InboxMessage, messages_of
 from stepwise._runs.overview import (
@@ -130,6 +130,7 @@ class Run:
     def _facts(self) -> RunFacts:
         facts = facts_of(self.store, self._seal, self.id)
         if facts is None:
+            Journal(self.store, self._seal, self.id, 0, fsync=True).load()  # raises if it was lost
             raise RunNotFoundError(f"run {self.id!r} is gone from {self.store.url}", run_id=self.id)
         return facts
 
@@ -288,7 +289,12 @@ class Run:
 
     @property
     def result(self) -> Any:
-        """The returned value, or ``None`` while the run has not completed."""
+        """The returned value, or ``None`` while the run has not completed.
+
+        Raises:
+            UnreadableValueError: the value could not be recorded, or cannot be loaded here; says
+                why, and how to have it.
+        """
         return result_of(self.store, self._seal, self._facts())
 
     @property
@@ -584,14 +590,7 @@ class Run:
         """Delete the run and its child runs."""
         for child in children.of(self.id):
             Run(self.store, child, self._seal)._delete(children)
-        lease = Lease(self.store, self.id).acquire(child=current_scope() is not None)
-        inbox = Inbox(self.store, self._seal, self.id)
-        try:
-            inbox.delete()  # first: one without its run would be the inbox of the next such run
-            self.store.delete(self.id, lease.epoch)
-            inbox.delete()  # what somebody sent meanwhile
-        finally:
-            lease.release()
+        delete_run(self.store, self._seal, self.id)
 
     @contextmanager
     def _journal(self) -> Iterator[tuple[Journal, list[Entry]]]:

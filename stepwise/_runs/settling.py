@@ -105,7 +105,8 @@ def to_record(
         if each.in_doubt or (each.cancelled and each.may_have_happened and not each.call.child)
     ]
     recorded = choose(run_id, step, among, "in doubt")
-    return [settled(codec, recorded.call, landed=bool(said.happened), value=said.value)]
+    happened, is_open = bool(said.happened), recorded.outcome is None
+    return [settled(codec, recorded.call, landed=happened, value=said.value, is_open=is_open)]
 
 
 # -- stopped calls -------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from stepwise._journal.records import Quarantined, Restored, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import NAME, kept_summary
 from stepwise._runs.checkpoints import checkpoints_of
+from stepwise._runs.deleting import delete_run
 from stepwise._runtime.messages import count
 from stepwise._runtime.public_names import public
 from stepwise.errors import RunNotFoundError
@@ -173,6 +174,9 @@ def repair(
     before = verify(store, seal, run_id)
     if before.ok:
         return before
+    if not (before.records or before.lost) and (accept_loss or not before.effects):
+        delete_run(store, seal, run_id)  # only its marks are left: the next start begins it anew
+        return Verification(run_id, records=0, checkpoints=0)
     lease = Lease(store, run_id).acquire()
     try:
         journal = Journal(store, seal, run_id, lease.epoch, fsync=fsync)

@@ -20,9 +20,11 @@ __all__ = [
     "context_of",
     "current",
     "is_cancellation",
+    "known_references",
     "loaded",
     "loop_of",
     "loop_runs",
+    "reference_to",
     "references",
     "who",
 ]
@@ -98,6 +100,18 @@ def context_of(task: Any) -> contextvars.Context | None:
         if isinstance(held, contextvars.Context):
             return held
     return None
+
+
+def known_references() -> AbstractSet[TaskReference]:
+    """Return references to the tasks of all loops, as far as asyncio keeps them together."""
+    if loaded() is None or sys.version_info >= (3, 14):
+        return frozenset()
+    return frozenset(references())
+
+
+def reference_to(task: Any) -> TaskReference:
+    """Return a weak reference to a task."""
+    return weakref.ref(task)
 
 
 def references() -> AbstractSet[TaskReference]:

@@ -402,7 +402,7 @@ def _reply(top: TopLevel, where: str) -> Reply:
     seal = seal_for(top.store)
     facts = facts_of(top.store, seal, top.run_id)
     end = read_end(top.store, seal, facts) if facts is not None else None
-    if end is not None and end.ended is not None and end.ended.recorded:
+    if end is not None and end.ended is not None and end.ended.answers:
         return Reply("recorded", place=where)
     try:
         return Reply("value", dump_code(handle._value), where)

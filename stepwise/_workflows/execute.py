@@ -156,13 +156,13 @@ async def _inline(opened: OpenedRun) -> Any:
     from stepwise._workflows.cancelling import steered  # on use: a plain function needs it not
 
     active = opened.active
-    active.task = asyncio_state.current()
+    active.task, active.executor = asyncio_state.current(), sys._getframe()
     active.awaits = True
     active.unwinding.enter()
     token, left = scope_variable.set(Scope(active)), tracing.enter(active.run_id)
     joins()
     try:
-        with steered(active, is_new=opened.is_new):
+        with steered(active, is_new=opened.is_new), noticing_forgotten(active):
             value = await opened.arun()
         check_awaited(active, value)
         return value
@@ -287,6 +287,7 @@ def execute_generator(opened: OpenedRun) -> Generator[Any, Any, Any]:
     """Run a generator workflow function; its scope is entered for each piece of it."""
     active = opened.active
     active.thread = 0  # between two pieces, the caller's code runs in it
+    active.executor = sys._getframe()
     with _Ownership(active) as attempt:
         active.unwinding.enter()
         drive(opened.undo_first()).unwrap()
@@ -322,6 +323,7 @@ async def execute_async_generator(opened: OpenedRun) -> AsyncGenerator[Any, Any]
 
     active = opened.active
     active.thread = 0  # between two pieces, the caller's code runs in it
+    active.executor = sys._getframe()
     active.awaits = True
     with _Ownership(active) as attempt:
         active.unwinding.enter()

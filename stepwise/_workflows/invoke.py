@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Container, Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stepwise._calls.awaitables import made_by
+from stepwise._calls.awaitables import coroutine_of
 from stepwise._calls.driver import Core, Result, drive
 from stepwise._calls.perform import Performance, Performer
 from stepwise._checkpoints.checkpoints import spent_so_far
@@ -381,7 +381,7 @@ class TopLevel(WorkflowCall):
         self._choose_next()
 
     def mean(self, run_id: str, *, explicit: bool) -> None:
-        """Mean a run that another process has chosen for this call.
+        """Mean a run that is chosen already, by another process or by its id.
 
         Args:
             explicit: the user chose its id; see :class:`.starts.Meant`.
@@ -523,11 +523,7 @@ def invoke(
         return _adrain(top) if want_run else _agenerate(top)
     if not workflow.is_coroutine:
         return _plain(workflow, instance, args, kwargs, want_run)
-    made_by.add(_coroutine.__code__)
-    coroutine: Any = _coroutine(workflow, instance, args, kwargs, want_run)
-    # Python reads the name here for "coroutine 'agent' was never awaited".
-    coroutine.__name__ = coroutine.__qualname__ = workflow.label
-    return coroutine
+    return coroutine_of(_coroutine, workflow.label, workflow, instance, args, kwargs, want_run)
 
 
 def _plain(workflow: Definition, instance: Any, args: Any, kwargs: Any, want_run: bool) -> Any:

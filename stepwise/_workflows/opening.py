@@ -224,11 +224,9 @@ class OpenedRun:
     ) -> dict[str, str]:
         """Record the end; return which of its arguments the run changed."""
         active, changed = self.active, dict[str, str]()
-        if error is None and again:
-            active.finish("completed", value, None)
-        elif error is None:
-            encoded, changed = self._encode(value)
-            active.finish("completed", value, encoded, changed=changed)
+        if error is None:
+            encoded, changed, why = self._encode(value, again=again)
+            active.finish("completed", value, encoded, changed=changed, again=why)
         elif (ending := active.steering.ending(error)) is not None and active.begun:
             if ending is not error and ending.__cause__ is None:
                 ending.__cause__ = error
@@ -245,28 +243,41 @@ class OpenedRun:
         # Otherwise it was interrupted (Ctrl-C, exit, cancelled from outside): no end to record.
         return changed
 
-    def _encode(self, value: Any) -> tuple[Encoded | None, dict[str, str]]:
-        """The result, if it can be recorded, and the objects that the run was given and changed."""
-        codec, changed = self.active.codec, self.changed_arguments()
+    def _encode(self, value: Any, *, again: bool) -> tuple[Encoded | None, dict[str, str], str]:
+        """Encode the result, with the objects that the run was given and changed.
+
+        Where those cannot be recorded, the result is recorded apart from them: for who looks.
+
+        Returns:
+            the result, ``None`` if it cannot be recorded; the changed objects that are recorded
+            with it; and why a call of the run makes both anew.
+        """
+        codec, changed = self.active.codec, {} if again else self.changed_arguments()
         label = self.active.facts.label
+        why = "a generator makes its items anew" if again else ""
 
         def plainly() -> Encoded:
             return codec.encode(
                 value, f"the result of {label!r}", self.call.callee.workflow.returns
             )
 
+        if changed:
+            try:
+                around = self.arguments()
+                return encode_changed(codec, value, plainly, around, repr(label)), changed, ""
+            except (NotRecordableError, MemoryError) as problem:
+                why = str(problem)
         try:
-            if not changed:
-                return plainly(), {}
-            around = self.arguments()
-            return encode_changed(codec, value, plainly, around, repr(label)), changed
+            encoded = plainly()
         except (NotRecordableError, MemoryError) as problem:
+            encoded, why = None, str(problem)
+        if why and not again:
             warn(
-                f"{problem}. The run is complete; when it is called again, its journal makes the "
+                f"{why}. The run is complete; when it is called again, its journal makes the "
                 "result anew",
                 RunWarning,
             )
-            return None, {}
+        return encoded, {} if why else changed, why
 
 
 RunT = TypeVar("RunT", bound=OpenedRun)
@@ -338,8 +349,8 @@ def recall_run(call: Invocation, seal: Seal) -> Recall | None:
         return None
     end = read_end(call.store, seal, facts)
     ended = end.ended if end is not None else None
-    if end is None or ended is None or not ended.recorded:
-        return None  # the result could not be recorded or read: a replay computes it again
+    if end is None or ended is None or not ended.answers:
+        return None  # what the run returned or changed is not recorded: a replay makes it again
     marked = newest_mark(call.store, seal, call.run_id)
     if marked.last > facts.end or is_another_history(call.store, seal, call.run_id, marked):
         return None  # an older database: loading its journal reports the loss

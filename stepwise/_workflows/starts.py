@@ -24,7 +24,7 @@ from stepwise._runtime.forks import cached
 from stepwise._runtime.messages import notice, reports, warn
 from stepwise._values import digest as _digest
 from stepwise._workflows.definition import BoundCall, Start
-from stepwise.errors import RunWarning
+from stepwise.errors import RunConflictError, RunWarning
 from stepwise.stores import Store
 
 __all__ = ["Meant", "Starting"]
@@ -95,11 +95,25 @@ class Starting:
         return bool(self._workflow.options.start or settings.start())
 
     def runs(self) -> Iterator[Meant]:
-        """Yield the intended run, then the next one if that is no longer unfinished or free."""
+        """Yield the intended run, then the next one if that is no longer unfinished or free.
+
+        Raises:
+            RunConflictError: a fork is to be resumed, and the call means the run it was made from.
+        """
+        for meant in self._chosen():
+            if meant.run_id not in self._sources:
+                yield meant
+            elif not meant.unfinished:
+                raise self._not_its_source(meant.run_id)
+
+    def _chosen(self) -> Iterator[Meant]:
         run_id, mode = self._workflow.options.run_id, self.mode
         known = self._stopped() if run_id is not None or mode != "new" else None
+        if run_id is not None and run_id in self._sources:
+            run_id = settings.resume()  # the program names the run, and the fork takes its place
         if run_id is not None:
-            yield Meant(run_id, explicit=known != run_id, stopped=known == run_id)
+            resumed = run_id == settings.resume() != self._workflow.options.run_id
+            yield Meant(run_id, explicit=known != run_id, stopped=known == run_id, resumed=resumed)
         elif self._is_resumed(settings.resume(), mode):
             yield Meant(settings.resume(), stopped=known == settings.resume(), resumed=True)
         elif mode == "new":
@@ -142,6 +156,28 @@ class Starting:
         from stepwise._workflows.other_runs import is_call_of  # on use: STEPWISE_RESUME is rare
 
         return is_call_of(self._store, self._seal, facts, self._callee)
+
+    @cached
+    def _sources(self) -> list[str]:
+        """The run that the fork to be resumed was made from, and the runs that one comes from."""
+        found: list[str] = []
+        facts = self._glance(settings.resume()) if settings.resume() else None
+        while facts is not None and facts.forked_from not in ("", settings.resume(), *found):
+            found.append(facts.forked_from)
+            facts = self._glance(facts.forked_from)
+        return found
+
+    def _not_its_source(self, run_id: str) -> RunConflictError:
+        fork, label = settings.resume(), self._workflow.label
+        return RunConflictError(
+            f"the fork {fork!r} is to be resumed, and this call of {label!r} means run {run_id!r}, "
+            "from which the fork was made: it is not executed in the fork's place. Call the "
+            f"workflow with the arguments of the fork, or with .options(run_id={fork!r}); without "
+            f"STEPWISE_RESUME the call resumes {run_id!r}",
+            run_id=run_id,
+            recorded=fork,
+            given=run_id,
+        )
 
     def _tell_of_unknown(self, run_id: str) -> None:
         """Report, once for a store, that the environment names a run that is not in it.

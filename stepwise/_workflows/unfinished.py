@@ -265,5 +265,5 @@ def call_again(
         {**options, "run_id": run.id, "store": run.store, "fresh": False}
     )
     top = TopLevel(Definition(workflow.function, chosen, workflow), instance, args, bound.kwargs)
-    top.choose()
+    top.mean(run.id, explicit=True)
     return top

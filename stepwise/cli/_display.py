@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+import stepwise
 from stepwise import Run, StepRecord
 from stepwise._display import terminal
 from stepwise._display.render import duration_text, printable, shell_word, usage_text
@@ -31,6 +32,7 @@ __all__ = [
     "note",
     "owned_by",
     "parsed_json",
+    "result_facts",
     "say",
     "show_in_doubt",
     "show_stops",
@@ -184,6 +186,16 @@ def error_text(run: Run) -> str | None:
         return printable(f"{name}: {error}")
     except Exception as problem:
         return f"{name} (its text cannot be shown: {type(problem).__name__})"
+
+
+def result_facts(run: Run) -> dict[str, str | None]:
+    """Return the result of a completed run as text, or why there is none to show."""
+    if run.status != "completed":
+        return {"result": None}
+    try:
+        return {"result": shown_value(run.result)}
+    except stepwise.UnreadableValueError as problem:
+        return {"result": None, "result_unreadable": printable(str(problem))}
 
 
 def owned_by(run: Run) -> str:

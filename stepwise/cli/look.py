@@ -43,6 +43,7 @@ from stepwise.cli._display import (
     error_text,
     note,
     owned_by,
+    result_facts,
     say,
     show_in_doubt,
     show_stops,
@@ -361,6 +362,7 @@ def _all_facts(run: Run, shown: RunShown, seen: Overview) -> dict[str, Any]:
     return {
         **facts,
         "error": error_text(run) or facts["error"],
+        **result_facts(run),
         "resumes_at": {"where": where, "line": line} if unfinished else None,
         "resumes": [{"at": at, "how": how} for _, at, how in seen.course.resumes],
         "resumed_from_step": shown.resumed_from,

@@ -22,6 +22,7 @@ from stepwise.cli._display import (
     STEP_COLUMNS,
     echo_json,
     error_text,
+    result_facts,
     say,
     show_table,
     step_row,
@@ -107,6 +108,7 @@ def _write_json(run: Run, file: TextIO) -> None:
     facts = run.to_dict()
     facts |= {
         "error": error_text(run) or facts["error"],
+        **result_facts(run),
         "steps": (step.to_dict() for step in run._each_step(run._seen(1))),
         "checkpoints": [each.to_dict() for each in run.checkpoints],
         "inbox": [each.to_dict() for each in run.inbox],

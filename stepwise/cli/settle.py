@@ -209,7 +209,16 @@ def forget(run_id: str, step: str | None, *, yes: bool, as_json: bool) -> None:
 
 def _ask(run: Run, step: str | None) -> None:
     """Ask before side effects are forgotten, which then happen again."""
-    effects = [each for each in run.steps if each.side_effect and each.status != "failed"]
+    verified = run.verify()
+    if step is None and verified.effects:
+        click.confirm(
+            f"{printable(run.id)} announced {count(verified.effects, 'side effect')} of which the "
+            "records are gone; called again, the workflow may repeat them. Delete it?",
+            abort=True,
+            err=True,
+        )
+    steps = run.steps if verified.records or step is not None else []
+    effects = [each for each in steps if each.side_effect and each.status != "failed"]
     if step is None and effects:
         told = ", ".join(map(_effect, effects[:5]))
         click.confirm(

@@ -187,10 +187,16 @@ def _kind(client: Any, request: Any) -> RequestKind | None:
 
 
 def _scope(kind: RequestKind) -> Scope | None:
-    """Return where a request of a run is made; ``None`` outside of any."""
+    """Return where a request of a run is made; ``None`` outside of any.
+
+    Raises:
+        RunStopped: the run has been stopped with it.
+    """
     scope = current_scope()
     if scope is None:
         warn_if_unseen(f"a request of {kind.sdk}")
+    else:
+        scope.run.refuse_if_stopped()  # also in the body of a step, and in any thread of the run
     return None if in_factory.get() else scope
 
 

@@ -5,6 +5,7 @@ import pathlib
 import re
 import shlex
 import sys
+import threading
 
 import click
 import pytest
@@ -152,6 +153,23 @@ def test_json_of_a_run_is_what_python_has(ids):
     assert done["duration"] > 0
     assert failed["error"] == "ConnectionError: the line is dead"
     assert failed["counts"] == {"completed": 1, "in_doubt": 1}
+
+
+@pytest.mark.filterwarnings("ignore::stepwise.RunWarning")
+def test_json_of_a_result(ids):
+    """The result is a text, or ``null`` beside the reason why there is none to show."""
+
+    @workflow
+    def gate():
+        return threading.Lock()
+
+    gate.options(run_id="gate")()
+    for name in ("show", "export"):
+        shown = json.loads(run(name, ids["RUN"], "--json").output)
+        assert shown["result"] == "'about tides'"
+        shown = json.loads(run(name, "gate", "--json").output)
+        assert shown["result"] is None
+        assert "result is not recorded" in shown["result_unreadable"]
 
 
 def test_json_of_steps_is_what_python_has(ids):

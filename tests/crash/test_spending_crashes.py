@@ -14,6 +14,7 @@ import sys
 import textwrap
 
 import pytest
+from harness import python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sweeping import needs_the_shim, shim, some
@@ -256,3 +257,69 @@ def test_killed_before_an_operation_on_the_store(tmp_path):
         assert killed.returncode in (-signal.SIGKILL, 0)
         done = start(folder)
         assert done.stdout.split()[:2] == ["5.0", "5"], (number, done.stdout, done.stderr)
+
+
+# -- a side effect that a kill cut off, and that happened ------------------------------------------
+
+LANDED = """
+import os, signal
+import stepwise
+from stepwise import Budget, Landed, spend, step, tool, workflow
+
+@step
+def ask(number):
+    spend(usd=3)
+
+def look(call):
+    return Landed("there")
+
+@tool(side_effect=True, in_doubt=look if os.environ.get("ASKS") else "raise")
+def pay(number):
+    ask(number)
+    print("paid", number, flush=True)
+    if os.environ.get("DIE") == "9":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if os.environ.get("DIE"):
+        spend(usd=4)
+        raise KeyboardInterrupt
+    return number
+
+@workflow(budget=Budget(steps=4))
+def job():
+    for number in range(4):
+        pay(number)
+
+job.options(run_id="one")()
+"""
+
+
+@pytest.mark.parametrize("asks", ["1", ""])
+@pytest.mark.parametrize(("dies", "usd"), [("9", 6), ("2", 10)])
+def test_a_call_that_landed_is_a_step(tmp_path, monkeypatch, asks, dies, usd):
+    """A call that is settled as landed counts for the budget, with what is known to be spent."""
+    path = tmp_path / "job.py"
+    path.write_text(LANDED, encoding="utf-8")
+    monkeypatch.setenv("ASKS", asks)
+
+    def start(**env):
+        return python(path, env={**os.environ, **env}).stdout.splitlines()
+
+    assert start(DIE=dies) == ["paid 0"]
+    if not asks:
+        assert start() == []
+        stepwise.get_run("one").resolve("pay", landed=None)
+    assert start() == ["paid 1"]
+    spent = stepwise.get_run("one").spent
+    assert (spent.steps, spent.usd, spent.at_least) == (4, usd, True)
+    assert stepwise.get_run("one").status == "interrupted"
+
+
+def test_a_fork_did_not_spend_what_landed(tmp_path):
+    """A landed call that a fork shares counts nothing there."""
+    path = tmp_path / "job.py"
+    path.write_text(LANDED, encoding="utf-8")
+    python(path, env={**os.environ, "DIE": "9"})
+    run = stepwise.get_run("one")
+    run.resolve("pay", landed=None)
+    assert run.spent.steps == 2
+    assert run.fork(at=1, run_id="two").spent.steps == 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import gc
 import os
 import signal
 import sys
@@ -277,6 +279,124 @@ def test_a_forgotten_child_workflow():
 
     with pytest.raises(NotRecordableError, match=r"child.* never awaited"):
         agent()
+
+
+@tool(side_effect=True)
+async def asend(x):
+    sent.append(x)
+    return x
+
+
+@workflow
+async def achild(x):
+    return await asend(x)
+
+
+sent: list[object] = []
+
+
+@pytest.mark.parametrize("called", [asend, achild])
+@pytest.mark.filterwarnings("ignore:no checkpoint")
+def test_a_coroutine_forgotten_in_an_asynchronous_workflow(called):
+    """The run fails with an error that names the line; with the ``await`` it goes on."""
+    sent.clear()
+    awaits: list[object] = []
+
+    @workflow
+    async def agent():
+        first = await think(1)
+        forgotten = called(first)
+        if awaits:
+            await forgotten
+        return await think(2)
+
+    line = agent.__wrapped__.__code__.co_firstlineno + 3
+    call = agent.options(run_id="one")
+    for _ in range(2):
+        with pytest.raises(NotRecordableError, match=f"test_awaitables.py:{line} and never"):
+            asyncio.run(call())
+        assert stepwise.get_run("one").status == "failed"
+    assert sent == []
+    awaits.append(True)
+    assert asyncio.run(call()) == 2
+    assert sent == [1]
+
+
+def test_a_map_that_is_forgotten():
+    """``stepwise.map`` in a coroutine function is awaited, too."""
+
+    @workflow
+    async def agent():
+        stepwise.map(think, [1, 2])
+        return "done"
+
+    line = agent.__wrapped__.__code__.co_firstlineno + 2
+    with pytest.raises(NotRecordableError, match=f"'map' was called at .*py:{line} and never"):
+        asyncio.run(agent())
+
+
+@pytest.mark.filterwarnings("ignore:run .* ended while")
+def test_coroutines_that_others_await_or_give_up_are_not_forgotten():
+    """A task that has not begun, one of a group, and a coroutine that is closed are none."""
+    sent.clear()
+
+    @workflow
+    async def agent():
+        not_begun = asyncio.ensure_future(asend("not begun"))
+        unwanted = asyncio.ensure_future(asend("cancelled"))
+        unwanted.cancel()
+        asend("closed").close()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asend("late"), 0)
+        found = await asyncio.gather(think(1), asyncio.wait_for(think(2), 60))
+        found += await stepwise.map(think, [3, 4])
+        return [*found, await asyncio.shield(think(5))][: 5 + not_begun.cancelled()]
+
+    assert asyncio.run(agent()) == [1, 2, 3, 4, 5]
+    assert sent == ["not begun"]
+
+
+def test_runs_beside_each_other_know_their_own_coroutines():
+    """Of two runs in one event loop, the run that forgot a call fails, and the other does not."""
+
+    @workflow
+    async def agent(forgets):
+        await think(0)
+        if forgets:
+            think(forgets)
+        await think(1)
+        return "done"
+
+    async def both():
+        return await asyncio.gather(agent(1), agent(0), return_exceptions=True)
+
+    depth = sys.get_coroutine_origin_tracking_depth()
+    failed, done = asyncio.run(both())
+    assert isinstance(failed, NotRecordableError)
+    assert done == "done"
+    assert sys.get_coroutine_origin_tracking_depth() == depth
+
+
+def test_what_the_garbage_collector_finds_is_of_no_run():
+    """A coroutine in a cycle of objects is not taken for one of the run that is in progress."""
+
+    @workflow
+    async def agent():
+        await think(0)
+        gc.collect()
+        return "done"
+
+    def leave():
+        left = [think(1)]
+        left.append(left)
+
+    gc.disable()
+    try:
+        leave()
+        with pytest.warns(RuntimeWarning, match="think' was never awaited"):
+            assert asyncio.run(agent()) == "done"
+    finally:
+        gc.enable()
 
 
 def test_coroutines_that_are_no_steps_are_left_to_python():

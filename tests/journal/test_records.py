@@ -131,7 +131,7 @@ records = st.one_of(
         *(calls, texts, seconds, amounts),  # as most outcomes are
     ),
     st.builds(Handled, numbers, seconds),
-    st.builds(Settled, whole, st.booleans(), texts, pythons, seconds),
+    st.builds(Settled, whole, st.booleans(), texts, pythons, seconds, amounts),
     st.builds(Stopped, calls, numbers, numbers, seconds),
     st.builds(Ruled, calls, numbers, st.booleans(), seconds),
     st.builds(Forgotten, numbers, seconds),
@@ -150,6 +150,7 @@ records = st.one_of(
         form=pythons,
         at=seconds,
         rest=amounts,
+        again=texts,
     ),
 )
 seal = ephemeral_seal()
@@ -243,14 +244,15 @@ PLACES = {
     Outcome: "call status attempts clean inner preview traceback changed form at state"
     " awaited usage message spent",
     Handled: "numbers at",
-    Settled: "number landed preview form at",
+    Settled: "number landed preview form at spent",
     Stopped: "call steps records at",
     Ruled: "call steps same at",
     Forgotten: "numbers at",
     Compensating: "number key at",
     Compensated: "number preview at",
     Quarantined: "numbers effects at",
-    Ended: "status recorded changed retry spent resumed_from executed skipped preview form at rest",
+    Ended: "status recorded changed retry spent resumed_from executed skipped preview form at rest"
+    " again",
 }
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import stepwise
 from stepwise import step, tool, workflow
+from stepwise._execution import process_memory
 
 SCRIPT = """
 import os, sys
@@ -572,3 +573,112 @@ def test_how_the_program_was_started(start, monkeypatch):
     assert run.program.command[0] == sys.executable
     assert run.program.cwd == os.getcwd()
     assert json.dumps(run.program.command)
+
+
+# -- a fork of a run that the program names ------------------------------------------------------
+
+NAMED = """
+import os, sys
+from stepwise import current_run, step, tool, workflow
+
+@step
+def look():
+    return 1
+
+@tool(side_effect=True)
+def pay(cents):
+    print("pay", cents, "in", current_run().id, flush=True)
+    return cents
+
+@workflow
+def job(order):
+    seen = look()
+    if "STOP" in os.environ:
+        print("waiting", flush=True)
+        sys.stdin.readline()
+    return pay(100 * seen)
+
+for order in ("6", "7"):
+    if os.environ.get("NAMES"):
+        print("result", job.options(run_id=f"order-{order}")("book"))
+    else:
+        print("result", job.options(start=os.environ.get("MODE", "same"))(order))
+"""
+
+
+@pytest.fixture
+def named(start, monkeypatch):
+    """A run that the program names; gives it, and the path of the program."""
+
+    def killed(names="1"):
+        monkeypatch.setenv("NAMES", names)
+        monkeypatch.setenv("STOP", "1")
+        script = start(NAMED)
+        assert script.hear() == "waiting"
+        script.kill()
+        monkeypatch.delenv("STOP")
+        (run,) = stepwise.runs()
+        return run, script.process.args[-1]
+
+    return killed
+
+
+@pytest.mark.parametrize("names", ["1", ""])
+def test_a_fork_takes_the_place_of_its_source(named, names):
+    """The fork that is to be resumed is executed where the program calls its source, not that."""
+    run, path = named(names)
+    first = run.fork(at=1, results={"look": 5}, run_id="first")
+    fork = first.fork(at=1, results={"look": 7}, run_id="trial")
+    said = again(path, STEPWISE_RESUME="trial")
+    assert said[:2] == ["pay 700 in trial", "result 700"]
+    assert said[-1] == "result 100"  # the other call of the program is another run
+    assert (run.status, first.status, fork.status) == ("crashed", "ready", "completed")
+    assert again(path, STEPWISE_RESUME="trial") == ["result 700", "result 100"]
+    assert run.status == "crashed"
+
+
+def test_a_fork_that_the_call_does_not_fit(named):
+    """Where the source is called with other arguments, nothing runs, and an error says so."""
+    run, path = named()
+    fork = run.fork(at=1, results={"look": 5}, run_id="trial")
+    with open(path, encoding="utf-8") as file:
+        source = file.read().replace('("book")', '("desk")')
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(source)
+    done = subprocess.run(
+        [sys.executable, path],
+        env={**os.environ, "STEPWISE_RESUME": "trial"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "RunConflictError: run id 'trial' belongs to another call" in done.stderr
+    assert "pay" not in done.stdout
+    assert (run.status, fork.status) == ("crashed", "ready")
+
+
+def test_a_source_that_is_meant_beside_its_fork(monkeypatch):
+    """A later call that means the source is refused while its fork is asked for."""
+    monkeypatch.setitem(globals(), "broken", {"more tea"})
+    with pytest.raises(OSError, match="line is dead"):
+        parent("tea")
+    (run,) = [each for each in stepwise.runs() if each.parent is None]
+    fork = run.fork(at=0, run_id="trial")
+    monkeypatch.setenv("STEPWISE_RESUME", fork.id)
+    with pytest.raises(OSError, match="line is dead"):
+        parent("tea")
+    assert fork.status == "failed"
+    calls.clear()
+    vars(process_memory.memory)["_stopped"].clear()  # as for a call with other objects
+    with pytest.raises(stepwise.RunConflictError, match="not executed in the fork's place"):
+        parent("tea")
+    assert calls == []
+
+
+def test_the_source_itself_is_resumed_by_its_id(monkeypatch):
+    """``Run.resume()`` of the source means that run, whatever fork the environment names."""
+    run = agent.options(run_id="source").execute("a")
+    fork = run.fork(at=0, run_id="trial")
+    monkeypatch.setenv("STEPWISE_RESUME", fork.id)
+    assert run.resume().id == "source"
+    assert fork.status == "ready"

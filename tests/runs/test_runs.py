@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -163,6 +164,63 @@ def test_result_and_error():
     assert run.result is None
     assert isinstance(run.error, Trouble)
     assert run.error.args == ("why",)
+
+
+class Team:
+    """An object that no pickle can hold, and that its run changes."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.log = []
+
+    @workflow
+    def ask(self, question):
+        self.log.append(work(question))
+        return {"answer": self.log[-1]}
+
+
+@pytest.mark.filterwarnings("ignore::stepwise.RunWarning")
+def test_a_result_beside_a_changed_object_that_cannot_be_recorded():
+    """The result is recorded apart from the object, which a call of the run changes anew."""
+    team = Team()
+    ask = team.ask.options(run_id="one")
+    assert ask.execute("why").result == {"answer": "why"}
+    assert team.ask.options(run_id="two").start("how").result() == {"answer": "how"}
+    assert stepwise.get_run("two").result == {"answer": "how"}
+    another = Team()
+    done.clear()
+    assert another.ask.options(run_id="one")("why") == {"answer": "why"}
+    assert (another.log, done) == (["why"], [])
+
+
+def test_a_result_that_is_not_recorded():
+    """Reading a result that could not be recorded raises an error that says why, and the way."""
+
+    @workflow
+    def lock():
+        work("a")
+        return threading.Lock()
+
+    with pytest.warns(stepwise.RunWarning, match="its journal makes the result anew"):
+        run = lock.execute()
+    assert run.status == "completed"
+    with pytest.raises(
+        stepwise.UnreadableValueError, match=r"result is not recorded: .*lock.* anew$"
+    ):
+        _ = run.result
+
+
+def test_the_result_of_a_generator():
+    """The result of a generator is what it returned; a call of its run yields the items anew."""
+
+    @workflow
+    def count():
+        yield work("a")
+        return "all"
+
+    assert [*count.options(run_id="one")()] == ["a"]
+    assert stepwise.get_run("one").result == "all"
+    assert [*count.options(run_id="one")()] == ["a"]
 
 
 def test_what_an_attempt_did():

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import threading
 import time
+import types
 import unittest.mock
 
 import pytest
@@ -30,7 +31,8 @@ def work_on(name):
     done.append(name)
     if name in cancel_at:
         cancel_at.remove(name)
-        stepwise.current_run().cancel(f"at {name}")
+        run = stepwise.current_run()
+        stepwise.get_run(run.parent or run.id).cancel(f"at {name}")
     return name
 
 
@@ -757,3 +759,146 @@ def test_at_the_top_of_a_script(start):
         assert script.process.wait() == 1
         assert line.startswith("stepwise: run 'agent-")
         assert ": enough" in line
+
+
+# -- a cancellation that comes while the workflow is in its clean-up -------------------------------
+
+
+class Closing:
+    """A context manager of the program, whose exit makes steps."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        work("b")
+        work("cleanup")
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        await awork("b")
+        await awork("cleanup")
+
+
+@contextlib.contextmanager
+def closing():
+    yield
+    work("b")
+    work("cleanup")
+
+
+@contextlib.asynccontextmanager
+async def aclosing():
+    yield
+    await awork("b")
+    await awork("cleanup")
+
+
+def tidy():
+    work("b")
+    work("cleanup")
+
+
+async def atidy():
+    await awork("b")
+    await asyncio.sleep(0)  # it is not cancelled here either
+    await awork("cleanup")
+
+
+@workflow
+def child():
+    tidy()
+
+
+@workflow
+async def achild():
+    await atidy()
+
+
+CLEANING = {"finally": (tidy, atidy), "child run": (child, achild)}
+EXITS = {"with": (Closing, Closing), "generator": (closing, aclosing)}
+
+
+@pytest.mark.parametrize("how", [*CLEANING, *EXITS])
+@pytest.mark.parametrize("kind", [0, 1], ids=["plain", "async"])
+def test_a_clean_up_in_progress_is_not_cut_off(how, kind):
+    """What normal flow does in ``finally``, and in the exit of ``with``, ends; then it unwinds."""
+
+    @workflow(name="agent")
+    def plainly():
+        if how in EXITS:
+            with EXITS[how][0]():
+                work("a")
+        else:
+            try:
+                work("a")
+            finally:
+                CLEANING[how][0]()
+        work("c")
+
+    @workflow(name="agent")
+    async def awaiting():
+        if how in EXITS:
+            async with EXITS[how][1]():
+                await awork("a")
+        else:
+            try:
+                await awork("a")
+            finally:
+                await CLEANING[how][1]()
+        await asyncio.sleep(0.001)  # so that a timer may look
+        await awork("c")
+
+    cancelled((plainly, awaiting)[kind])
+    assert done == ["a", "b", "cleanup"]
+    (run,) = [each for each in stepwise.runs() if each.parent is None]
+    assert run.status == "cancelled"
+
+
+def test_a_timeout_does_not_cut_off_a_clean_up(monkeypatch):
+    """The timeout of a workflow is told after the clean-up, as a cancellation is."""
+    over = []
+    monkeypatch.setattr(steering.End, "left", lambda _: -1.0 if over else 1000.0)
+
+    @workflow(timeout=1000)
+    def agent():
+        try:
+            work("a")
+        finally:
+            over.append(True)
+            work("b")
+        work("c")
+
+    with pytest.raises(RunTimeoutError):
+        agent()
+    assert done == ["a", "b"]
+
+
+def test_the_work_of_a_task_group_is_no_clean_up():
+    """A workflow that waits at the end of a task group or a pool is cancelled there."""
+
+    @workflow
+    async def agent():
+        await awork("a")
+        async with Group() as group:
+            group.tasks.append(asyncio.ensure_future(hang("b")))
+
+    class Group:
+        def __init__(self):
+            self.tasks = []
+
+        async def __aenter__(self):
+            return self
+
+        async def __aexit__(self, *_):
+            await asyncio.gather(*self.tasks)
+
+    Group.__aexit__ = types.FunctionType(
+        Group.__aexit__.__code__, {"asyncio": asyncio, "__name__": "anyio.of_a_test"}
+    )
+    cancel_at.append("b")
+    with pytest.raises(RunCancelled):
+        asyncio.run(agent())
+    assert done == ["a", "b"]

@@ -1,0 +1,93 @@
+"""The database of a killed run is deleted: each way out that the error names is one."""
+
+import os
+import re
+import shlex
+import shutil
+
+import pytest
+from command import process
+from harness import python
+
+PROGRAM = """
+import os, signal
+from stepwise import step, tool, workflow
+
+@tool(side_effect=True)
+def pay(cents):
+    with open("bank", "a") as bank:
+        print(cents, file=bank)
+
+@step
+def look():
+    if os.environ.get("KILL"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "done"
+
+@workflow
+def job():
+    pay(5)
+    return look()
+
+print(job())
+"""
+
+
+@pytest.fixture
+def start(tmp_path, home, monkeypatch):
+    """A program that is killed after its side effect; gives what starts it again."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STEPWISE_QUIET", "0")
+    (tmp_path / "job.py").write_text(PROGRAM, encoding="utf-8")
+
+    def start(**env):
+        return python("job.py", env={**os.environ, **env})
+
+    start(KILL="1")
+    return start
+
+
+def lose_database(home):
+    for name in os.listdir(home / "store"):
+        if name.startswith("cache.db"):
+            os.unlink(home / "store" / name)
+
+
+def paid():
+    with open("bank", encoding="utf-8") as bank:
+        return len(bank.readlines())
+
+
+@pytest.mark.parametrize("way", ["verify", "forget"])
+def test_the_advice_for_a_run_without_records(start, home, way):
+    """The run of a deleted database stops, and goes on after either command that it names."""
+    lose_database(home)
+    stopped = start()
+    assert "JournalLostError" in stopped.stderr
+    assert paid() == 1
+    (command,) = re.findall(rf"stepwise ({way} [^;.]*)", stopped.stderr)
+    run_id = shlex.split(command)[1]
+    for look in (("show", run_id), ("verify", run_id), ("verify", run_id, "--repair")):
+        looked = process(*look)
+        assert looked.returncode == 1
+        assert "there is no run" not in looked.stderr
+    if way == "forget":
+        assert python("stepwise", *shlex.split(command), text="n\n").returncode == 1
+        assert "JournalLostError" in start().stderr
+    done = python("stepwise", *shlex.split(command), text="y\n")
+    assert done.returncode == 0, done.stderr
+    assert start().stdout == "done\n"
+    assert paid() == 2  # as was accepted
+
+
+def test_the_advice_to_put_a_backup_back(start, home):
+    """After the backup is back and ``stepwise restore``, the run asks about what it lacks."""
+    shutil.copytree(home / "store", home / "backup")
+    lose_database(home)
+    stopped = start()
+    assert "put the whole folder back, then run stepwise restore" in stopped.stderr
+    shutil.rmtree(home / "store")
+    shutil.move(home / "backup", home / "store")
+    assert process("restore").returncode == 0
+    assert start().stdout == "done\n"
+    assert paid() == 1
