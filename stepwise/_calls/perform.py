@@ -98,6 +98,7 @@ class Performer:
         awaits: its body is a coroutine function.
         keeps_failures: an exception is an outcome; if not, the next equal call is made again.
         by_turn: the record of the same turn answers, if none of the same arguments does.
+        code: fingerprint of the body; see :class:`Call`.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Performer:
     awaits = False
     keeps_failures = True
     by_turn = False
+    code = ""
 
     def watch(self, bound: Mapping[str, Any]) -> Watches:
         """Return the watch that notices when the call changes its arguments."""
@@ -177,7 +179,13 @@ class Performance(NamedTuple):
         try:
             shown = performer.hiding.shown(bound, active.secrets)
             call, origin = active.begin(
-                scope, performer.name, performer.module, identity, shown, effect=performer.effect
+                scope,
+                performer.name,
+                performer.module,
+                identity,
+                shown,
+                effect=performer.effect,
+                code=performer.code,
             )
             if not performer.keeps_failures:
                 # A client may try again while it handles its failure: that is the call itself.

@@ -320,6 +320,7 @@ class ActiveRun:
         arguments: str,
         *,
         effect: bool,
+        code: str = "",
     ) -> tuple[Call, Origin]:
         """A call is about to be made: its identity, as yet without a number."""
         self.note_handled()
@@ -349,6 +350,8 @@ class ActiveRun:
             branch,
             identity.serial,
             identity.parts,
+            0,
+            code,
         ), origin
 
     def match(

@@ -11,7 +11,12 @@ from stepwise._execution.reloading import code_in_file
 from stepwise._identity import identity
 from stepwise._identity.call_parts import CallParts, Parts
 from stepwise._identity.identity import Key, Parameters
-from stepwise._identity.module_names import file_of, other_names, place_of
+from stepwise._identity.module_names import (
+    canonical_module,
+    file_of,
+    other_names,
+    place_of,
+)
 from stepwise._rewrite import (
     Rewritten,
     Source,
@@ -186,7 +191,7 @@ _rewriting = process_lock()
 
 def is_defined(module: str, label: str) -> bool:
     """Return whether this process has defined a workflow of that name in a module."""
-    return (module, label) in _defined
+    return (canonical_module(module), label) in _defined
 
 
 class Definition:
@@ -208,7 +213,7 @@ class Definition:
         self._like = like
         self._place: str = place if like is None else like._place
         self._take(function)
-        _defined.add((function.__module__, self.label))
+        _defined.add((canonical_module(function.__module__), self.label))
 
     def _take(self, function: Callable[..., Any]) -> None:
         self.function = function
