@@ -24,7 +24,7 @@ from stepwise._execution.active_run import ActiveRun, Scope, current_scope
 from stepwise._execution.outcomes import ArgumentWatch
 from stepwise._execution.outside import warn_if_unseen
 from stepwise._execution.reloading import name_truly
-from stepwise._identity.bodies import body_digest
+from stepwise._identity.captures import body_digest
 from stepwise._identity.identity import Key, Parameters, label_of
 from stepwise._identity.module_names import canonical_module, holds_name
 from stepwise._identity.parts import FUNCTION, captured

@@ -134,10 +134,8 @@ def _ruling(
                 f"{_text(other)}, and a recorded call answers one call only. To take that back: "
                 f"stepwise resolve {shell_word(run_id)} {number} --another --stop {other.number}"
             )
-    steps, beside = (number,), False
-    if not same:
-        steps, beside = chosen.steps, _were_beside(chosen, entries)
-    ruled = Ruled(chosen.call, steps, same, time.time(), beside)
+    beside = not same and _were_beside(chosen, entries)
+    ruled = Ruled(chosen.call, (number,) if same else chosen.steps, same, time.time(), beside)
     return None if ruled[1:3] == (chosen.ruled or ())[1:3] else ruled
 
 
