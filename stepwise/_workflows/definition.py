@@ -191,7 +191,8 @@ _rewriting = process_lock()
 
 def is_defined(module: str, label: str) -> bool:
     """Return whether this process has defined a workflow of that name in a module."""
-    return (canonical_module(module), label) in _defined
+    here = canonical_module(module)  # asked for here: few programs ask, and a start is dear
+    return any(name == label and canonical_module(each) == here for each, name in _defined.copy())
 
 
 class Definition:
@@ -213,7 +214,7 @@ class Definition:
         self._like = like
         self._place: str = place if like is None else like._place
         self._take(function)
-        _defined.add((canonical_module(function.__module__), self.label))
+        _defined.add((function.__module__, self.label))
 
     def _take(self, function: Callable[..., Any]) -> None:
         self.function = function
