@@ -163,11 +163,14 @@ class RunConflictError(StepwiseError):
     Cause: `options(run_id=...)` named a run that was begun with other arguments, of another
     workflow, or with other state of the instance or of captured variables. Its records cannot
     answer this call. The message shows both calls, and what differs. Or a run was to be copied into
-    a store that holds another history of it: both went on after an earlier copy.
+    a store that holds another history of it: both went on after an earlier copy. Or a new run would
+    begin beside an unfinished one with side effects, of a workflow that the file no longer has:
+    renamed, it would repeat them.
 
-    What to do: Give this call another run id. If the argument should not distinguish runs, name it
-    in `ignore=` of the workflow. If the recorded run is no longer needed, delete it with `stepwise
-    forget RUN`.
+    What to do: Give this call another run id. Continue the run of a renamed workflow with
+    `STEPWISE_RESUME=RUN`, or begin anew with `.options(fresh=True)`. If the argument should not
+    distinguish runs, name it in `ignore=` of the workflow. If the recorded run is no longer needed,
+    delete it with `stepwise forget RUN`.
     """
 
     run_id: str

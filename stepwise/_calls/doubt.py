@@ -41,6 +41,10 @@ __all__ = [
 ]
 
 _MOST = 5  # recorded calls that are listed
+_EXCLUDE = (
+    "If the differing arguments never distinguish two calls (a time, a request id), exclude",
+    "them in the code: @tool(ignore=(...)) names them, key=... names the other arguments.",
+)
 
 
 @public
@@ -200,13 +204,8 @@ def _may_be_another(
     stop = next(each for each in stops if each.call is call)
     run_id, store = active.run_id, _store_option(active.journal)
     others = [each.call for each in match.recorded]
-    known = any(other.name == call.name for other in others)
     lines = [
-        f"{call.name} is called with arguments that are not recorded, while a recorded "
-        f"{'call of it' if known else 'side effect of the same statement'} was not called again: "
-        "running it could repeat that side effect in another form."
-        if others
-        else f"{call.name} was resolved as step {stop.steps[0]}, which has answered another call.",
+        _why_it_stops(call, stop, match),
         f"  run       {run_id}",
         f"  called    {call.name}({call.arguments}){f' at {call.site}' if call.site else ''}",
     ]
@@ -221,9 +220,16 @@ def _may_be_another(
     lines += [
         "Say which act it is, and run the program again:",
         *(f"  {each}    ({why})" for each, why in ruling_commands(run_id, stop, stops, store)),
-        "If the differing arguments never distinguish two calls (a time, a request id), exclude",
-        "them in the code: @tool(ignore=(...)) names them, key=... names the other arguments.",
     ]
+    gone = [other for other in others if active.pool.is_gone(other, call)][:_MOST]
+    if gone:
+        forget = f"  stepwise forget {shell_word(run_id)}"
+        lines += [
+            f"If {gone[0].name} was removed and no call takes its place, give up its record:",
+            *(f"{forget} {each.number}{store}" for each in gone),
+        ]
+    if len(gone) < len(others) or not others:
+        lines += _EXCLUDE
     if len(stops) > 1:
         lines.append(
             f"{count(len(stops) - 1, 'call')} more wait: stepwise show {shell_word(run_id)}{store}"
@@ -236,6 +242,23 @@ def _may_be_another(
         name=call.name,
         arguments=call.arguments,
         idempotency_key=other.key,
+    )
+
+
+def _why_it_stops(call: Call, stop: Stop, match: Match) -> str:
+    others = [each.call for each in match.recorded]
+    if not others:
+        return f"{call.name} was resolved as step {stop.steps[0]}, which has answered another call."
+    before = f"{call.name} is called with arguments that are not recorded, while a recorded"
+    after = "was not called again: running it could repeat that side effect in another form."
+    if any(other.name == call.name for other in others):
+        return f"{before} call of it {after}"
+    if match.recorded[0].in_doubt and others[0].place == call.place != "":
+        return f"{before} side effect of the same statement {after}"
+    return (
+        f"{call.name} is called and is not recorded. In its place {others[0].name} is recorded, "
+        f"which the program no longer defines: if {call.name} is its new name, running it would "
+        "repeat that side effect."
     )
 
 
@@ -274,6 +297,12 @@ def waiting_text(call: Call, match: Match) -> str:
 
 def changed_text(call: Call, recorded: RecordedCall) -> str:
     """The warning for a side effect that was answered although its arguments changed."""
+    if recorded.call.name != call.name:
+        return (
+            f"{call.name} at {call.site} was answered by the recorded "
+            f"{recorded.call.name}({recorded.call.arguments}), as somebody resolved; now: "
+            f"({call.arguments})"
+        )
     return (
         f"{call.name} at {call.site} was answered from the journal although its arguments changed; "
         f"recorded: ({recorded.call.arguments}), now: ({call.arguments}). If they never "

@@ -91,6 +91,7 @@ class Performer:
         awaits: its body is a coroutine function.
         keeps_failures: an exception is an outcome; if not, the next equal call is made again.
         by_turn: the record of the same turn answers, if none of the same arguments does.
+        code: fingerprint of the body; see :class:`Call`.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Performer:
     awaits = False
     keeps_failures = True
     by_turn = False
+    code = ""
 
     def watched(self, bound: Mapping[str, Any]) -> Watched:
         """Return the arguments that the body of a call may change."""
@@ -170,7 +172,13 @@ class Performance(NamedTuple):
         try:
             shown = performer.hiding.shown(bound, active.secrets)
             call, origin = active.begin(
-                scope, performer.name, performer.module, identity, shown, effect=performer.effect
+                scope,
+                performer.name,
+                performer.module,
+                identity,
+                shown,
+                effect=performer.effect,
+                code=performer.code,
             )
             if not performer.keeps_failures:
                 # A client may try again while it handles its failure: that is the call itself.

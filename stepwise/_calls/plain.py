@@ -173,7 +173,7 @@ def _begin(
     site, place, _, _ = origin
     facts = (
         journal.next_call(), name, step.module, digest, ordinal, "", None, place, site, shown,
-        effect, key, "", began, branch, 0, parts, 0,
+        effect, key, "", began, branch, 0, parts, 0, step.code,
     )  # fmt: skip
     made = tuple.__new__(Call, facts)  # the constructor is a Python function
     if active.pool.taken:

@@ -23,8 +23,9 @@ from stepwise._calls.perform import DECORATED, Performance, Performer
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
 from stepwise._execution.outside import warn_if_unseen
 from stepwise._execution.reloading import name_truly
+from stepwise._identity.captures import body_digest
 from stepwise._identity.identity import Key, Parameters, label_of
-from stepwise._identity.module_names import canonical_module
+from stepwise._identity.module_names import canonical_module, holds_name
 from stepwise._identity.parts import FUNCTION, captured
 from stepwise._journal.records import WAITS, Call
 from stepwise._matching.held import Watched
@@ -48,6 +49,7 @@ __all__ = [
     "SentStep",
     "Step",
     "compensated_tools",
+    "is_defined_now",
     "known_steps",
     "step",
     "step_of",
@@ -65,6 +67,10 @@ known_steps: set[tuple[str, ...]] = {
 }
 """The steps that this program has defined: (module, name), and (module, name, qualified name)."""
 
+_roots: dict[tuple[str, str], set[str]] = {}
+"""The names by which a module holds the functions behind steps of one module and name; empty for
+functions that it need not hold: made by functions, or given another name."""
+
 compensated_tools: dict[tuple[str, str], Step] = {}
 """The defined steps that have a compensation."""
 
@@ -75,6 +81,17 @@ _lambdas: WeakKeyDictionary[ActiveRun, dict[tuple[str, str], CodeType]] = WeakKe
 """The live steps that a run has called."""
 
 _NOTHING = object()  # None is the result of a decorator that forgot its return
+
+
+def is_defined_now(module: str, name: str) -> bool:
+    """Return whether this program defines a step of that name.
+
+    A step that was defined and whose function is no longer in its module was renamed or removed
+    while the program ran (a module that was loaded again).
+    """
+    if (module, name) not in known_steps:
+        return False
+    return any(not root or holds_name(module, root) for root in _roots.get((module, name), ("",)))
 
 
 class Step(Performer):
@@ -134,7 +151,17 @@ class Step(Performer):
         """The qualified name of the function."""
         return getattr(self.function, "__qualname__", self.name)
 
+    @cached
+    def code(self) -> str:
+        """The fingerprint of the function's body."""
+        return body_digest(self.function)
+
     def _make_known(self) -> None:
+        root, _, inner = self.qualname.partition(".")
+        code = getattr(self.function, "__code__", None)
+        is_held = code is not None and code.co_name == (inner.rpartition(".")[2] or root)
+        root = root if is_held and "<" not in self.qualname else ""
+        _roots.setdefault((self.module, self.name), set()).add(root)
         known_steps.add((self.module, self.name))
         known_steps.add((self.module, self.name, self.qualname))
         # Each call asks for their number, which a WeakSet finds out in Python.
@@ -341,7 +368,7 @@ class Step(Performer):
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "_bindings": {}}
-        for computed in ("qualname", "returns", "is_plain", "_captures", "_siblings"):
+        for computed in ("qualname", "code", "returns", "is_plain", "_captures", "_siblings"):
             state.pop(computed, None)
         return state
 

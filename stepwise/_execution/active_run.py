@@ -337,6 +337,7 @@ class ActiveRun:
         arguments: str,
         *,
         effect: bool,
+        code: str = "",
     ) -> tuple[Call, Origin]:
         """A call is about to be made: its identity, as yet without a number."""
         self.note_handled()
@@ -366,6 +367,8 @@ class ActiveRun:
             branch,
             identity.serial,
             identity.parts,
+            0,
+            code,
         ), origin
 
     def match(

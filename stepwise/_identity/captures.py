@@ -1,4 +1,4 @@
-"""Captured variables of a workflow function, as part of its identity.
+"""Captured variables of a workflow function, as part of its identity; the body of a step.
 
 A captured number or text counts as it is at the call.  What the workflow or one of its steps may
 change (a list, an object, a ``nonlocal`` variable) counts as it was when the function was called
@@ -7,11 +7,15 @@ by its module, its name, its defaults and what it captured; what has no digest b
 where it stands.  Times and random ids in an object count by their type.  What is defined beside the
 workflow (its steps) is code, not a value: it counts by what it captured only, so that an edited
 workflow may call another step.
+
+A body is part of no identity.  Its fingerprint knows a step again that was renamed.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
+import hashlib
 import itertools
 import types
 from collections.abc import Callable, Iterator
@@ -20,12 +24,21 @@ from typing import Any
 from stepwise._identity.clients import fields_of, is_foreign
 from stepwise._identity.module_names import canonical_module
 from stepwise._identity.parts import class_digest, lenient
+from stepwise._runtime.messages import is_ours
 from stepwise._values import digest
 from stepwise._values.class_contents import assigned_in
 from stepwise._values.instances import attributes
 from stepwise._values.moments import is_momentary
 
-__all__ = ["FIXED", "captured_parts", "fixed_cells", "own_name", "plain_function", "within"]
+__all__ = [
+    "FIXED",
+    "body_digest",
+    "captured_parts",
+    "fixed_cells",
+    "own_name",
+    "plain_function",
+    "within",
+]
 
 FIXED: tuple[type, ...] = (type(None), bool, int, float, complex, str, bytes)
 """Types of values that cannot change."""
@@ -239,3 +252,62 @@ def _reached(function: Any, met: set[int]) -> Iterator[types.FunctionType]:
         inner = plain_function(cell.cell_contents)
         if inner is not None and id(inner) not in met:
             yield from _reached(inner, met)
+
+
+# -- the body -------------------------------------------------------------------------------------
+
+_OWN = "@"  # takes the place of the function's own name, which no identifier equals
+
+
+def body_digest(function: Any) -> str:
+    """Return 8 characters for the code of a function; empty if the function has no code.
+
+    Comments, layout and the function's own name do not count, annotations and defaults neither.
+    The code is that which the interpreter executes, so that it is at hand without a source file;
+    another version of Python gives another fingerprint.  Functions of installed packages have
+    none: they call what they were given, which is another function each time.
+    """
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, types.CodeType):
+        return ""
+    if "-packages" in code.co_filename or is_ours(code.co_filename):
+        return ""
+    shape = _shape(code, code.co_name, f"{getattr(function, '__qualname__', '')}.<locals>.")
+    return hashlib.sha256(repr(shape).encode("utf-8", "backslashreplace")).hexdigest()[:8]
+
+
+def _shape(code: types.CodeType, own: str, inside: str) -> tuple[Any, ...]:
+    """Return what two functions that do the same have in common, as plain data.
+
+    Args:
+        own: the name of the outermost function.
+        inside: how qualified names of functions within it begin.
+    """
+    names = [
+        [_OWN if each == own and _calls_itself(code, own) else each for each in held]
+        for held in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    ]
+    counts = code.co_argcount, code.co_kwonlyargcount, code.co_posonlyargcount, code.co_flags
+    constants = [_constant(each, own, inside) for each in code.co_consts]
+    return code.co_code, getattr(code, "co_exceptiontable", b""), counts, names, constants
+
+
+def _calls_itself(code: types.CodeType, own: str) -> bool:
+    """Return whether a name means the function itself wherever its code has it.
+
+    It does as a global or captured variable, and does not as an attribute: ``client.search()``.
+    """
+    used = {each.opname for each in dis.get_instructions(code) if each.argval == own}
+    return all("GLOBAL" in each or "DEREF" in each or "CLOSURE" in each for each in used)
+
+
+def _constant(value: Any, own: str, inside: str) -> Any:
+    if isinstance(value, types.CodeType):
+        return value.co_name, _shape(value, own, inside)
+    if isinstance(value, str) and value.startswith(inside):  # Python 3.10 keeps such names here
+        return _OWN, value.removeprefix(inside)
+    if isinstance(value, frozenset):  # its order changes from process to process
+        return "frozenset", sorted(repr(_constant(each, own, inside)) for each in value)
+    if isinstance(value, tuple):
+        return "tuple", [_constant(each, own, inside) for each in value]
+    return repr(value)

@@ -9,7 +9,14 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["canonical_module", "file_of", "other_names", "other_places", "place_of"]
+__all__ = [
+    "canonical_module",
+    "file_of",
+    "holds_name",
+    "other_names",
+    "other_places",
+    "place_of",
+]
 
 
 def place_of(module: str) -> str:
@@ -73,6 +80,15 @@ def canonical_module(module: str) -> str:
     if path and started and os.path.basename(path) == os.path.basename(started):
         return "__main__" if os.path.realpath(path) == os.path.realpath(started) else module
     return module
+
+
+def holds_name(module: str, name: str) -> bool:
+    """Return whether a module of this program is imported and has a name.
+
+    Only names are compared: reading an attribute of an arbitrary object in a module may run
+    arbitrary code (a proxy outside of its request raises).
+    """
+    return module in sys.modules and name in vars(sys.modules[module])
 
 
 def _text(path: str) -> str:

@@ -82,6 +82,7 @@ class Call(NamedTuple):
         serial: number in the run of the instance that is called; 0 for a plain function.
         parts: short digests of what tells the call from others, by name; see ``parts``.
         instead: number of the recorded call of its name and ordinal, which did not answer it.
+        code: fingerprint of the function's body, its own name left out; empty if it has none.
     """
 
     number: int
@@ -102,6 +103,7 @@ class Call(NamedTuple):
     serial: int = 0
     parts: Mapping[str, str] = _NOTHING
     instead: int = 0
+    code: str = ""
 
     @property
     def is_wait(self) -> bool:
@@ -389,12 +391,15 @@ class Ruled(NamedTuple):
         call: as it was when the run stopped at it.
         steps: the recorded call that it is; or those that it is not.
         same: which of these.
+        beside: they are not, and the stopped tool had been called when the steps were made: it is
+            another tool, not the same one with a new name.
     """
 
     call: Call
     steps: tuple[int, ...]
     same: bool
     at: float = 0.0
+    beside: bool = False
 
 
 class Forgotten(NamedTuple):

@@ -3,7 +3,8 @@
 The *pool* holds the recorded calls that may still be met again.  A record answers a call of its
 name if all parts that both know are equal, state aside (see ``parts``); identity is a multiset, so
 two identical calls made on purpose are two.  What makes a side effect safe is the other half: one
-that matches nothing runs only if nothing recorded could be itself with other parts.
+that matches nothing runs only if nothing recorded could be itself with other parts, or under the
+name that its function had before.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from itertools import chain
 from typing import Any
 
 from stepwise._identity.parts import CLASS, FUNCTION, unknown_in
-from stepwise._journal.counters import counted_as
+from stepwise._journal.counters import counted_as, turn
 from stepwise._journal.projection import Calls, Flags, RecordedCall
 from stepwise._journal.records import Call, Entry
 from stepwise._matching.callers import NOBODY, AnyCaller, differences, nearness, of_subject
@@ -55,6 +56,11 @@ def _nothing() -> None:
     """Give none."""
 
 
+def _always(*_: str) -> bool:
+    """Take every function for one that still exists."""
+    return True
+
+
 class Pool:
     """The recorded calls of a run that no call of this attempt has used yet.
 
@@ -65,6 +71,9 @@ class Pool:
             call of this one while that other function is still there.
         flags: what a checkpoint knew of earlier records, by their number.
         state: what parts are state, pairs of owner and part; what the records say is added.
+        defined: returns whether the program has a function of a module and name now, as far as can
+            be told.  A record of one that exists no more may be of a function that was renamed.
+        counted: how many calls of each name were made before these, as a checkpoint counted them.
     """
 
     def __init__(
@@ -73,9 +82,12 @@ class Pool:
         known: Container[tuple[str, ...]] = (),
         flags: Mapping[int, Flags] | None = None,
         state: set[tuple[str, str]] | None = None,
+        *,
+        defined: Callable[[str, str], bool] = _always,
+        counted: Mapping[str, int] | None = None,
     ) -> None:
         calls = Calls(entries, flags)
-        self._known = known
+        self._known, self._defined, self._counted = known, defined, counted or {}
         self._state: set[tuple[str, str]] = set() if state is None else state
         for made in calls.changing:
             whose, parts = made.call.name, made.call.parts
@@ -88,6 +100,9 @@ class Pool:
         self._by_ordinal: dict[tuple[str, str, int], OrderedDict[int, None]] = {}
         self._by_turn: dict[tuple[str, str, int], OrderedDict[int, None]] = {}
         self._by_name: dict[str, set[int]] = {}
+        self._effects: set[int] = set()
+        # Plain calls by the code of their function and their arguments; made on first use.
+        self._by_code: dict[tuple[str, str], OrderedDict[int, None]] | None = None
         # By all arguments, defaults included, for calls whose default has changed since.
         self._by_arguments: dict[str, dict[Any, OrderedDict[int, None]]] = {}
         self.highest = 0  # serial number of a subject, or of what has no digest
@@ -145,7 +160,10 @@ class Pool:
         for index, key in self._keys(call):
             index.setdefault(key, OrderedDict())[call.number] = None
         self._by_name.setdefault(call.name, set()).add(call.number)
+        if call.effect:
+            self._effects.add(call.number)
         self._by_arguments.pop(call.name, None)
+        self._by_code = None
         outcome = recorded.outcome
         if outcome is not None and recorded.answers:
             for inner in outcome.inner:
@@ -179,6 +197,8 @@ class Pool:
         recorded = self._candidate(call, caller)
         if recorded is None and call.name in self._by_name and (before := older()) is not None:
             recorded = self._candidate(before, caller)
+        if recorded is None and call.code and not call.effect:
+            recorded = self._under_its_old_name(call, caller)
         if recorded is not None and not self._has_twin(call, recorded, caller):
             return Match(self._verdict(recorded), (recorded,))
         if not call.effect:
@@ -245,7 +265,7 @@ class Pool:
         return Verdict.DOUBT if recorded.in_doubt else Verdict.AGAIN
 
     def _has_twin(self, call: Call, recorded: RecordedCall, caller: AnyCaller) -> bool:
-        made = self._made.get((call.name, recorded.call.digest), ())
+        made = self._made.get((recorded.call.name, recorded.call.digest), ())
         return caller.has_twin(call, recorded.call, made)
 
     def _candidate(self, call: Call, caller: AnyCaller) -> RecordedCall | None:
@@ -289,6 +309,46 @@ class Pool:
             arguments = _arguments(self._unused[number].call)
             index.setdefault(arguments, OrderedDict())[number] = None
 
+    def _under_its_old_name(self, call: Call, caller: AnyCaller) -> RecordedCall | None:
+        """Return the record of this plain call by a function that has been renamed since.
+
+        The body of that function was equal but for the name, and the function exists no more.
+        """
+        if self._by_code is None:
+            self._by_code = {}
+            for number, recorded in self._unused.items():
+                other = recorded.call
+                if other.code and not other.effect and recorded.answers:
+                    found = self._by_code.setdefault((other.code, other.digest), OrderedDict())
+                    found[number] = None
+        for number in self._by_code.get((call.code, call.digest), ()):
+            recorded = self._unused[number]
+            if (
+                self.is_gone(recorded.call, call)
+                and self._fits(recorded, call)
+                and self._is_same(recorded.call, call, caller)
+            ):
+                return recorded
+        return None
+
+    def is_gone(self, other: Call, call: Call) -> bool:
+        """Return whether the function that made a record exists no more, as far as can be told.
+
+        A function of its name where the called one is counts, too: the file may have been started
+        then, and be imported now; or the function was moved.
+        """
+        return other.name != call.name and not any(
+            self._defined(module, other.name) for module in (other.module, call.module)
+        )
+
+    def _is_covered(self, number: int, call: Call) -> bool:
+        """Return whether a record was made inside a completed step that may yet be called.
+
+        It may not if its function exists no more: it runs again under another name.
+        """
+        around = self._unused.get(self._covered.get(number, 0))
+        return around is not None and not self.is_gone(around.call, call)
+
     def _is_same(self, recorded: Call, call: Call, caller: AnyCaller) -> bool:
         """Return whether all parts that both calls know are equal, state aside."""
         if not recorded.parts and CLASS in call.parts:
@@ -312,7 +372,7 @@ class Pool:
             return False
         # A call made inside a completed step answers only inside a step of that name, unless the
         # code around it was rearranged.
-        return other.scope == call.scope or other.number not in self._covered
+        return other.scope == call.scope or not self._is_covered(other.number, call)
 
     def _is_of_other_code(self, other: Call, call: Call) -> bool:
         """Return whether an existing function of the same name, but other code, made a record."""
@@ -323,21 +383,50 @@ class Pool:
         return theirs != mine and bool(other.parts) and known in self._known
 
     def _rivals(self, call: Call, caller: AnyCaller) -> list[RecordedCall]:
-        """RecordedCall effects that this call could be, with other arguments."""
-        numbers = set(self._by_name.get(call.name, ()))
-        if call.place:
-            numbers.update(
-                number
-                for number, recorded in self._unused.items()
-                if recorded.call.place == call.place and recorded.in_doubt
-            )
-        return [
-            self._unused[number]
-            for number in sorted(numbers)
-            if number in self._unused
-            and number not in self._covered
-            and self._may_be(self._unused[number], call, caller)
-        ]
+        """Return the recorded effects that this call could be.
+
+        Those of its name, with other arguments; those in doubt of the same statement; and those of
+        a function that exists no more, at the same statement or turn: it may have been renamed.
+        """
+        found = []
+        for number in sorted(self._effects):
+            recorded = self._unused[number]
+            other = recorded.call
+            if other.name == call.name:
+                could_be = not self._is_covered(number, call)
+            elif self.is_gone(other, call) and self._is_at(other, call):
+                inside = other.scope == call.scope or not self._is_covered(number, call)
+                could_be = inside and not self._is_known_as_another(recorded, call)
+            else:
+                here = bool(call.place) and other.place == call.place
+                could_be = here and recorded.in_doubt and number not in self._covered
+            if could_be and self._may_be(recorded, call, caller):
+                found.append(recorded)
+        return found
+
+    def _is_at(self, other: Call, call: Call) -> bool:
+        """Return whether a call is made at the statement or the turn of a recorded one.
+
+        The turn is that since the checkpoint, which counted calls by the old name.
+        """
+        if other.place and call.place:
+            here = other.place.partition("@")[0] == call.place.partition("@")[0]
+        else:
+            here = bool(call.site) and other.site == call.site
+        return here or self._turn(other) == self._turn(call)
+
+    def _turn(self, call: Call) -> int:
+        return turn(call) - self._counted.get(counted_as(call.name, call.branch), 0)
+
+    def _is_known_as_another(self, recorded: RecordedCall, call: Call) -> bool:
+        """Return whether a person said that no call of this tool is the recorded one of a gone one.
+
+        An answer says so if this tool is no new name: both had been called side by side.
+        """
+        return any(
+            ruled.beside and ruled.call.name == call.name and recorded.call.number in ruled.steps
+            for _, ruled in self.rulings.values()
+        )
 
     def _may_be(self, recorded: RecordedCall, call: Call, caller: AnyCaller) -> bool:
         other = recorded.call
@@ -377,6 +466,9 @@ class Pool:
             for index, key in self._keys(call):
                 del index[key][number]
             self._by_name[call.name].discard(number)
+            self._effects.discard(number)
+            if self._by_code is not None:
+                self._by_code.get((call.code, call.digest), OrderedDict()).pop(number, None)
             arguments = self._by_arguments.get(call.name)
             if arguments is not None:
                 arguments.get(_arguments(call), OrderedDict()).pop(number, None)

@@ -9,7 +9,7 @@ from stepwise._calls.doubt import DidNotHappen, Landed
 from stepwise._execution.outcomes import settled
 from stepwise._journal.course import Stop, stops_in
 from stepwise._journal.projection import Calls, RecordedCall
-from stepwise._journal.records import Entry, Record, Ruled
+from stepwise._journal.records import Entry, Record, Resumed, Ruled
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import shell_word
 from stepwise._values.buffers import Data
@@ -135,8 +135,20 @@ def _ruling(
                 f"{_text(other)}, and a recorded call answers one call only. To take that back: "
                 f"stepwise resolve {shell_word(run_id)} {number} --another --stop {other.number}"
             )
-    ruled = Ruled(chosen.call, (number,) if same else chosen.steps, same, time.time())
+    beside = not same and _were_beside(chosen, entries)
+    ruled = Ruled(chosen.call, (number,) if same else chosen.steps, same, time.time(), beside)
     return None if ruled[1:3] == (chosen.ruled or ())[1:3] else ruled
+
+
+def _were_beside(stop: Stop, entries: list[Entry]) -> bool:
+    """Return whether the stopped tool was called by the attempts that made the recorded calls."""
+    made = min(stop.records, default=0)
+    for entry in entries:
+        if isinstance(entry.record, Resumed) and entry.number > made:
+            return False
+        if entry.call is not None and entry.call.name == stop.call.name:
+            return True
+    return False
 
 
 def _stop_at(run_id: str, number: int, stops: list[Stop], wanted: int | None) -> Stop:

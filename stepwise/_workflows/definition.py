@@ -11,7 +11,12 @@ from stepwise._execution.reloading import code_in_file
 from stepwise._identity import identity
 from stepwise._identity.call_parts import CallParts, Parts
 from stepwise._identity.identity import Key, Parameters
-from stepwise._identity.module_names import file_of, other_names, place_of
+from stepwise._identity.module_names import (
+    canonical_module,
+    file_of,
+    other_names,
+    place_of,
+)
 from stepwise._rewrite import (
     Rewritten,
     Source,
@@ -186,7 +191,8 @@ _rewriting = process_lock()
 
 def is_defined(module: str, label: str) -> bool:
     """Return whether this process has defined a workflow of that name in a module."""
-    return (module, label) in _defined
+    here = canonical_module(module)  # asked for here: few programs ask, and a start is dear
+    return any(name == label and canonical_module(each) == here for each, name in _defined.copy())
 
 
 class Definition:

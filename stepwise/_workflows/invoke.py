@@ -424,6 +424,7 @@ class TopLevel(WorkflowCall):
             meant=_is_unfinished if meant.unfinished else self.meant,
             waited=waited,
             resumes=self.resumes,
+            anew=meant.generated and bool(meant.told),
         )
         self.opened = True
         # The result of a run that was waited for belongs to that run's call: not counted here.

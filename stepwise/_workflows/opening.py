@@ -41,7 +41,7 @@ from stepwise._values.buffers import Data
 from stepwise._values.codec import Codec, Encoded
 from stepwise._values.preview import preview
 from stepwise._values.secrets import Secrets
-from stepwise._workflows.definition import Callee
+from stepwise._workflows.definition import Callee, Definition
 from stepwise.errors import (
     NotRecordableError,
     RunBusyError,
@@ -72,6 +72,7 @@ class Invocation(NamedTuple):
         waited: until somebody else had executed it.
         resumes: it is taken up even if it was cancelled.
         timeout: seconds that the run may take since it began.
+        anew: somebody asked for a new run.
     """
 
     callee: Callee
@@ -88,6 +89,7 @@ class Invocation(NamedTuple):
     waited: bool = False
     resumes: bool = False
     timeout: float | None = None
+    anew: bool = False
 
 
 class Recall(NamedTuple):
@@ -481,7 +483,7 @@ def _start(
     # On use: a resume, which a start should not make dearer, needs none of these.
     from stepwise._execution.inputs import record_inputs
     from stepwise._journal.run_facts import facts_at_start
-    from stepwise._workflows.other_runs import tell_of_unfinished
+    from stepwise._workflows.other_runs import look_beside
 
     parent = call.parent
     callee, workflow = call.callee, call.callee.workflow
@@ -512,8 +514,8 @@ def _start(
         restored=parent is not None and parent.facts.restored,
     )
     if parent is None:
-        module = workflow.function.__module__
-        tell_of_unfinished(call.store, journal.seal, facts, module, callee.parts)
+        asked = call.explicit or call.anew or not isinstance(workflow, Definition)
+        look_beside(call.store, journal.seal, facts, callee, is_asked_for=asked)
     if secrets.found_in(payload):
         payload = b""
     trace = tracing.begin(facts, facts.trace, current_scope())

@@ -17,7 +17,7 @@ from typing import Any
 from stepwise._calls.async_driver import adrive
 from stepwise._calls.driver import Core, drive
 from stepwise._calls.perform import Performance
-from stepwise._calls.steps import Step, known_steps
+from stepwise._calls.steps import Step, is_defined_now, known_steps
 from stepwise._execution.active_run import current_scope
 from stepwise._execution.location import Locator, Origin
 from stepwise._execution.outcomes import load_outcome
@@ -140,7 +140,7 @@ class RunPieces:
             self._store, self._whole = journal.store, True
         self._entries += map(self._slim, journal.load(self._at))
         self._at = journal.position
-        pool = Pool(self._entries, known_steps)
+        pool = Pool(self._entries, known_steps, defined=is_defined_now)
         recorded = pool.all
         for entry in self._entries:
             journal.count(entry)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from stepwise._calls.steps import known_steps
+from stepwise._calls.steps import is_defined_now, known_steps
 from stepwise._checkpoints.checkpoints import State
 from stepwise._execution.active_run import ActiveRun
 from stepwise._execution.process_memory import command as process_command
@@ -19,6 +19,7 @@ from stepwise._journal.records import Cancelling, Entry, Resumed
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Subjects
 from stepwise._values.pickling import PYTHON
+from stepwise._workflows.definition import is_defined
 
 __all__ = [
     "go_on_at_newest",
@@ -121,7 +122,12 @@ def _go_on_at(active: ActiveRun, state: State, entries: list[Entry]) -> None:
         active.run_id, ((whose, part) for whose, part in state.state), state.serial
     )
     active.pool = Pool(
-        [*(entry for entry, _ in earlier), *entries], known_steps, flags, active.subjects.state
+        [*(entry for entry, _ in earlier), *entries],
+        known_steps,
+        flags,
+        active.subjects.state,
+        defined=_is_defined,
+        counted=state.ordinals,
     )
     active.subjects.go_on_after(max(state.serial, active.pool.highest))
     active.ordinals = Ordinals(state.ordinals, children)
@@ -149,7 +155,7 @@ def go_on_from_the_top(active: ActiveRun, entries: list[Entry] | None = None) ->
         entries = active.journal.load(Position())
     active.subjects.leave(completed=False)
     active.subjects = Subjects(active.run_id)
-    active.pool = Pool(entries, known_steps, state=active.subjects.state)
+    active.pool = Pool(entries, known_steps, state=active.subjects.state, defined=_is_defined)
     active.subjects.go_on_after(active.pool.highest)
     active.ordinals = Ordinals()
     active.account.take_over(entries)
@@ -157,6 +163,11 @@ def go_on_from_the_top(active: ActiveRun, entries: list[Entry] | None = None) ->
     active.alive = max(map(_at, entries[-1:]), default=0.0)
     active.inbox.taken = Taken(entries=entries)
     return sum(each.answers for each in active.pool.all)
+
+
+def _is_defined(module: str, name: str) -> bool:
+    """Return whether the program has a step or a workflow of that name."""
+    return is_defined_now(module, name) or is_defined(module, name)
 
 
 def _at(entry: Entry) -> float:

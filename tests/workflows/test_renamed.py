@@ -108,18 +108,91 @@ def test_a_run_whose_script_is_gone_is_not_taken_by_another(began):
         executed(program, repr({"run_id": run_id}))
 
 
-def test_a_workflow_that_was_renamed_is_told(began):
-    """A workflow with another name starts a new run, and is told how to go on with the old one."""
+REFUSED = "would begin a new run beside an unfinished one whose side effects it may repeat"
+
+
+def refused(program, *arguments, **environment):
+    """What was told by a program that was not to start."""
+    env = {**os.environ, "STEPWISE_QUIET": "", **environment}
+    ended = python(program, *arguments, env=env)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert f"RunConflictError: researcher() {REFUSED}" in ended.stderr
+    return ended.stderr
+
+
+@pytest.mark.parametrize("way", ["variable", "option", "name", "command"])
+def test_a_workflow_that_was_renamed_asks(began, way):
+    """Under another name, a workflow repeats no side effect of its run, but says how to go on."""
     program, run_id = began
+    edited(program, "agent", "researcher")
+    told = refused(program)
+    assert f"{run_id}() with side effects send x1 of a workflow 'agent'" in told
+    assert f"STEPWISE_RESUME={run_id}, or .options(run_id={run_id!r})" in told
+    assert "@workflow(name='agent')" in told
+    assert ".options(fresh=True), or STEPWISE_FRESH=1" in told
+    if way == "name":
+        edited(program, "@stepwise.workflow", "@stepwise.workflow(name='agent')")
+    if way == "command":
+        ended = python("-m", "stepwise", "resume", run_id, env={**os.environ, "STEPWISE_QUIET": ""})
+        assert ended.returncode == 0, ended.stderr
+        printed, told = ended.stdout, ended.stderr
+    elif way == "option":
+        printed, told = executed(program, repr({"run_id": run_id}))
+    else:
+        printed, told = executed(
+            program, **({"STEPWISE_RESUME": run_id} if way == "variable" else {})
+        )
+    assert printed == WENT_ON
+    assert f"{run_id} resumes at agent.py" in told
+    (run,) = stepwise.runs()
+    assert run.status == "completed"
+
+
+@pytest.mark.parametrize("way", ["option", "variable", "forgotten"])
+def test_another_workflow_begins_anew_when_told_so(began, way):
+    """Whoever says that the workflow is another one gets a new run beside the unfinished one."""
+    program, run_id = began
+    edited(program, "agent", "researcher")
+    refused(program)
+    if way == "option":
+        printed, _ = executed(program, repr({"fresh": True}))
+    elif way == "variable":
+        printed, _ = executed(program, STEPWISE_FRESH="1")
+    else:
+        stepwise.get_run(run_id).delete()
+        printed, _ = executed(program)
+    assert printed == ANEW
+
+
+def test_a_renamed_workflow_without_side_effects_is_told(began):
+    """Where a new run can repeat no side effect it begins, and is told of the unfinished one."""
+    program, run_id = began
+    stepwise.get_run(run_id).delete()
+    edited(program, "@stepwise.tool(side_effect=True)", "@stepwise.step")
+    executed(program, DIE="1")
     edited(program, "agent", "researcher")
     printed, told = executed(program)
     assert printed == ANEW
-    assert f"unfinished: {run_id}() with side effects send x1 of a workflow 'agent'" in told
-    assert "@workflow(name='agent')" in told
-    edited(program, "@stepwise.workflow", "@stepwise.workflow(name='agent')")
-    printed, told = executed(program)
-    assert printed == WENT_ON
-    assert f"{run_id} resumes at agent.py" in told
+    assert f"unfinished: {run_id}() of a workflow 'agent'" in told
+    assert f"STEPWISE_RESUME={run_id}" in told
+
+
+@pytest.mark.parametrize("how", ["module", "arguments", "made later"])
+def test_a_renamed_workflow_is_known_by_file_and_arguments(began, how):
+    """The file may be started another way; other arguments and workflows yet to be made differ."""
+    program, _ = began
+    edited(program, "agent(", "researcher(")
+    edited(program, "agent.options", "researcher.options")
+    if how == "module":
+        (program.parent / "start.py").write_text("import agent\nprint(agent.researcher())\n")
+        refused(program.parent / "start.py")
+        return
+    if how == "arguments":
+        edited(program, 'text="a"', 'text="b"')
+        assert executed(program)[0] == "sent b\nB\n"
+    else:
+        edited(program, "if __name__", "def made():\n    def agent(text): pass\n\nif __name__")
+        assert executed(program)[0] == ANEW
 
 
 @pytest.mark.parametrize("other", ["function", "name", "method", "script"])
@@ -158,9 +231,7 @@ def test_what_a_module_holds_is_not_asked(began):
     edited(program, "agent", "researcher")
     proxy = "class Proxy:\n  def __getattr__(self, name): raise RuntimeError(name)\n\n"
     edited(program, "@stepwise.tool", f"{proxy}request = Proxy()\n\n@stepwise.tool")
-    printed, told = executed(program)
-    assert printed == ANEW
-    assert f"unfinished: {run_id}()" in told
+    assert f"{run_id}() with side effects send x1" in refused(program)
 
 
 def test_other_unfinished_runs_are_not_read(monkeypatch):
