@@ -30,9 +30,10 @@ from stepwise._calls.recording import (
     record_outcome,
     record_settled,
 )
+from stepwise._calls.retrying import admit_attempt, end_attempts, fail_attempt, is_over
 from stepwise._execution.active_run import ActiveRun, OpenStream, Scope
 from stepwise._execution.draining import let_go
-from stepwise._execution.location import Origin
+from stepwise._execution.location import Helper, Origin
 from stepwise._execution.other_tasks import others_alive, others_may_claim
 from stepwise._execution.outcomes import (
     ShownValue,
@@ -173,7 +174,9 @@ class Performance(NamedTuple):
         performer, scope, identity, bound, _, _ = self
         active = scope.run
         active.check(performer.name, scope.call, answered=True)
+        admit_attempt(scope, performer.name)
         active.subjects.begin(identity, scope.around)
+        number = 0
         try:
             shown = performer.hiding.shown(bound, active.secrets)
             call, origin = active.begin(
@@ -195,6 +198,9 @@ class Performance(NamedTuple):
             yield READY
             yield from self._admit(recorded)
             call = active.number(call, recorded, performer.new_child)
+            number = call.number
+            if scope.around:
+                active.inner.begin(scope.around, call, recorded)
             if match.instead:
                 call = call._replace(instead=match.instead)
             identity.began(call.number)
@@ -203,6 +209,8 @@ class Performance(NamedTuple):
             raise self.out_of_memory(error) from error
         finally:
             active.subjects.end(identity)
+            if scope.around and number:
+                active.inner.land(scope.around, number)
 
     def out_of_memory(self, error: MemoryError) -> RunStopped:
         """Stop the run, whose call was being looked up or recorded; return the error to raise."""
@@ -430,11 +438,12 @@ class Performance(NamedTuple):
             landed = settled(
                 active.codec, call, landed=True, value=answer.value, kind=self.performer.returns
             )
-            yield from record_settled(active, landed)
+            yield from record_settled(self.scope, call, landed)
             active.answered(self.scope, recorded)
             return Result(answer.value)
         if _is(answer, DidNotHappen):
-            yield from record_settled(active, settled(active.codec, call, landed=False))
+            no = settled(active.codec, call, landed=False)
+            yield from record_settled(self.scope, call, no)
             return None
         if _is(answer, Inconclusive):
             why = f"{call.name} was started, and its reconcile could not tell whether it happened"
@@ -451,19 +460,20 @@ class Performance(NamedTuple):
         self, call: Call, origin: Origin, watch: Watches, inner: Scope | None = None
     ) -> Core:
         # The scope is that of the first attempt, if ``plain`` makes it.
-        performer, scope, identity, _, args, kwargs = self
+        performer, scope, _, _, args, kwargs = self
         active, around, helper = scope.run, (*scope.around, call.number), origin.helper
         function = performer.body(call)
         attempts: Attempts | None = None  # until one has failed
         number, awaited = 1, ""
         while True:
-            inner = inner or Scope(active, call, around, number, [], scope.branch)
+            inner = inner or Scope(active, call, around, number, [], scope.branch, scope)
             result = yield Attempt(
                 function, args, kwargs, inner, call.name, performer.timeout, performer.kind
             )
             awaited = result.awaited or awaited
             if result.error is None:
                 looked = active.look(scope, result.value)
+                end_attempts(inner)
                 try:
                     record = self._completed(call, watch, result.value, inner)
                 except NotRecordableError as error:
@@ -478,7 +488,7 @@ class Performance(NamedTuple):
                     return result
             assert result.error is not None
             clean = isinstance(result.error, performer.fails_cleanly)
-            may_repeat = not call.effect or clean or performer.idempotent
+            may_repeat = (not call.effect or clean or performer.idempotent) and not is_over(scope)
             attempts = attempts or performer.attempts()
             delay = None
             try:
@@ -491,22 +501,29 @@ class Performance(NamedTuple):
                     _tell_failure(active, call, result.error)
                     active.account.cut_off |= not isinstance(result.error, (Exception, RunStopped))
                 elif delay is None:
-                    did = did_to_subject(active, call, identity)
-                    child = performer.child_spent(call) if call.child else None
-                    yield from record_failure(
-                        scope,
-                        inner,
-                        result,
-                        did,
-                        clean=clean,
-                        around=changed_by(watch, active.codec),
-                        helper=helper,
-                        child=child,
-                    )
+                    yield from self._failed(watch, inner, result, helper, clean=clean)
             if delay is None:
                 return result
+            yield from fail_attempt(inner, result.error, again=True)
             number, inner = attempts.number, None
             yield from self._rest(call, delay)
+
+    def _failed(
+        self, watch: Watches, inner: Scope, result: Result, helper: Helper | None, *, clean: bool
+    ) -> Generator[Any, Result, None]:
+        """Record that the last attempt of a call raised."""
+        active, call = inner.run, inner.call
+        assert call is not None
+        yield from record_failure(
+            self.scope,
+            inner,
+            result,
+            did_to_subject(active, call, self.identity),
+            clean=clean,
+            around=changed_by(watch, active.codec),
+            helper=helper,
+            child=self.performer.child_spent(call) if call.child else None,
+        )
 
     def _rest(self, call: Call, seconds: float) -> Generator[Any, Result, None]:
         """Wait between two attempts: meanwhile the call is not in flight."""
@@ -546,6 +563,7 @@ class Performance(NamedTuple):
 def land(active: ActiveRun, number: int) -> None:
     """See :meth:`Performance.landed`."""
     active.in_flight.pop(number, None)
+    active.inner.end(number)
     active.account.left(number)
     if sigterms.draining:
         let_go(active, later=True)

@@ -166,12 +166,12 @@ def _begin(
     site, place, _, _ = origin
     facts = (
         journal.next_call(), name, step.module, digest, ordinal, "", None, place, site, shown,
-        effect, key, "", began, branch, 0, parts, 0,
+        effect, key, "", began, branch, 0, parts, 0, scope.around,
     )  # fmt: skip
     made = tuple.__new__(Call, facts)  # the constructor is a Python function
     if active.pool.taken:
         made = apart(made, active.run_id, active.facts.undone, active.pool.taken)
-    inner = tuple.__new__(Scope, (active, made, (*scope.around, made.number), 1, [], branch))
+    inner = tuple.__new__(Scope, (active, made, (*scope.around, made.number), 1, [], branch, scope))
     return made, origin, inner, bound
 
 

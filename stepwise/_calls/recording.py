@@ -10,8 +10,9 @@ from collections.abc import Generator
 from typing import Any
 
 from stepwise._calls.driver import Result, Write, written
+from stepwise._calls.retrying import fail_attempt
 from stepwise._checkpoints.surroundings import Surroundings
-from stepwise._execution.active_run import ActiveRun, Scope
+from stepwise._execution.active_run import Scope
 from stepwise._execution.location import Helper
 from stepwise._execution.outcomes import Did, outcome
 from stepwise._execution.steering import ENDINGS
@@ -35,7 +36,10 @@ def record_intent(scope: Scope, call: Call, arguments: Encoded | None, ticket: s
         CancelledError: the caller was cancelled meanwhile; the call is recorded as not made.
     """
     active, (payload, form) = scope.run, arguments if arguments is not None else (b"", None)
-    _, cancelled = written(active, (yield Write(active, (Intent(call, form, ticket), payload))))
+    write = Write(active, (Intent(call, form, ticket), payload))
+    number, cancelled = written(active, (yield write))
+    if scope.around:
+        active.inner.wrote(scope.around, call, number)
     if cancelled is not None:
         record = outcome(
             active.codec, call, "cancelled", cancelled, inner=(), attempts=0, clean=True
@@ -82,9 +86,11 @@ def record_outcome(
         raise cancelled from (error if record.status == "failed" else None)
 
 
-def record_settled(active: ActiveRun, settled: tuple[Record, Data]) -> Recording:
+def record_settled(scope: Scope, call: Call, settled: tuple[Record, Data]) -> Recording:
     """Record the answer of a ``reconcile`` function, or the decision to skip."""
-    _, cancelled = written(active, (yield Write(active, settled)))
+    number, cancelled = written(scope.run, (yield Write(scope.run, settled)))
+    if scope.around:
+        scope.run.inner.wrote(scope.around, call, number)
     if cancelled is not None:
         raise cancelled
 
@@ -120,6 +126,8 @@ def record_failure(
     else:
         cancelled = asyncio_state.is_cancellation(error) or active.steering.ending(error)
         status: StepStatus = "cancelled" if cancelled else "failed"
+        if status == "failed":
+            yield from fail_attempt(inner, error)
         try:
             record = outcome(
                 active.codec,

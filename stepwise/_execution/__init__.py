@@ -3,6 +3,6 @@
 The modules, each importing only from those before it::
 
     reloading process_memory registry failures location contents outcomes inputs
-    concurrency waits steering budget account active_run draining other_tasks suspension outside
-    watching viewer
+    concurrency waits steering budget account inner_calls active_run draining other_tasks suspension
+    outside watching viewer
 """

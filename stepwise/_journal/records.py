@@ -16,6 +16,7 @@ __all__ = [
     "KINDS",
     "WAITS",
     "Answered",
+    "AttemptFailed",
     "Call",
     "Cancelling",
     "Compensated",
@@ -82,6 +83,7 @@ class Call(NamedTuple):
         serial: number in the run of the instance that is called; 0 for a plain function.
         parts: short digests of what tells the call from others, by name; see ``parts``.
         instead: number of the recorded call of its name and ordinal, which did not answer it.
+        around: numbers of the steps that were executing it, the outermost first.
     """
 
     number: int
@@ -102,6 +104,7 @@ class Call(NamedTuple):
     serial: int = 0
     parts: Mapping[str, str] = _NOTHING
     instead: int = 0
+    around: tuple[int, ...] = ()
 
     @property
     def is_wait(self) -> bool:
@@ -346,6 +349,22 @@ class Outcome(NamedTuple):
     spent: Mapping[str, float] = _NO_USAGE
 
 
+class AttemptFailed(NamedTuple):
+    """An attempt of a step failed after it had made calls, which is what its retry starts from.
+
+    Args:
+        number: of the step's call; 0 for the step loop of an agent.
+        superseded: plain calls that the next attempt makes again: those after the last side effect.
+        retry, spent: as of :class:`Ended`.
+    """
+
+    number: int
+    superseded: tuple[int, ...] = ()
+    retry: tuple[int, ...] = ()
+    spent: tuple[int, ...] = ()
+    at: float = 0.0
+
+
 class Handled(NamedTuple):
     """The workflow went on after these failed or cancelled calls: that is their outcome."""
 
@@ -483,6 +502,7 @@ Record = (
     | Answered
     | Refused
     | Outcome
+    | AttemptFailed
     | Handled
     | Settled
     | Stopped
@@ -633,6 +653,7 @@ _TUPLES = {
     for cls in KINDS.values()
 }
 _OF_CALLS = (*_STATES, Stopped, Ruled)
+_AROUND = Call._fields.index("around")  # the last one
 
 
 def to_header(record: Record) -> list[Any]:
@@ -650,7 +671,7 @@ def from_header(header: list[Any] | dict[str, Any]) -> Record:
     cls = KINDS[header[0]]
     facts = header[1 : 1 + len(cls._fields)]
     if cls in _OF_CALLS:
-        facts[0] = Call(*facts[0][: len(Call._fields)])
+        facts[0] = Call(*facts[0][:_AROUND], *map(tuple, facts[0][_AROUND : _AROUND + 1]))
     for place in _TUPLES[cls]:
         if place < len(facts):
             facts[place] = (*facts[place],)  # JSON has lists only

@@ -2,5 +2,5 @@
 
 The modules, each importing only from those before it::
 
-    subjects callers rulings pool
+    attempts subjects callers rulings pool
 """

@@ -96,15 +96,20 @@ class Pool:
         self.taken: set[tuple[str, str, int]] = set()  # names as counted, digests and ordinals
         self.children: set[str] = set()  # ids of child runs
         self.done: set[str] = set()  # beginnings of the names of branches that a host continues
+        for recorded in calls:
+            self._know(recorded.call)
+        for number in calls.superseded:
+            self._unused.pop(number, None)
         for recorded in self._unused.values():
             self._index(recorded)
-            call = recorded.call
-            self.taken.add((counted_as(call.name, call.branch), call.digest, call.ordinal))
-            self.children.add(call.child)
-            unknown = unknown_in(call.parts)
-            self.highest = max(self.highest, call.serial, *chain(*unknown.values()))
-            if unknown:
-                self._made.setdefault((call.name, call.digest), []).append(call)
+
+    def _know(self, call: Call) -> None:
+        self.taken.add((counted_as(call.name, call.branch), call.digest, call.ordinal))
+        self.children.add(call.child)
+        unknown = unknown_in(call.parts)
+        self.highest = max(self.highest, call.serial, *chain(*unknown.values()))
+        if unknown:
+            self._made.setdefault((call.name, call.digest), []).append(call)
 
     def __len__(self) -> int:
         return len(self._unused)
@@ -359,7 +364,13 @@ class Pool:
     def put_back(self, recorded: RecordedCall) -> None:
         """Put a record back into the pool: its caller is retried."""
         self._unused[recorded.call.number] = recorded
+        self._know(recorded.call)
         self._index(recorded)
+
+    def drop(self, numbers: Iterable[int]) -> None:
+        """Take records out of the pool that are to answer no call."""
+        for number in numbers:
+            self._remove(number)
 
     def take(self, recorded: RecordedCall) -> None:
         """Take a record out of the pool, with the records of the calls inside it."""

@@ -21,7 +21,7 @@ from stepwise._calls.driver import Result, start
 from stepwise._calls.steps import Step, step_of, steps_around
 from stepwise._checkpoints.checkpoints import Retention, State
 from stepwise._checkpoints.checkpoints import header_text as state_text
-from stepwise._execution.active_run import ActiveRun, Scope, branches, current_scope
+from stepwise._execution.active_run import ActiveRun, branches, current_scope
 from stepwise._execution.failures import Unwinding
 from stepwise._execution.outcomes import ShownValue
 from stepwise._execution.outside import warn_if_unseen
@@ -347,7 +347,7 @@ async def call(
     scope = current_scope()
     assert scope is not None
     if branch:
-        scope = Scope(*scope[:-1], branch)
+        scope = scope._replace(branch=branch)
     if step.awaits and instance is None and not only_recorded:
         ending = await plain.acall(step, scope, args, kwargs, hosted=True)
         if ending is not None:
