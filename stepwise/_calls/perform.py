@@ -18,10 +18,10 @@ from stepwise._calls.driver import (
     Attempt,
     Cancelled,
     Core,
+    Operation,
     Result,
     Sleep,
     Wait,
-    Write,
     cancelled_again,
 )
 from stepwise._calls.recording import (
@@ -30,7 +30,6 @@ from stepwise._calls.recording import (
     record_outcome,
     record_settled,
 )
-from stepwise._calls.retrying import admit_attempt, end_attempts, fail_attempt, is_over
 from stepwise._execution.active_run import ActiveRun, OpenStream, Scope
 from stepwise._execution.draining import let_go
 from stepwise._execution.location import Helper, Origin
@@ -86,7 +85,7 @@ DECORATED = "__stepwise_step__"
 PATIENCE = 1.0  # seconds without any change in the run after which a blocked call raises
 _NOTHING: Mapping[str, Any] = {}
 
-_Settling = Generator[Attempt | Write, Result, Result | None]
+_Settling = Generator[Operation, Result, Result | None]
 
 
 class Performer:
@@ -174,7 +173,10 @@ class Performance(NamedTuple):
         performer, scope, identity, bound, _, _ = self
         active = scope.run
         active.check(performer.name, scope.call, answered=True)
-        admit_attempt(scope, performer.name)
+        if active.inner.over:
+            from stepwise._calls.retrying import admit_attempt
+
+            admit_attempt(scope, performer.name)
         active.subjects.begin(identity, scope.around)
         number = 0
         try:
@@ -473,7 +475,10 @@ class Performance(NamedTuple):
             awaited = result.awaited or awaited
             if result.error is None:
                 looked = active.look(scope, result.value)
-                end_attempts(inner)
+                if number > 1:
+                    from stepwise._calls.retrying import end_attempts  # on use: few steps fail
+
+                    end_attempts(inner)
                 try:
                     record = self._completed(call, watch, result.value, inner)
                 except NotRecordableError as error:
@@ -487,6 +492,8 @@ class Performance(NamedTuple):
                     )
                     return result
             assert result.error is not None
+            from stepwise._calls.retrying import fail_attempt, is_over  # on use
+
             clean = isinstance(result.error, performer.fails_cleanly)
             may_repeat = (not call.effect or clean or performer.idempotent) and not is_over(scope)
             attempts = attempts or performer.attempts()

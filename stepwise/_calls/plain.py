@@ -191,6 +191,7 @@ def _is_usual(active: ActiveRun, scope: Scope, *, hosted: bool) -> bool:
         and (active.waiter is None or not active.waiter.cancelled())
         and not active.pool
         and not active.streams
+        and not (active.inner.over and id(scope.inner) in active.inner.over)
         and active.secrets.are_none
         and not active.account.limited
         and active.unwinding.is_quiet

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from stepwise._calls.driver import Result, Write, written
-from stepwise._calls.retrying import fail_attempt
+from stepwise._calls.driver import Operation, Result, Write, written
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._execution.active_run import Scope
 from stepwise._execution.location import Helper
@@ -26,7 +25,7 @@ from stepwise.errors import NotRecordableError, RunStopped
 
 __all__ = ["record_failure", "record_intent", "record_outcome", "record_settled"]
 
-Recording = Generator[Write, Result, None]
+Recording = Generator[Operation, Result, None]
 
 
 def record_intent(scope: Scope, call: Call, arguments: Encoded | None, ticket: str) -> Recording:
@@ -127,6 +126,8 @@ def record_failure(
         cancelled = asyncio_state.is_cancellation(error) or active.steering.ending(error)
         status: StepStatus = "cancelled" if cancelled else "failed"
         if status == "failed":
+            from stepwise._calls.retrying import fail_attempt  # on use
+
             yield from fail_attempt(inner, error)
         try:
             record = outcome(

@@ -7,9 +7,10 @@ so that the next attempt in this process meets exactly what one in a later proce
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from typing import Union
 
-from stepwise._calls.driver import Result, Wait, Write, written
+from stepwise._calls.driver import Core, Result, Wait, Write, written
 from stepwise._execution.active_run import ActiveRun, Scope
 from stepwise._execution.inner_calls import InnerCall
 from stepwise._journal.chain import read_one
@@ -24,14 +25,12 @@ from stepwise.errors import (
     UnusedRecordWarning,
 )
 
-__all__ = ["admit_attempt", "end_attempts", "fail_attempt", "is_over"]
+__all__ = ["admit_attempt", "end_attempts", "fail_attempt", "is_over", "left_by"]
 
 _PATIENCE = 5.0  # seconds after which a retry says what it waits for
 
-Failing = Generator[Wait | Write, Result, None]
 
-
-def fail_attempt(attempt: Scope, error: BaseException, *, again: bool = False) -> Failing:
+def fail_attempt(attempt: Scope, error: BaseException, *, again: bool = False) -> Core:
     """Record that an attempt failed, so far as that decides which calls answer the next one.
 
     Tasks and threads that it has left behind make no more calls.  Their side effects in flight are
@@ -44,28 +43,29 @@ def fail_attempt(attempt: Scope, error: BaseException, *, again: bool = False) -
     """
     active, call = attempt.run, attempt.call
     if call is None or call.child:  # a child run has a journal of its own
-        return
+        return Result()
     timed_out = isinstance(error, StepTimeoutError) and error.step == call.name
     inside = active.inner.inside(attempt.around)
     if not (again or timed_out or inside):
-        return
+        return Result()
     active.inner.over[id(attempt.inner)] = attempt.inner
     for each in inside.values() if timed_out else ():
         each.abandoned = each.open
     yield from _in_flight_awaited(attempt)
-    record, kept = _left_by(attempt, error)
+    record, kept = _left_by_attempt(attempt, error)
     if record is not None:
         _, cancelled = written(active, (yield Write(active, (record, b""), durable=again)))
         if cancelled is not None:
             raise cancelled
     if again:
         active.unwinding.tried_again(error)
-        give_back(active, kept)
+        _give_back(active, kept)
     else:
         end_attempts(attempt)
+    return Result()
 
 
-def _in_flight_awaited(attempt: Scope) -> Failing:
+def _in_flight_awaited(attempt: Scope) -> Generator[Wait, Result, None]:
     """Wait for the side effects of a failed attempt that its tasks and threads still execute."""
     active, began, told = attempt.run, time.monotonic(), False
     while True:
@@ -81,41 +81,59 @@ def _in_flight_awaited(attempt: Scope) -> Failing:
         (yield Wait(active.flows.claims, seen, _PATIENCE)).unwrap()
 
 
-def _left_by(
-    attempt: Scope, error: BaseException
-) -> tuple[AttemptFailed | None, list[RecordedCall]]:
-    """Return what to record of a failed attempt, and the calls that answer the next one.
+_Left = tuple[Union[AttemptFailed, None], list[RecordedCall]]
+"""What to record of a failed attempt, if anything, and the calls that answer the next one."""
 
-    The others are forgotten.
+
+def _left_by_attempt(attempt: Scope, error: BaseException) -> _Left:
+    """Return what an attempt of a step leaves; the calls that it made in vain are forgotten.
 
     Raises:
         CorruptStoreError: the record of a call cannot be read.
     """
-    active, step = attempt.run, attempt.around[-1]
-    inside = active.inner.inside(attempt.around)
-    calls = _read(active, inside)
-    known = calls.known
-    failed = [number for number in active.unwinding.numbers(error) if number in known]
-    spent = tuple(number for number in active.unwinding.spent(error) if number in known)
-    handled = tuple(number for number in failed if known[number].handled)
-    for number in failed:
-        known[number].retry = True
-    for number in spent:
-        known[number].spent = True
+    active, inside = attempt.run, attempt.run.inner.inside(attempt.around)
+    made = _read(active, inside).known
+    # A plain call in flight may be recorded yet.
+    vain = {number for number, each in inside.items() if number not in made and not each.effect}
     with active.lock:
-        unmet = [each for each in _unmet(attempt) if each.call.number not in known]
-        vain = {*superseded([*calls, *unmet])}
-        # A plain call in flight may be recorded yet.
-        vain.update(n for n, each in inside.items() if n not in known and not each.effect)
-        active.pool.drop(vain)
-    active.inner.forget(attempt.around, vain)
-    kept = [each for each in calls if each.call.number not in vain]
+        unmet = {each.call.number: each for each in _unmet(attempt)}
+        record, kept = left_by(active, attempt.around[-1], {**unmet, **made}, error, vain)
+    active.inner.forget(attempt.around, record.superseded if record is not None else ())
     for each in kept:
-        inside[each.call.number].flags = each.flags
-    says = vain or spent or handled
-    numbers = tuple(sorted(vain))
-    record = AttemptFailed(step, numbers, handled, spent, time.time()) if says else None
+        if each.call.number in made:
+            inside[each.call.number].flags = each.flags
     return record, kept
+
+
+def left_by(
+    active: ActiveRun,
+    step: int,
+    calls: Mapping[int, RecordedCall],
+    error: BaseException | None,
+    vain: Iterable[int] = (),
+) -> _Left:
+    """Return what a failed attempt leaves; the pool then holds no call that it made in vain.
+
+    Args:
+        step: number of the call whose attempt it is; 0 for the step loop of an agent.
+        calls: made or answered in it, by number.
+        error: that it raised; ``None`` if the end of the run says what that was.
+        vain: numbers of other calls that are to answer none.
+    """
+    unwinding = active.unwinding
+    failed = [n for n in unwinding.numbers(error) if n in calls]
+    spent = tuple(n for n in unwinding.spent(error) if n in calls) if error is not None else ()
+    handled = tuple(n for n in failed if calls[n].handled and not calls[n].retry)
+    for number in failed:
+        calls[number].retry = True
+    for number in spent:
+        calls[number].spent = True
+    numbers = tuple(sorted({*superseded(calls.values()), *vain}))
+    active.pool.drop(numbers)
+    kept = [each for number, each in calls.items() if number not in numbers]
+    if not (numbers or spent or handled):
+        return None, kept
+    return AttemptFailed(step, numbers, handled, spent, time.time()), kept
 
 
 def _read(active: ActiveRun, inside: Mapping[int, InnerCall]) -> Calls:
@@ -129,8 +147,8 @@ def _read(active: ActiveRun, inside: Mapping[int, InnerCall]) -> Calls:
             if entry is None:
                 raise active.stop(
                     CorruptStoreError(
-                        f"record {number} of run {active.run_id!r} cannot be read any more, so that "
-                        "a retry would not know what has been done. stepwise verify says more"
+                        f"record {number} of run {active.run_id!r} cannot be read any more, and "
+                        "a retry has to know what has been done. stepwise verify says more"
                     )
                 )
             entries.append(entry)
@@ -145,7 +163,7 @@ def _unmet(attempt: Scope) -> list[RecordedCall]:
     return [each for each in attempt.run.pool.all if not steps.isdisjoint(each.call.around)]
 
 
-def give_back(active: ActiveRun, kept: list[RecordedCall]) -> None:
+def _give_back(active: ActiveRun, kept: list[RecordedCall]) -> None:
     """Let the calls that a failed attempt leaves answer those of the next one."""
     with active.lock:
         for each in kept:
