@@ -332,7 +332,7 @@ class Performance(NamedTuple):
                         return match._replace(instead=instead)
                     verdict = Verdict.ANSWER if same.answers else Verdict.AGAIN
                     match = Match(verdict, (same,))
-                if active.take(match.recorded[0]):
+                if active.take(match.recorded[0], self.scope.around):
                     active.subjects.met(identity, match.recorded[0].call)
                     return match
         finally:

@@ -7,7 +7,7 @@ so that the next attempt in this process meets exactly what one in a later proce
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Union
 
 from stepwise._calls.driver import Core, Result, Wait, Write, written
@@ -61,7 +61,7 @@ def fail_attempt(attempt: Scope, error: BaseException, *, again: bool = False) -
         active.unwinding.tried_again(error)
         _give_back(active, kept)
     else:
-        end_attempts(attempt)
+        _take_unmet(attempt)
     return Result()
 
 
@@ -96,12 +96,11 @@ def _left_by_attempt(attempt: Scope, error: BaseException) -> _Left:
     # A plain call in flight may be recorded yet.
     vain = {number for number, each in inside.items() if number not in made and not each.effect}
     with active.lock:
-        unmet = {each.call.number: each for each in _unmet(attempt)}
-        record, kept = left_by(active, attempt.around[-1], {**unmet, **made}, error, vain)
+        unmet = [each for each in _unmet(attempt) if each.call.number not in made]
+        record, kept = left_by(active, attempt.around[-1], made, error, vain=vain, unmet=unmet)
     active.inner.forget(attempt.around, record.superseded if record is not None else ())
     for each in kept:
-        if each.call.number in made:
-            inside[each.call.number].flags = each.flags
+        inside[each.call.number].flags = each.flags
     return record, kept
 
 
@@ -110,7 +109,9 @@ def left_by(
     step: int,
     calls: Mapping[int, RecordedCall],
     error: BaseException | None,
+    *,
     vain: Iterable[int] = (),
+    unmet: Sequence[RecordedCall] = (),
 ) -> _Left:
     """Return what a failed attempt leaves; the pool then holds no call that it made in vain.
 
@@ -119,6 +120,7 @@ def left_by(
         calls: made or answered in it, by number.
         error: that it raised; ``None`` if the end of the run says what that was.
         vain: numbers of other calls that are to answer none.
+        unmet: calls of earlier attempts that it has not made: they go on to answer.
     """
     unwinding = active.unwinding
     failed = [n for n in unwinding.numbers(error) if n in calls]
@@ -128,7 +130,8 @@ def left_by(
         calls[number].retry = True
     for number in spent:
         calls[number].spent = True
-    numbers = tuple(sorted({*superseded(calls.values()), *vain}))
+    after = calls.keys() & superseded([*calls.values(), *unmet])
+    numbers = tuple(sorted(after.union(vain)))
     active.pool.drop(numbers)
     kept = [each for number, each in calls.items() if number not in numbers]
     if not (numbers or spent or handled):
@@ -177,16 +180,21 @@ def end_attempts(attempt: Scope) -> None:
 
     They answer no other call then, and side effects among them are reported.
     """
-    active, call = attempt.run, attempt.call
+    unmet, call = _take_unmet(attempt), attempt.call
+    done = [each.call for each in unmet if each.may_have_happened and not each.over]
+    if done and call is not None:
+        _warn_unmet(attempt.run, call, done)
+
+
+def _take_unmet(attempt: Scope) -> list[RecordedCall]:
+    active = attempt.run
     if attempt.attempt == 1 or not active.pool:
-        return
+        return []
     with active.lock:
         unmet = _unmet(attempt)
         active.pool.drop(each.call.number for each in unmet)
     attempt.inner.extend(each.call.number for each in unmet)
-    done = [each.call for each in unmet if each.may_have_happened and not each.over]
-    if done and call is not None:
-        _warn_unmet(active, call, done)
+    return unmet
 
 
 @reports

@@ -376,12 +376,18 @@ class ActiveRun:
                 older=lambda: identity.as_older(call),
             )
 
-    def take(self, recorded: RecordedCall) -> bool:
-        """Take a record out of the pool; return False if another task or thread was faster."""
+    def take(self, recorded: RecordedCall, around: tuple[int, ...]) -> bool:
+        """Take a record out of the pool; return False if another task or thread was faster.
+
+        Args:
+            around: the steps that make the call.
+        """
         with self.lock:
             if self.pool.get(recorded.call.number) is not recorded:
                 return False
-            self.pool.take(recorded)
+            inside = self.pool.take(recorded)
+        for each in inside if around else ():
+            self.inner.answered((*around, *each.call.around[len(recorded.call.around) :]), each)
         self.flows.moved()
         return True
 

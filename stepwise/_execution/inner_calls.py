@@ -65,7 +65,8 @@ class InnerCalls:
         inner.around, inner.flags = around, recorded.flags
         if len(call.around) == len(around):
             for mine, theirs in zip(around, call.around, strict=True):
-                self._continued.setdefault(mine, set()).add(theirs)
+                if mine != theirs:
+                    self._continued.setdefault(mine, set()).add(theirs)
 
     def wrote(self, around: tuple[int, ...], call: Call, number: int) -> None:
         """A record of a call inside a step was written."""

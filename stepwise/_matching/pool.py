@@ -372,15 +372,14 @@ class Pool:
         for number in numbers:
             self._remove(number)
 
-    def take(self, recorded: RecordedCall) -> None:
-        """Take a record out of the pool, with the records of the calls inside it."""
+    def take(self, recorded: RecordedCall) -> list[RecordedCall]:
+        """Take a record out of the pool, and return the calls inside it, which are taken, too."""
         self._remove(recorded.call.number)
         outcome = recorded.outcome
-        if outcome is not None and recorded.answers:
-            for number in outcome.inner:
-                self._remove(number)
+        inner = outcome.inner if outcome is not None and recorded.answers else ()
+        return [each for each in map(self._remove, inner) if each is not None]
 
-    def _remove(self, number: int) -> None:
+    def _remove(self, number: int) -> RecordedCall | None:
         recorded = self._unused.pop(number, None)
         self._covered.pop(number, None)
         if recorded is not None:
@@ -391,6 +390,7 @@ class Pool:
             arguments = self._by_arguments.get(call.name)
             if arguments is not None:
                 arguments.get(_arguments(call), OrderedDict()).pop(number, None)
+        return recorded
 
 
 def _arguments(call: Call) -> tuple[tuple[str, str], ...]:
