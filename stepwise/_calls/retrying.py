@@ -30,7 +30,9 @@ __all__ = ["admit_attempt", "end_attempts", "fail_attempt", "is_over", "left_by"
 _PATIENCE = 5.0  # seconds after which a retry says what it waits for
 
 
-def fail_attempt(attempt: Scope, error: BaseException, *, again: bool = False) -> Core:
+def fail_attempt(
+    attempt: Scope, error: BaseException, *, again: bool = False, by_host: bool = False
+) -> Core:
     """Record that an attempt failed, so far as that decides which calls answer the next one.
 
     Tasks and threads that it has left behind make no more calls.  Their side effects in flight are
@@ -40,6 +42,7 @@ def fail_attempt(attempt: Scope, error: BaseException, *, again: bool = False) -
     Args:
         attempt: the scope of its body.
         again: the next attempt follows in this process.
+        by_host: it is another call, which a host makes.
     """
     active, call = attempt.run, attempt.call
     if call is None or call.child:  # a child run has a journal of its own
@@ -59,7 +62,7 @@ def fail_attempt(attempt: Scope, error: BaseException, *, again: bool = False) -
             raise cancelled
     if again:
         active.unwinding.tried_again(error)
-        _give_back(active, kept)
+        _give_back(attempt, kept, 0 if by_host else call.number)
     else:
         _take_unmet(attempt)
     return Result()
@@ -166,12 +169,12 @@ def _unmet(attempt: Scope) -> list[RecordedCall]:
     return [each for each in attempt.run.pool.all if not steps.isdisjoint(each.call.around)]
 
 
-def _give_back(active: ActiveRun, kept: list[RecordedCall]) -> None:
-    """Let the calls that a failed attempt leaves answer those of the next one."""
+def _give_back(attempt: Scope, kept: list[RecordedCall], owner: int) -> None:
+    """Let the calls that a failed attempt leaves answer those of the next one, and no others."""
+    active = attempt.run
     with active.lock:
-        for each in kept:
-            if active.pool.get(each.call.number) is None:
-                active.pool.put_back(each)
+        for each in (*kept, *_unmet(attempt)):
+            active.pool.put_back(each, owner)
     active.flows.moved()
 
 

@@ -164,7 +164,8 @@ class ActiveRun:
         self.facts = facts
         self.secrets: Secrets = parent.secrets if parent is not None else secrets or Secrets()
         self.codec = codec.Codec(facts.codec, self.secrets)
-        self.pool = Pool()
+        self.subjects = Subjects(facts.run_id)
+        self.pool = Pool(state=self.subjects.state)
         self.parent = parent
         self.progress = Progress()
         self.flows = Flows()
@@ -193,7 +194,6 @@ class ActiveRun:
         self.cut_off: set[int] = set()  # calls that a crash cut off: they continue
         self.alive = 0.0  # when earlier attempts are known to have been alive, at last
         self.ordinals = Ordinals()
-        self.subjects = Subjects(facts.run_id)
         self.inbox = RunInbox(journal.store, journal.seal, facts.run_id, Taken())
         self.waits = Waits()
         self.suspension: tuple[RunWait, ...] | None = None  # what it waits for, once it suspends

@@ -93,6 +93,7 @@ class Pool:
         self.highest = 0  # serial number of a subject, or of what has no digest
         self._made: dict[tuple[str, str], list[Call]] = {}  # by subjects with parts of no digest
         self._covered: dict[int, int] = {}
+        self._owners: dict[int, int] = {}
         self.taken: set[tuple[str, str, int]] = set()  # names as counted, digests and ordinals
         self.children: set[str] = set()  # ids of child runs
         self.done: set[str] = set()  # beginnings of the names of branches that a host continues
@@ -315,6 +316,8 @@ class Pool:
         other = recorded.call
         if other.branch != call.branch or self._is_of_other_code(other, call):
             return False
+        if not self._is_owned(other, call):
+            return False
         # A call made inside a completed step answers only inside a step of that name, unless the
         # code around it was rearranged.
         return other.scope == call.scope or other.number not in self._covered
@@ -346,7 +349,7 @@ class Pool:
 
     def _may_be(self, recorded: RecordedCall, call: Call, caller: AnyCaller) -> bool:
         other = recorded.call
-        if other.branch != call.branch:
+        if other.branch != call.branch or not self._is_owned(other, call):
             return False
         if other.name == call.name and other.parts:
             if self._is_of_other_code(other, call) or not caller.accepts(other.serial):
@@ -361,8 +364,22 @@ class Pool:
         numbers = self._by_turn.get((call.name, call.branch, call.ordinal), ())
         return next((each for each in numbers if each not in self._covered), 0)
 
-    def put_back(self, recorded: RecordedCall) -> None:
-        """Put a record back into the pool: its caller is retried."""
+    def _is_owned(self, recorded: Call, call: Call) -> bool:
+        """Return whether a record is nobody's, or that of a retried step that makes the call."""
+        owner = self._owners.get(recorded.number) if self._owners else None
+        return owner is None or owner in call.around
+
+    def put_back(self, recorded: RecordedCall, owner: int = 0) -> None:
+        """Put a record back into the pool: its caller is retried.
+
+        Args:
+            owner: the step that is retried, and alone makes such a call; 0 for any.
+        """
+        number = recorded.call.number
+        if owner:
+            self._owners[number] = owner
+        if number in self._unused:
+            return
         self._unused[recorded.call.number] = recorded
         self._know(recorded.call)
         self._index(recorded)
@@ -382,6 +399,7 @@ class Pool:
     def _remove(self, number: int) -> RecordedCall | None:
         recorded = self._unused.pop(number, None)
         self._covered.pop(number, None)
+        self._owners.pop(number, None)
         if recorded is not None:
             call = recorded.call
             for index, key in self._keys(call):

@@ -285,7 +285,7 @@ class HostedRun(opening.OpenedRun):
         """
         scope = current_scope()
         assert scope is not None
-        (await adrive(fail_attempt(scope, error, again=True))).unwrap()
+        (await adrive(fail_attempt(scope, error, again=True, by_host=True))).unwrap()
         scope.inner.clear()
 
     def retry_loop(self, error: Exception | None) -> None:

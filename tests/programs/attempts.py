@@ -121,7 +121,7 @@ class Model:
                         raise Killed if kind == "kill" else Failed(name)
                     continue
                 result = count if kind == "plain" else value
-            self.met.add((kind, name))
+            self.met.update(names_in([[kind, name, *more]]))
             if known is None:
                 self.records.append((kind, name, result))
             if kind == "plain":
