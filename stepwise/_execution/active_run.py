@@ -376,7 +376,7 @@ class ActiveRun:
                 older=lambda: identity.as_older(call),
             )
 
-    def take(self, recorded: RecordedCall, around: tuple[int, ...]) -> bool:
+    def take(self, recorded: RecordedCall, around: tuple[int, ...] = ()) -> bool:
         """Take a record out of the pool; return False if another task or thread was faster.
 
         Args:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -86,7 +86,6 @@ __all__ = [
     "open_run",
     "place_of",
     "program_of",
-    "release_inner_calls",
     "run_here",
     "state_text",
     "step_of",
@@ -318,10 +317,8 @@ class HostedRun(opening.OpenedRun):
         finally:
             scope_variable.reset(token)
 
-    def give_back(self, numbers: Collection[int] = (), *, inside: int = 0) -> None:
-        """Let recorded calls answer again: these, and the calls made inside the call ``inside``."""
-        if not (numbers or inside):
-            return
+    def give_back(self, *, inside: int) -> None:
+        """Let the calls made inside the call of that number answer again."""
         active, journal = self.active, self.active.journal
         since = self.newest.start if self.newest is not None else Position()
         entries = [*read_entries(journal.store, journal.seal, journal.run_id, since)]
@@ -329,7 +326,7 @@ class HostedRun(opening.OpenedRun):
         within = (number for outcome in outcomes if outcome is not None for number in outcome.inner)
         known = Calls(entries).known
         with active.lock:
-            for recorded in filter(None, map(known.get, (*numbers, *within))):
+            for recorded in filter(None, map(known.get, within)):
                 active.pool.put_back(recorded)
 
     def count_anew(self, branch: str) -> None:
@@ -418,15 +415,6 @@ def call_number() -> int:
     """The number of the call that is being executed here; 0 if none is."""
     scope = current_scope()
     return scope.call.number if scope is not None and scope.call is not None else 0
-
-
-def release_inner_calls() -> list[int]:
-    """Return the calls made inside this failed attempt; they will answer those of the next one."""
-    scope = current_scope()
-    inner = list(scope.inner) if scope is not None else []
-    if scope is not None:
-        scope.inner.clear()
-    return inner
 
 
 # -- stores --------------------------------------------------------------------------------------
