@@ -318,8 +318,8 @@ def test_typing_extensions_are_for_the_type_checker():
 
 WRITERS = """
     _execution.account _execution.active_run _execution.outcomes _execution.steering
-    _calls.compensation _calls.doubt _calls.perform _calls.plain _calls.recording _calls.approvals
-    _calls.asking _calls.pauses _calls.streams _calls.waiting
+    _calls.compensation _calls.doubt _calls.perform _calls.plain _calls.recording
+    _calls.retrying _calls.approvals _calls.asking _calls.pauses _calls.streams _calls.waiting
     _runs.cancelling _runs.fork _runs.run _runs.settling _runs.verify
     _workflows.execute _workflows.host _workflows.opening _workflows.pieces _workflows.takeover
     testing.crashes

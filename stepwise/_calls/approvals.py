@@ -106,7 +106,9 @@ class ApprovedCall(Performance):
                 # Other tasks had their turn while the intent was written.
                 if match.verdict is Verdict.DOUBT:
                     raise active.stop(in_doubt(active, match.recorded[0]))
-                yield from record_settled(active, settled(active.codec, call, landed=False))
+                yield from record_settled(
+                    self.scope, call, settled(active.codec, call, landed=False)
+                )
             finally:
                 made.landed(call)
         return answer

@@ -18,10 +18,10 @@ from stepwise._calls.driver import (
     Attempt,
     Cancelled,
     Core,
+    Operation,
     Result,
     Sleep,
     Wait,
-    Write,
     cancelled_again,
 )
 from stepwise._calls.recording import (
@@ -33,7 +33,7 @@ from stepwise._calls.recording import (
 from stepwise._execution.active_run import ActiveRun, OpenStream, Scope
 from stepwise._execution.call_changes import Recorded, recordable, tell_untold
 from stepwise._execution.draining import let_go
-from stepwise._execution.location import Origin
+from stepwise._execution.location import Helper, Origin
 from stepwise._execution.other_tasks import others_alive, others_may_claim
 from stepwise._execution.outcomes import ShownValue, load_outcome, outcome, settled
 from stepwise._journal.projection import RecordedCall
@@ -78,7 +78,7 @@ DECORATED = "__stepwise_step__"
 PATIENCE = 1.0  # seconds without any change in the run after which a blocked call raises
 _NOTHING: Mapping[str, Any] = {}
 
-_Settling = Generator[Attempt | Write, Result, Result | None]
+_Settling = Generator[Operation, Result, Result | None]
 
 
 class Performer:
@@ -168,7 +168,12 @@ class Performance(NamedTuple):
         performer, scope, identity, bound, _, _ = self
         active = scope.run
         active.check(performer.name, scope.call, answered=True)
+        if active.inner.over:
+            from stepwise._calls.retrying import admit_attempt
+
+            admit_attempt(scope, performer.name)
         active.subjects.begin(identity, scope.around)
+        number = 0
         try:
             shown = performer.hiding.shown(bound, active.secrets)
             call, origin = active.begin(
@@ -196,6 +201,9 @@ class Performance(NamedTuple):
             yield READY
             yield from self._admit(recorded)
             call = active.number(call, recorded, performer.new_child)
+            number = call.number
+            if scope.around:
+                active.inner.begin(scope.around, call, recorded)
             if match.instead:
                 call = call._replace(instead=match.instead)
             identity.began(call.number)
@@ -204,6 +212,8 @@ class Performance(NamedTuple):
             raise self.out_of_memory(error) from error
         finally:
             active.subjects.end(identity)
+            if scope.around and number:
+                active.inner.land(scope.around, number)
 
     def out_of_memory(self, error: MemoryError) -> RunStopped:
         """Stop the run, whose call was being looked up or recorded; return the error to raise."""
@@ -326,7 +336,7 @@ class Performance(NamedTuple):
                         return match._replace(instead=instead)
                     verdict = Verdict.ANSWER if same.answers else Verdict.AGAIN
                     match = Match(verdict, (same,))
-                if active.take(match.recorded[0]):
+                if active.take(match.recorded[0], self.scope.around):
                     active.subjects.met(identity, match.recorded[0].call)
                     return match
         finally:
@@ -440,11 +450,12 @@ class Performance(NamedTuple):
                 kind=self.performer.returns,
                 is_open=recorded.outcome is None,
             )
-            yield from record_settled(active, landed)
+            yield from record_settled(self.scope, call, landed)
             active.answered(self.scope, recorded)
             return Result(answer.value)
         if _is(answer, DidNotHappen):
-            yield from record_settled(active, settled(active.codec, call, landed=False))
+            no = settled(active.codec, call, landed=False)
+            yield from record_settled(self.scope, call, no)
             return None
         if _is(answer, Inconclusive):
             why = f"{call.name} was started, and its reconcile could not tell whether it happened"
@@ -465,13 +476,17 @@ class Performance(NamedTuple):
         attempts: Attempts | None = None  # until one has failed
         number, awaited = 1, ""
         while True:
-            inner = inner or Scope(active, call, around, number, [], scope.branch)
+            inner = inner or Scope(active, call, around, number, [], scope.branch, scope)
             result = yield Attempt(
                 function, args, kwargs, inner, call.name, performer.timeout, performer.kind
             )
             awaited = result.awaited or awaited
             if result.error is None:
                 looked = active.look(scope, result.value)
+                if number > 1:
+                    from stepwise._calls.retrying import end_attempts  # on use: few steps fail
+
+                    end_attempts(inner)
                 try:
                     record = self._completed(call, result.value, inner)
                 except NotRecordableError as error:
@@ -485,8 +500,10 @@ class Performance(NamedTuple):
                     )
                     return result
             assert result.error is not None
+            from stepwise._calls.retrying import fail_attempt, is_over  # on use
+
             clean = isinstance(result.error, performer.fails_cleanly)
-            may_repeat = not call.effect or clean or performer.idempotent
+            may_repeat = (not call.effect or clean or performer.idempotent) and not is_over(scope)
             attempts = attempts or performer.attempts()
             delay = None
             try:
@@ -499,20 +516,28 @@ class Performance(NamedTuple):
                     _tell_failure(active, call, result.error)
                     active.account.cut_off |= not isinstance(result.error, (Exception, RunStopped))
                 elif delay is None:
-                    child = performer.child_spent(call) if call.child else None
-                    yield from record_failure(
-                        scope,
-                        inner,
-                        result,
-                        self._changes(call),
-                        clean=clean,
-                        helper=helper,
-                        child=child,
-                    )
+                    yield from self._failed(inner, result, helper, clean=clean)
             if delay is None:
                 return result
+            yield from fail_attempt(inner, result.error, again=True)
             number, inner = attempts.number, None
             yield from self._rest(call, delay)
+
+    def _failed(
+        self, inner: Scope, result: Result, helper: Helper | None, *, clean: bool
+    ) -> Generator[Any, Result, None]:
+        """Record that the last attempt of a call raised."""
+        call = inner.call
+        assert call is not None
+        yield from record_failure(
+            self.scope,
+            inner,
+            result,
+            self._changes(call),
+            clean=clean,
+            helper=helper,
+            child=self.performer.child_spent(call) if call.child else None,
+        )
 
     def _rest(self, call: Call, seconds: float) -> Generator[Any, Result, None]:
         """Wait between two attempts: meanwhile the call is not in flight."""
@@ -562,6 +587,7 @@ class Performance(NamedTuple):
 def land(active: ActiveRun, number: int) -> None:
     """See :meth:`Performance.landed`."""
     active.in_flight.pop(number, None)
+    active.inner.end(number)
     active.account.left(number)
     if sigterms.draining:
         let_go(active, later=True)

@@ -173,12 +173,12 @@ def _begin(
     site, place, _, _ = origin
     facts = (
         journal.next_call(), name, step.module, digest, ordinal, "", None, place, site, shown,
-        effect, key, "", began, branch, 0, parts, 0, step.code,
+        effect, key, "", began, branch, 0, parts, 0, step.code, scope.around,
     )  # fmt: skip
     made = tuple.__new__(Call, facts)  # the constructor is a Python function
     if active.pool.taken:
         made = apart(made, active.run_id, active.facts.undone, active.pool.taken)
-    inner = tuple.__new__(Scope, (active, made, (*scope.around, made.number), 1, [], branch))
+    inner = tuple.__new__(Scope, (active, made, (*scope.around, made.number), 1, [], branch, scope))
     return made, origin, inner, bound
 
 
@@ -198,6 +198,7 @@ def _is_usual(active: ActiveRun, scope: Scope, *, hosted: bool) -> bool:
         and (active.waiter is None or not active.waiter.cancelled())
         and not active.pool
         and not active.streams
+        and not (active.inner.over and id(scope.inner) in active.inner.over)
         and active.secrets.are_none
         and not active.account.limited
         and active.unwinding.is_quiet

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from stepwise._calls.driver import Result, Write, written
-from stepwise._execution.active_run import ActiveRun, Scope
+from stepwise._calls.driver import Operation, Result, Write, written
+from stepwise._execution.active_run import Scope
 from stepwise._execution.call_changes import Recorded
 from stepwise._execution.location import Helper
 from stepwise._execution.outcomes import outcome
@@ -25,7 +25,7 @@ from stepwise.errors import NotRecordableError, RunStopped
 
 __all__ = ["record_failure", "record_intent", "record_outcome", "record_settled"]
 
-Recording = Generator[Write, Result, None]
+Recording = Generator[Operation, Result, None]
 
 
 def record_intent(scope: Scope, call: Call, arguments: Encoded | None, ticket: str) -> Recording:
@@ -35,7 +35,10 @@ def record_intent(scope: Scope, call: Call, arguments: Encoded | None, ticket: s
         CancelledError: the caller was cancelled meanwhile; the call is recorded as not made.
     """
     active, (payload, form) = scope.run, arguments if arguments is not None else (b"", None)
-    _, cancelled = written(active, (yield Write(active, (Intent(call, form, ticket), payload))))
+    write = Write(active, (Intent(call, form, ticket), payload))
+    number, cancelled = written(active, (yield write))
+    if scope.around:
+        active.inner.wrote(scope.around, call, number)
     if cancelled is not None:
         record = outcome(
             active.codec, call, "cancelled", cancelled, inner=(), attempts=0, clean=True
@@ -82,10 +85,12 @@ def record_outcome(
         raise cancelled from (error if record.status == "failed" else None)
 
 
-def record_settled(active: ActiveRun, settled: tuple[Settled, Data]) -> Recording:
+def record_settled(scope: Scope, call: Call, settled: tuple[Settled, Data]) -> Recording:
     """Record the answer of a ``reconcile`` function, or the decision to skip."""
-    _, cancelled = written(active, (yield Write(active, settled)))
-    active.account.settled(settled[0])
+    number, cancelled = written(scope.run, (yield Write(scope.run, settled)))
+    scope.run.account.settled(settled[0])
+    if scope.around:
+        scope.run.inner.wrote(scope.around, call, number)
     if cancelled is not None:
         raise cancelled
 
@@ -119,6 +124,10 @@ def record_failure(
     else:
         cancelled = asyncio_state.is_cancellation(error) or active.steering.ending(error)
         status: StepStatus = "cancelled" if cancelled else "failed"
+        if status == "failed":
+            from stepwise._calls.retrying import fail_attempt  # on use
+
+            yield from fail_attempt(inner, error)
         try:
             record = outcome(
                 active.codec,

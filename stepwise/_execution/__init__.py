@@ -3,6 +3,6 @@
 The modules, each importing only from those before it::
 
     reloading process_memory registry failures location contents call_changes
-    outcomes inputs concurrency waits cleanup steering surfacing budget account active_run draining
-    other_tasks suspension outside watching viewer
+    outcomes inputs concurrency waits cleanup steering surfacing budget account inner_calls
+    active_run draining other_tasks suspension outside watching viewer
 """

@@ -21,6 +21,7 @@ from stepwise._execution import outcomes
 from stepwise._execution.account import Account
 from stepwise._execution.concurrency import Flows, Unawaited
 from stepwise._execution.failures import Unwinding
+from stepwise._execution.inner_calls import InnerCalls
 from stepwise._execution.location import Helper, Locator, Origin, WatchesSteps
 from stepwise._execution.steering import Steering
 from stepwise._execution.surfacing import Surfacing
@@ -68,6 +69,7 @@ class Scope(NamedTuple):
         attempt: of the step, from 1.
         inner: numbers of the calls made or answered inside it.
         branch: see :class:`Call`.
+        outer: the position of the call around it.
     """
 
     run: ActiveRun
@@ -76,6 +78,7 @@ class Scope(NamedTuple):
     attempt: int = 1
     inner: list[int] = []  # noqa: RUF012
     branch: str = ""
+    outer: Scope | None = None
 
 
 _ENDED: dict[StepStatus, Kind] = {
@@ -190,6 +193,7 @@ class ActiveRun:
         self.idle = 0  # tasks that only wait for others of the run: the walk through a graph
         self.locator = locator
         self.streams: dict[int, OpenStream] = {}  # open, or left and not recorded yet; by call
+        self.inner = InnerCalls()
         self.cut_off: set[int] = set()  # calls that a crash cut off: they continue
         self.alive = 0.0  # when earlier attempts are known to have been alive, at last
         self.ordinals = Ordinals()
@@ -326,6 +330,7 @@ class ActiveRun:
                 stream.leave()
         handled = self.unwinding.gone_on()
         if handled:
+            self.inner.handled(handled)
             self.write((Handled(handled, time.time()), b""), durable=False)
 
     def begin(
@@ -369,6 +374,7 @@ class ActiveRun:
             identity.parts,
             0,
             code,
+            scope.around,
         ), origin
 
     def match(
@@ -389,12 +395,18 @@ class ActiveRun:
                 older=lambda: identity.as_older(call),
             )
 
-    def take(self, recorded: RecordedCall) -> bool:
-        """Take a record out of the pool; return False if another task or thread was faster."""
+    def take(self, recorded: RecordedCall, around: tuple[int, ...] = ()) -> bool:
+        """Take a record out of the pool; return False if another task or thread was faster.
+
+        Args:
+            around: the steps that make the call.
+        """
         with self.lock:
             if self.pool.get(recorded.call.number) is not recorded:
                 return False
-            self.pool.take(recorded)
+            inside = self.pool.take(recorded)
+        for each in inside if around else ():
+            self.inner.answered((*around, *each.call.around[len(recorded.call.around) :]), each)
         self.flows.moved()
         return True
 
@@ -406,6 +418,8 @@ class ActiveRun:
             frame.recorded(recorded.entry.number, recorded.entry.record, looked)
         inner = outcome.inner if outcome is not None else ()
         self._note(scope, recorded.call.number, inner)
+        if scope.around:
+            self.inner.answered(scope.around, recorded)
         took = max(0.0, outcome.at - recorded.call.at) if outcome is not None else None
         usage = outcome.usage if outcome is not None else None
         with self.lock:
@@ -489,6 +503,8 @@ class ActiveRun:
         if frame is not None:
             frame.recorded(number, outcome, looked)
         self._note(scope, call.number, outcome.inner)
+        if scope.around:
+            self.inner.wrote(scope.around, call, number)
         took, is_wait = outcome.at - call.at, call.is_wait
         with self.lock:
             self.progress.executed += 1

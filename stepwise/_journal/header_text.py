@@ -71,7 +71,7 @@ def _call_text(call: Call) -> str:
 def _made_call_text(call: Call) -> str:
     (
         number, name, module, digest, ordinal, scope, unwinding, place, site, arguments,
-        effect, key, child, began, branch, serial, parts, instead, code,
+        effect, key, child, began, branch, serial, parts, instead, code, around,
     ) = call  # fmt: skip
     callee, where = _constant_texts(name, module, scope, unwinding, place, site)
     kind = 'false,"",""'
@@ -82,7 +82,7 @@ def _made_call_text(call: Call) -> str:
         f"[{number},{callee},{quoted(digest)},{ordinal},{where},{quoted(arguments)},{kind},"
         f"{repr(began) if isfinite(began) else to_json(began)},"
         f"{quoted(branch) if branch else _EMPTY},{serial},{{{texts}}},{instead},"
-        f"{quoted(code) if code else _EMPTY}]"
+        f"{quoted(code) if code else _EMPTY},{list_text(around)}]"
     )
 
 

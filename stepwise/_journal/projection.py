@@ -14,6 +14,7 @@ from stepwise._journal.records import (
     KINDS,
     SUBMITTED,
     Answered,
+    AttemptFailed,
     Call,
     Cancelling,
     Compensated,
@@ -215,6 +216,7 @@ class Calls(Projection):
         known: the calls that count, by number.
         rulings: what people said of stopped calls; the last word counts.
         changing: the outcomes of calls that changed what tells them from others.
+        superseded: the numbers of calls that a failed attempt has made in vain: they answer none.
         undone: something was undone since the last attempt began.
     """
 
@@ -224,6 +226,7 @@ class Calls(Projection):
         self.known: dict[int, RecordedCall] = {}
         self.rulings: dict[CallKey, Ruling] = {}
         self.changing: list[Outcome] = []
+        self.superseded: set[int] = set()
         self.undone = False
         self._before_end: list[tuple[RecordedCall, Flags]] = []
         for entry in entries:
@@ -260,6 +263,13 @@ class Calls(Projection):
         if call.unwinding and call.unwinding in self.known:
             self.known[call.unwinding].handled = True
         self.known[call.number] = RecordedCall(call, status, entry, entry)
+
+    def on_attemptfailed(self, entry: Entry, record: AttemptFailed) -> None:
+        self.superseded.update(record.superseded)  # some of them may end later
+        for call in self._those(record.retry):
+            call.retry = True
+        for call in self._those(record.spent):
+            call.spent = True
 
     def on_handled(self, entry: Entry, record: Handled) -> None:
         for call in self._those(record.numbers):

@@ -16,6 +16,7 @@ __all__ = [
     "KINDS",
     "WAITS",
     "Answered",
+    "AttemptFailed",
     "Call",
     "Cancelling",
     "Compensated",
@@ -83,6 +84,7 @@ class Call(NamedTuple):
         parts: short digests of what tells the call from others, by name; see ``parts``.
         instead: number of the recorded call of its name and ordinal, which did not answer it.
         code: fingerprint of the function's body, its own name left out; empty if it has none.
+        around: numbers of the steps that were executing it, the outermost first.
     """
 
     number: int
@@ -104,6 +106,7 @@ class Call(NamedTuple):
     parts: Mapping[str, str] = _NOTHING
     instead: int = 0
     code: str = ""
+    around: tuple[int, ...] = ()
 
     @property
     def is_wait(self) -> bool:
@@ -348,6 +351,22 @@ class Outcome(NamedTuple):
     spent: Mapping[str, float] = _NO_USAGE
 
 
+class AttemptFailed(NamedTuple):
+    """An attempt of a step failed after it had made calls, which is what its retry starts from.
+
+    Args:
+        number: of the step's call; 0 for the step loop of an agent.
+        superseded: plain calls that the next attempt makes again: those after the last side effect.
+        retry, spent: as of :class:`Ended`.
+    """
+
+    number: int
+    superseded: tuple[int, ...] = ()
+    retry: tuple[int, ...] = ()
+    spent: tuple[int, ...] = ()
+    at: float = 0.0
+
+
 class Handled(NamedTuple):
     """The workflow went on after these failed or cancelled calls: that is their outcome."""
 
@@ -501,6 +520,7 @@ Record = (
     | Answered
     | Refused
     | Outcome
+    | AttemptFailed
     | Handled
     | Settled
     | Stopped
@@ -651,6 +671,7 @@ _TUPLES = {
     for cls in KINDS.values()
 }
 _OF_CALLS = (*_STATES, Stopped, Ruled)
+_AROUND = Call._fields.index("around")  # the last one
 
 
 def to_header(record: Record) -> list[Any]:
@@ -668,7 +689,7 @@ def from_header(header: list[Any] | dict[str, Any]) -> Record:
     cls = KINDS[header[0]]
     facts = header[1 : 1 + len(cls._fields)]
     if cls in _OF_CALLS:
-        facts[0] = Call(*facts[0][: len(Call._fields)])
+        facts[0] = Call(*facts[0][:_AROUND], *map(tuple, facts[0][_AROUND : _AROUND + 1]))
     for place in _TUPLES[cls]:
         if place < len(facts):
             facts[place] = (*facts[place],)  # JSON has lists only

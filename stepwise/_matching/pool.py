@@ -108,18 +108,24 @@ class Pool:
         self.highest = 0  # serial number of a subject, or of what has no digest
         self._made: dict[tuple[str, str], list[Call]] = {}  # by subjects with parts of no digest
         self._covered: dict[int, int] = {}
+        self._owners: dict[int, int] = {}
         self.taken: set[tuple[str, str, int]] = set()  # names as counted, digests and ordinals
         self.children: set[str] = set()  # ids of child runs
         self.done: set[str] = set()  # beginnings of the names of branches that a host continues
+        for recorded in calls:
+            self._know(recorded.call)
+        for number in calls.superseded:
+            self._unused.pop(number, None)
         for recorded in self._unused.values():
             self._index(recorded)
-            call = recorded.call
-            self.taken.add((counted_as(call.name, call.branch), call.digest, call.ordinal))
-            self.children.add(call.child)
-            unknown = unknown_in(call.parts)
-            self.highest = max(self.highest, call.serial, *chain(*unknown.values()))
-            if unknown:
-                self._made.setdefault((call.name, call.digest), []).append(call)
+
+    def _know(self, call: Call) -> None:
+        self.taken.add((counted_as(call.name, call.branch), call.digest, call.ordinal))
+        self.children.add(call.child)
+        unknown = unknown_in(call.parts)
+        self.highest = max(self.highest, call.serial, *chain(*unknown.values()))
+        if unknown:
+            self._made.setdefault((call.name, call.digest), []).append(call)
 
     def __len__(self) -> int:
         return len(self._unused)
@@ -370,6 +376,8 @@ class Pool:
         other = recorded.call
         if other.branch != call.branch or self._is_of_other_code(other, call):
             return False
+        if not self._is_owned(other, call):
+            return False
         # A call made inside a completed step answers only inside a step of that name, unless the
         # code around it was rearranged.
         return other.scope == call.scope or not self._is_covered(other.number, call)
@@ -430,7 +438,7 @@ class Pool:
 
     def _may_be(self, recorded: RecordedCall, call: Call, caller: AnyCaller) -> bool:
         other = recorded.call
-        if other.branch != call.branch:
+        if other.branch != call.branch or not self._is_owned(other, call):
             return False
         if other.name == call.name and other.parts:
             if self._is_of_other_code(other, call) or not caller.accepts(other.serial):
@@ -445,22 +453,42 @@ class Pool:
         numbers = self._by_turn.get((call.name, call.branch, call.ordinal), ())
         return next((each for each in numbers if each not in self._covered), 0)
 
-    def put_back(self, recorded: RecordedCall) -> None:
-        """Put a record back into the pool: its caller is retried."""
+    def _is_owned(self, recorded: Call, call: Call) -> bool:
+        """Return whether a record is nobody's, or that of a retried step that makes the call."""
+        owner = self._owners.get(recorded.number) if self._owners else None
+        return owner is None or owner in call.around
+
+    def put_back(self, recorded: RecordedCall, owner: int = 0) -> None:
+        """Put a record back into the pool: its caller is retried.
+
+        Args:
+            owner: the step that is retried, and alone makes such a call; 0 for any.
+        """
+        number = recorded.call.number
+        if owner:
+            self._owners[number] = owner
+        if number in self._unused:
+            return
         self._unused[recorded.call.number] = recorded
+        self._know(recorded.call)
         self._index(recorded)
 
-    def take(self, recorded: RecordedCall) -> None:
-        """Take a record out of the pool, with the records of the calls inside it."""
+    def drop(self, numbers: Iterable[int]) -> None:
+        """Take records out of the pool that are to answer no call."""
+        for number in numbers:
+            self._remove(number)
+
+    def take(self, recorded: RecordedCall) -> list[RecordedCall]:
+        """Take a record out of the pool, and return the calls inside it, which are taken, too."""
         self._remove(recorded.call.number)
         outcome = recorded.outcome
-        if outcome is not None and recorded.answers:
-            for number in outcome.inner:
-                self._remove(number)
+        inner = outcome.inner if outcome is not None and recorded.answers else ()
+        return [each for each in map(self._remove, inner) if each is not None]
 
-    def _remove(self, number: int) -> None:
+    def _remove(self, number: int) -> RecordedCall | None:
         recorded = self._unused.pop(number, None)
         self._covered.pop(number, None)
+        self._owners.pop(number, None)
         if recorded is not None:
             call = recorded.call
             for index, key in self._keys(call):
@@ -472,6 +500,7 @@ class Pool:
             arguments = self._by_arguments.get(call.name)
             if arguments is not None:
                 arguments.get(_arguments(call), OrderedDict()).pop(number, None)
+        return recorded
 
 
 def _arguments(call: Call) -> tuple[tuple[str, str], ...]:

@@ -11,17 +11,18 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 from stepwise._calls import plain
-from stepwise._calls.async_driver import aresume
+from stepwise._calls.async_driver import adrive, aresume
 from stepwise._calls.driver import Result, start
+from stepwise._calls.retrying import fail_attempt, left_by
 from stepwise._calls.steps import Step, step_of, steps_around
 from stepwise._checkpoints.checkpoints import Retention, State
 from stepwise._checkpoints.checkpoints import header_text as state_text
-from stepwise._execution.active_run import ActiveRun, Scope, branches, current_scope
+from stepwise._execution.active_run import ActiveRun, Scope, branches, current_scope, scope_variable
 from stepwise._execution.failures import Unwinding
 from stepwise._execution.outcomes import ShownValue
 from stepwise._execution.outside import warn_if_unseen
@@ -85,7 +86,6 @@ __all__ = [
     "open_run",
     "place_of",
     "program_of",
-    "release_inner_calls",
     "run_here",
     "state_text",
     "step_of",
@@ -270,10 +270,6 @@ class HostedRun(opening.OpenedRun):
         )
         notice(f"{self.run_id} {told}")
 
-    def forget_failures(self) -> None:
-        """Begin anew after a failure: earlier exceptions no longer count."""
-        self.active.unwinding = Unwinding(self.run_id)
-
     # -- its calls -------------------------------------------------------------------------------
 
     def retry_calls(self, *numbers: int) -> None:
@@ -281,15 +277,48 @@ class HostedRun(opening.OpenedRun):
         if numbers:
             self.active.write((Forgotten(numbers, time.time()), b""), durable=False)
 
-    def retry_attempt(self, error: Exception) -> list[int]:
-        """Note that the call in progress failed and is retried; see `release_inner_calls`."""
-        self.active.unwinding.tried_again(error)
-        return release_inner_calls()
+    async def retry_attempt(self, error: Exception) -> None:
+        """Note that the call in progress failed, and another call retries it.
 
-    def give_back(self, numbers: Collection[int] = (), *, inside: int = 0) -> None:
-        """Let recorded calls answer again: these, and the calls made inside the call ``inside``."""
-        if not (numbers or inside):
-            return
+        What it has called answers that call, as it answers the retry of a step.
+        """
+        scope = current_scope()
+        assert scope is not None
+        (await adrive(fail_attempt(scope, error, again=True, by_host=True))).unwrap()
+        scope.inner.clear()
+
+    def retry_loop(self, error: Exception | None) -> None:
+        """Note that the body failed and runs again from where the run resumes: it is one attempt.
+
+        Args:
+            error: that it raised; ``None`` in an earlier process, if it did.
+        """
+        active = self.active
+        if error is None and active.facts.status != "failed":
+            return  # it was cut off
+        with active.lock:
+            calls = {each.call.number: each for each in active.pool.all}
+            record, _ = left_by(active, 0, calls, error)
+        if record is not None:
+            active.write((record, b""))
+        active.unwinding = Unwinding(self.run_id)  # earlier exceptions no longer count
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Execute one of several attempts of the body; after it failed, its tasks make no calls."""
+        active = self.active
+        scope = Scope(active, inner=[])
+        token = scope_variable.set(scope)
+        try:
+            yield
+        except Exception:
+            active.inner.over[id(scope.inner)] = scope.inner
+            raise
+        finally:
+            scope_variable.reset(token)
+
+    def give_back(self, *, inside: int) -> None:
+        """Let the calls made inside the call of that number answer again."""
         active, journal = self.active, self.active.journal
         since = self.newest.start if self.newest is not None else Position()
         entries = [*read_entries(journal.store, journal.seal, journal.run_id, since)]
@@ -297,7 +326,7 @@ class HostedRun(opening.OpenedRun):
         within = (number for outcome in outcomes if outcome is not None for number in outcome.inner)
         known = Calls(entries).known
         with active.lock:
-            for recorded in filter(None, map(known.get, (*numbers, *within))):
+            for recorded in filter(None, map(known.get, within)):
                 active.pool.put_back(recorded)
 
     def count_anew(self, branch: str) -> None:
@@ -347,7 +376,7 @@ async def call(
     scope = current_scope()
     assert scope is not None
     if branch:
-        scope = Scope(*scope[:-1], branch)
+        scope = scope._replace(branch=branch)
     if step.awaits and instance is None and not only_recorded:
         ending = await plain.acall(step, scope, args, kwargs, hosted=True)
         if ending is not None:
@@ -386,15 +415,6 @@ def call_number() -> int:
     """The number of the call that is being executed here; 0 if none is."""
     scope = current_scope()
     return scope.call.number if scope is not None and scope.call is not None else 0
-
-
-def release_inner_calls() -> list[int]:
-    """Return the calls made inside this failed attempt; they will answer those of the next one."""
-    scope = current_scope()
-    inner = list(scope.inner) if scope is not None else []
-    if scope is not None:
-        scope.inner.clear()
-    return inner
 
 
 # -- stores --------------------------------------------------------------------------------------

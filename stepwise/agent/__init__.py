@@ -258,27 +258,32 @@ class _Recoveries:
         try:
             while True:
                 try:
-                    return await agent._run_from_checkpoint(checkpoint, self._task)
+                    with self._run.attempt():
+                        return await agent._run_from_checkpoint(checkpoint, self._task)
                 except _MISTAKES:
                     raise
                 except Exception as error:
                     if self._run.interrupted or agent.recovery_count >= agent.max_recoveries:
                         raise
                     agent.recovery_count += 1
-                    told = f"{type(error).__name__}: {error_text(error)}"
-                checkpoint = self._recover(told)
+                    failure = error
+                checkpoint = self._recover(failure)
         finally:
             _recoveries.reset(token)
 
-    def _recover(self, why: str = "") -> Checkpoint | None:
-        """Move to the newest checkpoint; records after it answer the calls."""
+    def _recover(self, error: Exception | None = None) -> Checkpoint | None:
+        """Move to the newest checkpoint; records after it answer the calls.
+
+        After an exception, the plain calls since the last side effect are made again.
+        """
         run = self._run
         checkpoint = run.resume_at_newest(self._agent.store._newest_first(self.run_id), "step")
         if checkpoint is None:
             run.resume_from_start()
-        run.forget_failures()
+        run.retry_loop(error)
         self.recovered_from = checkpoint.step_number if checkpoint is not None else 0
-        told = f"recovers at step {self.recovered_from}{f' from {why}' if why else ''}"
+        why = f" from {type(error).__name__}: {error_text(error)}" if error is not None else ""
+        told = f"recovers at step {self.recovered_from}{why}"
         run.record_resumed(told, self.recovered_from)
         return checkpoint
 

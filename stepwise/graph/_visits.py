@@ -48,13 +48,11 @@ class _Visit:
     Attributes:
         answer: of a human, at a pause.
         error: of the last attempt, if this process made it.
-        inner: the calls that it had made.
     """
 
     def __init__(self, node: Node, token: Token, answer: Written | None = None) -> None:
         self.node, self.token, self.answer = node, token, answer
         self.error: Exception | None = None
-        self.inner: list[int] = []
 
     @cached_property
     def attempts(self) -> Attempts:
@@ -130,10 +128,9 @@ class Visits:
                 raise NodeFailedError(error, calls)
             self.retries[name] = self.retries.get(name, 0) + 1
             if self._run is not None:
-                self._run.give_back(visit.inner)
                 self._run.count_anew(token.key)
             await asyncio.sleep(max(0.0, record["until"] - time.time()))
-            visit.error, visit.inner = None, []
+            visit.error = None
             failed, record = record, await self._attempt(token, len(calls) + 1)
             costs = {cost: failed[cost] + record[cost] for cost in ("tokens", "ms")}
             record = {**record, **costs}  # failed attempts count, too
@@ -181,7 +178,7 @@ class Visits:
         except Exception as error:
             if self._run is not None and self._run.interrupted:
                 raise
-            return self._failed(opened, error, attempt, memory, begun)
+            return await self._failed(opened, error, attempt, memory, begun)
         if isinstance(value, Mapping):
             memory.update(value)
         elif value is not None:
@@ -228,7 +225,7 @@ class Visits:
 
     # -- failures --------------------------------------------------------------------------------
 
-    def _failed(
+    async def _failed(
         self, visit: _Visit, error: Exception, attempt: int, memory: Memory, begun: float
     ) -> Written:
         delay = visit.attempts.next_delay(error)
@@ -244,8 +241,8 @@ class Visits:
         if run is not None:
             encoded = run.codec.encode_error(error)
             record["raised"], record["call"] = (encoded.data, encoded.form), host.call_number()
-            if not record["next"]:  # retried, with the recorded results of its tools
-                visit.inner = run.retry_attempt(error)
+            if not record["next"]:  # retried: what its tools have done is done
+                await run.retry_attempt(error)
         return record
 
     def _met_again(self, visit: _Visit, record: Written) -> Exception:

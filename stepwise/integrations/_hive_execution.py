@@ -392,8 +392,8 @@ class HiveExecution:
         at.ctx.memory = noted = _NodeMemory(memory)
         try:
             result = await at.node.execute(at.ctx)
-        except Exception:
-            host.release_inner_calls()  # what its tools returned answers the next attempt
+        except Exception as error:
+            await self._run.retry_attempt(error)  # what its tools have done is done
             raise
         finally:
             at.ctx.memory = memory
@@ -401,8 +401,9 @@ class HiveExecution:
         if self.stopped is not None:
             raise self.stopped
         if not result.success:
-            host.release_inner_calls()
-            raise _Failed(result)
+            failure = _Failed(result)
+            await self._run.retry_attempt(failure)
+            raise failure
         return {"result": result, "written": noted._self_written, "call": at.number}
 
 
