@@ -9,7 +9,7 @@ from typing import Any
 
 from stepwise.errors import ConfigurationError
 
-__all__ = ["field", "fields_of", "identity", "is_client", "is_foreign"]
+__all__ = ["field", "fields_of", "has_key", "identity", "is_client", "is_foreign"]
 
 _SCALARS = (str, int, float, bool, bytes, complex, type(None))
 _ADDRESS = " at 0x"  # in the repr of an object that has none of its own
@@ -50,6 +50,8 @@ _SDK = frozenset(
     )
 )
 """Clients that hold nothing but what they are made with; a session has cookies and headers."""
+
+_HTTP = frozenset(("httpx.Client", "httpx.AsyncClient"))
 
 
 def identity(cls: type, *, fields: Iterable[str]) -> None:
@@ -120,6 +122,13 @@ def is_client(cls: type) -> bool:
     """Return whether a class is an SDK's client, which can be made again without loss."""
     root = cls.__module__.partition(".")[0]
     return any(f"{root}.{base.__qualname__}" in _SDK for base in cls.__mro__)
+
+
+@functools.lru_cache(maxsize=1000)
+def has_key(cls: type) -> bool:
+    """Return whether objects of a class are clients, or derived from one, which may hold a key."""
+    names = {f"{base.__module__.partition('.')[0]}.{base.__qualname__}" for base in cls.__mro__}
+    return not names.isdisjoint(_SDK | _HTTP)
 
 
 @functools.lru_cache(maxsize=4096)

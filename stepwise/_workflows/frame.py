@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from operator import itemgetter
 from types import CodeType
 from typing import Any
 
 from stepwise._checkpoints.checkpoints import Checkpoints, Loaded, State
+from stepwise._checkpoints.given import root_of
 from stepwise._checkpoints.references import HEAVY, References
 from stepwise._checkpoints.resources import LetGo, is_reenterable
 from stepwise._checkpoints.stored_values import Looked
@@ -31,6 +33,7 @@ from stepwise._runtime.limits import stopped
 from stepwise._runtime.messages import file_name, reports
 from stepwise._values.buffers import Data
 from stepwise._values.preview import error_text
+from stepwise._values.synchronizers import is_synchronizer, lock_of
 from stepwise._workflows import usual_save
 from stepwise._workflows.complaints import Complaints, why_shut
 from stepwise._workflows.definition import BoundCall
@@ -88,6 +91,7 @@ class WorkflowFrame(Frame):
         "guessed",
         "guesses",
         "helped",
+        "inside",
         "known",
         "last",
         "loaded",
@@ -135,6 +139,7 @@ class WorkflowFrame(Frame):
         self.references = References(self.known)
         self.module = ModuleState(active, rewritten.function, rewritten.assigned)
         self.managers: dict[int, tuple[int, str]] = {}  # steps done before; why it stays shut
+        self.inside: dict[tuple[int, int], Any] = {}  # locks that ``with`` statements entered
         self.complaints = Complaints(active, self.file, rewritten)
         # By what they depend on: see _state() and _state_of().
         self.prefixes: dict[tuple[int, int], tuple[list[str], str | None]] = {}
@@ -168,7 +173,7 @@ class WorkflowFrame(Frame):
         self.around = Surroundings.of(
             function, captured, callee.bound, callee.instance, callee.secret
         )
-        self.around.note_assigned(rewritten.stored)
+        self.around.stored = frozenset(name.rpartition(".")[2] for name in rewritten.stored)
         self.around.references = self.references
         self.around.subjects = self.active.subjects
         if self.active.progress.resumed_from == 0:
@@ -303,6 +308,7 @@ class WorkflowFrame(Frame):
             if tells:
                 self.complaints.skipped(point.line)
             return
+        self.around.entered = self._entered(point)
         payload = self._pickled(kept, point, tells=tells)
         if payload is None:
             return
@@ -420,10 +426,7 @@ class WorkflowFrame(Frame):
                     self.complaints.unpicklable(error, point.line)
                 return False
         # A value that did not pickle the last time and is still there will not pickle now.
-        culprits = self.complaints.culprits
-        return not culprits or all(
-            values.get(name) is not value for name, value in culprits.items()
-        )
+        return not self.complaints.is_still_there({**self.around.arguments, **values})
 
     def _pickled(self, values: dict[str, Any], point: Point, *, tells: bool) -> Data | None:
         """Return the pickled variables; ``None`` if that cannot be done, which is reported."""
@@ -476,12 +479,12 @@ class WorkflowFrame(Frame):
         except UnpicklableError as error:
             # Values bound by a ``with`` that has ended (a closed file, a client) are dropped.
             over = {name for each in self.rewritten.withs for name in each.released}
-            found = error.culprits.items()
-            culprits = {n: each for n, each in found if n not in over and not is_global(n)}
+            found, left = error.culprits.items(), {*map(root_of, error.culprits)}
+            culprits = {n: each for n, each in found if root_of(n) not in over and not is_global(n)}
             if culprits:
                 raise UnpicklableError(culprits) from error
-            kept = {n: value for n, value in values.items() if n not in error.culprits}
-            gone = {n: LetGo(type(values[n]).__name__) for n in error.culprits if n in over}
+            kept = {n: value for n, value in values.items() if n not in left}
+            gone = {n: LetGo(type(values[n]).__name__) for n in left & over}
             return dump_values({**kept, **gone}, self.around)
 
     def _state(self, number: int) -> State | None:
@@ -553,12 +556,21 @@ class WorkflowFrame(Frame):
         if number in self.reopened:
             manager.close()
             manager = self.reopened.pop(number)
+        if is_synchronizer(manager):
+            self.inside[number, index] = manager
+        else:
+            self.inside.pop((number, index), None)
         done, why = self.managers[number]
         if not why and (not is_reenterable(manager) or self.active.progress.done != done):
             why = why_shut(manager, calls=self.active.progress.done != done)
             self.managers[number] = self.active.progress.done, why
             self.shut.add(number)
         return manager
+
+    def _entered(self, point: Point) -> Mapping[int, int]:
+        """Count how often the open blocks have entered each lock: a resumed run does so again."""
+        entered = [held for (number, _), held in self.inside.items() if number in point.withs]
+        return Counter(id(each) for held in entered for each in (held, lock_of(held)))
 
     def _tell_shut(self, point: Point, values: Mapping[str, Any]) -> None:
         """Report blocks around a point in which a step was done and no checkpoint is possible."""
