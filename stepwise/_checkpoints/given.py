@@ -115,7 +115,7 @@ def walk(roots: Mapping[str, Any], enters: Callable[[Any], bool] | None = None) 
     seen: set[int] = set()
     while waiting and len(seen) < _MOST:
         path, value, holder, theirs = waiting.popleft()
-        cls = type(value)
+        cls: Any = type(value)
         if cls in _ATOMS or issubclass(cls, type) or id(value) in seen:
             continue
         if cls in _DATA and _are_data([value]):
@@ -133,7 +133,7 @@ def walk(roots: Mapping[str, Any], enters: Callable[[Any], bool] | None = None) 
             waiting.extend((f"{path}{step}", each, value, inner) for step, each in inside)
 
 
-def _can_be_opened(value: Any, cls: type, *, whole: bool) -> bool:
+def _can_be_opened(value: Any, cls: Any, *, whole: bool) -> bool:
     if cls in _DATA:
         return True
     if cls in _ITERATORS:
@@ -158,7 +158,7 @@ def why_no_handle(value: Any) -> str:
 
     One that stands for something outside of the program, a client or a connection, does.
     """
-    cls = type(value)
+    cls: Any = type(value)
     if is_synchronizer(value):
         return "what holds it or waits for it is not recorded"
     if hasattr(cls, "add_done_callback") or isinstance(value, types.CoroutineType):
@@ -259,7 +259,8 @@ class GivenObjects:
                     self._add(found)
 
     def _add(self, found: Found) -> None:
-        value, before = found.value, None
+        value: Any = found.value
+        before: Any = None
         if id(value) in self._nodes:
             return  # a global names it as well
         if type(value) in _DATA:
@@ -299,7 +300,8 @@ class GivenObjects:
         node = self._node(holder)
         if node is None or not attribute:
             return False
-        return is_foreign(type(holder)) or attribute not in (node.before or ())
+        cls: Any = type(holder)
+        return is_foreign(cls) or attribute not in (node.before or ())
 
     def is_as_it_was(self, value: Any, entered: int) -> bool:
         """Return whether a given lock, event or the like has the state it had in the beginning."""

@@ -48,24 +48,25 @@ class BusyError(TypeError):
 
 
 @functools.lru_cache(maxsize=1000)
-def _kind_of(cls: type) -> str:
+def _kind_of(cls: Any) -> str:
     for base in cls.__mro__:
-        if base.__module__ in _SHARED:
-            return base.__module__
-        name = f"{base.__module__}.{base.__qualname__}"
-        if name in _KINDS:
-            return name
+        module: str = base.__module__
+        name = f"{module}.{base.__qualname__}"
+        if module in _SHARED or name in _KINDS:
+            return module if module in _SHARED else name
     return ""
 
 
 def is_synchronizer(value: object) -> bool:
     """Return whether tasks or threads coordinate by an object."""
-    return bool(_kind_of(type(value)))
+    cls: Any = type(value)
+    return bool(_kind_of(cls))
 
 
 def lock_of(value: Any) -> Any:
     """Return the lock that a condition enters when it is entered; ``None`` for others."""
-    return value._lock if _kind_of(type(value)) in _CONDITIONS else None
+    cls: Any = type(value)
+    return value._lock if _kind_of(cls) in _CONDITIONS else None
 
 
 def synchronizer_form(value: Any, entered: int = 0) -> Any:
@@ -95,7 +96,8 @@ def state_of(value: Any, entered: int = 0) -> dict[str, Any]:
     Raises:
         BusyError: it is held, or somebody waits for it.
     """
-    kind = _kind_of(type(value))
+    cls: Any = type(value)
+    kind = _kind_of(cls)
     if kind in _SHARED:
         raise BusyError("its state is with the processes that share it")
     if kind in _SIMPLE:
