@@ -32,6 +32,7 @@ from stepwise._checkpoints.chunks import Reader
 from stepwise._checkpoints.given import Found, walk, why_no_handle
 from stepwise._checkpoints.resources import made_by
 from stepwise._checkpoints.surroundings import COLLECTIONS, NATIVE, Surroundings
+from stepwise._checkpoints.sdk_clients import made_again
 from stepwise._identity.clients import has_key
 from stepwise._values import secrets
 from stepwise._values.buffers import Data
@@ -183,8 +184,13 @@ class _FrameReducers(Reducers):
             name = self.global_name(obj)
             if name is not None and not _pickles(obj):
                 form = _global, (name,)
+        if form is None and self.around.clients is not None:
+            options = self.around.clients.options_of(obj)
+            form = None if options is None else (_client, tuple(options))
         if form is None and has_key(cls):
-            raise pickle.PicklingError("a client is not recorded: it may hold a key")
+            raise pickle.PicklingError(
+                "it is not made of options and of a key that the environment gives, alone"
+            )
         return NotImplemented if form is None else form
 
     def synchronizer(self, obj: Any, path: str | None) -> Any:
@@ -640,6 +646,10 @@ def _taken(path: str, kind: str) -> Any:
     if path not in taken:
         raise LookupError(f"the call was given no {kind} at {path} now")
     return taken[path]
+
+
+def _client(*options: Any) -> Any:
+    return made_again(_around().clients, options)
 
 
 def put_given_state(value: Any, state: dict[str, Any]) -> None:

@@ -141,6 +141,7 @@ _STANDING_IN = {
     "_running_loop": _placeholder("the running event loop"),
     "_set_attributes": _set_attributes,
     "_synchronizer": lambda _cls, kind, _: _placeholder(kind)(),
+    "_client": lambda cls, options, _: _placeholder(f"client {cls.__qualname__}")(options),
     "_taken": lambda path, kind: _placeholder(kind)(path),
     "put_state": lambda value, state: value.__setstate__(state),
     "put_given_state": lambda value, state: value.__setstate__(state),

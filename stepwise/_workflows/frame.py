@@ -14,6 +14,7 @@ from stepwise._checkpoints.checkpoints import Checkpoints, Loaded, State
 from stepwise._checkpoints.given import root_of
 from stepwise._checkpoints.references import HEAVY, References
 from stepwise._checkpoints.resources import LetGo, is_reenterable
+from stepwise._checkpoints.sdk_clients import SdkClients
 from stepwise._checkpoints.stored_values import Looked
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._checkpoints.variables import (
@@ -42,6 +43,7 @@ from stepwise._workflows.module_state import ModuleState, is_global
 from stepwise._workflows.reach import Outlooks, Reach, outlook
 from stepwise._workflows.remade_clients import Remade, remade
 from stepwise._workflows.takeover import state_of
+from stepwise.errors import RunStopped
 
 __all__ = ["RestoreFailedError", "WorkflowFrame"]
 
@@ -175,6 +177,7 @@ class WorkflowFrame(Frame):
         )
         self.around.stored = frozenset(name.rpartition(".")[2] for name in rewritten.stored)
         self.around.references = self.references
+        self.around.clients = SdkClients(self._tag, self._stop)
         self.around.subjects = self.active.subjects
         if self.active.progress.resumed_from == 0:
             self.module.replayed()
@@ -211,6 +214,15 @@ class WorkflowFrame(Frame):
             if isinstance(value, Counted):  # whose file was opened again
                 self.complaints.skipping(name, value.given)
         return self.target
+
+    def _tag(self, data: bytes) -> bytes:
+        """Return a MAC over what a client gets from the environment."""
+        return self.active.journal.seal.tag(f"{self.active.run_id}/client", data)
+
+    def _stop(self, why: str) -> RunStopped:
+        """Stop the run, whose client could not be made again."""
+        run_id = self.active.run_id
+        return self.active.stop(RunStopped(f"run {run_id!r} cannot go on: {why}", run_id=run_id))
 
     def _of_today(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the variables of a checkpoint under the names that this version gives them.
@@ -398,6 +410,8 @@ class WorkflowFrame(Frame):
             ]
         kept = {name: values[name] for name in names}
         for name in rewritten.made.keys() & kept.keys() if rewritten.made else ():
+            if self.around.clients and self.around.clients.options_of(kept[name]) is not None:
+                continue
             anew = remade(name, type(kept[name]), kept, rewritten)
             # Where a global is another one later, an older checkpoint or the journal is needed.
             if anew is not None and not (anew.globals and self.checkpoints.prunes_journal):
