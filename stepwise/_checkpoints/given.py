@@ -134,17 +134,16 @@ def walk(roots: Mapping[str, Any], enters: Callable[[Any], bool] | None = None) 
 
 
 def _can_be_opened(value: Any, cls: Any, *, whole: bool) -> bool:
-    if cls in _DATA:
-        return True
-    if cls in _ITERATORS:
-        return True
     if cls is types.FunctionType:
         return by_name(value, value.__module__) is None
-    if cls in _PARTS:
+    if cls in _DATA or cls in _ITERATORS or cls in _PARTS:
         return True
     if whole or fields_of(cls) is not None or _is_handle(cls):
         return False
-    return isinstance(value, _SIMPLE) or is_plain(value)
+    try:
+        return isinstance(value, _SIMPLE) or is_plain(value)
+    except Exception:  # somebody's __getattribute__
+        return False
 
 
 @functools.lru_cache(maxsize=1000)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stepwise._checkpoints.given import GivenObjects, is_plain
+from stepwise._checkpoints.given import Found, GivenObjects, is_plain, why_no_handle
 from stepwise._checkpoints.references import References
 from stepwise._checkpoints.sdk_clients import SdkClients
 from stepwise._values.data import parameter_types
@@ -148,6 +148,29 @@ class Surroundings:
         self.arguments = {n: each for n, each in self.arguments.items() if each is not value}
         self.taken[path] = value
         self._add(self.given.way_to(value))
+
+    def sets_apart(self, each: Found, met: Mapping[int, Found]) -> bool:
+        """Set an object apart if the new call gives it, or makes it when it is first asked for.
+
+        Args:
+            met: objects that hold it and others, by their ids.
+        """
+        given = self.given
+        assert given is not None
+        path = given.path_of(each.value)
+        if path is not None:
+            if not why_no_handle(each.value):
+                self.take(path, each.value)
+                return True
+            return False
+        while id(each.holder) in met and given.path_of(each.holder) is None:
+            each = met[id(each.holder)]  # what it is in was made in the run as well
+        if not given.is_made_anew(each.holder, each.attribute) or each.attribute in self.stored:
+            return False  # or the function itself puts it there
+        self.hold(each.holder)
+        names = [name for name, value in self.arguments.items() if value is each.holder]
+        self.kept.update((f"{name}.{each.attribute}", (each.value, "")) for name in names)
+        return bool(names)
 
     def hold(self, value: Any) -> None:
         """Make a given object an argument, and those through which the call was given it."""

@@ -31,8 +31,8 @@ from stepwise import _wire
 from stepwise._checkpoints.chunks import Reader
 from stepwise._checkpoints.given import Found, walk, why_no_handle
 from stepwise._checkpoints.resources import made_by
-from stepwise._checkpoints.surroundings import COLLECTIONS, NATIVE, Surroundings
 from stepwise._checkpoints.sdk_clients import made_again
+from stepwise._checkpoints.surroundings import COLLECTIONS, NATIVE, Surroundings
 from stepwise._identity.clients import has_key
 from stepwise._values import secrets
 from stepwise._values.buffers import Data
@@ -398,7 +398,7 @@ def _set_apart(values: Mapping[str, Any], around: Surroundings) -> tuple[Culprit
         is_new, others = False, []
         for each, _ in waiting:
             why = _reason(each.value, around)
-            if why and _is_set_apart(each, around, met):
+            if why and around.sets_apart(each, met):
                 is_any = is_new = True
             elif why:
                 others.append((each, why))
@@ -443,26 +443,6 @@ def _unpicklable(
             why = _reason(each.value, around)
             if why:
                 yield each, why
-
-
-def _is_set_apart(each: Found, around: Surroundings, met: Mapping[int, Found]) -> bool:
-    """Set an object apart if the new call gives it, or makes it when it is first asked for."""
-    given = around.given
-    assert given is not None
-    path = given.path_of(each.value)
-    if path is not None:
-        if why_no_handle(each.value):
-            return False
-        around.take(path, each.value)
-        return True
-    while id(each.holder) in met and given.path_of(each.holder) is None:
-        each = met[id(each.holder)]  # what it is in was made in the run as well
-    if not given.is_made_anew(each.holder, each.attribute) or each.attribute in around.stored:
-        return False  # or the function itself puts it there
-    around.hold(each.holder)
-    names = [name for name, value in around.arguments.items() if value is each.holder]
-    around.kept.update((f"{name}.{each.attribute}", (each.value, "")) for name in names)
-    return bool(names)
 
 
 def _reason(value: Any, around: Surroundings) -> str:

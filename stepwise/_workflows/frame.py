@@ -256,7 +256,10 @@ class WorkflowFrame(Frame):
                     self.reopened[reading.within] = again.file
         for name in rewritten.made.keys() & named.keys():
             value = named[name]
-            if type(value) is Remade and remade(name, value.cls, named, rewritten) != value:
+            if (
+                type(value) is Remade
+                and remade(name, value.cls, named, rewritten, self._tag) != value
+            ):
                 raise LookupError(f"what makes {name!r} has changed: its class or an argument")
         return named
 
@@ -412,7 +415,7 @@ class WorkflowFrame(Frame):
         for name in rewritten.made.keys() & kept.keys() if rewritten.made else ():
             if self.around.clients and self.around.clients.options_of(kept[name]) is not None:
                 continue
-            anew = remade(name, type(kept[name]), kept, rewritten)
+            anew = remade(name, type(kept[name]), kept, rewritten, self._tag)
             # Where a global is another one later, an older checkpoint or the journal is needed.
             if anew is not None and not (anew.globals and self.checkpoints.prunes_journal):
                 kept[name] = anew

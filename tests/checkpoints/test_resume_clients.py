@@ -115,7 +115,7 @@ def test_a_client_whose_argument_may_change_where_the_journal_is_pruned():
 
 
 def test_the_key_of_a_client_is_not_stored():
-    """What a client is made with is not recorded with it: of a global there is a digest alone."""
+    """What a client is made with is not recorded with it: of a global there is a MAC alone."""
     text = program("client = Groq(KEY)")
     with lab_of(text) as lab:
         lab.environment["KEY"] = "sk-very-secret"
