@@ -17,7 +17,7 @@ from typing import Any
 from stepwise._identity.clients import has_key, is_foreign
 from stepwise._runtime.facts import NamedTuple
 
-__all__ = ["ClientOptions", "MissingClient", "SdkClients", "made_again"]
+__all__ = ["ClientOptions", "MissingClient", "SdkClients"]
 
 _OPTIONS = (
     *("base_url", "follow_redirects", "max_redirects", "max_retries", "organization"),
@@ -86,8 +86,9 @@ class SdkClients:
         self._known[id(client)] = known
         return known
 
-    def again(self, options: ClientOptions) -> Any:
+    def again(self, recorded: tuple[Any, ...]) -> Any:
         """Make a client again; one that the environment does not give stops the run on use."""
+        options = ClientOptions(*recorded)
         name = f"{options.cls.__module__.partition('.')[0]}.{options.cls.__name__}"
         try:
             client = options.cls(**options.options)
@@ -132,12 +133,6 @@ class MissingClient:
 
     async def __aexit__(self, *exception: object) -> None:
         """It is never entered."""
-
-
-def made_again(clients: SdkClients | None, options: tuple[Any, ...]) -> Any:
-    """Return a client made of recorded options."""
-    assert clients is not None
-    return clients.again(ClientOptions(*options))
 
 
 def _changed_options(client: Any, cls: Any) -> dict[str, Any]:

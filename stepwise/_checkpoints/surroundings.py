@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from stepwise._checkpoints.given import Found, GivenObjects, is_plain, why_no_handle
 from stepwise._checkpoints.references import References
-from stepwise._checkpoints.sdk_clients import SdkClients
 from stepwise._values.data import parameter_types
 from stepwise._values.instances import attributes
 from stepwise._values.sentinels import look_for
@@ -26,6 +25,7 @@ COLLECTIONS = (*NATIVE, deque)
 
 
 if TYPE_CHECKING:
+    from stepwise._checkpoints.sdk_clients import SdkClients
 
     class HasSerials(Protocol):
         """The subjects of a run; see ``subjects``."""
@@ -52,7 +52,7 @@ class Surroundings:
         kept: attributes of arguments (``self.name``) found not to pickle, with the reason; they
             keep the value of the fresh object.
         stored: the names of the attributes that the function itself assigns.
-        clients: makes clients of known packages again.
+        clients: gives what makes clients of known packages again.
         entered: how many times the open ``with`` blocks have entered a lock, by its id.
         references: to what is stored already.
         subjects: the instances of which the run knows the calls, with their serial numbers.
@@ -75,7 +75,7 @@ class Surroundings:
         self.given: GivenObjects | None = None
         self.taken: dict[str, Any] = {}
         self.entered: Mapping[int, int] = _NONE_ENTERED
-        self.clients: SdkClients | None = None
+        self.clients: Callable[[], SdkClients] | None = None
         self.kept: dict[str, tuple[Any, str]] = {}
         self.stored: frozenset[str] = frozenset()
         self.references: References | None = None

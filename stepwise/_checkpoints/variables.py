@@ -31,7 +31,6 @@ from stepwise import _wire
 from stepwise._checkpoints.chunks import Reader
 from stepwise._checkpoints.given import Found, walk, why_no_handle
 from stepwise._checkpoints.resources import made_by
-from stepwise._checkpoints.sdk_clients import made_again
 from stepwise._checkpoints.surroundings import COLLECTIONS, NATIVE, Surroundings
 from stepwise._identity.clients import has_key
 from stepwise._values import secrets
@@ -184,10 +183,12 @@ class _FrameReducers(Reducers):
             name = self.global_name(obj)
             if name is not None and not _pickles(obj):
                 form = _global, (name,)
-        if form is None and self.around.clients is not None:
-            options = self.around.clients.options_of(obj)
-            form = None if options is None else (_client, tuple(options))
-        if form is None and has_key(cls):
+        if form is None and (has_key(cls) or cls.__name__ == "MissingClient"):
+            clients = self.around.clients
+            is_made = clients is not None and (given is None or given.path_of(obj) is None)
+            options = clients().options_of(obj) if clients is not None and is_made else None
+            if options is not None:
+                return _client, tuple(options)
             raise pickle.PicklingError(
                 "it is not made of options and of a key that the environment gives, alone"
             )
@@ -629,7 +630,9 @@ def _taken(path: str, kind: str) -> Any:
 
 
 def _client(*options: Any) -> Any:
-    return made_again(_around().clients, options)
+    clients = _around().clients
+    assert clients is not None
+    return clients().again(options)
 
 
 def put_given_state(value: Any, state: dict[str, Any]) -> None:

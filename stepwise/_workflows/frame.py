@@ -8,13 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from operator import itemgetter
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepwise._checkpoints.checkpoints import Checkpoints, Loaded, State
 from stepwise._checkpoints.given import root_of
 from stepwise._checkpoints.references import HEAVY, References
 from stepwise._checkpoints.resources import LetGo, is_reenterable
-from stepwise._checkpoints.sdk_clients import SdkClients
 from stepwise._checkpoints.stored_values import Looked
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._checkpoints.variables import (
@@ -27,6 +26,7 @@ from stepwise._checkpoints.variables import (
 from stepwise._execution.active_run import ActiveRun
 from stepwise._execution.location import Helper
 from stepwise._execution.other_tasks import others_alive
+from stepwise._identity.clients import has_key
 from stepwise._journal.records import Record, holds_plainly
 from stepwise._rewrite import Frame, Point, Rewritten, prefix_fingerprint, renamed
 from stepwise._runtime.events import heard
@@ -44,6 +44,9 @@ from stepwise._workflows.reach import Outlooks, Reach, outlook
 from stepwise._workflows.remade_clients import Remade, remade
 from stepwise._workflows.takeover import state_of
 from stepwise.errors import RunStopped
+
+if TYPE_CHECKING:
+    from stepwise._checkpoints.sdk_clients import SdkClients
 
 __all__ = ["RestoreFailedError", "WorkflowFrame"]
 
@@ -83,6 +86,7 @@ class WorkflowFrame(Frame):
         "begun",
         "callee",
         "checkpoints",
+        "clients",
         "complaints",
         "cost",
         "count",
@@ -129,6 +133,7 @@ class WorkflowFrame(Frame):
         super().__init__()
         self.active = active
         self.callee = callee
+        self.clients: SdkClients | None = None
         self.rewritten = rewritten
         self.every = callee.options.checkpoint_every
         self.checkpoints = checkpoints
@@ -177,7 +182,7 @@ class WorkflowFrame(Frame):
         )
         self.around.stored = frozenset(name.rpartition(".")[2] for name in rewritten.stored)
         self.around.references = self.references
-        self.around.clients = SdkClients(self._tag, self._stop)
+        self.around.clients = self._sdk_clients
         self.around.subjects = self.active.subjects
         if self.active.progress.resumed_from == 0:
             self.module.replayed()
@@ -214,6 +219,13 @@ class WorkflowFrame(Frame):
             if isinstance(value, Counted):  # whose file was opened again
                 self.complaints.skipping(name, value.given)
         return self.target
+
+    def _sdk_clients(self) -> SdkClients:
+        if self.clients is None:
+            from stepwise._checkpoints.sdk_clients import SdkClients  # on use: few make one
+
+            self.clients = SdkClients(self._tag, self._stop)
+        return self.clients
 
     def _tag(self, data: bytes) -> bytes:
         """Return a MAC over what a client gets from the environment."""
@@ -413,7 +425,8 @@ class WorkflowFrame(Frame):
             ]
         kept = {name: values[name] for name in names}
         for name in rewritten.made.keys() & kept.keys() if rewritten.made else ():
-            if self.around.clients and self.around.clients.options_of(kept[name]) is not None:
+            client = kept[name]
+            if has_key(type(client)) and self._sdk_clients().options_of(client) is not None:
                 continue
             anew = remade(name, type(kept[name]), kept, rewritten, self._tag)
             # Where a global is another one later, an older checkpoint or the journal is needed.

@@ -66,7 +66,14 @@ TEAMS = {
         class Speaker:
             def __init__(self, name):
                 self.name, self.said, self.lock = name, [], threading.Lock()
-                self.client = httpx.Client(base_url=f"http://{name}.example", verify=False)
+                self.client = httpx.Client(base_url=f"http://{name}.example")
+                made.append(self.client)
+
+        def shown(agent):
+            of_the_call = any(agent.client is each for each in made)
+            return [agent.name, str(agent.client.base_url), agent.said, of_the_call]
+
+        made = []
 
         class Team:
             def __init__(self):
@@ -78,7 +85,7 @@ TEAMS = {
                 for agent in self.agents:
                     with agent.lock:
                         agent.said.append(work(agent.name))
-                return [[each.name, str(each.client.base_url), each.said] for each in self.agents]
+                return [shown(each) for each in self.agents]
 
         run = Team().run
     """,

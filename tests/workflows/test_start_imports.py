@@ -32,8 +32,7 @@ agent()
 OURS = {
     "_calls": "awaitables driver perform plain recording steps",
     "_checkpoints": (
-        "checkpoints chunks given references resources sdk_clients stored_values surroundings "
-        "variables"
+        "checkpoints chunks given references resources stored_values surroundings variables"
     ),
     "_execution": (
         "account active_run concurrency draining failures location other_tasks outcomes outside "
