@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from stepwise._identity.clients import fields_of, is_foreign
-from stepwise._runtime.facts import NamedTuple
 from stepwise._values.instances import attributes, by_name
 from stepwise._values.synchronizers import is_as_it_was, is_synchronizer, snapshot
 
@@ -59,7 +58,7 @@ _PLAIN_STATE = getattr(object, "__getstate__", None)  # since Python 3.11
 _MISSING: Any = object()
 
 
-class Found(NamedTuple):
+class Found:
     """An object that a walk has found.
 
     Args:
@@ -70,11 +69,16 @@ class Found(NamedTuple):
         is_open: what it holds is found as well; else its path ends here.
     """
 
-    path: str
-    value: Any
-    holder: Any
-    theirs: tuple[str, Any] | None
-    is_open: bool
+    __slots__ = ("holder", "is_open", "path", "theirs", "value")
+
+    def __init__(
+        self, path: str, value: Any, holder: Any, theirs: tuple[str, Any] | None, is_open: bool
+    ) -> None:
+        self.path = path
+        self.value = value
+        self.holder = holder
+        self.theirs = theirs
+        self.is_open = is_open
 
     @property
     def attribute(self) -> str:
@@ -226,7 +230,7 @@ def follow(path: str, roots: Mapping[str, Any]) -> Any:
 # -- the objects of a call -----------------------------------------------------------------------
 
 
-class _Standing(NamedTuple):
+class _Standing:
     """An object that a call was given; instances are held weakly, as they might be twins.
 
     Args:
@@ -234,10 +238,13 @@ class _Standing(NamedTuple):
             event or the like, its state.
     """
 
-    reference: Callable[[], Any]
-    path: str
-    holder: int
-    before: Any
+    __slots__ = ("before", "holder", "path", "reference")
+
+    def __init__(self, reference: Callable[[], Any], path: str, holder: int, before: Any) -> None:
+        self.reference = reference
+        self.path = path
+        self.holder = holder
+        self.before = before
 
 
 class GivenObjects:

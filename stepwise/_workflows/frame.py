@@ -425,8 +425,9 @@ class WorkflowFrame(Frame):
             ]
         kept = {name: values[name] for name in names}
         for name in rewritten.made.keys() & kept.keys() if rewritten.made else ():
-            client = kept[name]
-            if has_key(type(client)) and self._sdk_clients().options_of(client) is not None:
+            client: Any = kept[name]
+            cls: Any = type(client)
+            if has_key(cls) and self._sdk_clients().options_of(client) is not None:
                 continue
             anew = remade(name, type(kept[name]), kept, rewritten, self._tag)
             # Where a global is another one later, an older checkpoint or the journal is needed.
