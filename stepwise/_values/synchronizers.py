@@ -15,7 +15,6 @@ from operator import is_
 from typing import Any
 
 __all__ = [
-    "BusyError",
     "is_as_it_was",
     "is_synchronizer",
     "lock_of",
@@ -41,10 +40,6 @@ _MACHINERY = frozenset(
     )
 )
 """Attributes that are made anew: what waits, and what it waits with."""
-
-
-class BusyError(TypeError):
-    """It is in use, so that its state is not all of it."""
 
 
 @functools.lru_cache(maxsize=1000)
@@ -94,22 +89,22 @@ def state_of(value: Any, entered: int = 0) -> dict[str, Any]:
         entered: how many times the code that goes on later has entered it, and enters it again.
 
     Raises:
-        BusyError: it is held, or somebody waits for it.
+        TypeError: it is held, or somebody waits for it.
     """
     cls: Any = type(value)
     kind = _kind_of(cls)
     if kind in _SHARED:
-        raise BusyError("its state is with the processes that share it")
+        raise TypeError("its state is with the processes that share it")
     if kind in _SIMPLE:
-        raise BusyError("it does not show its items; a queue.Queue does")
+        raise TypeError("it does not show its items; a queue.Queue does")
     if _held(value, kind) > entered:
-        raise BusyError("it is held")
+        raise TypeError("it is held")
     if kind.startswith("_thread.") or kind == "threading._RLock":
         return {}
     if any(_waits(value, name) for name in ("", "_cond", "_finished", *_MACHINERY)):
-        raise BusyError("something waits for it")
+        raise TypeError("something waits for it")
     if kind in _BARRIERS and vars(value)["_count"]:
-        raise BusyError("something waits for it")
+        raise TypeError("something waits for it")
     state = {name: held for name, held in vars(value).items() if name not in _MACHINERY}
     if kind == "asyncio.locks.Lock":
         del state["_locked"]
@@ -146,7 +141,7 @@ def snapshot(value: Any) -> dict[str, Any] | None:
     """
     try:
         state = state_of(value)
-    except BusyError:
+    except TypeError:
         return None
     return {n: list(held) if isinstance(held, (list, deque)) else held for n, held in state.items()}
 
