@@ -2,5 +2,6 @@
 
 The modules, each importing only from those before it::
 
-    chunks stored_values resources references exceptions surroundings variables checkpoints
+    chunks stored_values resources references exceptions given sdk_clients surroundings
+    variables checkpoints
 """

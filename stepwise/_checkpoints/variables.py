@@ -23,20 +23,28 @@ import pickle
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
 from stepwise import _wire
 from stepwise._checkpoints.chunks import Reader
+from stepwise._checkpoints.given import Found, walk, why_no_handle
 from stepwise._checkpoints.resources import made_by
 from stepwise._checkpoints.surroundings import COLLECTIONS, NATIVE, Surroundings
+from stepwise._identity.clients import has_key
 from stepwise._values import secrets
 from stepwise._values.buffers import Data
 from stepwise._values.instances import attributes, by_name
 from stepwise._values.pickling import PROTOCOL, Reducers, dump, dump_builtins
 from stepwise._values.preview import error_text
 from stepwise._values.reducers import iterator_at
+from stepwise._values.synchronizers import (
+    is_synchronizer,
+    put_state,
+    state_of,
+    synchronizer_form,
+)
 from stepwise._values.trees import ITERATORS, few
 
 __all__ = [
@@ -49,6 +57,7 @@ __all__ = [
     "dump_values",
     "load_graph",
     "load_values",
+    "put_given_state",
     "refill",
 ]
 
@@ -59,10 +68,14 @@ _ITERATORS_APART = 2  # numbered instances, iterators; behind them, what dump_ap
 _LINKED = frozenset(COLLECTIONS)
 
 
-class UnpicklableError(Exception):
-    """Variables that cannot be part of a checkpoint: name -> (object, reason)."""
+Culprits = dict[str, tuple[Any, str]]
+"""Objects, with the reasons, by the paths to them."""
 
-    def __init__(self, culprits: dict[str, tuple[Any, str]]) -> None:
+
+class UnpicklableError(Exception):
+    """Objects that cannot be part of a checkpoint, by the paths to them, each with the reason."""
+
+    def __init__(self, culprits: Culprits) -> None:
         super().__init__(", ".join(culprits))
         self.culprits = culprits
 
@@ -89,6 +102,7 @@ class _FrameReducers(Reducers):
         self.arguments: dict[int, str] = {}
         for name, value in around.arguments.items():
             self.arguments.setdefault(id(value), name)
+        self.taken = {id(value): path for path, value in around.taken.items()}
         self.globals: dict[int, str] | None = None
         self.references = around.references
         # No generator, which is closed where it stops: a Ctrl-C would be lost in there.
@@ -154,15 +168,49 @@ class _FrameReducers(Reducers):
         return self.resource(obj, cls)
 
     def resource(self, obj: Any, cls: type) -> Any:
-        """Reduce a lock, a factory's product, or an unpicklable object that a global names."""
-        if cls.__module__ == "asyncio.locks" and cls.__name__ == "Lock":
-            return cls, ()  # the holder of the lock is inside a block, and enters it again
+        """Reduce what is not pickled by its contents.
+
+        A lock, an object that the new call gives, a factory's product, or an unpicklable object
+        that a global names.
+        """
+        path = self.taken.get(id(obj))
+        if self.around.given is not None and is_synchronizer(obj):
+            return self.synchronizer(obj, path)
+        if path is not None:
+            return _taken, (path, _name_of(cls))
         form: Any = made_by(obj)
-        if form is None and not isinstance(obj, (type, types.ModuleType)):
+        given = self.around.given
+        is_given = given is not None and given.has(obj)
+        if form is None and not is_given and not isinstance(obj, (type, types.ModuleType)):
             name = self.global_name(obj)
             if name is not None and not _pickles(obj):
                 form = _global, (name,)
+        if form is None and (has_key(cls) or cls.__name__ == "MissingClient"):
+            clients = self.around.clients
+            is_made = clients is not None and (given is None or given.path_of(obj) is None)
+            options = clients().options_of(obj) if clients is not None and is_made else None
+            if options is not None:
+                return _client, tuple(options)
+            raise pickle.PicklingError(
+                "it is not made of options and of a key that the environment gives, alone"
+            )
         return NotImplemented if form is None else form
+
+    def synchronizer(self, obj: Any, path: str | None) -> Any:
+        """Reduce a lock, event or the like to its state; a given one stays the new call's.
+
+        Only what has changed is changed there: others may share it.
+        """
+        around, entered = self.around, self.around.entered.get(id(obj), 0)
+        assert around.given is not None
+        path = path or around.given.path_of(obj)
+        if path is None:
+            return synchronizer_form(obj, entered)
+        around.taken[path] = obj
+        made = _taken, (path, _name_of(type(obj)))
+        if around.given.is_as_it_was(obj, entered):
+            return made
+        return (*made, state_of(obj, entered), None, None, put_given_state)
 
     def cell(self, cell: types.CellType) -> Any:
         name = self.cells.get(id(cell))
@@ -313,7 +361,7 @@ def dump_values(values: Mapping[str, Any], around: Surroundings) -> Data:
     Raises:
         UnpicklableError: variables that do not pickle; says which, and why.
     """
-    for _ in range(2):
+    while True:
         links, reducers = _links(values, around.namespace), _FrameReducers(around)
         # The numbered instances are the last: pickled when all others have been met.
         whole = (dict(values), list(around.arguments.values()), links, reducers.numbered)
@@ -322,15 +370,97 @@ def dump_values(values: Mapping[str, Any], around: Surroundings) -> Data:
         except MemoryError:
             raise
         except Exception as error:
-            contents = {n: content_of(n, value, around) for n, value in around.arguments.items()}
-            found = _culprits(values, around)
-            kept = _culprits(_attributes(contents), around)
-            found.update({n: each for n, each in kept.items() if not around.is_fresh(n, each[0])})
-            found.update(_culprits(_collections(contents), around))
-            if found or not kept.keys() - around.kept.keys():
+            found, others = (_without if around.given is None else _set_apart)(values, around)
+            if found or not others:
                 raise UnpicklableError(found or {"?": (None, error_text(error))}) from error
-            around.kept.update(kept)
-    raise AssertionError  # pragma: no cover
+
+
+def _without(values: Mapping[str, Any], around: Surroundings) -> tuple[Culprits, bool]:
+    """Leave out the attributes that do not pickle, where it is not known what a call was given.
+
+    Returns:
+        the variables that do not, and whether there is less to pickle now.
+    """
+    contents = {n: content_of(n, value, around) for n, value in around.arguments.items()}
+    found = {**_culprits(values, around), **_culprits(_collections(contents), around)}
+    kept = _culprits(_attributes(contents), around)
+    is_less = bool(kept.keys() - around.kept.keys())
+    around.kept.update(kept)
+    return found, is_less
+
+
+def _set_apart(values: Mapping[str, Any], around: Surroundings) -> tuple[Culprits, bool]:
+    """Set apart the objects that have no value of their own and that the new call has.
+
+    Returns:
+        the objects that cannot be recorded, by their paths, and whether any was set apart.
+    """
+    met: dict[int, Found] = {}
+    waiting, is_any, is_new = list(_unpicklable(values, around, met)), False, True
+    while is_new and waiting:
+        is_new, others = False, []
+        for each, _ in waiting:
+            why = _reason(each.value, around)
+            if why and around.sets_apart(each, met):
+                is_any = is_new = True
+            elif why:
+                others.append((each, why))
+        waiting = others
+    found = {}
+    for each, why in waiting:
+        assert around.given is not None
+        path = around.given.path_of(each.value)
+        if path is not None:
+            found[path] = each.value, why_no_handle(each.value) or why
+        else:
+            place, value = each.theirs or (each.path, each.value)
+            found[place] = value, why
+    if not found and not is_any:
+        contents = {n: content_of(n, value, around) for n, value in around.arguments.items()}
+        found = {**_culprits(values, around), **_culprits(_attributes(contents), around)}
+    return found, is_any
+
+
+def _unpicklable(
+    values: Mapping[str, Any], around: Surroundings, met: dict[int, Found]
+) -> Iterator[tuple[Found, str]]:
+    """Yield the objects among variables and arguments that do not pickle, with the reasons.
+
+    Args:
+        met: is given all objects that were looked at, by their ids.
+    """
+    left_out = {id(each) for each in (*around.taken.values(), *around.secret.values())}
+    left_out.update(id(value) for value, _ in around.kept.values())
+    arguments = set(map(id, around.arguments.values()))
+
+    def enters(value: Any) -> bool:
+        if id(value) in left_out:
+            return False
+        own = getattr(type(value), "__getstate__", None)  # what it leaves out need not pickle
+        is_own = isinstance(own, types.FunctionType) and id(value) not in arguments
+        return not (is_own and not _reason(value, around))
+
+    for each in walk({**around.arguments, **values}, enters):
+        met[id(each.value)] = each
+        if not each.is_open and id(each.value) not in left_out:
+            why = _reason(each.value, around)
+            if why:
+                yield each, why
+
+
+def _reason(value: Any, around: Surroundings) -> str:
+    """Return why an object does not pickle; empty if it does."""
+    try:
+        dump(value, _FrameReducers(around, with_contents=False))
+    except MemoryError:
+        raise
+    except Exception as error:
+        return error_text(error) or type(error).__name__
+    return ""
+
+
+def _name_of(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 class _GraphReducers(_FrameReducers):
@@ -424,16 +554,9 @@ def _links(values: Mapping[str, Any], namespace: Mapping[str, Any]) -> dict[str,
     return {name: names[id(value)] for name, value in values.items() if id(value) in names}
 
 
-def _culprits(values: Mapping[str, Any], around: Surroundings) -> dict[str, tuple[Any, str]]:
-    found = {}
-    for name, value in values.items():
-        try:
-            dump(value, _FrameReducers(around, with_contents=False))
-        except MemoryError:
-            raise
-        except Exception as error:
-            found[name] = value, error_text(error) or type(error).__name__
-    return found
+def _culprits(values: Mapping[str, Any], around: Surroundings) -> Culprits:
+    reasons = {name: _reason(value, around) for name, value in values.items()}
+    return {name: (values[name], why) for name, why in reasons.items() if why}
 
 
 # -- in ------------------------------------------------------------------------------------------
@@ -487,6 +610,8 @@ def load_values(
         Exception: whatever unpickling or ``named`` raises; nothing was changed then.
     """
     before = {name: content_of(name, value, around) for name, value in around.arguments.items()}
+    held = [each for each in around.taken.values() if is_synchronizer(each)]
+    states = [(each, attributes(each)) for each in held]
     token = _restoring.set(around.holding(dict(around.arguments)))
     try:
         buffers = reader.buffers() if reader is not None else None
@@ -506,6 +631,9 @@ def load_values(
     except BaseException:
         for name, content in before.items():
             _refill(around.arguments[name], content)
+        for value, state in states:
+            for name, held_then in state.items():
+                setattr(value, name, held_then)
         raise
     finally:
         _restoring.reset(token)
@@ -535,6 +663,25 @@ def _argument(name: str, cls: Any) -> Any:
     if name not in arguments and cls is not None:
         arguments[name] = cls.__new__(cls)
     return arguments[name]
+
+
+def _taken(path: str, kind: str) -> Any:
+    taken = _around().taken
+    if path not in taken:
+        raise LookupError(f"the call was given no {kind} at {path} now")
+    return taken[path]
+
+
+def _client(*options: Any) -> Any:
+    clients = _around().clients
+    assert clients is not None
+    return clients().again(options)
+
+
+def put_given_state(value: Any, state: dict[str, Any]) -> None:
+    """Give a lock, event or the like of this call the state that it had in the run."""
+    state_of(value)  # raises if somebody else is at it
+    put_state(value, state)
 
 
 def _global(name: str) -> Any:

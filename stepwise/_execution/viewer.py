@@ -15,7 +15,7 @@ from typing import Any
 
 from stepwise import _wire
 from stepwise._checkpoints.checkpoints import Loaded
-from stepwise._checkpoints.surroundings import Surroundings
+from stepwise._checkpoints.surroundings import Surroundings, class_of_kind
 from stepwise._checkpoints.variables import FrameUnpickler, load_values
 from stepwise._execution.outcomes import LoadedOutcome, load_outcome
 from stepwise._journal.journal import read_end
@@ -140,6 +140,11 @@ _STANDING_IN = {
     "_ended_future": _ended_future,
     "_running_loop": _placeholder("the running event loop"),
     "_set_attributes": _set_attributes,
+    "_synchronizer": lambda _cls, kind, _: _placeholder(kind)(),
+    "_client": lambda cls, options, _: _placeholder(f"client {cls.__qualname__}")(options),
+    "_taken": lambda path, kind: _placeholder(kind)(path),
+    "put_state": lambda value, state: value.__setstate__(state),
+    "put_given_state": lambda value, state: value.__setstate__(state),
     "_global": lambda name: _placeholder(f"global {name}")(),
 }
 
@@ -216,7 +221,6 @@ def error_of(store: Store, seal: Seal, facts: RunFacts) -> BaseException | None:
 def _stand_ins(kinds: Mapping[str, str]) -> Surroundings:
     """Empty objects for the arguments that a recorded call or frame was given."""
     arguments = {
-        name: _EMPTY.get(kind, _placeholder(kind.replace(":", ".")))()
-        for name, kind in kinds.items()
+        name: _EMPTY.get(kind, _placeholder(class_of_kind(kind)))() for name, kind in kinds.items()
     }
     return Surroundings(_Cells(), arguments)

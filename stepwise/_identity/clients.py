@@ -13,6 +13,7 @@ __all__ = [
     "declared",
     "field",
     "fields_of",
+    "has_key",
     "identity",
     "is_client",
     "is_foreign",
@@ -58,6 +59,8 @@ _SDK = frozenset(
     )
 )
 """Clients that hold nothing but what they are made with; a session has cookies and headers."""
+
+_HTTP = frozenset(("httpx.Client", "httpx.AsyncClient"))
 
 
 def identity(cls: type, *, fields: Iterable[str]) -> None:
@@ -135,6 +138,13 @@ def is_client(cls: type) -> bool:
     """Return whether a class is an SDK's client, which can be made again without loss."""
     root = cls.__module__.partition(".")[0]
     return any(f"{root}.{base.__qualname__}" in _SDK for base in cls.__mro__)
+
+
+@functools.lru_cache(maxsize=1000)
+def has_key(cls: type) -> bool:
+    """Return whether objects of a class are clients, or derived from one, which may hold a key."""
+    names = {f"{base.__module__.partition('.')[0]}.{base.__qualname__}" for base in cls.__mro__}
+    return not names.isdisjoint(_SDK | _HTTP)
 
 
 def is_foreign(cls: type) -> bool:

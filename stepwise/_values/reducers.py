@@ -15,8 +15,8 @@
   what is written to that does not reach the file.  It is refused.
 - What is cleaned up when the object goes or the process ends (``TemporaryDirectory``): a copy would
   stand for something that is no more.  It is refused.
-- The running event loop; a semaphore, an event or a queue of asyncio that has met it: after a
-  restart it is another one.
+- The running event loop: after a restart it is another one.
+- A lock, an event, a queue of asyncio, which has to forget its loop (``synchronizers``).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from collections.abc import AsyncGenerator, Coroutine, Generator
 from typing import Any
 
 from stepwise._values.sentinels import form_of
+from stepwise._values.synchronizers import synchronizer_form
 from stepwise._values.trees import SHRINKING, is_overtaken
 
 __all__ = ["Forms", "iterator_at"]
@@ -66,9 +67,8 @@ class Forms:
         if cls.__module__ == "numpy" and cls.__name__ in ("ndarray", "memmap"):
             _refuse_mapped(obj)
             return self._array(obj) if cls.__name__ == "ndarray" else NotImplemented
-        if cls.__module__ in _ASYNCIO and getattr(obj, "_loop", None) is not None:
-            state = {name: value for name, value in vars(obj).items() if name != "_loop"}
-            return _new, (cls,), state
+        if cls.__module__ in _ASYNCIO:
+            return synchronizer_form(obj)
         if cls.__name__ in ("Future", "Task") and cls.__module__ in _FUTURES:
             return _future(obj, cls)
         asyncio = sys.modules.get("asyncio")
@@ -113,10 +113,6 @@ def _view(owner: Any, start: int, dtype: Any, shape: Any, strides: Any, writeabl
     if not writeable:
         array.flags.writeable = False
     return array
-
-
-def _new(cls: Any) -> Any:
-    return cls.__new__(cls)
 
 
 def _exception(error: Any, cls: Any) -> Any:

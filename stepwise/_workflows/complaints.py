@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import sys
+from collections.abc import Mapping
 from types import CodeType, FrameType
 from typing import Any
 
+from stepwise._checkpoints.given import follow
 from stepwise._checkpoints.variables import UnpicklableError
 from stepwise._execution.active_run import ActiveRun
 from stepwise._execution.location import Helper
 from stepwise._execution.other_tasks import name_of_another
 from stepwise._rewrite import FunctionNode, Rewritten, handler_at
 from stepwise._runtime.messages import Once, count, notice, reports, warn
+from stepwise._values.synchronizers import is_synchronizer
 from stepwise.errors import RunWarning
 
 __all__ = ["Complaints", "why_shut"]
 
 _PATIENCE = 3  # boundaries skipped in a row before a warning
+_SHOWN = 4  # objects that a warning names
+_INDEX = re.compile(r"\[[^\]]*\]")
+_WAYS_OUT = (
+    "Three ways out: make it inside the step that uses it; make it in a @stepwise.resource "
+    "factory, which is called again on resume; or `del` it before the next step"
+)
 _LARGE = 100_000  # bytes that a variable takes
 
 
@@ -141,12 +152,35 @@ class Complaints:
             "copy, in a variable of its own",
         )
 
+    def is_still_there(self, values: Mapping[str, Any]) -> bool:
+        """Return whether an object that could not be recorded is where it was found.
+
+        A lock may be free by now.
+        """
+        for path, culprit in self.culprits.items():
+            if is_synchronizer(culprit):
+                continue
+            with contextlib.suppress(LookupError):
+                if follow(path, values) is culprit:
+                    return True
+        return False
+
     @reports
     def unpicklable(self, error: UnpicklableError, line: int) -> None:
-        """Report variables that cannot be recorded."""
-        for name, (value, reason) in error.culprits.items():
+        """Report objects that cannot be recorded: all that were found at once, and each kind once.
+
+        An object that stands in for others, an iterator over them, is none of its own.
+        """
+        found = error.culprits.items()
+        self.culprits.update((n, each[0]) for n, each in found if n not in self._rewritten.loops)
+        others = [n for n in error.culprits if n not in self._rewritten.loops]
+        told: list[tuple[str, str]] = []
+        kinds: set[str] = set()
+        for name, (value, reason) in found:
             kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
             if name in self._rewritten.loops:
+                if others:
+                    continue
                 where = self._where(self._rewritten.loops[name])
                 self._tell(
                     name,
@@ -155,17 +189,21 @@ class Complaints:
                     "Iterate over a list of plain data to make it resume inside",
                 )
                 continue
-            self.culprits[name] = value
-            is_a = f" is a {kind}, which" if name else ""
-            if self.first(name):
-                warn(
-                    f"no checkpoint of run {self._active.run_id!r} at {self._where(line)}: "
-                    f"{self._named(name)}{is_a} cannot be recorded ({reason}). The run would "
-                    "resume at the checkpoint before it. Three ways out: make it inside the step "
-                    "that uses it; make it in a @stepwise.resource factory, which is called again "
-                    "on resume; or `del` it before the next step",
-                    RunWarning,
-                )
+            alike = f"{kind} {_INDEX.sub('[]', name)}"
+            if alike in kinds or self.first(alike):
+                kinds.add(alike)
+                is_a = f" is a {kind}, which" if name else ""
+                told.append((name, f"{self._named(name)}{is_a} cannot be recorded ({reason})"))
+        if not told:
+            return
+        more = f" (so are {', '.join(n for n, _ in told[1:_SHOWN])}" if told[1:] else ""
+        more += f" and {len(told) - _SHOWN} more)" if told[_SHOWN:] else ")" if more else ""
+        warn(
+            f"no checkpoint of run {self._active.run_id!r} at {self._where(line)}: "
+            f"{told[0][1]}{more}. The run would resume at the checkpoint before it. "
+            f"{_WAYS_OUT}",
+            RunWarning,
+        )
 
     @reports
     def no_memory(self, line: int) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from operator import itemgetter
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepwise._checkpoints.checkpoints import Checkpoints, Loaded, State
+from stepwise._checkpoints.given import root_of
 from stepwise._checkpoints.references import HEAVY, References
 from stepwise._checkpoints.resources import LetGo, is_reenterable
 from stepwise._checkpoints.stored_values import Looked
@@ -24,6 +26,7 @@ from stepwise._checkpoints.variables import (
 from stepwise._execution.active_run import ActiveRun
 from stepwise._execution.location import Helper
 from stepwise._execution.other_tasks import others_alive
+from stepwise._identity.clients import has_key
 from stepwise._journal.records import Record, holds_plainly
 from stepwise._rewrite import Frame, Point, Rewritten, prefix_fingerprint, renamed
 from stepwise._runtime.events import heard
@@ -31,6 +34,7 @@ from stepwise._runtime.limits import stopped
 from stepwise._runtime.messages import file_name, reports
 from stepwise._values.buffers import Data
 from stepwise._values.preview import error_text
+from stepwise._values.synchronizers import is_synchronizer, lock_of
 from stepwise._workflows import usual_save
 from stepwise._workflows.complaints import Complaints, why_shut
 from stepwise._workflows.definition import BoundCall
@@ -39,6 +43,10 @@ from stepwise._workflows.module_state import ModuleState, is_global
 from stepwise._workflows.reach import Outlooks, Reach, outlook
 from stepwise._workflows.remade_clients import Remade, remade
 from stepwise._workflows.takeover import state_of
+from stepwise.errors import RunStopped
+
+if TYPE_CHECKING:
+    from stepwise._checkpoints.sdk_clients import SdkClients
 
 __all__ = ["RestoreFailedError", "WorkflowFrame"]
 
@@ -78,6 +86,7 @@ class WorkflowFrame(Frame):
         "begun",
         "callee",
         "checkpoints",
+        "clients",
         "complaints",
         "cost",
         "count",
@@ -88,6 +97,7 @@ class WorkflowFrame(Frame):
         "guessed",
         "guesses",
         "helped",
+        "inside",
         "known",
         "last",
         "loaded",
@@ -123,6 +133,7 @@ class WorkflowFrame(Frame):
         super().__init__()
         self.active = active
         self.callee = callee
+        self.clients: SdkClients | None = None
         self.rewritten = rewritten
         self.every = callee.options.checkpoint_every
         self.checkpoints = checkpoints
@@ -135,6 +146,7 @@ class WorkflowFrame(Frame):
         self.references = References(self.known)
         self.module = ModuleState(active, rewritten.function, rewritten.assigned)
         self.managers: dict[int, tuple[int, str]] = {}  # steps done before; why it stays shut
+        self.inside: dict[tuple[int, int], Any] = {}  # locks that ``with`` statements entered
         self.complaints = Complaints(active, self.file, rewritten)
         # By what they depend on: see _state() and _state_of().
         self.prefixes: dict[tuple[int, int], tuple[list[str], str | None]] = {}
@@ -168,8 +180,9 @@ class WorkflowFrame(Frame):
         self.around = Surroundings.of(
             function, captured, callee.bound, callee.instance, callee.secret
         )
-        self.around.note_assigned(rewritten.stored)
+        self.around.stored = frozenset(name.rpartition(".")[2] for name in rewritten.stored)
         self.around.references = self.references
+        self.around.clients = self._sdk_clients
         self.around.subjects = self.active.subjects
         if self.active.progress.resumed_from == 0:
             self.module.replayed()
@@ -207,6 +220,22 @@ class WorkflowFrame(Frame):
                 self.complaints.skipping(name, value.given)
         return self.target
 
+    def _sdk_clients(self) -> SdkClients:
+        if self.clients is None:
+            from stepwise._checkpoints.sdk_clients import SdkClients  # on use: few make one
+
+            self.clients = SdkClients(self._tag, self._stop)
+        return self.clients
+
+    def _tag(self, data: bytes) -> bytes:
+        """Return a MAC over what a client gets from the environment."""
+        return self.active.journal.seal.tag(f"{self.active.run_id}/client", data)
+
+    def _stop(self, why: str) -> RunStopped:
+        """Stop the run, whose client could not be made again."""
+        run_id = self.active.run_id
+        return self.active.stop(RunStopped(f"run {run_id!r} cannot go on: {why}", run_id=run_id))
+
     def _of_today(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the variables of a checkpoint under the names that this version gives them.
 
@@ -239,7 +268,10 @@ class WorkflowFrame(Frame):
                     self.reopened[reading.within] = again.file
         for name in rewritten.made.keys() & named.keys():
             value = named[name]
-            if type(value) is Remade and remade(name, value.cls, named, rewritten) != value:
+            if (
+                type(value) is Remade
+                and remade(name, value.cls, named, rewritten, self._tag) != value
+            ):
                 raise LookupError(f"what makes {name!r} has changed: its class or an argument")
         return named
 
@@ -303,6 +335,7 @@ class WorkflowFrame(Frame):
             if tells:
                 self.complaints.skipped(point.line)
             return
+        self.around.entered = self._entered(point)
         payload = self._pickled(kept, point, tells=tells)
         if payload is None:
             return
@@ -392,7 +425,11 @@ class WorkflowFrame(Frame):
             ]
         kept = {name: values[name] for name in names}
         for name in rewritten.made.keys() & kept.keys() if rewritten.made else ():
-            anew = remade(name, type(kept[name]), kept, rewritten)
+            client: Any = kept[name]
+            cls: Any = type(client)
+            if has_key(cls) and self._sdk_clients().options_of(client) is not None:
+                continue
+            anew = remade(name, type(kept[name]), kept, rewritten, self._tag)
             # Where a global is another one later, an older checkpoint or the journal is needed.
             if anew is not None and not (anew.globals and self.checkpoints.prunes_journal):
                 kept[name] = anew
@@ -420,10 +457,7 @@ class WorkflowFrame(Frame):
                     self.complaints.unpicklable(error, point.line)
                 return False
         # A value that did not pickle the last time and is still there will not pickle now.
-        culprits = self.complaints.culprits
-        return not culprits or all(
-            values.get(name) is not value for name, value in culprits.items()
-        )
+        return not self.complaints.is_still_there({**self.around.arguments, **values})
 
     def _pickled(self, values: dict[str, Any], point: Point, *, tells: bool) -> Data | None:
         """Return the pickled variables; ``None`` if that cannot be done, which is reported."""
@@ -476,12 +510,12 @@ class WorkflowFrame(Frame):
         except UnpicklableError as error:
             # Values bound by a ``with`` that has ended (a closed file, a client) are dropped.
             over = {name for each in self.rewritten.withs for name in each.released}
-            found = error.culprits.items()
-            culprits = {n: each for n, each in found if n not in over and not is_global(n)}
+            found, left = error.culprits.items(), {*map(root_of, error.culprits)}
+            culprits = {n: each for n, each in found if root_of(n) not in over and not is_global(n)}
             if culprits:
                 raise UnpicklableError(culprits) from error
-            kept = {n: value for n, value in values.items() if n not in error.culprits}
-            gone = {n: LetGo(type(values[n]).__name__) for n in error.culprits if n in over}
+            kept = {n: value for n, value in values.items() if n not in left}
+            gone = {n: LetGo(type(values[n]).__name__) for n in left & over}
             return dump_values({**kept, **gone}, self.around)
 
     def _state(self, number: int) -> State | None:
@@ -553,12 +587,21 @@ class WorkflowFrame(Frame):
         if number in self.reopened:
             manager.close()
             manager = self.reopened.pop(number)
+        if is_synchronizer(manager):
+            self.inside[number, index] = manager
+        else:
+            self.inside.pop((number, index), None)
         done, why = self.managers[number]
         if not why and (not is_reenterable(manager) or self.active.progress.done != done):
             why = why_shut(manager, calls=self.active.progress.done != done)
             self.managers[number] = self.active.progress.done, why
             self.shut.add(number)
         return manager
+
+    def _entered(self, point: Point) -> Mapping[int, int]:
+        """Count how often the open blocks have entered each lock: a resumed run does so again."""
+        entered = [held for (number, _), held in self.inside.items() if number in point.withs]
+        return Counter(id(each) for held in entered for each in (held, lock_of(held)))
 
     def _tell_shut(self, point: Point, values: Mapping[str, Any]) -> None:
         """Report blocks around a point in which a step was done and no checkpoint is possible."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import builtins
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from stepwise._identity.clients import is_client
@@ -27,7 +27,7 @@ class Remade(NamedTuple):
 
     Args:
         cls: its class.
-        globals: digests of the global variables that are passed to it, by name.
+        globals: MACs of the global variables that are passed to it, by name.
     """
 
     cls: type
@@ -37,13 +37,20 @@ class Remade(NamedTuple):
         return f"<{self.cls.__name__}, made again on resume>"
 
 
-def remade(name: str, cls: type, values: Mapping[str, Any], rewritten: Rewritten) -> Remade | None:
+def remade(
+    name: str,
+    cls: type,
+    values: Mapping[str, Any],
+    rewritten: Rewritten,
+    tag: Callable[[bytes], bytes],
+) -> Remade | None:
     """Return the replacement of a client in a checkpoint; ``None`` if it cannot be remade.
 
     Args:
         name: of the variable.
         cls: of its value.
         values: the local variables.
+        tag: makes a MAC, since a global may be a key.
     """
     made: Made | None = rewritten.made.get(name)
     function, found = rewritten.function, {}
@@ -56,7 +63,7 @@ def remade(name: str, cls: type, values: Mapping[str, Any], rewritten: Rewritten
         else:
             value = function.__globals__.get(each, getattr(builtins, each, function))
             if type(value) in _ATOMS:
-                found[each] = digest(value)
+                found[each] = tag(digest(value).encode()).hex()
         if each == root:
             for attribute in attributes:
                 value = vars(value).get(attribute) if type(value) is types.ModuleType else None

@@ -627,22 +627,21 @@ def test_a_variable_that_cannot_be_recorded():
         @workflow
         def run():
             work(1)
-            lock = threading.Lock()
+            local = threading.local()
             work(2)
-            with lock:
-                pass
+            local.found = 5
             work(3)
-            del lock
+            del local
             work(4)
             return work(5)
     """
     said = survives(program, back=["work(3)"])
-    assert f"resumes at {line_of(program, 'lock = ')}, after 1 step" in said["work(3)"]
+    assert f"resumes at {line_of(program, 'local = ')}, after 1 step" in said["work(3)"]
     assert f"resumes at {line_of(program, 'work(4)')}, after 3 steps" in said["work(4)"]
     with lab_of(program) as lab:
         text = lab.run().text
-    assert f"at {line_of(program, 'with lock')}: the variable 'lock' is a _thread.lock" in text
-    assert text.count("the variable 'lock'") == 1
+    assert f"at {line_of(program, 'local.found')}: the variable 'local' is a _thread._local" in text
+    assert text.count("the variable 'local'") == 1
     for way in ("inside the step that uses it", "@stepwise.resource", "`del` it"):
         assert way in text
 
@@ -835,6 +834,8 @@ def test_an_array_that_is_a_file():
 def test_an_attribute_that_cannot_be_recorded():
     """What a workflow puts into an attribute and cannot be recorded is named, like a variable."""
     program = """
+        import socket
+
         class Agent:
             def __init__(self):
                 self.lock, self.lazy = threading.Lock(), None
@@ -846,7 +847,7 @@ def test_an_attribute_that_cannot_be_recorded():
             @workflow
             def run(self):
                 work(1)
-                self.guard = threading.Lock()
+                self.guard = socket.socket()
                 work(2)
                 work(3)
                 with self.guard, self.lock:
@@ -858,7 +859,7 @@ def test_an_attribute_that_cannot_be_recorded():
         run = Agent().run
     """
     said = survives(program, back=["work(3)"])
-    assert "the variable 'self.guard' is a _thread.lock" in said["work(2)"]
+    assert "the variable 'self.guard' is a socket.socket" in said["work(2)"]
     assert f"resumes at {line_of(program, 'self.guard = ')}, after 1 step" in said["work(3)"]
     assert f"resumes at {line_of(program, 'return [*names')}" in said["work(5)"]
 

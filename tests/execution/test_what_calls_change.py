@@ -86,7 +86,7 @@ USAGE = """
 class Usage:
     def __init__(self): self.tokens, self.calls = 0, {}
 class Agent:
-    def __init__(self, usage): self.usage, self.client = usage, threading.Lock()
+    def __init__(self, usage): self.usage, self.client = usage, threading.local()
     @step
     def ask(self, question):
         self.usage.tokens += 100

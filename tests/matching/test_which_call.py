@@ -613,7 +613,7 @@ import gc
 gc.disable()  # garbage stays as long as nobody asks
 class Agent:
     def __init__(self, model):
-        self.model, self.lock, self.said = model, threading.Lock(), []
+        self.model, self.lock, self.said = model, threading.local(), []
         self.tools = [self.post]
     @tool(side_effect=True)
     def post(self, text):
@@ -659,7 +659,7 @@ stepwise.identity(Client, fields=["account"])
 SINGLE = """
 class Agent:
     def __init__(self):
-        self.client = threading.Lock()
+        self.client = threading.local()
         self.version = "2" if not FIRST else "1"
     @OPTIONS
     def ask(self, question): return did("ask", self.version, question)
@@ -977,7 +977,7 @@ CHANNELS = ["post slack hello", "post mail hello"]
 SAME, OLD = ["ann: x", "-: 1"], ["ask ann x", "fetch - 1"]
 CLAUDE = (('model="gpt"', 'model="claude"'),)
 HIS_OWN = (
-    "class Agent:\n    def __init__(self):\n        self.client = threading.Lock()\n"
+    "class Agent:\n    def __init__(self):\n        self.client = threading.local()\n"
     '        self.version = "2" if not FIRST else "1"\n'
 )
 COMPARED = (

@@ -32,7 +32,7 @@ agent()
 OURS = {
     "_calls": "awaitables driver perform plain recording steps",
     "_checkpoints": (
-        "checkpoints chunks references resources stored_values surroundings variables"
+        "checkpoints chunks given references resources stored_values surroundings variables"
     ),
     "_execution": (
         "account active_run concurrency draining failures location other_tasks outcomes outside "
@@ -53,7 +53,7 @@ OURS = {
     "_values": (
         "addresses buffers class_contents codec data dict_watch digest digest_atoms "
         "hidden_arguments instances list_digest message_fields moments pickling preview reducers "
-        "secrets sentinels trees"
+        "secrets sentinels synchronizers trees"
     ),
     "_wire": "",
     "_workflows": (
