@@ -104,7 +104,7 @@ def crash_everywhere(
     effects: Callable[[], Any] | None = None,
     compare: Callable[[Any, Any], bool] | None = None,
     limit: int | None = None,
-    vary: Iterable[Vary] = (),
+    vary: Iterable[Vary] = _VARY,
     twins: Iterable[Callable[..., Any]] = (),
     **kwargs: Any,
 ) -> CrashReport:
@@ -131,7 +131,7 @@ def crash_everywhere(
             called in this process, so it must read what other processes wrote.
         compare: tells whether two results are equal, if ``==`` does not.
         limit: at most this many points, and variations of each kind, spread evenly; all by default.
-        vary: the variations: ``"retries"`` and ``"renames"``; none by default.
+        vary: the variations: ``"retries"`` and ``"renames"``; ``()`` for none.
         twins: workflows that differ from ``workflow`` in their configuration only (a persona, the
             model of a client), called with the same arguments: ``twins=[Agent("bob").run]``.
 

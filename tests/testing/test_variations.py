@@ -75,6 +75,11 @@ def extending() -> tuple:
     return counts, state.messages, state.cost
 
 
+def test_an_agent_whose_steps_change_a_dataclass(crash_everywhere):
+    """What steps changed in a state object is there after a kill at any point."""
+    assert crash_everywhere(extending).result == ([1, 2], ["a", "b", "c"], 1.5)
+
+
 # -- outer steps that fail once ------------------------------------------------------------------
 
 
@@ -93,6 +98,13 @@ def team(path: str, topic: str) -> int:
 @workflow
 def crews(path: str) -> list:
     return [crew(path, "tides"), team(path, "winds")]
+
+
+def test_a_side_effect_in_a_step_that_fails_once(crash, outbox):
+    """A side effect happens once, though the step around it fails after it and is tried again."""
+    report = crash(crews, str(outbox), vary=["retries"])
+    assert len(report.variations) == 5  # after each inner call
+    assert "failed after that call" in report.variations[0]
 
 
 @step(retries=1, backoff=0)
@@ -154,6 +166,13 @@ def test_a_failure_that_is_handled_by_a_second_act(crash, outbox):
 def posting(path: str) -> list:
     sizes = [post(path, text) for text in ("a", "b")]
     return [*sizes, post(path, "a")]
+
+
+def test_a_renamed_tool(crash, outbox):
+    """A tool that is renamed between kill and rerun does nothing twice."""
+    report = crash(posting, str(outbox), vary=["renames"])
+    assert len(report.variations) == 3
+    assert "post was renamed after it was killed recorded post(" in report.variations[0]
 
 
 @tool(side_effect=True, in_doubt="retry")
@@ -220,6 +239,12 @@ def test_twins_that_differ_in_their_persona(crash_everywhere):
         for number in (1, 2)
         for what in ("completed", "killed recorded Agent.speak(topic='more tides')")
     ]
+
+
+def test_twins_whose_difference_is_within_an_attribute(crash_everywhere):
+    """Two teams whose agents hold a client, and differ in their persona, get their own answers."""
+    twin = Team(Agent("bob", Client("small"))).run
+    crash_everywhere(Team(Agent("ann", Client("small"))).run, "tides", twins=[twin])
 
 
 def test_twins_whose_difference_does_not_count(crash_everywhere):
