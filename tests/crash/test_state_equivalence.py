@@ -7,9 +7,10 @@ How that is checked: ``tests/programs/equivalence``.  A failure prints the seed 
 from __future__ import annotations
 
 import copy
+import os
 
 import pytest
-from equivalence.checker import Differs, check_seeds
+from equivalence.checker import Differs, check_renamed, check_seeds
 from equivalence.state_writer import StateWriter
 from equivalence.states import KINDS, OPERATIONS, VOCABULARY, write_states
 from equivalence.world import world
@@ -20,7 +21,7 @@ from stepwise._execution import outcomes
 BLOCK = 20  # programs of one test
 BLOCKS = range(size(1, 20))  # of each set of features: 2,800 programs in all
 CRASHES = 8 if WHOLE else 3  # of each kind, of one program
-FEATURES = [""]
+FEATURES = ["", "changes", "clients", "retries", "changes,clients,retries"]
 
 
 def check_block(block, features, **options):
@@ -37,6 +38,21 @@ def check_block(block, features, **options):
 def test_a_crashed_agent_is_what_it_was_undisturbed(features, block):
     """Killed anywhere, and again in its recovery, an agent has the same state and does the same."""
     assert check_block(block, features).crashes > BLOCK
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("features", ["renames", "changes,retries,renames"])
+def test_an_agent_whose_tool_is_renamed_does_nothing_twice(features, block):
+    """Killed anywhere, an agent whose tool got another name asks, and does the same."""
+    assert check_block(block, features, check=check_renamed).programs == BLOCK
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="os.fork is missing here")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("block", range(size(1, 10)))
+def test_an_agent_whose_process_ended_is_what_it_was_undisturbed(block):
+    """An agent whose process ends itself in a step, twice, and then goes on, does the same."""
+    assert check_block(block, "changes,retries", forked=True).programs == BLOCK
 
 
 def test_the_programs_have_all_kinds_and_operations():
