@@ -128,6 +128,9 @@ def accounted(flow, *args):
     return amounts(stepwise.get_run(run.id))
 
 
+KILLS = ()  # what a failed attempt has spent counts: the sum would rightly be another one
+
+
 # -- tests -----------------------------------------------------------------------------------------
 
 
@@ -135,7 +138,7 @@ def accounted(flow, *args):
 @given(programs)
 def test_random_programs_that_are_killed(parts):
     """Killed at some places and run again, a program has spent what the model says."""
-    report = crash_everywhere(accounted, agent, parts, limit=4)
+    report = crash_everywhere(accounted, agent, parts, limit=4, vary=KILLS)
     assert report.result == model(parts)
 
 
@@ -152,7 +155,7 @@ def test_killed_everywhere(options):
         ["child", 4, 0, [["step", 5, 3, 0, 0], ["spend", 0, 2]]],
         ["map", 6, 1, 2],
     ]
-    report = crash_everywhere(accounted, agent.options(**options), parts)
+    report = crash_everywhere(accounted, agent.options(**options), parts, vary=KILLS)
     assert report.result == model(parts)
     assert len(report.points) > 15
 
