@@ -13,6 +13,7 @@ import os
 import signal
 import tempfile
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from stepwise._runtime import settings
 from stepwise._values import digest
 from stepwise._values.codec import decode, encode
 from stepwise.errors import (
+    ArgumentsChangedWarning,
     ConfigurationError,
     DigestError,
     StepInDoubtError,
@@ -89,12 +91,17 @@ class _Disturbance(NamedTuple):
 
 @dataclass
 class _ProcessEnd:
-    """The end of a process: its result or exception, or a kill."""
+    """The end of a process: its result or exception, or a kill.
+
+    Args:
+        arguments: of the call at which it stopped, since that call is in doubt.
+    """
 
     killed: bool = False
     value: Any = None
     error: str = ""
     trace: str = ""
+    arguments: str = ""
 
 
 def crash_everywhere(
@@ -162,6 +169,12 @@ def _call(workflow: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
         return asyncio.run(awaited())
     return value
+
+
+def _without_warning(call: Callable[[], Any]) -> Any:
+    """Call it where warnings may be errors: that another name was answered is what was settled."""
+    warnings.simplefilter("ignore", ArgumentsChangedWarning)
+    return call()
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:
@@ -240,11 +253,14 @@ class _Trials:
 
     def _recover(self, folder: str, disturbance: _Disturbance, story: list[str]) -> _ProcessEnd:
         """Start the workflow until it ends, and settle what is in doubt in between."""
+        call = self._call
+        if disturbance.renamed is not None:
+            call = functools.partial(_without_warning, call)
         for _ in range(_RESTARTS):
-            ended = self._start(folder, self._call)
+            ended = self._start(folder, call)
             if ended.error != StepInDoubtError.__name__:
                 break
-            story.append(self._settle(folder, disturbance.renamed))
+            story.append(self._settle(folder, disturbance.renamed, ended.arguments))
             if disturbance.how == "killed" and disturbance.renamed is None:
                 self.report.in_doubt.append(str(disturbance.point))
         return ended
@@ -338,8 +354,12 @@ class _Trials:
             return _ProcessEnd(killed=True)
         return ended
 
-    def _settle(self, folder: str, renamed: Call | None) -> str:
-        """Settle calls in doubt truthfully: the log shows which bodies have run."""
+    def _settle(self, folder: str, renamed: Call | None, arguments: str) -> str:
+        """Settle calls in doubt truthfully: the log shows which bodies have run.
+
+        Args:
+            arguments: of the call at which the run stopped.
+        """
         happened = {
             passed.key: passed.value for passed in _read_log(folder) if passed.point.when == "after"
         }
@@ -349,7 +369,7 @@ class _Trials:
                 with _home(folder):
                     _resolve(happened)
                     if renamed is not None:
-                        _resolve_renamed(earlier_name(renamed.name))
+                        _resolve_renamed(earlier_name(renamed.name), arguments)
             except BaseException:
                 traceback.print_exc()
                 os._exit(3)
@@ -368,7 +388,11 @@ def _in_child(
         try:
             written = bytes(encode(_ProcessEnd(value=call()), "the result").data)
         except BaseException as error:
-            ended = _ProcessEnd(error=type(error).__name__, trace=traceback.format_exc())
+            ended = _ProcessEnd(
+                error=type(error).__name__,
+                trace=traceback.format_exc(),
+                arguments=getattr(error, "arguments", ""),
+            )
             written = bytes(encode(ended).data)
     with open(path + ".new", "wb") as file:
         file.write(written)
@@ -473,13 +497,16 @@ def _resolve(landed: dict[str, Any]) -> None:
                     run.resolve(step.number, did_not_happen=True)
 
 
-def _resolve_renamed(name: str) -> None:
-    """Say that the stopped call is the one which is recorded under the tool's earlier name."""
+def _resolve_renamed(name: str, arguments: str) -> None:
+    """Say that the stopped call is one which is recorded under the tool's earlier name."""
     for run in runs():
         for step in run.steps:
-            if step.name == name:
-                with contextlib.suppress(StepNotFoundError):  # the run did not stop because of it
-                    run.resolve(step.number, same=True)
+            if (step.name, step.arguments) != (name, arguments):
+                continue
+            # The run did not stop because of that step, or it has answered an equal call.
+            with contextlib.suppress(StepNotFoundError, ConfigurationError):
+                run.resolve(step.number, same=True)
+                return
 
 
 @contextlib.contextmanager
