@@ -216,7 +216,7 @@ def _close(home: str | None) -> None:
 
 @pytest.fixture
 def crash_everywhere() -> Callable[..., CrashReport]:
-    """``crash_everywhere(workflow, *args, setup=, effects=, compare=, limit=, **kwargs)``.
+    """``crash_everywhere(workflow, *args, setup=, effects=, compare=, limit=, vary=, twins=)``.
 
     Kills the workflow at every point that makes a difference, runs it again, and compares; see
     :func:`stepwise.testing.crash_everywhere`.

@@ -6,7 +6,8 @@ not (``os``).  Processor time is told as well: the part that other users of the 
 so is what a step writes, its log included.  Flushes are counted in processes of their own.
 
 Steps that are methods of an agent are compared with plain steps of the same process: what the agent
-holds is looked at before and after each of them.
+holds is looked at before and after each of them, and so is what a step gets as an argument.  Two
+sizes have a limit of their own: 5,000 messages of 1 KB, and a table of 50 MB.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import functools
 import hashlib
 import hmac
+import importlib.util
 import itertools
 import os
 import pathlib
@@ -31,6 +33,8 @@ import stepwise
 
 _BYTES = 1024
 _KILOBYTES = 6
+_MESSAGES = 5000
+_TABLE = 50_000_000  # bytes
 _serial = itertools.count()
 
 
@@ -60,15 +64,19 @@ def sending(count: int) -> int:
     return size
 
 
+def _message(role: str, number: int, size: int = 0) -> dict[str, str]:
+    return {"role": role, "content": f"message {number}".ljust(size)}
+
+
 class Agent:
     """An agent of ordinary make."""
 
-    def __init__(self, messages: int) -> None:
+    def __init__(self, messages: int, size: int = 0) -> None:
         self.model = "large"
         self.temperature = 0.5
         self.created = time.time()
         self.limits = {"tokens": 4096, "calls": 100}
-        self.history = [{"role": "user", "content": f"message {n}"} for n in range(messages)]
+        self.history = [_message("user", n, size) for n in range(messages)]
         self.calls = 0
 
     @stepwise.step
@@ -77,7 +85,7 @@ class Agent:
 
     @stepwise.step
     def converse(self, number: int) -> bytes:
-        self.history.append({"role": "assistant", "content": f"message {number}"})
+        self.history.append(_message("assistant", number))
         self.calls += 1
         return number.to_bytes(4, "big") * (_BYTES // 4)
 
@@ -91,10 +99,64 @@ def asking(count: int, messages: int = 10) -> int:
 
 
 @stepwise.workflow
-def conversing(count: int, messages: int = 10) -> int:
-    agent, size = Agent(messages), 0
+def conversing(count: int, messages: int = 10, each: int = 0) -> int:
+    agent, size = Agent(messages, each), 0
     for number in range(count):
         size += len(agent.converse(number))
+    return size
+
+
+@stepwise.step
+def extend(messages: list[dict[str, str]], number: int) -> bytes:
+    messages.append(_message("assistant", number))
+    return number.to_bytes(4, "big") * (_BYTES // 4)
+
+
+@stepwise.workflow
+def extending(count: int, messages: int, each: int) -> int:
+    history, size = [_message("user", n, each) for n in range(messages)], 0
+    for number in range(count):
+        size += len(extend(history, number))
+    return size
+
+
+@stepwise.step
+def read(table: Any, number: int) -> bytes:
+    return number.to_bytes(4, "big") * (_BYTES // 4)
+
+
+@stepwise.step
+def write(table: Any, number: int) -> bytes:
+    table["c0"][number] = number + 1.0
+    return number.to_bytes(4, "big") * (_BYTES // 4)
+
+
+@functools.cache
+def _table(kind: str) -> Any:
+    """A table of 50 MB: a dict of arrays, or a DataFrame."""
+    import numpy as np
+
+    columns = {f"c{n}": np.arange(_TABLE / 80) for n in range(10)}
+    if kind == "arrays":
+        return columns
+    import pandas as pd
+
+    return pd.DataFrame(columns)
+
+
+@stepwise.workflow(checkpoint_every=1_000_000)
+def reading(count: int, kind: str) -> int:
+    table, size = _table(kind), 0
+    for number in range(count):
+        size += len(read(table, number))
+    return size
+
+
+@stepwise.workflow(checkpoint_every=1_000_000)
+def writing(count: int, kind: str) -> int:
+    table, size = _table(kind), 0
+    for number in range(count):
+        size += len(write(table, number))
     return size
 
 
@@ -174,7 +236,35 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
         rows += [_bytes(scheme, path, count) for scheme in ("disk", "sqlite")]
         for what, workflow, messages in _METHODS:
             rows.append(_of_agent(what, workflow, messages, path, count, arguments.rounds))
+        for what, workflow, more in _LARGE:
+            few = max(2, count // (10 if more[0] == _MESSAGES else 200))
+            rows.append(_large(what, workflow, more, path, few, arguments.rounds))
     return rows
+
+
+_LARGE: list[tuple[str, Any, tuple[Any, ...]]] = [
+    ("a step that adds to 5,000 messages of 1 KB, its argument", extending, (_MESSAGES, 1000)),
+    ("a method that adds to 5,000 messages of 1 KB in self", conversing, (_MESSAGES, 1000)),
+]
+if importlib.util.find_spec("numpy"):
+    _LARGE += [
+        ("a step that reads 50 MB of arrays, its argument", reading, ("arrays",)),
+        ("a step that changes a number in 50 MB of arrays", writing, ("arrays",)),
+    ]
+if importlib.util.find_spec("pandas"):
+    _LARGE.append(("a step that reads a DataFrame of 50 MB, its argument", reading, ("frame",)))
+
+
+def _large(
+    what: str, workflow: Any, more: tuple[Any, ...], path: pathlib.Path, count: int, rounds: int
+) -> common.Row:
+    """What a step costs that gets much, in milliseconds of processor time."""
+    times = [
+        steps(workflow, "disk", "os", path, count, time.process_time, more) / 1e3
+        for _ in range(rounds)
+    ]
+    limit = 3 if more[0] == _MESSAGES else 100
+    return common.Row(f"{what}, os, processor time", common.Spread.of(times), "ms", limit=limit)
 
 
 _METHODS = (

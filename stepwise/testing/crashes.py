@@ -1,4 +1,4 @@
-"""Crashes on purpose, at one step, in this process; and what watches steps for them.
+"""Crashes on purpose, at one step, in this process; and the watch that sees each step pass.
 
 :class:`crash_at` raises at one step, as Ctrl-C does; what it tests is the next call.
 """
@@ -22,7 +22,16 @@ from stepwise._journal.records import Call, Outcome
 from stepwise._runs.current import current_step
 from stepwise.errors import ConfigurationError
 
-__all__ = ["CrashPoint", "CrashWatch", "Passed", "SimulatedCrash", "crash_at"]
+__all__ = [
+    "CrashPoint",
+    "CrashWatch",
+    "Passed",
+    "SimulatedCrash",
+    "SimulatedFailure",
+    "crash_at",
+    "earlier_name",
+    "under_earlier_name",
+]
 
 When = Literal["before", "after", "recorded"]
 _WHEN = ("before", "after", "recorded")
@@ -30,6 +39,10 @@ _WHEN = ("before", "after", "recorded")
 
 class SimulatedCrash(KeyboardInterrupt):
     """The process would have died here.  Like Ctrl-C, it passes ``except Exception``."""
+
+
+class SimulatedFailure(Exception):  # noqa: N818 -- named like SimulatedCrash
+    """An attempt of a step fails here, as when its next call meets a lost connection."""
 
 
 # -- watching steps ------------------------------------------------------------------------------
@@ -56,6 +69,7 @@ class Passed:
         key: idempotency key of the call.
         value: what the body returned, at ``"after"``; the status, at ``"recorded"``.
         repeatable: its tool says that it may be repeated.
+        outer: idempotency key of the plain step that makes the call; empty if none does.
     """
 
     point: CrashPoint
@@ -63,6 +77,7 @@ class Passed:
     key: str
     value: Any = None
     repeatable: bool = False
+    outer: str = ""
 
 
 class CrashWatch:
@@ -71,6 +86,7 @@ class CrashWatch:
     def __init__(self, reached: Callable[[Passed], None]) -> None:
         self._reached = reached
         self._counts: Counter[tuple[str, str]] = Counter()
+        self._effects: set[int] = set()  # numbers of side effects; child runs have numbers anew
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -79,6 +95,8 @@ class CrashWatch:
 
         def watched_body(step: steps.Step, call: Call) -> Callable[..., Any]:
             repeatable = step.idempotent or step.in_doubt == "retry"
+            if call.effect:
+                self._effects.add(call.number)
             return self._around(body(step, call), call, repeatable=repeatable)
 
         def watched_record(
@@ -87,7 +105,10 @@ class CrashWatch:
             record(active, scope, number, outcome, **facts)
             if not outcome.call.child:
                 key = outcome.call.key or key_of(active.run_id, outcome.call)
-                self._pass(outcome.call, "recorded", key, outcome.status)
+                # A side effect that fails is another subject: nobody knows what it did.
+                plain_step = scope.call is not None and self._effects.isdisjoint(scope.around)
+                outer = key_of(active.run_id, scope.call) if plain_step else ""
+                self._pass(outcome.call, "recorded", key, outcome.status, outer=outer)
 
         def not_plain(*_: object, **__: object) -> None:
             """The straight way passes neither of these two."""
@@ -125,12 +146,42 @@ class CrashWatch:
         return watched
 
     def _pass(
-        self, call: Call, when: str, key: str, value: Any = None, *, repeatable: bool = False
+        self,
+        call: Call,
+        when: str,
+        key: str,
+        value: Any = None,
+        *,
+        repeatable: bool = False,
+        outer: str = "",
     ) -> None:
         shown = f"{call.name}({call.arguments})"
         self._counts[when, shown] += 1
         point = CrashPoint(shown, self._counts[when, shown], when)
-        self._reached(Passed(point, call, key, value, repeatable))
+        self._reached(Passed(point, call, key, value, repeatable, outer))
+
+
+_SINCE = "_renamed_since"
+
+
+def earlier_name(name: str) -> str:
+    """Return the name that a tool has within :func:`under_earlier_name`."""
+    return name + _SINCE
+
+
+@contextlib.contextmanager
+def under_earlier_name(tool: Call) -> Iterator[None]:
+    """Within the block, the called tool has another name, as before somebody renamed it."""
+    core = steps.Step.core
+
+    def called(step: steps.Step, *args: Any, **more: Any) -> Any:
+        if (step.module, step.name) == (tool.module, tool.name):
+            step.qualname = earlier_name(step.qualname)
+            step.name = earlier_name(step.name)
+        return core(step, *args, **more)
+
+    with mock.patch.object(steps.Step, "core", called):
+        yield
 
 
 # -- one crash, in this process ------------------------------------------------------------------

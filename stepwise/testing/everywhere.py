@@ -13,21 +13,40 @@ import os
 import signal
 import tempfile
 import traceback
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, TypeVar
 
+from stepwise._journal.records import Call
 from stepwise._runs.listing import runs
 from stepwise._values import digest
 from stepwise._values.codec import decode, encode
-from stepwise.errors import ConfigurationError, DigestError, StepInDoubtError
-from stepwise.testing.crashes import CrashPoint, CrashWatch, Passed
+from stepwise.errors import (
+    ArgumentsChangedWarning,
+    ConfigurationError,
+    DigestError,
+    StepInDoubtError,
+    StepNotFoundError,
+)
+from stepwise.testing.crashes import (
+    CrashPoint,
+    CrashWatch,
+    Passed,
+    SimulatedFailure,
+    earlier_name,
+    under_earlier_name,
+)
 from stepwise.testing.fresh import fresh_store
 
 __all__ = ["CrashReport", "crash_everywhere"]
 
+Vary = Literal["retries", "renames"]
+_VARY: tuple[Vary, ...] = ("retries", "renames")
 _RESTARTS = 20  # restarts in one trial; each settles one doubt at least
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -36,25 +55,52 @@ class CrashReport:
 
     Args:
         points: the places at which the workflow was killed, as text.
+        variations: what else was done to it, as text: outer steps that failed once, tools that were
+            renamed, twins that ran before it ended.
         in_doubt: those after which a side effect was in doubt, and was settled with the truth.
         starts: how many processes were started.
         result: what the undisturbed run gave.
     """
 
     points: list[str] = field(default_factory=list)
+    variations: list[str] = field(default_factory=list)
     in_doubt: list[str] = field(default_factory=list)
     starts: int = 0
     result: Any = None
 
 
+class _Disturbance(NamedTuple):
+    """What is done to the first process of a trial, and where.
+
+    Args:
+        renamed: the tool that had another name in that process.
+    """
+
+    point: CrashPoint
+    how: Literal["killed", "failed"] = "killed"
+    renamed: Call | None = None
+
+    def __str__(self) -> str:
+        if self.renamed is not None:
+            return f"{self.renamed.name} was renamed after it was {self.how} {self.point}"
+        if self.how == "failed":
+            return f"the step around {self.point.call} failed after that call"
+        return f"killed {self.point}"
+
+
 @dataclass
 class _ProcessEnd:
-    """The end of a process: its result or exception, or a kill."""
+    """The end of a process: its result or exception, or a kill.
+
+    Args:
+        arguments: of the call at which it stopped, since that call is in doubt.
+    """
 
     killed: bool = False
     value: Any = None
     error: str = ""
     trace: str = ""
+    arguments: str = ""
 
 
 def crash_everywhere(
@@ -64,6 +110,8 @@ def crash_everywhere(
     effects: Callable[[], Any] | None = None,
     compare: Callable[[Any, Any], bool] | None = None,
     limit: int | None = None,
+    vary: Iterable[Vary] = _VARY,
+    twins: Iterable[Callable[..., Any]] = (),
     **kwargs: Any,
 ) -> CrashReport:
     """Kill a workflow at every point that makes a difference, run it again, and compare.
@@ -74,6 +122,12 @@ def crash_everywhere(
     that no body of a step runs again whose outcome was recorded, that no side effect happens twice,
     and that the result is that of an undisturbed run.
 
+    Three variations find what a kill alone does not.  *Retries*: a step that calls other steps
+    fails once after each of these calls, and is tried again, by its ``retries=`` or by the next
+    start.  *Renames*: a side effect is recorded under another name than the tool has when the
+    workflow runs again; it must be answered, or stop and ask.  *Twins*: workflows of agents that
+    are equal but for their configuration run in the same store; no answer may cross over.
+
     Also the pytest fixture of the same name.
 
     Args:
@@ -82,16 +136,26 @@ def crash_everywhere(
         effects: reads the outside world; what it gives after each trial must be equal, too.  It is
             called in this process, so it must read what other processes wrote.
         compare: tells whether two results are equal, if ``==`` does not.
-        limit: at most this many points, spread evenly; all by default.
+        limit: at most this many points, and variations of each kind, spread evenly; all by default.
+        vary: the variations: ``"retries"`` and ``"renames"``; ``()`` for none.
+        twins: workflows that differ from ``workflow`` in their configuration only (a persona, the
+            model of a client), called with the same arguments: ``twins=[Agent("bob").run]``.
 
     Raises:
         AssertionError: a trial differed; says where it was killed and what happened.
-        ConfigurationError: this system cannot fork.
+        ConfigurationError: this system cannot fork, or there is no such variation.
     """
     if not hasattr(os, "fork"):
         raise ConfigurationError("crash_everywhere() needs os.fork(), which this system lacks")
-    call = functools.partial(_call, workflow, args, kwargs)
-    return _Trials(call, setup, effects, compare or _equal).run(limit)
+    wanted = frozenset(vary)
+    if not wanted <= {*_VARY}:
+        raise ConfigurationError(f"vary={vary!r} is not known: use any of {_VARY}")
+    call, *others = (functools.partial(_call, each, args, kwargs) for each in (workflow, *twins))
+    trials = _Trials(call, setup, effects, compare or _equal)
+    trials.run(limit, wanted)
+    for number, twin in enumerate(others, 1):
+        trials.run_beside(twin, f"twin {number}")
+    return trials.report
 
 
 def _call(workflow: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -104,6 +168,12 @@ def _call(workflow: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
         return asyncio.run(awaited())
     return value
+
+
+def _without_warning(call: Callable[[], Any]) -> Any:
+    """Call it where warnings may be errors: that another name was answered is what was settled."""
+    warnings.simplefilter("ignore", ArgumentsChangedWarning)
+    return call()
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:
@@ -123,107 +193,152 @@ class _Trials:
     ) -> None:
         self._call, self._setup, self._effects = call, setup, effects
         self._compare = compare
-        self._report = CrashReport()
+        self.report = CrashReport()
+        self._alone = _ProcessEnd()  # how the workflow ends undisturbed, and what it passes
         self._log: list[Passed] = []
+        self._world: Any = None
 
-    def run(self, limit: int | None) -> CrashReport:
+    def run(self, limit: int | None, vary: frozenset[str]) -> None:
         """The undisturbed run, then every trial."""
-        with _folder() as folder:
-            self._prepare()
-            undisturbed = self._start(folder, None)
-            if undisturbed.killed:
-                raise AssertionError("the process died although the test did not kill it")
-            self._log = _read_log(folder)
-            world = self._effects() if self._effects is not None else None
+        self._alone, self._log = self._undisturbed(self._call)
+        self._world = self._effects() if self._effects is not None else None
         points = [passed.point for passed in self._log]
         if not points:
             raise AssertionError(
-                f"no step was executed ({undisturbed.error or 'it returned'}): is it a @workflow "
-                f"that calls steps?\n{undisturbed.trace}"
+                f"no step was executed ({self._alone.error or 'it returned'}): is it a @workflow "
+                f"that calls steps?\n{self._alone.trace}"
             )
-        self._report.result = undisturbed.value
-        step = max(1, -(-len(points) // limit)) if limit else 1
-        for point in points[::step]:
-            self._report.points.append(str(point))
-            self._prepare()
-            with _folder() as folder:
-                self._try(folder, point, undisturbed, world)
-        return self._report
+        self.report.result = self._alone.value
+        for point in _spread(points, limit):
+            self.report.points.append(str(point))
+            self._try(_Disturbance(point))
+        failures = _failures(self._log) if "retries" in vary else []
+        renames = _renames(self._log) if "renames" in vary else []
+        for disturbance in (*_spread(failures, limit), *_spread(renames, limit)):
+            self.report.variations.append(str(disturbance))
+            self._try(disturbance)
+
+    def _undisturbed(self, call: Callable[[], Any]) -> tuple[_ProcessEnd, list[Passed]]:
+        self._prepare()
+        with _folder() as folder:
+            ended = self._start(folder, call)
+            if ended.killed:
+                raise AssertionError("the process died although the test did not kill it")
+            return ended, _read_log(folder)
 
     def _prepare(self) -> None:
         if self._setup is not None:
             self._setup()
 
-    def _try(self, folder: str, point: CrashPoint, undisturbed: _ProcessEnd, world: Any) -> None:
-        killed = self._start(folder, point)
-        story = [f"killed {point}"]
-        if not killed.killed:
-            raise AssertionError(
-                f"the point was not reached again: {point}. Do the workflow's calls differ "
-                f"each time? It returned {killed.value!r} {killed.trace}"
-            )
+    def _try(self, disturbance: _Disturbance) -> None:
+        self._prepare()
+        with _folder() as folder:
+            first = self._start(folder, self._call, disturbance)
+            log = _read_log(folder)
+            if not any(passed.point == disturbance.point for passed in log):
+                raise AssertionError(
+                    f"the point was not reached again: {disturbance.point}. Do the workflow's "
+                    f"calls differ each time? It returned {first.value!r} {first.trace}"
+                )
+            story = [str(disturbance)]
+            handled = _was_handled(log, disturbance.point) and not first.error
+            if first.killed or first.error:
+                first = self._recover(folder, disturbance, story)
+            elif not handled:
+                story.append("tried again")
+            self._check_world(_read_log(folder), disturbance, story, handled=handled)
+            if not handled:
+                self._judge(first, story)
+
+    def _recover(self, folder: str, disturbance: _Disturbance, story: list[str]) -> _ProcessEnd:
+        """Start the workflow until it ends, and settle what is in doubt in between."""
+        call = self._call
+        if disturbance.renamed is not None:
+            call = functools.partial(_without_warning, call)
         for _ in range(_RESTARTS):
-            ended = self._start(folder, None)
+            ended = self._start(folder, call)
             if ended.error != StepInDoubtError.__name__:
                 break
-            story.append(self._settle(folder))
-            self._report.in_doubt.append(str(point))
-        self._judge(folder, ended, undisturbed, world, story)
+            story.append(self._settle(folder, disturbance.renamed, ended.arguments))
+            if disturbance.how == "killed" and disturbance.renamed is None:
+                self.report.in_doubt.append(str(disturbance.point))
+        return ended
 
-    def _judge(
-        self,
-        folder: str,
-        ended: _ProcessEnd,
-        undisturbed: _ProcessEnd,
-        world: Any,
-        story: list[str],
+    # -- judging ---------------------------------------------------------------------------------
+
+    def _judge(self, ended: _ProcessEnd, story: list[str]) -> None:
+        """Compare how a workflow ended with the end of an undisturbed run."""
+        _differ("; ".join(story), ended, self._alone, "an undisturbed run", self._compare)
+
+    def _check_world(
+        self, log: list[Passed], disturbance: _Disturbance, story: list[str], *, handled: bool
     ) -> None:
+        """Compare what happened outside, after a trial.
+
+        Args:
+            handled: the workflow handled the failure; it may do otherwise then, but nothing twice.
+        """
         told = "; ".join(story)
-        if ended.error != undisturbed.error or ended.killed:
+        if disturbance.how == "killed":
+            _check_repeats(log, told)
+        happened, expected = _effects_in(log), _effects_in(self._log)
+        if handled:
+            happened = Counter({call: happened[call] for call in expected})
+        more, less = happened - expected, Counter() if handled else expected - happened
+        if more or less:
             raise AssertionError(
-                f"{told}: it ended with {ended.error or 'a result'} instead of "
-                f"{undisturbed.error or 'a result'}\n{ended.trace}"
+                f"{told}: side effects happened too often: "
+                f"{'; '.join(more.elements()) or 'none'}; not at all: "
+                f"{'; '.join(less.elements()) or 'none'}"
             )
-        if not ended.error and not self._compare(ended.value, undisturbed.value):
-            raise AssertionError(
-                f"{told}: the result differs from that of an undisturbed run:\n"
-                f"  undisturbed  {undisturbed.value!r}\n  recovered    {ended.value!r}"
-            )
-        self._check_repeats(_read_log(folder), told)
-        after = self._effects() if self._effects is not None else None
-        if self._effects is not None and not _equal(after, world):
+        after = self._effects() if self._effects is not None and not handled else self._world
+        if not _equal(after, self._world):
             raise AssertionError(
                 f"{told}: the effects differ from those of an undisturbed run:\n"
-                f"  undisturbed  {world!r}\n  recovered    {after!r}"
+                f"  undisturbed  {self._world!r}\n  recovered    {after!r}"
             )
 
-    def _check_repeats(self, log: list[Passed], told: str) -> None:
-        recorded: set[str] = set()
-        for passed in log:
-            if passed.point.when == "recorded" and passed.value == "completed":
-                recorded.add(passed.key)
-            elif passed.point.when == "before" and passed.key in recorded:
-                raise AssertionError(f"{told}: {passed.point.call} ran again although it was done")
-        happened, expected = _effects_in(log), _effects_in(self._log)
-        if happened != expected:
-            more = "; ".join((happened - expected).elements()) or "none"
-            less = "; ".join((expected - happened).elements()) or "none"
-            raise AssertionError(
-                f"{told}: side effects happened too often: {more}; not at all: {less}"
-            )
+    # -- twins -----------------------------------------------------------------------------------
+
+    def run_beside(self, twin: Callable[[], Any], name: str) -> None:
+        """Run a twin in the store of the workflow: after it, and while it is unfinished."""
+        alone, log = self._undisturbed(twin)
+        last = [each.point for each in self._log if each.point.when == "recorded"][-1:]
+        for disturbance in (None, *map(_Disturbance, last)):
+            story = [f"{name} ran after the workflow was {disturbance or 'completed'}"]
+            self.report.variations.append(story[0])
+            self._prepare()
+            with _folder() as folder:
+                self._start(folder, self._call, disturbance)
+                before = len(_read_log(folder))
+                ended = self._start(folder, twin)
+                made = _read_log(folder)[before:]
+                _differ(story[0], ended, alone, f"{name} alone", self._compare)
+                missing = _bodies_in(log) - _bodies_in(made)
+                if missing:
+                    raise AssertionError(
+                        f"{story[0]}: calls of {name} were answered with what the workflow had "
+                        f"recorded: {'; '.join(missing.elements())}. What tells the two apart is "
+                        "not part of these calls' identity: name it in stepwise.identity(), or in "
+                        "key="
+                    )
+                if disturbance is not None:
+                    self._judge(self._recover(folder, disturbance, story), story)
 
     # -- processes -------------------------------------------------------------------------------
 
-    def _start(self, folder: str, point: CrashPoint | None) -> _ProcessEnd:
+    def _start(
+        self, folder: str, call: Callable[[], Any], disturbance: _Disturbance | None = None
+    ) -> _ProcessEnd:
         """One process: it writes how it ended, unless it was killed."""
-        self._report.starts += 1
+        self.report.starts += 1
         path = os.path.join(folder, "ended")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         pid = os.fork()
         if pid == 0:
             try:
-                self._in_child(folder, point, path)
+                _in_child(folder, call, disturbance, path)
             finally:
                 os._exit(3)
         _, status = os.waitpid(pid, 0)
@@ -238,20 +353,12 @@ class _Trials:
             return _ProcessEnd(killed=True)
         return ended
 
-    def _in_child(self, folder: str, point: CrashPoint | None, path: str) -> None:
-        """Run the workflow, and log every point that it passes."""
-        with _watching(folder, point):
-            try:
-                written = bytes(encode(_ProcessEnd(value=self._call()), "the result").data)
-            except BaseException as error:
-                ended = _ProcessEnd(error=type(error).__name__, trace=traceback.format_exc())
-                written = bytes(encode(ended).data)
-        with open(path + ".new", "wb") as file:
-            file.write(written)
-        os.replace(path + ".new", path)
+    def _settle(self, folder: str, renamed: Call | None, arguments: str) -> str:
+        """Settle calls in doubt truthfully: the log shows which bodies have run.
 
-    def _settle(self, folder: str) -> str:
-        """Settle calls in doubt truthfully: the log shows which bodies have run."""
+        Args:
+            arguments: of the call at which the run stopped.
+        """
         happened = {
             passed.key: passed.value for passed in _read_log(folder) if passed.point.when == "after"
         }
@@ -260,6 +367,8 @@ class _Trials:
             try:
                 with _home(folder):
                     _resolve(happened)
+                    if renamed is not None:
+                        _resolve_renamed(earlier_name(renamed.name), arguments)
             except BaseException:
                 traceback.print_exc()
                 os._exit(3)
@@ -268,6 +377,97 @@ class _Trials:
         if status:
             raise AssertionError("a call in doubt could not be settled; see the output above")
         return "settled the calls in doubt"
+
+
+def _in_child(
+    folder: str, call: Callable[[], Any], disturbance: _Disturbance | None, path: str
+) -> None:
+    """Run the workflow, and log every point that it passes."""
+    with _watching(folder, disturbance):
+        try:
+            written = bytes(encode(_ProcessEnd(value=call()), "the result").data)
+        except BaseException as error:
+            ended = _ProcessEnd(
+                error=type(error).__name__,
+                trace=traceback.format_exc(),
+                arguments=getattr(error, "arguments", ""),
+            )
+            written = bytes(encode(ended).data)
+    with open(path + ".new", "wb") as file:
+        file.write(written)
+    os.replace(path + ".new", path)
+
+
+# -- what a log says -----------------------------------------------------------------------------
+
+
+def _spread(items: Sequence[T], limit: int | None) -> Sequence[T]:
+    return items[:: max(1, -(-len(items) // limit)) if limit else 1]
+
+
+def _failures(log: list[Passed]) -> list[_Disturbance]:
+    """Return the places where an outer step can fail: after each call that it makes."""
+    return [
+        _Disturbance(passed.point, "failed")
+        for passed in log
+        if passed.outer and passed.point.when == "recorded" and passed.value == "completed"
+    ]
+
+
+def _renames(log: list[Passed]) -> list[_Disturbance]:
+    """Return the places where the rename of a tool matters: its outcome is recorded, no more."""
+    tools = {
+        passed.key
+        for passed in log
+        if passed.call.effect and passed.point.when == "after" and not passed.repeatable
+    }
+    return [
+        _Disturbance(passed.point, renamed=passed.call)
+        for passed in log
+        if passed.key in tools and passed.point.when == "recorded" and passed.value == "completed"
+    ]
+
+
+def _was_handled(log: list[Passed], failed: CrashPoint) -> bool:
+    """Return whether an outer step that failed was not tried again."""
+    outer = next((passed.outer for passed in log if passed.point == failed), "")
+    return (
+        bool(outer) and [each.key for each in log if each.point.when == "before"].count(outer) < 2
+    )
+
+
+def _check_repeats(log: list[Passed], told: str) -> None:
+    recorded: set[str] = set()
+    for passed in log:
+        if passed.point.when == "recorded" and passed.value == "completed":
+            recorded.add(passed.key)
+        elif passed.point.when == "before" and passed.key in recorded:
+            raise AssertionError(f"{told}: {passed.point.call} ran again although it was done")
+
+
+def _bodies_in(log: list[Passed]) -> Counter[str]:
+    """Count the bodies that began."""
+    return Counter(passed.point.call for passed in log if passed.point.when == "before")
+
+
+def _differ(
+    told: str,
+    ended: _ProcessEnd,
+    alone: _ProcessEnd,
+    what: str,
+    compare: Callable[[Any, Any], bool],
+) -> None:
+    """Raise if two processes did not end alike."""
+    if ended.error != alone.error or ended.killed:
+        raise AssertionError(
+            f"{told}: it ended with {ended.error or 'a result'} instead of "
+            f"{alone.error or 'a result'}\n{ended.trace}"
+        )
+    if not ended.error and not compare(ended.value, alone.value):
+        raise AssertionError(
+            f"{told}: the result differs from that of {what}:\n"
+            f"  undisturbed  {alone.value!r}\n  recovered    {ended.value!r}"
+        )
 
 
 def _effects_in(log: list[Passed]) -> Counter[str]:
@@ -296,6 +496,18 @@ def _resolve(landed: dict[str, Any]) -> None:
                     run.resolve(step.number, did_not_happen=True)
 
 
+def _resolve_renamed(name: str, arguments: str) -> None:
+    """Say that the stopped call is one which is recorded under the tool's earlier name."""
+    for run in runs():
+        for step in run.steps:
+            if (step.name, step.arguments) != (name, arguments):
+                continue
+            # The run did not stop because of that step, or it has answered an equal call.
+            with contextlib.suppress(StepNotFoundError, ConfigurationError):
+                run.resolve(step.number, same=True)
+                return
+
+
 @contextlib.contextmanager
 def _home(folder: str) -> Iterator[None]:
     os.environ["STEPWISE_HOME"] = os.path.join(folder, "home")
@@ -306,16 +518,27 @@ def _home(folder: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _watching(folder: str, point: CrashPoint | None) -> Iterator[None]:
+def _watching(folder: str, disturbance: _Disturbance | None) -> Iterator[None]:
     log = os.open(os.path.join(folder, "log"), os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+    renamed = disturbance.renamed if disturbance is not None else None
+    earlier = earlier_name(renamed.name) if renamed is not None else ""
 
     def reached(passed: Passed) -> None:
+        if renamed is not None and passed.call.name == earlier:  # logged as the same call
+            shown = passed.point.call.replace(earlier, renamed.name, 1)
+            passed = replace(passed, point=replace(passed.point, call=shown))
         data = bytes(encode(passed, f"what {passed.call.name} returned").data)
         os.write(log, len(data).to_bytes(8, "little") + data)
-        if passed.point == point:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if disturbance is not None and passed.point == disturbance.point:
+            if disturbance.how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise SimulatedFailure(str(disturbance))
 
-    with _home(folder), CrashWatch(reached).installed():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_home(folder))
+        if renamed is not None:
+            stack.enter_context(under_earlier_name(renamed))
+        stack.enter_context(CrashWatch(reached).installed())
         yield
 
 

@@ -129,6 +129,9 @@ def accounted(flow, *args):
     return amounts(stepwise.get_run(run.id))
 
 
+KILLS = ()  # what a failed attempt has spent counts: the sum would rightly be another one
+
+
 # -- tests -----------------------------------------------------------------------------------------
 
 
@@ -136,7 +139,7 @@ def accounted(flow, *args):
 @given(programs)
 def test_random_programs_that_are_killed(parts):
     """Killed at some places and run again, a program has spent what the model says."""
-    report = crash_everywhere(accounted, agent, parts, limit=4)
+    report = crash_everywhere(accounted, agent, parts, limit=4, vary=KILLS)
     assert report.result == model(parts)
 
 
@@ -153,7 +156,7 @@ def test_killed_everywhere(options):
         ["child", 4, 0, [["step", 5, 3, 0, 0], ["spend", 0, 2]]],
         ["map", 6, 1, 2],
     ]
-    report = crash_everywhere(accounted, agent.options(**options), parts)
+    report = crash_everywhere(accounted, agent.options(**options), parts, vary=KILLS)
     assert report.result == model(parts)
     assert len(report.points) > 15
 

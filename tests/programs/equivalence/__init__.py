@@ -13,6 +13,11 @@ Each time the result, the log of effects, the caller's objects and the final loc
 those of the undisturbed run, and a trace of the statements that are no steps shows that nothing ran
 again that lies before the last checkpoint of its run.
 
+The programs of :mod:`states` are agents: their steps change state objects of all kinds in place,
+some of which hold clients, and an outer step fails once around a tool.
+:func:`checker.check_renamed` renames that tool between a kill and the recovery.
+
 ``python tests/programs/equivalence 0 1000`` checks the programs 0 to 999; ``--forked`` does it with
-forks, ``--show`` prints the programs.
+forks, ``--show`` prints the programs, and ``--states changes,clients,retries,renames`` checks
+agents with these features.
 """

@@ -102,13 +102,13 @@ def _restart():
     vars(process_memory.memory).update(vars(process_memory.ProcessMemory()))
 
 
-def execute(program, store, crash_at=None):
+def execute(program, store, crash_at=None, before=()):
     """Run a program as a workflow, in a process that has just begun."""
     _restart()
-    world.begin(crash_at)
+    world.begin(crash_at, before=before)
     try:
         outcome, given = program.call(program.durable, store)
-    except (Crash, Runaway):
+    except (Crash, Runaway, stepwise.StepInDoubtError):
         raise
     except BaseException as error:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -179,9 +179,11 @@ def _undisturbed(program):
     return plain, whole, _crashes(whole, store)
 
 
-def _ended(program, store, what, crash_at=None):
+def _ended(program, store, what, crash_at=None, before=()):
     try:
-        return execute(program, store, crash_at)
+        return execute(program, store, crash_at, before)
+    except stepwise.StepInDoubtError as error:
+        raise Differs(f"{what}: it stopped\n{error}") from None
     except Runaway:
         raise Differs(f"{what}: it does not end\n  {world.effects}\n  {world.trace}") from None
     except Differs as error:
@@ -203,7 +205,7 @@ def _checkpoints(moment):
 def _recover(program, plain, whole, moment, what):
     """Go on where a killed process stopped; the trace and the moments of this recovery."""
     store = RecordingStore(moment.runs)
-    got = _ended(program, store, what)
+    got = _ended(program, store, what, before=moment.effects)
     main = next(iter(moment.runs.values()))
     if main.head is not None and main.head.finished:
         replace(plain, effects=[], trace=[]).compare(got, f"{what}: a completed run")
@@ -227,7 +229,7 @@ def _interrupt(program, plain, whole, number):
         raise Differs(f"{what}: it was not")
     except Crash:
         moment = Moment(store.copied(), world.effects, world.marks)
-    got = _ended(program, RecordingStore(moment.runs), what)
+    got = _ended(program, RecordingStore(moment.runs), what, before=moment.effects)
     expected = replace(whole, trace=moment.rest(whole.trace, got.trace))
     expected.compare(replace(got, effects=moment.effects + got.effects), what)
 
@@ -266,6 +268,48 @@ def _kinds(node, path):
             node = getattr(node, block)[int(index[:-1])]
 
 
+# -- renaming ------------------------------------------------------------------------------------
+
+
+def check_renamed(program, sample=None, seed=0):
+    """Kill a program, rename its tool, and go on: what happened is answered, or asked about.
+
+    Raises:
+        Differs: something happened twice or not at all, or the result is another one.
+    """
+    choose = random.Random(f"renames of {seed}")
+    tally = Tally(1)
+    try:
+        _, whole, moments = _undisturbed(program)
+        for moment in _some(moments, sample, choose):
+            what = f"killed {_when(moment)}, then renamed"
+            store = RecordingStore(moment.runs)
+            outcome, effects = _ask_and_answer(program.renamed(), store, moment.effects, what)
+            whole.compare(replace(whole, outcome=outcome, effects=effects), what)
+            tally.crashes += 1
+    except Differs as error:
+        raise Differs(f"{program.name}, {error}\n\n{program.source}") from None
+    return tally
+
+
+def _ask_and_answer(program, store, effects, what):
+    """Execute a renamed program to its end; say at each stop that it is the recorded act."""
+    for _ in range(len(effects) + 2):
+        try:
+            got = execute(program, store, before=effects)
+        except stepwise.StepInDoubtError as error:
+            effects = effects + world.effects
+            run = stepwise.get_run(error.run_id, store=store)
+            doubtful = [step.number for step in run.steps if step.status == "in_doubt"]
+            for number in doubtful:  # a moment is never between a body and its record
+                run.resolve(number, did_not_happen=True)
+            if not doubtful:
+                run.resolve(error.step, same=True)
+        else:
+            return got.outcome, effects + got.effects
+    raise Differs(f"{what}: it stops again and again")
+
+
 # -- forking -------------------------------------------------------------------------------------
 
 
@@ -275,7 +319,7 @@ class _ForkStore(DiskStore):
         world.note(run_id, batch)
 
 
-def _in_child(program, folder, crash_at):
+def _in_child(program, folder, crash_at, before=()):
     """Execute a program in a forked process: what came of it, and what it had done."""
     reading, writing = os.pipe()
     pid = os.fork()
@@ -289,7 +333,7 @@ def _in_child(program, folder, crash_at):
             os._exit(0)
 
         try:
-            world.begin(crash_at, crash=report)
+            world.begin(crash_at, crash=report, before=before)
             outcome, given = program.call(program.durable, _ForkStore(folder))
             report(Observed(outcome, given, world.effects, world.trace))
         except BaseException:
@@ -317,7 +361,7 @@ def check_forked(program, seed=0):
             effects, expected = [], whole.trace
             for number, crash_at in enumerate((first, 1 + first % 2, None), 1):
                 what = f"process {number}, forked, to end in effect {crash_at}"
-                observed, done, trace, marks = _in_child(program, folder, crash_at)
+                observed, done, trace, marks = _in_child(program, folder, crash_at, effects)
                 effects += done
                 if trace != expected[: len(trace)]:
                     raise Differs(f"{what}: trace\n  expected {expected}\n  got      {trace}")
@@ -331,7 +375,7 @@ def check_forked(program, seed=0):
     return Tally(1, number)
 
 
-def check_seeds(seeds, *, sample=None, forked=False):
+def check_seeds(seeds, *, sample=None, forked=False, write=write, check=check):
     """Check the programs of some seeds."""
     tally = Tally()
     with warnings.catch_warnings():

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import stepwise
 from equivalence.world import MODULE, PLAIN, VOCABULARY, Box, Runaway, portrait, world
 from equivalence.writer import Writer
+from stepwise._calls.steps import known_steps
 
 EFFECTS = 14  # of one program, at most
 EXPECTED = (ValueError, ArithmeticError, LookupError, RuntimeError)
@@ -84,18 +85,26 @@ def _variables(trace):
 
 def load(name, source, *, is_async=False):
     """Make a program of a source text."""
+    plain = {**VOCABULARY, **PLAIN[is_async], "workflow": _undecorated}
+    durable = {**VOCABULARY, **_DECORATED[is_async], "workflow": stepwise.workflow}
+    return Program(name, source, is_async, *load_into(name, source, plain, durable))
+
+
+def load_into(name, source, plain, durable):
+    """Execute a source text with two vocabularies; the second one's module is the program's."""
     filename = f"<{name}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
         code = compile(source, filename, "exec")
-    plain = {**VOCABULARY, **PLAIN[is_async], "workflow": _undecorated, "__name__": MODULE}
+    plain = {**plain, "__name__": MODULE}
     exec(code, plain)
+    for known in [each for each in known_steps if each[0] == MODULE]:
+        known_steps.discard(known)  # of another program, or before a rename
     module = sys.modules[MODULE] = types.ModuleType(MODULE)
-    durable = vars(module)
-    durable.update(VOCABULARY, **_DECORATED[is_async], workflow=stepwise.workflow)
-    exec(code, durable)
-    return Program(name, source, is_async, plain, durable)
+    vars(module).update(durable)
+    exec(code, vars(module))
+    return plain, vars(module)
 
 
 def write(seed):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import random
 import sys
 import types
+from collections import deque
 
 import stepwise
 from stepwise._execution import active_run
@@ -31,8 +33,13 @@ class World:
     def __init__(self):
         self.begin()
 
-    def begin(self, crash_at=None, crash=None):
-        """A new execution; in its effect number ``crash_at`` it ends."""
+    def begin(self, crash_at=None, crash=None, before=()):
+        """A new execution; in its effect number ``crash_at`` it ends.
+
+        Args:
+            before: the effects of the processes that were killed before it.
+        """
+        self.before = before
         self.effects = []
         self.trace = []  # (run, text)
         self.marks = {}  # run -> how much of the trace its last checkpoint has behind it
@@ -56,6 +63,10 @@ class World:
                 self.crash()
             raise Crash
         self.effects.append(repr(what))
+
+    def times(self, *what):
+        """How often something happened so far, in killed processes, too."""
+        return [*self.before, *self.effects].count(repr(what))
 
     def log(self, *what):
         if not self.crashed:
@@ -242,11 +253,19 @@ def portrait(value, seen=None):
         return [portrait(each, seen) for each in values]
 
     kind = type(value).__name__
+    if isinstance(value, random.Random):
+        return kind, hash(value.getstate())
+    if isinstance(value, bytearray):
+        return kind, repr(value)
+    if kind == "Generator" and hasattr(value, "bit_generator"):  # of numpy, as the next
+        return kind, repr(value.bit_generator.state)
+    if kind == "ndarray":
+        return kind, str(value.dtype), value.tolist()
     if isinstance(value, dict):
         return kind, [(repr(key), portrait(item, seen)) for key, item in value.items()]
     if isinstance(value, (set, frozenset)):
         return kind, sorted(map(repr, parts(value)))
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, deque)):
         return kind, parts(value)
     if isinstance(value, types.MethodType):
         return kind, value.__func__.__name__, portrait(value.__self__, seen)
@@ -272,7 +291,11 @@ def portrait(value, seen=None):
     if isinstance(value, BaseException):
         return kind, parts(value.args)
     if hasattr(value, "__dict__") and type(value).__module__ != "builtins":
-        return portrait(type(value), seen), portrait(vars(value), seen)
+        hidden = getattr(value, "__pydantic_private__", None)
+        return portrait(type(value), seen), portrait(vars(value), seen), portrait(hidden, seen)
+    if hasattr(type(value), "__slots__"):
+        names = [name for name in type(value).__slots__ if name != "__weakref__"]
+        return kind, portrait({name: getattr(value, name, None) for name in names}, seen)
     if hasattr(value, "__next__") and type(value) is not types.GeneratorType:
         return kind, parts(value.__reduce__()[1:])
     return kind
