@@ -31,7 +31,6 @@ from stepwise._calls.recording import (
     record_settled,
 )
 from stepwise._execution.active_run import ActiveRun, OpenStream, Scope
-from stepwise._execution.call_changes import Recorded, recordable, tell_untold
 from stepwise._execution.draining import let_go
 from stepwise._execution.location import Helper, Origin
 from stepwise._execution.other_tasks import others_alive, others_may_claim
@@ -62,6 +61,7 @@ from stepwise.errors import (
 
 if TYPE_CHECKING:
     from stepwise._calls.doubt import InDoubt
+    from stepwise._execution.call_changes import Recorded
 
 __all__ = [
     "DECORATED",
@@ -576,6 +576,12 @@ class Performance(NamedTuple):
         found = active.subjects.changes(self.identity)
         if found is None:
             return None
+        from stepwise._execution.call_changes import (  # on use: few calls change anything
+            Recorded,
+            recordable,
+            tell_untold,
+        )
+
         if call.child:  # the child's own journal records its changes
             return Recorded([], found.state, None)
         recorded, untold = recordable(active.codec, found)

@@ -7,11 +7,10 @@ for the disk, and an event loop goes on meanwhile.  When one returns, its record
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepwise._calls.driver import Operation, Result, Write, written
 from stepwise._execution.active_run import Scope
-from stepwise._execution.call_changes import Recorded
 from stepwise._execution.location import Helper
 from stepwise._execution.outcomes import outcome
 from stepwise._execution.steering import ENDINGS
@@ -22,6 +21,9 @@ from stepwise._runtime.messages import notice
 from stepwise._values.buffers import Data
 from stepwise._values.codec import Encoded
 from stepwise.errors import NotRecordableError, RunStopped
+
+if TYPE_CHECKING:
+    from stepwise._execution.call_changes import Recorded
 
 __all__ = ["record_failure", "record_intent", "record_outcome", "record_settled"]
 

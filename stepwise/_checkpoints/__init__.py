@@ -3,5 +3,5 @@
 The modules, each importing only from those before it::
 
     chunks stored_values resources references exceptions given sdk_clients surroundings
-    variables checkpoints
+    variables graphs checkpoints
 """

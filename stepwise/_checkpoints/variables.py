@@ -48,17 +48,17 @@ from stepwise._values.synchronizers import (
 from stepwise._values.trees import ITERATORS, few
 
 __all__ = [
+    "FrameReducers",
     "FrameUnpickler",
     "UnpicklableError",
     "content_of",
     "dump_apart",
     "dump_few",
-    "dump_graph",
     "dump_values",
-    "load_graph",
     "load_values",
     "put_given_state",
     "refill",
+    "restoring",
 ]
 
 
@@ -83,7 +83,7 @@ class UnpicklableError(Exception):
 # -- out -----------------------------------------------------------------------------------------
 
 
-class _FrameReducers(Reducers):
+class FrameReducers(Reducers):
     """Takes the variables of a frame apart.
 
     An argument is a name, and where it is met first also what it holds: it is complete before
@@ -362,7 +362,7 @@ def dump_values(values: Mapping[str, Any], around: Surroundings) -> Data:
         UnpicklableError: variables that do not pickle; says which, and why.
     """
     while True:
-        links, reducers = _links(values, around.namespace), _FrameReducers(around)
+        links, reducers = _links(values, around.namespace), FrameReducers(around)
         # The numbered instances are the last: pickled when all others have been met.
         whole = (dict(values), list(around.arguments.values()), links, reducers.numbered)
         try:
@@ -451,7 +451,7 @@ def _unpicklable(
 def _reason(value: Any, around: Surroundings) -> str:
     """Return why an object does not pickle; empty if it does."""
     try:
-        dump(value, _FrameReducers(around, with_contents=False))
+        dump(value, FrameReducers(around, with_contents=False))
     except MemoryError:
         raise
     except Exception as error:
@@ -461,47 +461,6 @@ def _reason(value: Any, around: Surroundings) -> str:
 
 def _name_of(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
-
-
-class _GraphReducers(_FrameReducers):
-    """Refers to objects by the names that a function has for them."""
-
-    def __init__(self, refer: Callable[[Any], str | None]) -> None:
-        super().__init__(Surroundings())
-        self.refer = refer
-        self.identifies = True
-
-    def identity(self, obj: Any) -> Any:
-        name = self.refer(obj)
-        return None if name is None else (name, None, None)
-
-
-def dump_graph(graph: Any, refer: Callable[[Any], str | None]) -> Data:
-    """Pickle an object and what it holds, without the objects that have names.
-
-    Args:
-        refer: returns the name of an object, or ``None``.
-
-    Raises:
-        Exception: something in it does not pickle.
-    """
-    return dump(graph, _GraphReducers(refer))
-
-
-def load_graph(data: bytes, named: dict[str, Any], unpickler: type[FrameUnpickler]) -> Any:
-    """Load what :func:`dump_graph` wrote, from verified bytes.
-
-    Args:
-        named: the objects by name.
-
-    Raises:
-        Exception: whatever unpickling raises.
-    """
-    token = _restoring.set(Surroundings(arguments=named))
-    try:
-        return unpickler(io.BytesIO(data)).load()
-    finally:
-        _restoring.reset(token)
 
 
 def _class_of(argument: Any) -> Any:
@@ -561,7 +520,7 @@ def _culprits(values: Mapping[str, Any], around: Surroundings) -> Culprits:
 
 # -- in ------------------------------------------------------------------------------------------
 
-_restoring: ContextVar[Surroundings | None] = ContextVar("stepwise_restoring", default=None)
+restoring: ContextVar[Surroundings | None] = ContextVar("stepwise_restoring", default=None)
 """Where the frame is that variables are being loaded for; the functions below look there."""
 
 
@@ -612,7 +571,7 @@ def load_values(
     before = {name: content_of(name, value, around) for name, value in around.arguments.items()}
     held = [each for each in around.taken.values() if is_synchronizer(each)]
     states = [(each, attributes(each)) for each in held]
-    token = _restoring.set(around.holding(dict(around.arguments)))
+    token = restoring.set(around.holding(dict(around.arguments)))
     try:
         buffers = reader.buffers() if reader is not None else None
         loading = unpickler(io.BytesIO(data), buffers=buffers)
@@ -636,7 +595,7 @@ def load_values(
                 setattr(value, name, held_then)
         raise
     finally:
-        _restoring.reset(token)
+        restoring.reset(token)
     for name, other in links.items():
         today = around.namespace.get(other)
         if type(today) is type(values[name]) and today == values[name]:
@@ -648,7 +607,7 @@ def load_values(
 
 
 def _around() -> Surroundings:
-    around = _restoring.get()
+    around = restoring.get()
     assert around is not None
     return around
 

@@ -14,8 +14,10 @@ from typing import Any
 from stepwise._changes.edits import Edit, is_cached_property
 from stepwise._changes.layouts import ATOMS, LEAF, layout_of
 from stepwise._changes.snapshots import Path, Snapshot, follow, path_text
-from stepwise._checkpoints.variables import FrameUnpickler, dump_graph, load_graph
-from stepwise._matching.held import SHARED, CallChanges, Targets, undecided
+from stepwise._checkpoints.graphs import dump_graph, load_graph
+from stepwise._checkpoints.variables import FrameUnpickler
+from stepwise._matching.attributed import SHARED, CallChanges, undecided
+from stepwise._matching.held import Targets
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import reports, warn
 from stepwise._values import codec as _codec

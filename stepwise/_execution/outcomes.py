@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._checkpoints.variables import (
@@ -17,7 +17,6 @@ from stepwise._checkpoints.variables import (
     dump_values,
     load_values,
 )
-from stepwise._execution.call_changes import PutBack, Recorded, load_changes
 from stepwise._journal.counters import Progress
 from stepwise._journal.records import Call, Ended, Entry, Outcome, Settled, StepStatus
 from stepwise._matching.held import Targets
@@ -30,6 +29,9 @@ from stepwise._values.codec import JSON, Codec, Encoded
 from stepwise._values.pickling import PYTHON
 from stepwise._values.secrets import Secrets
 from stepwise.errors import NotRecordableError
+
+if TYPE_CHECKING:
+    from stepwise._execution.call_changes import PutBack, Recorded
 
 __all__ = [
     "LoadedOutcome",
@@ -238,6 +240,8 @@ def load_outcome(
     codec.check(form)
     contents, put_back = None, None
     if getattr(record, "changed", None) and isinstance(record, Outcome):
+        from stepwise._execution.call_changes import load_changes  # on use: few calls change
+
         here = given if isinstance(given, Targets) else None
         loaded = load_changes(payload, form, here, viewer)
         put_back = loaded.put_back

@@ -2,5 +2,5 @@
 
 The modules, each importing only from those before it::
 
-    attempts held subjects callers rulings pool
+    attempts held attributed subjects callers rulings pool
 """

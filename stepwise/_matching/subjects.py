@@ -17,7 +17,7 @@ from stepwise._identity.holders import Holder, class_text
 from stepwise._identity.parts import CLASS, FUNCTION
 from stepwise._identity.sights import Sight, Sights
 from stepwise._journal.records import Call
-from stepwise._matching.held import CallChanges, Held, InFlight, Targets, Watched, roots_of
+from stepwise._matching.held import Held, InFlight, Targets, Watched, roots_of
 from stepwise._runtime.facts import NamedTuple
 
 __all__ = [
@@ -138,6 +138,7 @@ class Subject:
 
 
 if TYPE_CHECKING:
+    from stepwise._matching.attributed import CallChanges
 
     class HasParameters(Protocol):
         """The callee: a step, or a workflow as a child."""
@@ -408,9 +409,15 @@ class Subjects:
             return None
         held.looked = True
         with self._lock:
-            found = self._flying.changes(held)
-            if found is None:
-                return CallChanges([], [], tuple(identity.noted)) if identity.noted else None
+            unchanged = self._flying.is_unchanged(held)
+            if unchanged and not identity.noted:
+                return None
+            from stepwise._matching.attributed import (  # on use: few calls change anything
+                CallChanges,
+                changes_of,
+            )
+
+            found = (None if unchanged else changes_of(held)) or CallChanges([], [], ())
             state = [*identity.noted]
             for part in found.state if held.holder is not None else ():
                 assert held.holder is not None
@@ -419,7 +426,8 @@ class Subjects:
                     state.append(part)
             if found.edits and held.snapshot is not None:
                 self._flying.remember(held.number, held.snapshot.roots)
-        return found._replace(state=tuple(state))
+        found = found._replace(state=tuple(state))
+        return found if found.edits or found.untold or found.state else None
 
     def given(self, identity: Identity, number: int, watched: Watched) -> Targets:
         """Return what a call is given that the record of this number answers."""

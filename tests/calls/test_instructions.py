@@ -19,7 +19,8 @@ CEILINGS = {
         "disk: a step": 660,
         "disk: a step, a checkpoint every 1,000": 425,
         "disk: a side effect": 890,
-        "disk: a step whose argument is the growing messages": 1560,
+        # All that a step may change is compared with what was there before, at any depth.
+        "disk: a step whose argument is the growing messages": 1990,
         "disk: an asynchronous step": 700,
         "disk: a node of a graph": 1430,
     },
@@ -28,7 +29,8 @@ CEILINGS = {
 
 # Millions of instructions from the start of a killed program to its first new step, and in the same
 # program with plain SQLite: see `instructions.resumes`.
-START_CEILINGS = {(3, 11): (590, 1.39)}
+# Calls know what they are given, attempts of steps and the bodies of functions: 9 million more.
+START_CEILINGS = {(3, 11): (596, 1.42)}
 
 
 def test_a_step_takes_no_more_instructions_than_its_ceiling():

@@ -1,0 +1,201 @@
+"""Changes that are a call's own, and of these what may be recorded and what is to be repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from stepwise._changes.edits import BEFORE, NEITHER, Edit, edit_of
+from stepwise._changes.layouts import ATOMS
+from stepwise._changes.snapshots import Changed, Path, Snapshot, follow, path_text, steps_of
+from stepwise._identity.leaves import below
+from stepwise._matching.held import Held, Targets, roots_of
+from stepwise._runtime.facts import NamedTuple
+from stepwise._values.secrets import is_secret_name
+
+__all__ = ["SHARED", "CallChanges", "changes_of", "undecided"]
+
+_MOST = 10_000  # objects in which a secret is looked for
+SHARED = "while other calls that hold it were in progress"
+
+
+class CallChanges(NamedTuple):
+    """The changes that a call made to what it was given.
+
+    Args:
+        edits: those that can be recorded, each with its path.
+        untold: paths, as text, of changes that are not recorded, each with the reason.
+        state: names of parts of the subject that turned out to be state by this call.
+        snapshot: what it was given, before; finds the paths of objects.
+    """
+
+    edits: list[tuple[Path, Edit]]
+    untold: list[tuple[str, str]]
+    state: tuple[str, ...]
+    snapshot: Snapshot | None = None
+
+
+def changes_of(held: Held) -> CallChanges | None:
+    """Return what a call has changed so far, or ``None``."""
+    snapshot = held.snapshot
+    untold = [(", ".join(roots_of(held.holder, held.watched)), held.unwatched)]
+    untold = untold if held.unwatched else []
+    if snapshot is None:
+        return CallChanges([], untold, ()) if untold else None
+    try:
+        found = snapshot.changed()
+    except Exception as problem:  # a class of somebody's that raises, a file that was closed
+        why = f"perhaps: it cannot be looked at ({type(problem).__name__}: {problem})"
+        return CallChanges([], [(", ".join(snapshot.roots), why)], ())
+    if not found and not snapshot.unwatched:
+        return None
+    paths = snapshot.paths(
+        [*(each.obj for each in found), *(obj for obj, _ in snapshot.unwatched.values())]
+    )
+    for here, (_, why) in snapshot.unwatched.items():
+        if here in paths:
+            untold.append((path_text(paths[here]), why))
+    edits: list[tuple[Path, Edit]] = []
+    for each in found:
+        if id(each.obj) in paths:
+            edits += _edits(held, each, paths[id(each.obj)], untold)
+    return CallChanges(edits, untold, _parts(held, edits, untold), snapshot)
+
+
+def _edits(
+    held: Held, each: Changed, path: Path, untold: list[tuple[str, str]]
+) -> Iterator[tuple[Path, Edit]]:
+    """Yield the edit of one changed object, if it may be recorded; else say why not."""
+    text = path_text(path)
+    edit = edit_of(each)
+    why = _why_not(held, each, path, text, edit)
+    if edit is not None and not why and each.facet in ("attributes", "items"):
+        edit, hidden = _without_hidden(held, edit, text)
+        untold += ((name, "which is never recorded") for name in hidden)
+        if not edit.what and edit.what is not None:
+            return
+    if why:
+        names = [text]
+        if edit is not None and edit.facet == "attributes":
+            names = [f"{text}.{name}" for name in edit.what[0]]
+        untold += ((name, why) for name in names)
+    elif edit is not None:
+        yield path, edit
+
+
+def _why_not(held: Held, each: Changed, path: Path, text: str, edit: Edit | None) -> str:
+    """Return why a change is not recorded; an empty text if it is."""
+    if held.watched.unrecorded and not text.startswith(("self", "closure.")):
+        return held.watched.unrecorded
+    if any(other.holds(each.obj) for other in held.overlaps):
+        return SHARED
+    if _is_hidden(held, text) or any(_says_secret(step) for step in path[1:]):
+        return "which is never recorded"
+    if any(step[0] == "member" for step in path[1:]):
+        return "which is an item of a set, and so has no place to be found at"
+    if edit is None:
+        return "in a way that cannot be put back in place"
+    return ""
+
+
+def _says_secret(step: tuple[Any, ...]) -> bool:
+    return step[0] in ("attr", "key") and type(step[1]) is str and is_secret_name(step[1])
+
+
+def _is_hidden(held: Held, text: str) -> bool:
+    return any(
+        text == name or text.startswith((f"{name}.", f"{name}[")) for name in held.watched.hidden
+    )
+
+
+def _without_hidden(held: Held, edit: Edit, text: str) -> tuple[Edit, list[str]]:
+    """Return an edit without what must not be recorded, and the names of that."""
+    if type(edit.put) is not dict:
+        new = [*edit.put[1]] if type(edit.put) is tuple else [*edit.put]
+        if any(map(_holds_secret, new)):
+            return edit._replace(what=()), [text]
+        return edit, []
+    names = edit.what[0]
+    step = "attr" if edit.facet == "attributes" else "key"
+    hidden = [
+        name
+        for name in names
+        if _says_secret((step, name))
+        or _is_hidden(held, f"{text}.{name}")
+        or _holds_secret(edit.put.get(name))
+    ]
+    if not hidden:
+        return edit, []
+    shown = [f"{text}.{name}" if step == "attr" else f"{text}[{name!r}]" for name in hidden]
+    left = [name for name in names if name not in hidden]
+    if not left:
+        return edit._replace(what=()), shown
+    return edit.only(left), shown
+
+
+def _holds_secret(value: Any) -> bool:
+    """Return whether a new value holds a field whose name says that it is a secret."""
+    waiting, met = [value], set[int]()
+    while waiting and len(met) < _MOST:
+        each = waiting.pop()
+        if type(each) in ATOMS or id(each) in met:
+            continue
+        met.add(id(each))
+        for step, held in steps_of(each):
+            if _says_secret(step) and held not in (None, "") and not isinstance(held, bool):
+                return True
+            waiting.append(held)
+    return False
+
+
+def _parts(
+    held: Held, edits: list[tuple[Path, Edit]], untold: list[tuple[str, str]]
+) -> tuple[str, ...]:
+    """Return the parts of the subject that were changed."""
+    if held.holder is None or held.sight is None:
+        return ()
+    holder, parts = held.holder, held.sight.values
+    found: dict[str, None] = {}
+    for path, edit in edits:
+        if path[0] == "self" or path[0].startswith("closure."):
+            names = edit.what[0] if edit.facet == "attributes" else ()
+            found.update(dict.fromkeys(holder.parts_of(path_text(path), parts, names)))
+    for text, _ in untold:
+        if text.startswith(("self", "closure.")):
+            found.update(dict.fromkeys(holder.parts_of(text, parts)))
+    replaced = [part for part in found if part in held.sight.leaves.nodes]
+    if replaced:  # an object whose attributes are parts: those that another one holds are others
+        now, inside = (
+            holder.values(),
+            [p for p in parts if any(below(p, each) for each in replaced)],
+        )
+        for part in inside:
+            text = held.sight.parts[part].text
+            if part not in now or holder.digest(part, now[part])[0] != text:
+                found[part] = None
+    return tuple(found)
+
+
+# -- putting back --------------------------------------------------------------------------------
+
+
+def undecided(
+    edits: list[tuple[Path, Edit]], given: Targets
+) -> tuple[list[tuple[Any, Edit]], list[str]]:
+    """Return the edits that are to be repeated, each with its object, and the paths that are lost.
+
+    An edit is repeated where the object is as it was before the call; it stays out where the object
+    is as it was after it, or was left so by an attempt in this process.
+    """
+    again, lost = [], []
+    for path, edit in edits:
+        try:
+            obj = follow(path, given.roots)
+            state = edit.state_of(obj)
+        except Exception:  # another class is there now
+            obj, state = None, NEITHER
+        if state == BEFORE:
+            again.append((obj, edit))
+        elif state == NEITHER and not given.left(path[0]):
+            lost.append(path_text(path))
+    return again, lost
