@@ -3,12 +3,15 @@
 What the function declares ``global`` is part of its checkpoints.  It is restored where that takes
 nothing from anybody: the global still has the value that it had when the first run of this process
 began (mostly that of the import), or that this run left, and no other run of the process is alive.
-Containers that are changed in place are not restored; on resume they are named.  So are variables
-of enclosing functions, which the function, or a function that it names, captured.
+Containers that are changed in place are not restored: they are named at the first checkpoint after
+that, and on resume.  So are attributes of the module's classes, and variables of enclosing
+functions, which the function, or a function that it names, captured.  The state of generators of
+random numbers that the whole process shares is not restored either, which the first run says.
 """
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -49,6 +52,7 @@ class ModuleState:
         "_assigned",
         "_cells",
         "_changed",
+        "_classes",
         "_namespace",
         "_watched",
     )
@@ -69,11 +73,30 @@ class ModuleState:
             for name, cell in _cells(functions)
         }
         contents.update((name, _content(value)) for name, (_, value) in self._cells.items())
+        self._classes: dict[str, tuple[type, Mapping[str, Any]]] = {}
+        for name in named:
+            cls = self._value(name)
+            if isinstance(cls, type) and cls.__module__ == self._namespace.get("__name__"):
+                self._classes[name] = cls, _state_of_class(cls)
+                held = self._classes[name][1].items()
+                contents.update((f"{name}.{n}", v) for n, v in held if type(v) in _CONTAINERS)
         trees = {name: walk(c, most=_MOST) for name, c in contents.items() if c is not None}
         self._watched = {n: Watch.over(t.nodes) for n, t in trees.items() if t and t.nodes}
         self._all_watched = Watch()
         for watch in self._watched.values():
             self._all_watched.extend(watch)
+        if not active.journal.calls:
+            self._tell_of_generators(function)
+
+    @reports
+    def _tell_of_generators(self, function: types.FunctionType) -> None:
+        used = [*shared_generators(function)]
+        if used and self._active.is_first("generators"):
+            notice(
+                f"{self._active.run_id}: {function.__qualname__} uses {', '.join(used)}, whose "
+                "state is not restored when the run resumes. A generator of its own is: "
+                "rng = random.Random(seed), or numpy.random.default_rng(seed), as a local variable"
+            )
 
     def _key(self, name: str) -> tuple[str, str]:
         return str(self._namespace.get("__name__")), name
@@ -83,7 +106,7 @@ class ModuleState:
 
     def kept(self) -> dict[str, Any]:
         """Return the part of it that a checkpoint holds, under names that no variable has."""
-        if not (self._assigned or self._watched or self._changed or self._cells):
+        if not (self._assigned or self._watched or self._changed or self._cells or self._classes):
             return {}
         found = {name: self._value(name) for name in self._assigned}
         kept = {f"{_GLOBAL}{n}": value for n, value in found.items() if value is not _MISSING}
@@ -91,8 +114,20 @@ class ModuleState:
         if not self._all_watched.holds():
             changed = [name for name, watch in self._watched.items() if not watch.holds()]
         changed += [name for name, held in self._cells.items() if _is_another(*held)]
+        for name, (cls, before) in self._classes.items():
+            changed += [f"{name}.{each}" for each in _differing(before, _state_of_class(cls))]
+        self._tell_changed({*changed} - {*self._changed})
         changed = sorted({*self._changed, *changed})
         return {**kept, _CHANGED: changed} if changed else kept
+
+    @reports
+    def _tell_changed(self, names: Collection[str]) -> None:
+        new = [name for name in sorted(names) if self._active.is_first(f"changed {name}")]
+        if new:
+            notice(
+                f"{self._active.run_id}: changes in {_spoken(new)} are not restored when the run "
+                "resumes: keep the state of a run in its local variables, or in arguments"
+            )
 
     def restore(self, values: Mapping[str, Any]) -> None:
         """Give the globals the values of a checkpoint, and report those that cannot be restored."""
@@ -140,6 +175,22 @@ class ModuleState:
         """The function is not executed any more: called again, it finds the globals like this."""
         marks = {name: _mark(self._value(name)) for name in self._assigned}
         memory.runs[self._active.run_id] = marks
+
+
+_CONTAINERS = (list, dict, set)
+
+
+def _state_of_class(cls: type) -> dict[str, Any]:
+    """Return the attributes of a class that are no functions and no names of Python's own."""
+    return {
+        name: value
+        for name, value in vars(cls).items()
+        if not name.startswith("_") and not hasattr(type(value), "__get__")
+    }
+
+
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [n for n in {**before, **now} if before.get(n, _MISSING) is not now.get(n, _MISSING)]
 
 
 class _Same:
@@ -222,3 +273,56 @@ def _named_by(function: types.FunctionType) -> tuple[set[str], list[types.Functi
                     waiting.append(inside.__code__)
                     functions.append(inside)
     return named, functions
+
+
+# -- generators of random numbers ----------------------------------------------------------------
+
+_OWN = frozenset({"Random", "SystemRandom", "default_rng", "Generator", "RandomState"})
+"""What makes a generator that is no other code's."""
+
+
+def shared_generators(function: types.FunctionType) -> Iterator[str]:
+    """Yield the names of functions that a workflow calls on generators that all code shares."""
+    random, numpy = sys.modules.get("random"), sys.modules.get("numpy")
+    shared = getattr(random, "_inst", None)
+    namespace, met = function.__globals__, set[str]()
+    waiting = [function.__code__]
+    while waiting:
+        code = waiting.pop()
+        waiting += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+        for name in set(code.co_names) & namespace.keys():
+            value = namespace[name]
+            if value is random is not None or value is numpy is not None:
+                found = _attributes_of(code, name, 1 if value is random else 2)
+                yield from (f"{name}.{each}()" for each in found)
+            elif shared is not None and getattr(value, "__self__", None) is shared:
+                yield f"{name}()"
+            elif _is_helper(value, namespace) and name not in met:
+                met.add(name)
+                waiting.append(value.__code__)
+
+
+def _is_helper(value: Any, namespace: Mapping[str, Any]) -> bool:
+    """Return whether a value is a function of the module, and no step: that records its result."""
+    is_function = type(value) is types.FunctionType and value.__globals__ is namespace
+    return is_function and not hasattr(value, "__wrapped__")
+
+
+def _attributes_of(code: types.CodeType, name: str, depth: int) -> list[str]:
+    """Return what code reads of a module: of ``random``, or of ``numpy`` in its ``random``."""
+    import dis  # on use: few workflows name these modules
+
+    found: dict[str, None] = {}
+    path: list[str] | None = None
+    for each in dis.get_instructions(code):
+        if each.opname == "LOAD_GLOBAL" and each.argval == name:
+            path = []
+        elif path is not None and each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            path.append(str(each.argval))
+            if len(path) == depth:
+                if path[-1] not in _OWN and (depth == 1 or path[0] == "random"):
+                    found[".".join(path)] = None
+                path = None
+        elif each.opname not in ("PUSH_NULL", "CACHE", "EXTENDED_ARG"):
+            path = None
+    return [*found]
