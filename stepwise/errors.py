@@ -569,13 +569,14 @@ class StepwiseWarning(UserWarning):
 
 
 class ArgumentMutatedWarning(StepwiseWarning):
-    """A step changed one of its arguments; return the change instead.
+    """A step changed what it was given in a way that an answer cannot repeat; return the change.
 
-    Cause: The body of a step appended to a list, changed a dictionary or set an attribute that it
-    was given. An answer from the journal does not execute the body.
+    Cause: An answer from the journal puts back what the body changed in its arguments, ``self``
+    and captured variables. It cannot where the change is never recorded (a secret, an ignored
+    argument) or has no place (an iterator, another size of an array), where another call held the
+    object too, or where the object was changed in between.
 
-    What to do: Return the change, and apply it in the workflow. The message says whether the new
-    contents were recorded with the result, or will be missing after a crash.
+    What to do: Return the change, and apply it in the workflow. The message names its path.
     """
 
 
