@@ -120,7 +120,8 @@ class ApprovedCall(Performance):
             .watched()
             ._replace(
                 unrecorded="which is a copy: a tool with approve= gets the arguments that were "
-                "recorded with its question"
+                "recorded with its question",
+                copies=True,
             )
         )
 

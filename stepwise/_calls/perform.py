@@ -56,6 +56,7 @@ from stepwise.errors import (
     NotRecordableError,
     RunStopped,
     RunWarning,
+    StepTimeoutError,
     UnreadableValueError,
 )
 
@@ -529,6 +530,8 @@ class Performance(NamedTuple):
         """Record that the last attempt of a call raised."""
         call = inner.call
         assert call is not None
+        if isinstance(result.error, StepTimeoutError) and not self.performer.awaits:
+            inner.run.subjects.abandon(self.identity)
         yield from record_failure(
             self.scope,
             inner,
@@ -630,6 +633,7 @@ def _tell_open(active: ActiveRun, call: Call, stream: OpenStream) -> None:
             f"something else. Make {call.name} `async def`, in the same event loop, or read the "
             "stream to its end first",
             RunWarning,
+            StepTimeoutError,
         )
 
 

@@ -85,7 +85,8 @@ def _edits(
 
 def _why_not(held: Held, each: Changed, path: Path, text: str, edit: Edit | None) -> str:
     """Return why a change is not recorded; an empty text if it is."""
-    if held.watched.unrecorded and not text.startswith(("self", "closure.")):
+    is_argument = path[0] in held.watched.arguments
+    if held.watched.unrecorded and (is_argument or not held.watched.copies):
         return held.watched.unrecorded
     if any(other.holds(each.obj) for other in held.overlaps):
         return SHARED

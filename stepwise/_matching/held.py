@@ -34,14 +34,16 @@ class Watched(NamedTuple):
     Args:
         arguments: the arguments by name.
         hidden: names of arguments and attributes (``self.NAME``) that are never recorded.
-        unrecorded: why no change in them is recorded at all; empty if it is.
+        unrecorded: why no change is recorded at all; empty if it is.
         function: whose parameters they are.
+        copies: the arguments are copies, so that ``unrecorded`` concerns them alone.
     """
 
     arguments: Mapping[str, Any] = _NOTHING
     hidden: Collection[str] = ()
     unrecorded: str = ""
     function: Callable[..., Any] | None = None
+    copies: bool = False
 
 
 NOTHING_WATCHED = Watched()

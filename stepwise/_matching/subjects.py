@@ -429,6 +429,14 @@ class Subjects:
         found = found._replace(state=tuple(state))
         return found if found.edits or found.untold or found.state else None
 
+    @staticmethod
+    def abandon(identity: Identity) -> None:
+        """Record no change of a call whose body goes on although the call has ended."""
+        held = identity.held
+        if held is not None:
+            why = "by a body that goes on past its timeout, so that no change is recorded"
+            held.watched = held.watched._replace(unrecorded=why, copies=False)
+
     def given(self, identity: Identity, number: int, watched: Watched) -> Targets:
         """Return what a call is given that the record of this number answers."""
         given = self._flying.given(number, roots_of(identity.holder, watched))

@@ -1,0 +1,256 @@
+"""What steps change in what they are given, in programs that are killed and started again."""
+
+import concurrent.futures
+import dataclasses
+import functools
+import threading
+
+import pytest
+from calls import Calls
+
+import stepwise
+from stepwise import ArgumentMutatedWarning, step, workflow
+from stepwise.testing import SimulatedCrash, crash_at
+
+STATE = """
+import random
+@dataclasses.dataclass
+class State:
+    messages: list = dataclasses.field(default_factory=list)
+    cost: float = 0.0
+    best: dict = dataclasses.field(default_factory=dict)
+    seen: set = dataclasses.field(default_factory=set)
+    rng: random.Random = dataclasses.field(default_factory=lambda: random.Random(1))
+@step
+def think(state, other, n):
+    if n == 3: crash()
+    state.messages.append(n)
+    other["log"].append(n)
+    state.cost += 0.5
+    state.best["n"] = n
+    state.seen.add(n)
+    drawn = state.rng.random()
+    did("think", "-", n)
+    return drawn
+@workflow
+def run():
+    state = State()
+    other = {"log": state.messages}
+    KEPT = state.messages
+    BLOCK
+        drawn = [think(state, other, n) for n in range(5)]
+    return (
+        state.messages, state.cost, state.best, sorted(state.seen), drawn,
+        KEPT is state.messages, other["log"] is state.messages,
+    )
+print("result", repr(run()))
+"""
+
+
+@pytest.mark.parametrize("block", ["with open(os.devnull):", "if True:"], ids=["replay", "inside"])
+def test_a_state_object_that_a_step_changes(block):
+    """Lists, attributes, dicts, sets and generators of a state are as they were; aliases hold."""
+    with Calls(STATE.replace("BLOCK", block)) as program:
+        program.crash()
+        messages, cost, best, seen, drawn, *aliases = program.rerun()
+        assert messages == [each for n in range(5) for each in (n, n)]
+        assert (cost, best, seen) == (2.5, {"n": 4}, [0, 1, 2, 3, 4])
+        assert len(set(drawn)) == 5
+        assert aliases == [True, True]
+        assert len(program.bodies) == 5
+
+
+@step
+def end():
+    """Stands where a program is killed."""
+
+
+def killed_and_again(flow):
+    """Kill a workflow at its last step; return what it returns when it is called again."""
+    with pytest.raises(SimulatedCrash), crash_at(end):
+        flow()
+    return flow()
+
+
+@step
+def rename(one, other):
+    one["items"].append("new")
+    other["items"][0]["name"] = "changed"
+    return one
+
+
+def test_two_arguments_that_share_a_list_share_it_afterwards():
+    """The changes of a call are one graph, with its value: what was one object stays one."""
+
+    @workflow(checkpoint_every=100)
+    def flow():
+        items = [{"name": "first"}]
+        one, other = {"items": items}, {"items": items}
+        found = rename(one, other)
+        end()
+        return items, found is one, one["items"] is other["items"] is items
+
+    assert killed_and_again(flow) == ([{"name": "changed"}, "new"], True, True)
+
+
+class Agent:
+    def __init__(self):
+        self.history, self.extra = [], 1
+
+    @functools.cached_property
+    def size(self):
+        return len(self.history)
+
+    @functools.cached_property
+    def lock(self):
+        return threading.Lock()
+
+    @step
+    def work(self):
+        self.history.append(self.size)
+        assert self.lock is not None
+        del self.extra
+        return self.size
+
+
+def test_what_is_read_lazily_and_what_is_deleted():
+    """A cached property that a step fills is no warning; an attribute that it deletes is gone."""
+
+    @workflow(checkpoint_every=100)
+    def flow():
+        agent = Agent()
+        agent.work()
+        end()
+        return agent.history, hasattr(agent, "extra"), agent.size
+
+    assert killed_and_again(flow) == ([0], False, 0)
+
+
+@dataclasses.dataclass
+class Session:
+    user: str = "ann"
+    token: str = "old"
+    notes: list = dataclasses.field(default_factory=list)
+
+
+@step
+def log_in(session):
+    session.token = "sk-live-0123456789"  # what must not be recorded
+    session.notes.append({"api_key": "sk-live-9876543210"})
+    session.user = "bob"
+
+
+def test_a_secret_is_not_recorded_and_that_is_told(tmp_path):
+    """A field whose name is masked is in no record, whoever holds it; the first run says so."""
+
+    @workflow(checkpoint_every=100, store=str(tmp_path / "runs"))
+    def flow():
+        session = Session()
+        log_in(session)
+        end()
+        return session.user
+
+    with pytest.warns(ArgumentMutatedWarning, match=r"session\.token.*never recorded") as told:
+        assert flow() == "bob"
+    assert any("session.notes" in str(each.message) for each in told)
+    stored = b"".join(each.read_bytes() for each in tmp_path.rglob("*") if each.is_file())
+    assert b"sk-live" not in stored
+
+
+@step(ignore=("log",), redact=("shown",))
+def note(log, shown, kept):
+    log.append("x")
+    shown.append("y")
+    kept.append("z")
+
+
+def test_what_is_left_out_of_records_is_left_out_of_changes():
+    """Changes of ignored and redacted arguments are told, and missing when the call is answered."""
+
+    @workflow(checkpoint_every=100)
+    def flow():
+        log, shown, kept = [], [], []
+        note(log, shown, kept)
+        end()
+        return log, shown, kept
+
+    with pytest.warns(ArgumentMutatedWarning, match="'note' changed log, shown, which is never"):
+        assert killed_and_again(flow) == ([], [], ["z"])
+
+
+@step
+def take(holder):
+    return next(holder.source)
+
+
+class Holder:
+    def __init__(self):
+        self.source = iter([1, 2, 3])
+
+
+def test_an_iterator_that_went_on_is_told_at_the_first_run():
+    """What cannot be put back is said where it happens, with the way out."""
+
+    @workflow
+    def flow():
+        return take(Holder())
+
+    with pytest.warns(ArgumentMutatedWarning, match=r"holder\.source.*Return the change"):
+        assert flow() == 1
+
+
+def test_a_body_in_an_executor_records_no_change():
+    """What a body changes in a thread of an executor is told, and is not recorded."""
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+
+        @step(executor=pool)
+        def fill(items):
+            items.append(1)
+
+        @workflow
+        def flow():
+            fill(items := [])
+            return items
+
+        with pytest.warns(ArgumentMutatedWarning, match="'.*fill' changed items, in an executor"):
+            flow()
+
+
+def test_a_body_past_its_timeout_records_no_change():
+    """What an abandoned body has changed is told, and is not recorded."""
+    go = threading.Event()
+
+    @step(timeout=0.05)
+    def slow(items):
+        items.append(1)
+        go.wait()
+
+    @workflow
+    def flow():
+        try:
+            slow([])
+        except stepwise.StepTimeoutError:
+            return "late"
+
+    with pytest.warns(ArgumentMutatedWarning, match="changed items, by a body that goes on past"):
+        assert flow() == "late"
+    go.set()
+
+
+def test_many_calls_at_once_over_one_state():
+    """A change that could be another call's is told; states of one call each lose nothing."""
+
+    @step
+    def add(state, own, n):
+        own.append(n)
+        state["sum"] = state.get("sum", 0) + n
+        return n
+
+    @workflow
+    def flow():
+        state, owns = {}, [[] for _ in range(50)]
+        stepwise.map(lambda n: add(state, owns[n], n), range(50), max_workers=8)
+        return owns
+
+    with pytest.warns(ArgumentMutatedWarning, match="while other calls that hold it"):
+        assert flow() == [[n] for n in range(50)]
