@@ -633,7 +633,6 @@ def _tell_open(active: ActiveRun, call: Call, stream: OpenStream) -> None:
             f"something else. Make {call.name} `async def`, in the same event loop, or read the "
             "stream to its end first",
             RunWarning,
-            StepTimeoutError,
         )
 
 
