@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
+from inspect import iscoroutine
 from types import CodeType, FrameType
 from typing import Any
 
@@ -47,6 +49,10 @@ def why_shut(manager: Any, *, calls: bool) -> str:
     )
 
 
+def _reference(culprit: Any) -> Callable[[], Any]:
+    return weakref.ref(culprit) if iscoroutine(culprit) else lambda: culprit
+
+
 class Complaints:
     """Warnings about the checkpoints of one execution of a workflow function.
 
@@ -54,7 +60,8 @@ class Complaints:
         file: of the function, for messages.
 
     Attributes:
-        culprits: variables that could not be recorded.
+        culprits: variables that could not be recorded; a coroutine among them is not kept alive,
+            or nobody would notice that it was never awaited.
         in_a_row: boundaries that were skipped since the last checkpoint.
     """
 
@@ -63,7 +70,7 @@ class Complaints:
         self._file = file
         self._rewritten = rewritten
         self.first = Once()
-        self.culprits: dict[str, Any] = {}
+        self.culprits: dict[str, Callable[[], Any]] = {}
         self.in_a_row = 0
 
     def _where(self, line: int) -> str:
@@ -157,8 +164,9 @@ class Complaints:
 
         A lock may be free by now.
         """
-        for path, culprit in self.culprits.items():
-            if is_synchronizer(culprit):
+        for path, reference in self.culprits.items():
+            culprit = reference()
+            if culprit is None or is_synchronizer(culprit):
                 continue
             with contextlib.suppress(LookupError):
                 if follow(path, values) is culprit:
@@ -172,7 +180,9 @@ class Complaints:
         An object that stands in for others, an iterator over them, is none of its own.
         """
         found = error.culprits.items()
-        self.culprits.update((n, each[0]) for n, each in found if n not in self._rewritten.loops)
+        self.culprits.update(
+            (n, _reference(each[0])) for n, each in found if n not in self._rewritten.loops
+        )
         others = [n for n in error.culprits if n not in self._rewritten.loops]
         told: list[tuple[str, str]] = []
         kinds: set[str] = set()
