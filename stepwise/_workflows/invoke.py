@@ -199,8 +199,10 @@ class ChildCall(WorkflowCall, Performer):
 
     def watched(self, bound: Mapping[str, Any]) -> Watched:
         """Return the arguments that the child run may change, as a step may."""
-        hidden = self.parameters.hiding.hidden_in(bound)
-        return Watched(bound, hidden, function=self.function)
+        # Its own journal has the changes, too; but a record that answers the call opens no run.
+        given = {**self.parameters.changeable_defaults, **bound}
+        hidden = self.parameters.hiding.hidden_in(given)
+        return Watched(given, hidden, function=self.function)
 
     def body(self, call: Call) -> Callable[..., Any]:
         """Return the function that executes the child run."""

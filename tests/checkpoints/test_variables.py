@@ -692,6 +692,28 @@ def test_what_a_child_left_behind():
     )
 
 
+def test_what_a_child_of_a_helper_left_behind():
+    """A completed child whose call a replay answers leaves what it was given as it left it, too."""
+    survives(
+        """
+        @workflow
+        def child(notes):
+            notes.append(work(1))
+
+        def asking(notes):
+            child(notes)
+            work(2)
+            work(3)
+            return notes
+
+        @workflow
+        def run():
+            return asking([])
+    """,
+        exactly=False,
+    )
+
+
 def test_an_attribute_that_was_deleted():
     """What the workflow deleted from an object that it was given does not come back with it."""
     survives(

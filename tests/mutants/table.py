@@ -140,7 +140,7 @@ _CODE = [
     _mutant(
         "a client is made again of a global that has changed",
         "_workflows/remade_clients.py",
-        "found[each] = digest(value)",
+        "found[each] = tag(digest(value).encode()).hex()",
         "pass",
         "test_resume_clients.py::test_a_client_whose_argument_is_another_now",
     ),
@@ -178,8 +178,8 @@ _VALUES = [
     _mutant(
         "what a failing child did to the caller's list is lost under replay",
         "_calls/perform.py",
-        "around=changed_by(watch, active.codec),",
-        "around=None,",
+        "            self._changes(call),\n            clean=clean,",
+        "            None,\n            clean=clean,",
         "test_variables.py::test_what_a_failed_child_left_behind",
     ),
     _mutant(
@@ -442,8 +442,8 @@ _LATER = [  # drawn after the others were guarded
     _mutant(
         "a global that cannot be recorded keeps the run from its checkpoints",
         "_workflows/frame.py",
-        "if n not in over and not is_global(n)}",
-        "if n not in over}",
+        "if root_of(n) not in over and not is_global(n)}",
+        "if root_of(n) not in over}",
         "test_module_state.py::test_a_global_that_cannot_be_recorded",
     ),
     _mutant(

@@ -110,16 +110,13 @@ def test_another_key(monkeypatch):
 
 def test_settings_travel():
     """What tells calls apart, encryption and the patience of waits are the submitter's."""
-    stepwise.configure(
-        suspend_after=7, injected=["a.Context"], volatile={"a.Message": ["at"]}, strict=True
-    )
+    stepwise.configure(suspend_after=7, injected=["a.Context"], volatile={"a.Message": ["at"]})
     order = travelled(submitted("e").order())
-    settings.configure(suspend_after=1, injected=[], volatile={}, strict=False)
+    settings.configure(suspend_after=1, injected=[], volatile={})
     carry_out(order, "here")
     assert settings.suspend_after() == 7
     assert settings.injected() == {"a.Context"}
     assert settings.fields().volatile == {"a.Message": ("at",)}
-    assert settings.strict()
 
 
 def test_a_continuation():
