@@ -577,14 +577,12 @@ class Performance(NamedTuple):
         if found is None:
             return None
         from stepwise._execution.call_changes import (  # on use: few calls change anything
-            Recorded,
             recordable,
             tell_untold,
         )
 
-        if call.child:  # the child's own journal records its changes
-            return Recorded([], found.state, None)
-        recorded, untold = recordable(active.codec, found)
+        function = getattr(self.performer, "function", None)
+        recorded, untold = recordable(active.codec, found, function)
         if untold:
             tell_untold(call.name, untold, active.is_first)
         return recorded

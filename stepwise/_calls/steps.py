@@ -177,7 +177,7 @@ class Step(Performer):
         defaults = self.parameters.changeable_defaults
         given = {**defaults, **bound} if defaults else bound
         hidden = self.hiding.hidden_in(given) if self.hiding.hides else ()
-        return Watched(given, hidden, self.unrecorded)
+        return Watched(given, hidden, self.unrecorded, self.function)
 
     def attempts(self) -> Attempts:
         """The attempts that one call may have."""

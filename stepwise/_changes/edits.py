@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any
 
 from stepwise._changes.layouts import (
@@ -137,7 +138,7 @@ def _sequence(obj: Any, layout: Layout, before: list[Any]) -> Edit:
     """The part of a list or a deque that is another one."""
     now = items_of(layout, obj)
     shorter = min(len(before), len(now))
-    start = 0
+    start = shorter if all(map(is_, before, now)) else 0  # mostly, it grew
     while start < shorter and before[start] is now[start]:
         start += 1
     end = 0

@@ -187,6 +187,7 @@ class Snapshot:
         self.roots = dict(roots)
         self.unwatched: dict[int, tuple[Any, str]] = {}
         self._blocks: list[_Level] = []
+        self._changed: list[Changed] = []
         self._met: dict[int, Any] = {}
         self._bytes = 0
         self._within: set[int] = set()  # what objects of installed packages hold
@@ -201,11 +202,11 @@ class Snapshot:
     def _open(self, objects: Iterable[Any]) -> None:
         """Look at objects and at all that they hold, depth by depth."""
         while True:
-            level = {id(each): each for each in objects if type(each) not in ATOMS}
-            for known in level.keys() & self._met.keys():
-                del level[known]
-            if not level:
+            held = [each for each in objects if type(each) not in ATOMS]
+            fresh = set(map(id, held)).difference(self._met)
+            if not fresh:
                 return
+            level = {id(each): each for each in held if id(each) in fresh}
             if len(self._met) + len(level) > _MOST:
                 why = f"which holds more than {_MOST:,} objects, so that changes are not looked for"
                 self._refuse(next(iter(level.values())), why)
@@ -316,7 +317,9 @@ class Snapshot:
 
     def changed(self) -> list[Changed]:
         """Return the objects that have changed, with what they held."""
-        return [each for block in self._blocks if not block.holds() for each in block.changed()]
+        differ = [block for block in self._blocks if not block.holds()]
+        self._changed = [each for block in differ for each in block.changed()]
+        return self._changed
 
     def knows(self, obj: object) -> bool:
         """Return whether an object was there when the snapshot was taken."""
@@ -344,14 +347,12 @@ class Snapshot:
     # -- paths -----------------------------------------------------------------------------------
 
     def paths(self, wanted: Iterable[object]) -> dict[int, Path]:
-        """Return the shortest paths to objects when the snapshot was taken, by their ids."""
+        """Return the shortest paths to objects when the snapshot was taken, by their ids.
+
+        What has changed since is known from :meth:`changed`, which has to be called before.
+        """
         left, found = {id(each) for each in wanted}, {}
-        before = {
-            (id(each.obj), each.facet): each.before
-            for block in self._blocks
-            if not block.holds()
-            for each in block.changed()
-        }
+        before = {(id(each.obj), each.facet): each.before for each in self._changed}
         level: list[tuple[Path, Any]] = [((name,), each) for name, each in self.roots.items()]
         met: set[int] = set()
         while level and left:
@@ -364,6 +365,8 @@ class Snapshot:
                 if here in left:
                     left.discard(here)
                     found[here] = path
+                    if not left:
+                        return found
                 if not _is_client(each):
                     deeper += [((*path, step), held) for step, held in steps_of(each, before)]
             level = deeper

@@ -38,11 +38,13 @@ class Recorded(NamedTuple):
         edits: each with the path of its object.
         state: names of parts of the subject that turned out to be state by the call.
         snapshot: finds the paths of what the call was given.
+        function: whose parameters that are.
     """
 
     edits: _Pairs
     state: tuple[str, ...]
     snapshot: Snapshot | None
+    function: Callable[..., Any] | None = None
 
     def kinds(self) -> dict[str, str]:
         """Return the paths of what was changed, each with what was changed there."""
@@ -61,12 +63,12 @@ class Recorded(NamedTuple):
             NotRecordableError: the outcome alone cannot be recorded.
         """
         if codec.data_only:
-            from stepwise._values.tagged_json import dump_tagged  # on use: few record data
+            from stepwise._execution.changes_as_data import written_edits  # on use: few record data
 
-            encoded = plainly()
+            encoded, roots = plainly(), self.snapshot.roots if self.snapshot is not None else {}
             data = {
                 "value": json.loads(bytes(encoded.data)),
-                "did": dump_tagged([_as_tuple(*each) for each in self.edits]),
+                "did": written_edits(self.edits, roots, self.function),
             }
             return Encoded(_data.json_bytes(data), encoded.form)
         names = _Names(self.snapshot)
@@ -134,24 +136,26 @@ class _Names:
 # -- what can be recorded ------------------------------------------------------------------------
 
 
-def recordable(codec: Codec, changes: CallChanges) -> tuple[Recorded, list[tuple[str, str]]]:
+def recordable(
+    codec: Codec, changes: CallChanges, function: Callable[..., Any] | None
+) -> tuple[Recorded, list[tuple[str, str]]]:
     """Return the changes of a call that can be recorded, and the paths of others with the reason.
 
     What a ``cached_property`` holds is not missed: it is computed again when it is read.
     """
     edits, untold = changes.edits, list(changes.untold)
-    if edits and not _pickles(codec, edits, changes.snapshot):
+    if edits and not _can_be(codec, edits, changes.snapshot, function):
         kept: _Pairs = []
         for path, edit in edits:
             for each in _apart(edit):
-                if _pickles(codec, [(path, each)], changes.snapshot):
+                if _can_be(codec, [(path, each)], changes.snapshot, function):
                     kept.append((path, each))
                 elif not _is_cached(path, each, changes.snapshot):
                     untold += (
                         (name, "so that it cannot be recorded") for name in _names(path, each)
                     )
         edits = kept
-    return Recorded(edits, changes.state, changes.snapshot), untold
+    return Recorded(edits, changes.state, changes.snapshot, function), untold
 
 
 def _apart(edit: Edit) -> Iterable[Edit]:
@@ -175,16 +179,23 @@ def _is_cached(path: Path, edit: Edit, snapshot: Snapshot | None) -> bool:
     return all(is_cached_property(obj, name) for name in edit.what[0])
 
 
-def _pickles(codec: Codec, edits: _Pairs, snapshot: Snapshot | None) -> bool:
+def _can_be(
+    codec: Codec,
+    edits: _Pairs,
+    snapshot: Snapshot | None,
+    function: Callable[..., Any] | None,
+) -> bool:
     try:
         if codec.data_only:
-            from stepwise._values.tagged_json import dump_tagged  # on use: few record data
+            from stepwise._execution.changes_as_data import written_edits  # on use: few record data
 
-            dump_tagged([_as_tuple(*each) for each in edits])
-        else:
-            _outline([(path, edit._replace(put=None)) for path, edit in edits])
-            data = _Names(snapshot).dump([edit.put for _, edit in edits])
-            return not codec.secrets.found_in(data)
+            roots = snapshot.roots if snapshot is not None else {}
+            return not codec.secrets.found_in(
+                _data.json_bytes(written_edits(edits, roots, function))
+            )
+        _outline([(path, edit._replace(put=None)) for path, edit in edits])
+        data = _Names(snapshot).dump([edit.put for _, edit in edits])
+        return not codec.secrets.found_in(data)
     except MemoryError:
         raise
     except Exception:
@@ -283,13 +294,13 @@ def load_changes(
         UnreadableValueError: it cannot be loaded here.
     """
     if form == JSON:
-        from stepwise._values.tagged_json import load_tagged  # on use: few record data
+        from stepwise._execution.changes_as_data import read_edits  # on use: few record data
 
         whole = json.loads(payload)
         plain = _data.json_bytes(whole["value"]), form
         if given is None:
             return LoadedChanges(None, plain, None)
-        edits = [(path, Edit(*edit)) for path, edit in load_tagged(whole["did"])]
+        edits = read_edits(whole["did"], given.roots, given.function)
         return LoadedChanges(None, plain, PutBack(*undecided(edits, given)))
     unpickler = viewer or FrameUnpickler
     loaded: LoadedChanges = _codec.decode_with(lambda: _load(payload, given, unpickler), form)

@@ -12,6 +12,7 @@ from stepwise._runtime.facts import NamedTuple
 from stepwise._values import data as _data
 from stepwise._values.codec import Encoded, pickles
 from stepwise._values.instances import attributes
+from stepwise._values.synchronizers import is_synchronizer
 from stepwise._values.tagged_json import NotDataError, dump_tagged, load_tagged
 from stepwise.errors import NotRecordableError, UnreadableValueError
 
@@ -112,7 +113,7 @@ def _write_state(name: str, value: Any, around: Surroundings) -> dict[str, Any]:
         try:
             state[key] = _write(path, held, hints.get(key), around)
         except NotDataError:
-            if key in _OWN or pickles(held):
+            if key in _OWN or (pickles(held) and not is_synchronizer(held)):
                 raise
             kept.append(key)
     _, _, items = content_of(name, value, around)

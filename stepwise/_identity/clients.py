@@ -154,9 +154,18 @@ def is_foreign(cls: type) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def is_foreign_module(name: str) -> bool:
-    """Return whether a module belongs to an installed package or to Python."""
+    """Return whether a module belongs to an installed package or to Python.
+
+    A module without a file is where the package around it is; one that somebody made while the
+    program runs is in none.
+    """
     root = name.partition(".")[0]
-    if root in sys.stdlib_module_names and root != "__main__":
+    if root in sys.stdlib_module_names:
         return True
-    path = getattr(sys.modules.get(name), "__file__", None)
-    return root != "__main__" if path is None else "-packages" in path
+    while name:
+        module = sys.modules.get(name)
+        path = getattr(module, "__file__", None) or "".join([*getattr(module, "__path__", ())][:1])
+        if path:
+            return "-packages" in path
+        name = name.rpartition(".")[0]
+    return root != "__main__" and root not in sys.modules

@@ -35,11 +35,13 @@ class Watched(NamedTuple):
         arguments: the arguments by name.
         hidden: names of arguments and attributes (``self.NAME``) that are never recorded.
         unrecorded: why no change in them is recorded at all; empty if it is.
+        function: whose parameters they are.
     """
 
     arguments: Mapping[str, Any] = _NOTHING
     hidden: Collection[str] = ()
     unrecorded: str = ""
+    function: Callable[..., Any] | None = None
 
 
 NOTHING_WATCHED = Watched()
@@ -51,10 +53,12 @@ class Targets(NamedTuple):
     Args:
         roots: the objects by name.
         left: returns whether an attempt in this process left its changes in a root.
+        function: whose parameters they are.
     """
 
     roots: Mapping[str, Any]
     left: Callable[[str], bool]
+    function: Callable[..., Any] | None = None
 
 
 class Held:

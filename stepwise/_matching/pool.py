@@ -245,7 +245,8 @@ class Pool:
             return None
         from stepwise._matching.rulings import agrees, made_since, ruling_on  # on use
 
-        found = ruling_on(call, self.rulings)
+        owned = {n for n, owner in self._owners.items() if owner in call.around}
+        found = ruling_on(call, self.rulings, owned)
         if found is None:
             return None
         said, ruled = found

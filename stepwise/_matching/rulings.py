@@ -6,7 +6,7 @@ start.  Where several calls of one name were ruled on, the arguments tell which 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from stepwise._identity.parts import parse
 from stepwise._journal.counters import turn
@@ -16,11 +16,22 @@ from stepwise._journal.records import Call
 __all__ = ["agrees", "differing", "made_since", "ruling_on"]
 
 
-def ruling_on(call: Call, rulings: Mapping[CallKey, Ruling]) -> Ruling | None:
-    """Return the ruling on a call, and the number of the record that holds it."""
+def ruling_on(
+    call: Call, rulings: Mapping[CallKey, Ruling], owned: Container[int] = ()
+) -> Ruling | None:
+    """Return the ruling on a call, and the number of the record that holds it.
+
+    Args:
+        owned: the unused recorded calls of the retried step that makes the call.  Its next attempt
+            makes them again, in their order but with other ordinals.
+    """
+    near = [each for each in rulings.values() if _is_at(each[1].call, call)]
+    again = [each for each in near if each[1].same and each[1].steps[0] in owned]
+    if again:
+        again.sort(key=lambda each: each[1].steps)
+        return max(again, key=lambda each: _nearness(each[1].call, call)[0])
     if (call.name, call.branch, call.ordinal) not in rulings:
         return None
-    near = [each for each in rulings.values() if _is_at(each[1].call, call)]
     return max(near, key=lambda each: _nearness(each[1].call, call), default=None)
 
 

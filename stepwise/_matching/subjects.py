@@ -431,7 +431,8 @@ class Subjects:
 
     def given(self, identity: Identity, number: int, watched: Watched) -> Targets:
         """Return what a call is given that the record of this number answers."""
-        return self._flying.given(number, roots_of(identity.holder, watched))
+        given = self._flying.given(number, roots_of(identity.holder, watched))
+        return given._replace(function=watched.function)
 
     def repeated(self, number: int, given: Targets) -> None:
         """Remember that the changes of an answered call are in what it was given."""

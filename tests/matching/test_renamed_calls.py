@@ -200,6 +200,48 @@ def test_a_renamed_tool_in_a_step_that_runs_again_asks(tmp_path):
     assert program.bank == ["paid 500"]
 
 
+RETRIED = """
+@tool(side_effect=True)
+def pay(cents):
+    did(f"paid {cents}")
+    return cents
+
+@step
+def ask():
+    did("asked")
+    crash("in ask")
+    return open("bank").read().count("asked") > 2
+
+@step(retries=1, backoff=0)
+def settle(cents):
+    for _ in range(2):
+        pay(cents)
+    if not ask():
+        raise ValueError("nonsense")
+    return cents
+
+@workflow
+def w():
+    settled = settle(500)
+    pay(settled)
+    return settled
+
+print(w())
+"""
+
+
+def test_a_retry_meets_a_renamed_tool_as_it_was_resolved(tmp_path):
+    """A person is asked once for each call of a renamed tool, and not again by a retry."""
+    program = Program(tmp_path / "p", RETRIED)
+    program.run(die="in ask")
+    program.edit(("pay(", "charge("))
+    for _ in range(2):
+        told = program.run(code=1)
+        run_of().resolve(int(re.search(r"resolve \S+ (\d+) --same", told)[1]), same=True)
+    assert "500\n" in program.run()
+    assert program.bank == ["paid 500"] * 2 + ["asked"] * 3 + ["paid 500"]
+
+
 DELETED = """
 @tool(side_effect=True)
 def pay(n): did(f"paid {n}")
