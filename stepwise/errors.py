@@ -36,7 +36,7 @@
     └── BudgetExceeded                   the run has spent what it may
 
     StepwiseWarning (UserWarning)
-    ├── ArgumentMutatedWarning           a step changed one of its arguments
+    ├── ArgumentMutatedWarning           a step changed what it was given, beyond repeating
     ├── ArgumentsChangedWarning          a side effect was answered though its arguments changed
     ├── UnusedRecordWarning              a recorded side effect was not reached again
     ├── UnrecordedCallWarning            a step ran without being recorded
