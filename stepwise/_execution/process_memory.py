@@ -70,8 +70,12 @@ class ProcessMemory:
         """This process continues runs that others began; its command line is not theirs."""
 
     def executes(self, store: str, run_id: str) -> None:
-        """Remember that a run is executed in this process."""
+        """Remember that a run is executed in this process.
+
+        What it was given before is let go: beside what it is given now, that would be a twin.
+        """
         with self._mutex:
+            self._stopped.pop((store, run_id), None)
             self._executed[store, run_id] = None
             while len(self._executed) > _EXECUTED:
                 self._executed.popitem(last=False)

@@ -20,7 +20,7 @@ from stepwise._runtime.facts import NamedTuple
 if TYPE_CHECKING:
     from stepwise._changes.snapshots import Snapshot
 
-__all__ = ["NOTHING_WATCHED", "Held", "InFlight", "Targets", "Watched", "roots_of"]
+__all__ = ["NOTHING_WATCHED", "Held", "InFlight", "Targets", "Watched", "let_go_of", "roots_of"]
 
 _NOTHING: Mapping[str, Any] = {}
 _TRIES = 3  # snapshots that another thread may disturb
@@ -206,6 +206,16 @@ class InFlight:
         """Return what a call that a record answers is given."""
         made = self.made.get(number, {})
         return Targets(roots, lambda name: name in made and made[name]() is roots.get(name))
+
+
+def let_go_of(made: Mapping[int, dict[str, Callable[[], object]]]) -> None:
+    """Hold no list, dict or variable any more in which a call left its changes.
+
+    What it holds could be taken for an object that the program still has.
+    """
+    for roots in list(made.values()):
+        for name in [n for n, each in roots.items() if not isinstance(each, weakref.ref)]:
+            roots.pop(name, None)
 
 
 def _key(roots: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from stepwise._identity.holders import Holder, class_text
 from stepwise._identity.parts import CLASS, FUNCTION
 from stepwise._identity.sights import Sight, Sights
 from stepwise._journal.records import Call
-from stepwise._matching.held import Held, InFlight, Targets, Watched, roots_of
+from stepwise._matching.held import Held, InFlight, Targets, Watched, let_go_of, roots_of
 from stepwise._runtime.facts import NamedTuple
 
 __all__ = [
@@ -261,6 +261,8 @@ class Subjects:
         """Release the looked-at values, so that unused objects become garbage."""
         with self._lock:
             self._flying.let_go()
+            for made in (self._flying.made, *(each.made for each in list(_left.values()))):
+                let_go_of(made)
             for known in list(self._known.values()):
                 known.sights.let_go()
 
