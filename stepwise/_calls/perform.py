@@ -586,8 +586,8 @@ class Performance(NamedTuple):
 
         function = getattr(self.performer, "function", None)
         recorded, untold = recordable(active.codec, found, function)
-        if untold:
-            tell_untold(call.name, untold, active.is_first)
+        if untold or found.unwatched:
+            tell_untold(call.name, untold, found.unwatched, active.is_first)
         return recorded
 
 

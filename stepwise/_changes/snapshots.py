@@ -208,8 +208,8 @@ class Snapshot:
                 return
             level = {id(each): each for each in held if id(each) in fresh}
             if len(self._met) + len(level) > _MOST:
-                why = f"which holds more than {_MOST:,} objects, so that changes are not looked for"
-                self._refuse(next(iter(level.values())), why)
+                for each in self.roots.values():
+                    self._refuse(each, f"which holds more than {_MOST:,} objects")
                 return
             self._met.update(level)
             by_class: dict[type, list[Any]] = {}
@@ -255,8 +255,7 @@ class Snapshot:
         if layout.whole is not None:
             size = layout.whole.size(each)
             if self._bytes + size > _BYTES:
-                why = f"which holds {size >> 20} MB, so that changes are not looked for"
-                self._refuse(each, f"{why} (beyond {_BYTES >> 20} MB a call)")
+                self._refuse(each, f"which holds {size >> 20} MB ({_BYTES >> 20} are looked at)")
             else:
                 self._bytes += size
                 block.others.append(Changed(each, layout, "whole", layout.whole.read(each)))

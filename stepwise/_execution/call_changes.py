@@ -205,12 +205,28 @@ def _can_be(
 
 @reports
 def tell_untold(
-    name: str, untold: Iterable[tuple[str, str]], is_first: Callable[[str], bool]
+    name: str,
+    untold: Iterable[tuple[str, str]],
+    unwatched: Iterable[tuple[str, str]],
+    is_first: Callable[[str], bool],
 ) -> None:
-    """Warn of changes that are not recorded, at the first run; once for each path."""
+    """Warn of what is not recorded, at the first run; once for each path.
+
+    Args:
+        untold: paths of changes, each with the reason.
+        unwatched: paths of what was not looked at, each with the reason.
+    """
+    for path, why in unwatched:
+        if is_first(f"{name} may change {path} {why}"):
+            warn(
+                f"{name!r} is given {path}, {why}: whether it changes that is not looked at. "
+                "Should it do so, return the change, and apply it in the workflow: else it will "
+                "be missing after a crash, when the call is answered from the journal",
+                ArgumentMutatedWarning,
+            )
     by_reason: dict[str, list[str]] = {}
     for path, why in untold:
-        if is_first(f"{name} changed {path}"):
+        if is_first(f"{name} changed {path} {why}"):
             by_reason.setdefault(why, []).append(path)
     for why, paths in by_reason.items():
         way = (

@@ -27,39 +27,44 @@ class CallChanges(NamedTuple):
         untold: paths, as text, of changes that are not recorded, each with the reason.
         state: names of parts of the subject that turned out to be state by this call.
         snapshot: what it was given, before; finds the paths of objects.
+        unwatched: paths, as text, of what was not looked at, each with the reason.
     """
 
     edits: list[tuple[Path, Edit]]
     untold: list[tuple[str, str]]
     state: tuple[str, ...]
     snapshot: Snapshot | None = None
+    unwatched: tuple[tuple[str, str], ...] = ()
 
 
 def changes_of(held: Held) -> CallChanges | None:
     """Return what a call has changed so far, or ``None``."""
     snapshot = held.snapshot
-    untold = [(", ".join(roots_of(held.holder, held.watched)), held.unwatched)]
-    untold = untold if held.unwatched else []
     if snapshot is None:
-        return CallChanges([], untold, ()) if untold else None
+        roots = ", ".join(roots_of(held.holder, held.watched))
+        seen = ((roots, held.unwatched),) if held.unwatched else ()
+        return CallChanges([], [], (), None, seen) if seen else None
     try:
         found = snapshot.changed()
     except Exception as problem:  # a class of somebody's that raises, a file that was closed
-        why = f"perhaps: it cannot be looked at ({type(problem).__name__}: {problem})"
-        return CallChanges([], [(", ".join(snapshot.roots), why)], ())
+        why = f"which cannot be looked at ({type(problem).__name__}: {problem})"
+        return CallChanges([], [], (), None, ((", ".join(snapshot.roots), why),))
     if not found and not snapshot.unwatched:
         return None
-    paths = snapshot.paths(
-        [*(each.obj for each in found), *(obj for obj, _ in snapshot.unwatched.values())]
-    )
-    for here, (_, why) in snapshot.unwatched.items():
-        if here in paths:
-            untold.append((path_text(paths[here]), why))
+    unseen = [obj for obj, _ in snapshot.unwatched.values()]
+    paths = snapshot.paths([*(each.obj for each in found), *unseen])
+    unwatched = [
+        (path_text(paths[here]), why)
+        for here, (_, why) in snapshot.unwatched.items()
+        if here in paths
+    ]
+    untold: list[tuple[str, str]] = []
     edits: list[tuple[Path, Edit]] = []
     for each in found:
         if id(each.obj) in paths:
             edits += _edits(held, each, paths[id(each.obj)], untold)
-    return CallChanges(edits, untold, _parts(held, edits, untold), snapshot)
+    state = _parts(held, edits, untold)
+    return CallChanges(edits, untold, state, snapshot, tuple(unwatched))
 
 
 def _edits(

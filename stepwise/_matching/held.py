@@ -170,9 +170,9 @@ class InFlight:
                 held.snapshot = Snapshot(roots)
             except RuntimeError as problem:  # another thread changes a dict right now
                 if not last:
-                    held.unwatched = f"it cannot be looked at ({problem})"
+                    held.unwatched = f"which cannot be looked at ({problem})"
             except Exception as problem:  # a class of somebody's that raises
-                held.unwatched = f"it cannot be looked at ({type(problem).__name__}: {problem})"
+                held.unwatched = f"which cannot be looked at ({type(problem).__name__}: {problem})"
                 return
             else:
                 return

@@ -429,7 +429,7 @@ class Subjects:
             if found.edits and held.snapshot is not None:
                 self._flying.remember(held.number, held.snapshot.roots)
         found = found._replace(state=tuple(state))
-        return found if found.edits or found.untold or found.state else None
+        return found if any((found.edits, found.untold, found.state, found.unwatched)) else None
 
     @staticmethod
     def abandon(identity: Identity) -> None:
