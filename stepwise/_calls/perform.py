@@ -536,7 +536,7 @@ class Performance(NamedTuple):
             self.scope,
             inner,
             result,
-            self._changes(call),
+            lambda: self._changes(call),
             clean=clean,
             helper=helper,
             child=self.performer.child_spent(call) if call.child else None,

@@ -6,7 +6,7 @@ for the disk, and an event loop goes on meanwhile.  When one returns, its record
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from stepwise._calls.driver import Operation, Result, Write, written
@@ -101,7 +101,7 @@ def record_failure(
     scope: Scope,
     inner: Scope,
     result: Result,
-    changes: Recorded | None,
+    changes: Callable[[], Recorded | None] | None,
     *,
     clean: bool,
     helper: Helper | None,
@@ -111,7 +111,8 @@ def record_failure(
 
     Args:
         inner: the scope of its last attempt.
-        changes: what it changed in what it was given.
+        changes: returns what it changed in what it was given, and warns of what cannot be recorded:
+            only for a call that gets an outcome.
         helper: through which the workflow made it.
         child: what a child run has spent.
     """
@@ -139,7 +140,7 @@ def record_failure(
                 inner=inner.inner,
                 attempts=inner.attempt,
                 clean=clean,
-                changes=changes,
+                changes=changes() if changes is not None else None,
             )
         except NotRecordableError as problem:  # the call stays open
             notice(f"run {active.run_id}: how {call.name} failed is not recorded, since {problem}")

@@ -74,6 +74,8 @@ class Recorded(NamedTuple):
         names = _Names(self.snapshot)
         try:
             graph = names.dump((None if failed else value, [edit.put for _, edit in self.edits]))
+        except MemoryError:
+            raise
         except Exception:
             plainly()  # it says what cannot be recorded, if that is the value
             raise

@@ -92,7 +92,11 @@ def outcome(
     if changes is None or not changes.edits:
         encoded = encoded_plainly()
     else:
-        encoded = changes.encode(codec, value, encoded_plainly, failed=failed)
+        try:
+            encoded = changes.encode(codec, value, encoded_plainly, failed=failed)
+        except MemoryError as error:
+            doing = f"what {call.name!r} returned and changed was recorded"
+            raise ran_out(doing, error) from None
     if not failed and (name := codec.secrets.found_in(encoded.data)):
         _tell_of_secret(call, name)
     preview, usage = shown or (codec.secrets.preview(value), _NOTHING)

@@ -11,7 +11,7 @@ from inspect import iscoroutine
 from types import CodeType, FrameType
 from typing import Any
 
-from stepwise._checkpoints.given import follow
+from stepwise._checkpoints.given import follow, root_of
 from stepwise._checkpoints.variables import UnpicklableError
 from stepwise._execution.active_run import ActiveRun
 from stepwise._execution.location import Helper
@@ -136,8 +136,8 @@ class Complaints:
 
     def _named(self, name: str) -> str:
         """Return a readable name for a value in a checkpoint; some names are internal."""
-        if name in self._rewritten.loops:
-            return f"the iterable of the loop at {self._where(self._rewritten.loops[name])}"
+        if (root := root_of(name)) in self._rewritten.loops:
+            return f"the iterable of the loop at {self._where(self._rewritten.loops[root])}"
         if name[:1] == "@":
             return f"the global {name.rpartition(' ')[2]!r}"
         return f"the variable {name!r}" if name else "a variable"
@@ -179,21 +179,19 @@ class Complaints:
 
         An object that stands in for others, an iterator over them, is none of its own.
         """
-        found = error.culprits.items()
-        self.culprits.update(
-            (n, _reference(each[0])) for n, each in found if n not in self._rewritten.loops
-        )
-        others = [n for n in error.culprits if n not in self._rewritten.loops]
+        found, loops = error.culprits.items(), self._rewritten.loops
+        others = {n: each for n, (each, _) in found if root_of(n) not in loops}
+        self.culprits.update((n, _reference(each)) for n, each in others.items())
         told: list[tuple[str, str]] = []
         kinds: set[str] = set()
         for name, (value, reason) in found:
             kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-            if name in self._rewritten.loops:
+            if (root := root_of(name)) in loops:
                 if others:
                     continue
-                where = self._where(self._rewritten.loops[name])
+                where = self._where(loops[root])
                 self._tell(
-                    name,
+                    root,
                     f"a run cannot resume inside the loop at {where}: the {kind} that it iterates "
                     f"over cannot be recorded ({reason}). It would go back to before the loop. "
                     "Iterate over a list of plain data to make it resume inside",

@@ -178,8 +178,8 @@ _VALUES = [
     _mutant(
         "what a failing child did to the caller's list is lost under replay",
         "_calls/perform.py",
-        "            self._changes(call),\n            clean=clean,",
-        "            None,\n            clean=clean,",
+        "            lambda: self._changes(call),\n            clean=clean,",
+        "            lambda: None,\n            clean=clean,",
         "test_variables.py::test_what_a_failed_child_left_behind",
     ),
     _mutant(
