@@ -576,14 +576,9 @@ class Performance(NamedTuple):
         found = active.subjects.changes(self.identity)
         if found is None:
             return None
-        from stepwise._execution.call_changes import (  # on use: few calls change anything
-            Recorded,
-            recordable,
-            tell_untold,
-        )
+        # On use: few calls change anything.
+        from stepwise._execution.call_changes import recordable, tell_untold
 
-        if call.child:  # the child's own journal records its changes
-            return Recorded([], found.state, None)
         recorded, untold = recordable(active.codec, found)
         if untold:
             tell_untold(call.name, untold, active.is_first)

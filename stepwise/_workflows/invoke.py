@@ -13,9 +13,7 @@ from stepwise._calls.awaitables import coroutine_of
 from stepwise._calls.driver import Core, Result, drive
 from stepwise._calls.perform import Performance, Performer
 from stepwise._checkpoints.checkpoints import spent_so_far
-from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
-from stepwise._execution.outcomes import surroundings
 from stepwise._execution.process_memory import Given, memory
 from stepwise._identity import identity as _identity
 from stepwise._identity.identity import Parameters
@@ -24,6 +22,7 @@ from stepwise._identity.parts import captured
 from stepwise._journal.journal import seal_for
 from stepwise._journal.records import Call, RunFacts
 from stepwise._journal.spending import Sums, difference
+from stepwise._matching.held import Watched
 from stepwise._matching.subjects import Identity, complete
 from stepwise._runtime import settings
 from stepwise._runtime.messages import kernel_shell, notice, reports
@@ -102,9 +101,12 @@ class ChildCall(WorkflowCall, Performer):
     child_digest: str
     opened: Recall | WorkflowRun | None = None
 
-    def watch(self, bound: Mapping[str, Any]) -> _ChildWatch:
-        """Return the watch that notices when the call changes its arguments."""
-        return _ChildWatch(self)
+    def watched(self, bound: Mapping[str, Any]) -> Watched:
+        """Return the arguments that the child run may change.
+
+        Its own record has their contents as well, for who calls it when its caller has no record.
+        """
+        return Watched(bound, self.hiding.hidden_in(bound) if self.hiding.hides else ())
 
     def prepare(self, scope: Scope) -> Core:
         """Return the core that executes the call, or answers it from the caller's journal."""
@@ -238,22 +240,6 @@ class ChildCall(WorkflowCall, Performer):
 
         self.opened = opened = (await adrive(taking)).unwrap()
         return opened.value if isinstance(opened, Recall) else await execute_async(opened)
-
-
-class _ChildWatch:
-    """A child run knows itself whether it changed what it was given."""
-
-    def __init__(self, child: ChildCall) -> None:
-        self._child = child
-
-    def changed(self) -> list[str]:
-        opened = self._child.opened
-        return list(self.around.arguments) if opened is not None and opened.changed else []
-
-    @property
-    def around(self) -> Surroundings:
-        call = self._child
-        return surroundings(call.bound, call.instance, call.workflow.function, call.secret)
 
 
 def run_of(store: Store, run_id: str) -> Run:
