@@ -687,8 +687,8 @@ def test_a_side_effect_reads_open_streams_first():
     server, broken, sent = Server(), Once(), []
     client = chat(server)
 
-    @tool(side_effect=True)
-    def send(text):
+    @tool(side_effect=True, ignore="server")
+    def send(text, *, server):
         sent.append((text, server.read, [each.preview for each in stepwise.current_run().steps]))
 
     @workflow
@@ -696,7 +696,7 @@ def test_a_side_effect_reads_open_streams_first():
         def talk():
             for each in texts(ask(client, stream=True)):
                 if each == "b":
-                    send(each)
+                    send(each, server=server)
                 yield each
 
         return [*talk(), broken()]
@@ -713,8 +713,8 @@ def test_an_asynchronous_side_effect_awaits_open_streams():
     server, broken, sent = Server(), Once(), []
     client = achat(server)
 
-    @tool(side_effect=True)
-    async def send(text):
+    @tool(side_effect=True, ignore="server")
+    async def send(text, *, server):
         sent.append((text, server.read))
 
     @workflow
@@ -724,7 +724,7 @@ def test_an_asynchronous_side_effect_awaits_open_streams():
             async for each in await ask(client, stream=True):
                 found.append(each.choices[0].delta.content)
                 if found[-1] == "b":
-                    await send("b")
+                    await send("b", server=server)
             return found
 
         return [*await talk(), broken()]
