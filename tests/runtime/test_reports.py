@@ -232,7 +232,7 @@ def test_a_changed_argument_is_warned_of_once(recwarn):
     warnings.simplefilter("always")
     assert [[*each] for each in notes()] == [[1], [2], [3], [4]]
     (only,) = [each for each in recwarn if each.category is ArgumentMutatedWarning]
-    assert str(only.message).startswith("'note' changed notes, so that it cannot be recorded")
+    assert str(only.message).startswith("'note' changed notes, which is never recorded")
 
 
 def test_a_warning_that_is_an_error(recwarn):
