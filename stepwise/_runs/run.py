@@ -24,7 +24,14 @@ from stepwise._execution.registry import known_workflow
 from stepwise._execution.suspension import PendingWait, pending
 from stepwise._execution.viewer import error_of, look_into, result_of
 from stepwise._journal.heads import is_ready
-from stepwise._journal.journal import Journal, Position, facts_of, read_entries, seal_for
+from stepwise._journal.journal import (
+    Journal,
+    Position,
+    facts_of,
+    newest_mark,
+    read_entries,
+    seal_for,
+)
 from stepwise._journal.lease import Lease
 from stepwise._journal.projection import Calls
 from stepwise._journal.records import Entry, Forgotten, RunFacts
@@ -51,6 +58,7 @@ from stepwise._runs.sending import send
 from stepwise._runs.settling import UNSET, choose, said_of, to_record
 from stepwise._runs.steps import StepRecord, each_step, steps_of
 from stepwise._runs.verify import Verification, repair, verify
+from stepwise._runtime.messages import shell_word
 from stepwise._runtime.public_names import public
 from stepwise._runtime.tracebacks import fold
 from stepwise._values.codec import Codec
@@ -131,7 +139,13 @@ class Run:
         facts = facts_of(self.store, self._seal, self.id)
         if facts is None:
             Journal(self.store, self._seal, self.id, 0, fsync=True).load()  # raises if it was lost
-            raise RunNotFoundError(f"run {self.id!r} is gone from {self.store.url}", run_id=self.id)
+            what = f"run {self.id!r} is gone from {self.store.url}"
+            if newest_mark(self.store, self._seal, self.id).last:
+                what += (
+                    ": only marks of it are left. Put the folder back from a backup and run "
+                    f"stepwise restore, or delete them: stepwise forget {shell_word(self.id)}"
+                )
+            raise RunNotFoundError(what, run_id=self.id)
         return facts
 
     @property

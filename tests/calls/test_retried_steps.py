@@ -9,6 +9,7 @@ import pytest
 
 import stepwise
 from stepwise import CheckpointStore, RecoverableAgent, errors, step, tool, workflow
+from stepwise._calls import retrying
 from stepwise.errors import StepInDoubtError, UnusedRecordWarning
 from stepwise.graph import CheckpointManager, Graph, GraphExecutor, Node
 from stepwise.testing import fresh_store
@@ -252,8 +253,9 @@ def test_a_child_run_in_a_failed_attempt():
 # -- tasks and threads -----------------------------------------------------------------------------
 
 
-def test_a_side_effect_beside_the_failure():
-    """A retry waits for a side effect that a task of the failed attempt still executes."""
+def test_a_side_effect_beside_the_failure(monkeypatch, told):
+    """A retry waits for a side effect that a task of the failed attempt still executes, says so."""
+    monkeypatch.setattr(retrying, "_PATIENCE", 0)
 
     @tool(side_effect=True)
     async def send():
@@ -278,6 +280,7 @@ def test_a_side_effect_beside_the_failure():
 
     asyncio.run(program())
     assert (len(SENT), len(ASKED)) == (1, 2)
+    assert "the retry of crew waits for 1 side effect" in told()
 
 
 def test_a_task_that_outlives_a_failed_attempt():

@@ -159,6 +159,8 @@ KEY = "sk-very-secret"
 
 def agents(more="", *, fixed=False):
     """A workflow that makes agents with clients of known packages."""
+    pytest.importorskip("openai", reason="a program with its clients")
+    pytest.importorskip("httpx", reason="a program with its clients")
     return AGENT.replace("MORE", more).replace("FIXED", str(fixed))
 
 

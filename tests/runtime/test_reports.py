@@ -102,6 +102,9 @@ def test_every_reporter_is_in_the_sweep(undisturbed):
     elsewhere = {
         "stepwise._calls.perform._tell_waiting": "test_which_call.py",
         "stepwise._calls.perform._tell_open": "test_instrument.py",
+        "stepwise._calls.retrying._warn_unmet": "test_retried_steps.py",
+        "stepwise._calls.retrying._tell_waiting": "test_retried_steps.py",
+        "stepwise._execution.call_changes._tell_lost": "test_random_changes.py",
         "stepwise._calls.perform._tell_failure": "test_instrument.py",
         "stepwise._workflows.complaints.Complaints.no_memory": "test_limits.py",
         "stepwise._execution.draining._report": "test_sigterm.py",
@@ -210,12 +213,12 @@ def test_the_notice_of_dear_checkpoints_without_variables(dear, told):
 
 
 def test_a_changed_argument_is_warned_of_once(recwarn):
-    """A step that changes its argument in each call is named once in a run."""
+    """A step that changes its argument in a way that is not recorded is named once in a run."""
     import warnings
 
-    @step
+    @step(ignore=("notes",))
     def note(notes, line):
-        notes.append(line)
+        notes.append(each for each in [line])
 
     @workflow
     def notes():
@@ -227,9 +230,9 @@ def test_a_changed_argument_is_warned_of_once(recwarn):
         return found
 
     warnings.simplefilter("always")
-    assert notes() == [1, 2, 3, 4]
+    assert [[*each] for each in notes()] == [[1], [2], [3], [4]]
     (only,) = [each for each in recwarn if each.category is ArgumentMutatedWarning]
-    assert str(only.message).startswith("'note' changed its argument 'notes'. The new contents")
+    assert str(only.message).startswith("'note' changed notes, which is never recorded")
 
 
 def test_a_warning_that_is_an_error(recwarn):

@@ -35,16 +35,14 @@ OURS = {
         "checkpoints chunks given references resources stored_values surroundings variables"
     ),
     "_execution": (
-        "account active_run concurrency draining failures location other_tasks outcomes outside "
-        "process_memory registry reloading steering waits"
+        "account active_run cleanup concurrency draining failures inner_calls location other_tasks "
+        "outcomes outside process_memory registry reloading steering surfacing waits"
     ),
-    "_identity": (
-        "call_parts captures clients deltas holders identity leaves module_names parts sights"
-    ),
+    "_identity": "call_parts captures clients holders identity leaves module_names parts sights",
     "_journal": (
         "chain counters header_text heads journal lease projection records seal spending summary"
     ),
-    "_matching": "callers pool subjects",
+    "_matching": "callers held pool subjects",
     "_rewrite": "ahead build frame made points scope source transform",
     "_runtime": (
         "asyncio_state clock events facts file_trust forks group_commit interrupts limits messages "
