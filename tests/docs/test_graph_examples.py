@@ -124,11 +124,14 @@ def test_a_review_waits_for_its_answer(answer, folder):
 
 
 def test_an_agent_recovers_by_itself(folder):
-    """An agent that fails in a step resumes at its checkpoint, and no file is read again."""
+    """An agent that fails in a step resumes at its checkpoint; what it read since is read again."""
     done = run([*COMMANDS["agent"], "--fail-at", "5"], folder)
     assert done.code == 0, done.errors
     assert done.result == [
         "6 files, 12 lines, 6 functions without docstring",
         "(resumed after step 3)",
     ]
-    assert len(set(done.steps)) == len(done.steps) == 8
+    assert len(set(done.steps)) == 8
+    since = ["[read_file] d.py", "[read_file] e.py"]  # the attempt that failed
+    assert done.steps[4:8] == since * 2
+    assert len(done.steps) == 10
