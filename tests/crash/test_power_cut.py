@@ -151,9 +151,9 @@ def missing(folder, store, acks, monkeypatch, run_id="job"):
     with fresh_store(f"{store}:{folder}/store"):
         try:
             run = stepwise.get_run(run_id)
-        except stepwise.RunNotFoundError:
+            steps = {f"{each.name}({each.arguments})": each.status for each in run.steps}
+        except (stepwise.RunNotFoundError, stepwise.JournalLostError):  # perhaps but its marks
             return told
-        steps = {f"{each.name}({each.arguments})": each.status for each in run.steps}
         done = [call for call, status in steps.items() if status == "completed"]
         if run.spent.usd != sum(call.startswith("think") for call in done):
             return f"{run.spent} of {done}"
