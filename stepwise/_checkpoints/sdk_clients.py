@@ -139,6 +139,8 @@ def _changed_options(client: Any, cls: Any) -> dict[str, Any]:
     """Return the options of a client that differ from those of one made of none."""
     plain, options = cls(), {}
     for name in _OPTIONS:
+        if isinstance(getattr(cls, name, None), _CACHED):
+            continue  # a part of the service that has this name: ``Anthropic().organization``
         value, default = getattr(client, name, None), getattr(plain, name, None)
         if value != default:
             options[name] = str(value) if name == "base_url" else value
@@ -175,9 +177,8 @@ def _same(one: Any, other: Any, deep: int) -> bool:
 
 def _same_items(one: Any, other: Any, deep: int) -> bool:
     if deep and isinstance(one, dict):
-        keys = [list(map(str, each)) for each in (one, other)]
         pairs = zip(one.values(), other.values(), strict=False)
-        return keys[0] == keys[1] and all(_same(a, b, deep - 1) for a, b in pairs)
+        return list(one) == list(other) and all(_same(a, b, deep - 1) for a, b in pairs)
     return one is other or bool(one == other)
 
 
