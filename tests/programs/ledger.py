@@ -57,7 +57,7 @@ class Client:
     """Something undigestible, which stands for an account that no rule can see."""
 
     def __init__(self, who):
-        self._lock = threading.Lock()
+        self._own = threading.local()  # in no checkpoint, as a lock would be
         _who[id(self)] = who, self
 
 
@@ -65,7 +65,7 @@ class Connection:
     """Another: it holds a thing like a socket."""
 
     def __init__(self, who):
-        self.reading, self.condition = iter(()), threading.Condition()
+        self.reading, self.own = iter(()), threading.local()
         _who[id(self)] = who, self
 
 
