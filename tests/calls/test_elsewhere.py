@@ -415,6 +415,7 @@ def test_a_timeout():
     assert [each.status for each in run.steps] == ["failed", "failed"]
 
 
+@pytest.mark.filterwarnings("ignore:.*in an executor:stepwise.ArgumentMutatedWarning")
 def test_retries():
     """A failed attempt is followed by others, in the executor again."""
     attempts = []

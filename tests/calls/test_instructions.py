@@ -17,7 +17,7 @@ CEILINGS = {
         "memory: a step": 545,
         "sqlite: a step": 650,
         "disk: a step": 660,
-        "disk: a step, a checkpoint every 1,000": 425,
+        "disk: a step, a checkpoint every 1,000": 440,
         "disk: a side effect": 890,
         # All that a step may change is compared with what was there before, at any depth.
         "disk: a step whose argument is the growing messages": 1990,

@@ -32,18 +32,18 @@ class Clock:
     A class, not an instance: a run notices that an instance which its module names was changed.
     """
 
-    now = 0.0
+    _now = 0.0
 
     @classmethod
     def read(cls):
         """Return the time."""
-        return cls.now
+        return cls._now
 
 
 @step
 def saved_echo(value):
     """A plain step, which takes a moment."""
-    Clock.now += 0.03
+    Clock._now += 0.03
     return value
 
 
@@ -167,7 +167,7 @@ def executed(settled_at, script, options, fails_at):
     """
     global COUNTED
     store, events, endings = Recorder(fails_at), [], []
-    COUNTED, MODULE[:], Clock.now = 0, [1, 2, 3], 1_700_000_000.0
+    COUNTED, MODULE[:], Clock._now = 0, [1, 2, 3], 1_700_000_000.0
     with pytest.MonkeyPatch.context() as patched, contextlib.ExitStack() as stack:
         patched.setattr(usual_save, "settled_at", settled_at)
         for name in ("time", "monotonic", "perf_counter"):

@@ -8,6 +8,7 @@ import time
 
 import pytest
 from click.testing import CliRunner
+from outside import Log
 
 import stepwise
 from stepwise import cli, step, tool, workflow
@@ -25,7 +26,7 @@ class Trouble(Exception):
     """What a step raises."""
 
 
-done = []  # what steps did
+done = Log()  # what steps did
 dying = {}  # argument of a step -> what it raises, once
 
 
