@@ -85,7 +85,7 @@ def _in_flight_awaited(attempt: Scope) -> Generator[Wait, Result, None]:
 
 
 _Left = tuple[Union[AttemptFailed, None], list[RecordedCall]]
-"""What to record of a failed attempt, if anything, and the calls that answer the next one."""
+"""Rules for a failed attempt: the record that it leaves, and the calls that answer the next one."""
 
 
 def _left_by_attempt(attempt: Scope, error: BaseException) -> _Left:

@@ -80,7 +80,7 @@ class Whole(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What the objects of a class hold.
+    """The facets in which objects of a class hold something.
 
     Args:
         items: the builtin type whose items they have: list, dict, set, deque, tuple, frozenset.

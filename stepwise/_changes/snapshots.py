@@ -174,7 +174,7 @@ def _content(cell: Any) -> Any:
 
 
 class Snapshot:
-    """What some objects hold, at any depth.
+    """A copy by reference of all that some objects hold, at any depth.
 
     Args:
         roots: the objects by name: arguments, ``self``, cells of captured variables.

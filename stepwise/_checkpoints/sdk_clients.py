@@ -37,7 +37,7 @@ _PLAIN = (str, bytes, int, float, bool, type(None), tuple, list, dict, set, froz
 
 
 class ClientOptions(NamedTuple):
-    """What a client is made of.
+    """The options that a client is made of.
 
     Args:
         cls: its class.

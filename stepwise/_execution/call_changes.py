@@ -1,4 +1,4 @@
-"""What a call changed in what it was given: on record with its value, and back again.
+"""Changes of a call: on record together with its value, and back again.
 
 The value and the new contents are one pickle, so that what is shared stays shared.  What the call
 was given is in it by name alone: the paths of these names, and what was changed where, stand
@@ -248,7 +248,7 @@ def tell_untold(
 
 
 class PutBack(NamedTuple):
-    """What an answered call changed, and what is missing of it in what it is given now.
+    """Recorded changes that are missing in the objects that an answered call is given now.
 
     Args:
         edits: those to repeat, each with its object.

@@ -67,7 +67,7 @@ class PartPlace(NamedTuple):
 
 
 class Leaves:
-    """What the values of a subject hold at paths of their own.
+    """Parts of a subject at paths of their own.
 
     Attributes:
         values: all values by the names of their parts; those of nodes, too.

@@ -50,7 +50,7 @@ NOTHING_WATCHED = Watched()
 
 
 class Targets(NamedTuple):
-    """What a call is given that a record answers.
+    """Objects that a call is given which a record answers.
 
     Args:
         roots: the objects by name.
