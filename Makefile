@@ -11,7 +11,12 @@ unexport PYTHONDONTWRITEBYTECODE
 FRAMEWORKS := .venv-frameworks
 VERSIONS := newest oldest oldest-sdks oldest-pydantic-ai
 
-.PHONY: help install test test-fast test-all test-frameworks test-cluster frameworks-table sweeps mutants map lint format types wheel examples demo clean
+# Tests with a target of their own: whoever changes a page, a type or the rewrite runs them, and CI.
+OF_DOCS := $(filter-out %/test_readme.py %/test_promises.py %/test_coverage.py,$(wildcard tests/docs/test_*.py))
+OF_TYPES := tests/test_typing.py
+OF_REWRITE := tests/rewrite/test_rewrite_cpython.py tests/crash/test_teleports.py
+
+.PHONY: help install test test-fast test-all test-rewrite environments test-frameworks test-cluster frameworks-table sweeps mutants map lint format types wheel examples demo clean
 .PHONY: bench bench-peers bench-page pictures screenshots docs
 
 help:  ## show this
@@ -25,8 +30,8 @@ $(VENV)/installed: setup.cfg pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test]"
 	@touch $@
 
-test: install  ## run the tests; sweeps are sampled
-	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q
+test: install  ## run the tests; sweeps are sampled (pages: make docs; types: make types; CPython's own: make test-rewrite)
+	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q $(addprefix --ignore=,$(OF_DOCS) $(OF_TYPES) $(OF_REWRITE))
 
 test-fast: install  ## run what is quick, for the daily loop: no sweeps, no kernels, no programs that are killed
 	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q --fast
@@ -36,12 +41,17 @@ test-all: install  ## run the tests; sweeps are complete, or 20 times as large (
 	STEPWISE_WHOLE=1 $(MAKE) test-frameworks
 	STEPWISE_WHOLE=1 $(MAKE) test-cluster
 
+test-rewrite: install  ## run CPython's own tests through the rewrite, and calls of libraries across interpreters
+	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q $(OF_REWRITE)
+
 # Every version is pinned, so that pip has nothing to resolve: left to itself, it takes 20 minutes.
 $(FRAMEWORKS)/%/installed: tests/frameworks/environments/%.txt setup.cfg
 	$(PYTHON) -m venv --clear $(FRAMEWORKS)/$*
 	$(FRAMEWORKS)/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement $<
 	$(FRAMEWORKS)/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
+
+environments: $(VERSIONS:%=$(FRAMEWORKS)/%/installed) .venv-cluster/installed  ## install what the tests of frameworks, Postgres and Ray need
 
 test-frameworks: $(VERSIONS:%=$(FRAMEWORKS)/%/installed)  ## run the tests of agent frameworks: newest versions, and fewer with the oldest
 	$(FRAMEWORKS)/newest/bin/python -m pytest -n $(JOBS) --dist=loadscope -q tests/frameworks
@@ -57,8 +67,7 @@ test-frameworks: $(VERSIONS:%=$(FRAMEWORKS)/%/installed)  ## run the tests of ag
 
 test-cluster: .venv-cluster/installed  ## run the tests with a real Postgres server and a real Ray cluster
 	.venv-cluster/bin/python -m pytest -n $(JOBS) --dist=loadgroup -q tests/postgres
-	@# Ray loses a task now and then whose node dies on a busy machine; what failed is tried once more.
-	.venv-cluster/bin/python -m pytest -q tests/cluster || .venv-cluster/bin/python -m pytest -q --last-failed tests/cluster
+	.venv-cluster/bin/python -m pytest -q tests/cluster
 
 frameworks-table: $(FRAMEWORKS)/newest/installed  ## the same, and what came of it into docs/reference/frameworks.md (STEPWISE_WHOLE=1)
 	$(FRAMEWORKS)/newest/bin/python tests/frameworks/table.py -n $(JOBS)
@@ -69,16 +78,18 @@ sweeps: install  ## the failure sweeps: the totals into docs/reliability.md (STE
 mutants: install  ## change the library in one place after another: tests must fail (ONLY="group _frames")
 	$(BIN)/python tests/mutants/run.py -n $(JOBS) $(ONLY)
 
-map: install  ## draw the rooms of the house, and count: docs/house.md
+map: install  ## draw the rooms of the house: docs/house.md; and write the tables of docs/reference
+	$(BIN)/python docs/from_code.py
 	@mkdir -p docs/pictures
 	$(BIN)/python tests/house.py --picture docs/pictures/house.svg > docs/house.md
 
 screenshots: install  ## show an exported run in chromium, light and dark, wide and narrow: build/screenshots/
 	$(BIN)/python tests/display/screenshots.py build/screenshots
 
-docs: $(VENV)/docs  ## build the site: build/docs/index.html
+docs: $(VENV)/docs  ## build the site, build/docs/index.html, and execute what the pages show
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet --fresh-env docs build/docs
 	@$(BIN)/python tests/docs/coverage_of_pages.py > build/documented.txt || (grep NOWHERE build/documented.txt; false)
+	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q $(OF_DOCS)
 
 $(VENV)/docs: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
@@ -92,8 +103,9 @@ format: install  ## put layout and style right where a machine can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-types: install  ## check the types, strictly
+types: install  ## check the types, strictly, and what type checkers say of programs of users
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q $(OF_TYPES)
 
 wheel: install  ## build the wheel, and use it in a clean environment
 	$(PYTHON) .ci/wheel.py $(BIN)/python

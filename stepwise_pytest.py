@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from stepwise.testing.everywhere import CrashReport
+    from stepwise.testing.crashes import CrashReport
 
 __all__ = ["crash_everywhere"]
 
@@ -72,6 +72,7 @@ class _Homes:
         self._fixtures: collections.Counter[str] = collections.Counter()  # that use a scope's
         self._homes: dict[pytest.Item, str | None] = {}
         self._by_user = 0  # fixtures in force that chose a home themselves
+        self._configured: Any = None  # the store that wider scopes, or modules, configured
 
     # -- the home in force -----------------------------------------------------------------------
 
@@ -138,13 +139,16 @@ class _Homes:
         """Give a test a home; one that is executed again gets another one."""
         self._homes[item] = None if self._is_real(item) else self._new(item.name)
         self._choose(self._homes[item])
+        self._configured = _configured()
         yield
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:
         """Take it away when all fixtures are finished."""
         yield
-        _close(self._homes.pop(item, None))
+        home = self._homes.pop(item, None)
+        self._forget_configured(home)
+        _close(home)
         self._choose(self._of_scope("session", item.session))
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
@@ -157,14 +161,18 @@ class _Homes:
             return
         home, before = self._of_scope(fixturedef.scope, request.node), self._now
         outer: list[str | None] = []
+        configured = _configured()
 
         def leave() -> None:
+            self._configured = configured
+            self._forget_configured(home)
             self._fixtures[home or ""] -= 1
             if not self._fixtures[home or ""]:
                 _close(home)
             self._choose(outer.pop() if outer else self._now)
 
         def enter() -> None:
+            self._forget_configured(home)
             outer.append(self._now)
             self._choose(home)
 
@@ -172,6 +180,8 @@ class _Homes:
         fixturedef.addfinalizer(leave)  # the last of its finalizers
         self._choose(home)
         yield
+        if _configured() is not configured:
+            self._configured = _configured()
         if home is not None and not self._by_user and os.environ.get(_SET[0]) != home:
             self._by_user += 1
             fixturedef.addfinalizer(self._leave_to_us)
@@ -180,6 +190,12 @@ class _Homes:
 
     def _leave_to_us(self) -> None:
         self._by_user -= 1
+
+    def _forget_configured(self, home: str | None) -> None:
+        """Take back what a test or fixture configured: what comes next has a store of its own."""
+        settings = sys.modules.get("stepwise._runtime.settings")
+        if home is not None and settings is not None:
+            settings._settings.store = self._configured
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any]:
@@ -198,6 +214,12 @@ class _Homes:
         self._choose(None)
         if self._made_base:
             shutil.rmtree(pathlib.Path(self._base).parent, ignore_errors=True)
+
+
+def _configured() -> Any:
+    """The store of ``stepwise.configure()``, if stepwise was used at all."""
+    settings = sys.modules.get("stepwise._runtime.settings")
+    return None if settings is None else settings._settings.store
 
 
 def _close(home: str | None) -> None:
@@ -221,7 +243,7 @@ def crash_everywhere() -> Callable[..., CrashReport]:
     Kills the workflow at every point that makes a difference, runs it again, and compares; see
     :func:`stepwise.testing.crash_everywhere`.
     """
-    from stepwise.testing.everywhere import crash_everywhere as crash
+    from stepwise.testing.crashes import crash_everywhere as crash
 
     def crash_everywhere(workflow: Any, /, *args: Any, **kwargs: Any) -> CrashReport:
         return crash(workflow, *args, **kwargs)

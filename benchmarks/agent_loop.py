@@ -3,7 +3,7 @@
 Each step takes all the messages so far, as a language model does.  The bytes that the store takes
 in the end are compared with those of the messages themselves, and the time of the last steps with
 that of the fiftieth.  How many of these bytes are the last checkpoint, and chunks, is told as well.
-The same is done with messages that are dataclasses, as agents have them, under ``sqlite:``.
+The same is done with messages that are dataclasses, as agents have them, under ``disk:``.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
         os.environ["STEPWISE_HOME"] = str(path)
         found = [run(path, count) for _ in range(min(3, arguments.rounds))]
         rows = _rows(count, found)
-        typed = [run(path, count, "sqlite", typed=True) for _ in range(min(3, arguments.rounds))]
-        rows += _rows(count, typed, "; dataclasses, sqlite")
+        typed = [run(path, count, "disk", typed=True) for _ in range(min(3, arguments.rounds))]
+        rows += _rows(count, typed, "; dataclasses")
         if not arguments.quick:
             # If the cost of a step grows with the messages, the last ones take ten times as long.
             seconds = 5_000 * statistics.median(each.late for each in found) * 10 / 2 / 1e6

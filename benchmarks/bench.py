@@ -37,6 +37,7 @@ SCRIPTS = (
     ("rewrite_cost", 3, ()),
     ("graph_overhead", 3, ()),
     ("waiting_runs", 1, ()),
+    ("server_waits", 1, ()),
     ("page_size", 1, ()),
     ("processes", 3, ()),
     ("instructions", 1, ()),

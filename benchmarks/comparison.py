@@ -56,6 +56,15 @@ FIGURES = {
 }
 
 
+# Other settings of stepwise, which its own benchmarks measure.
+_LEFT_OUT = {
+    f"stepwise/{variant}"
+    for variant in (
+        *("disk-fsync-100", "disk-os-100", "sqlite-fsync", "sqlite-os"),
+        *("sqlite-fsync-100", "sqlite-os-100"),
+    )
+}
+
 _SHORT = {
     "w1": "W1: a step",
     "w2": "W2: to go on",
@@ -132,21 +141,22 @@ def name(who: str) -> str:
 def lines(report: Report, name_: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """The head and the lines of a workload's table."""
     figures = FIGURES[name_]
-    whats = workloads(report, name_)
+    whats = workloads(report, name_)[-1:]  # the largest size
     head = ("", "survives", "flushes per step", "times ours", *(f.head for f in figures))
     if name_ == "w5":
         head = ("", "times ours", *(f.head for f in figures))
     found = []
     for what in whats:
         for line in measured(report, what):
-            size = f", {what.split()[-1]}" if len(whats) > 1 else ""
+            if line.who in _LEFT_OUT:
+                continue
             ratio = f"**{line.ratio}**" if line.ratio else ""
             level = (line.survives, _flushes(line))
-            cells = (str(line.figures.get(figure.key, "")) for figure in figures)
+            cells = (_figure(line, figure) for figure in figures)
             if name_ == "w5":  # an installation serves all variants
                 found.append((name(line.who.split("/")[0] + "/default"), ratio, *cells))
             else:
-                found.append((name(line.who) + size, *level, ratio, *cells))
+                found.append((name(line.who), *level, ratio, *cells))
     return head, found
 
 
@@ -177,6 +187,14 @@ def overview(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     return head, [(name(who), *level[who], *row) for who, row in zip(order, ratios, strict=True)]
 
 
+def _figure(line: Line, figure: Figure) -> str:
+    """The median alone where a ratio, formed within each round, has its spread."""
+    found = line.figures.get(figure.key)
+    if found is None:
+        return ""
+    return str(Spread.of([found.median]) if line.ratio else found)
+
+
 def _flushes(line: Line) -> str:
     return "" if line.flushes is None else f"{line.flushes:.2f}"
 
@@ -187,6 +205,8 @@ def skipped(report: Report) -> str:
     for turn in report["turns"]:
         if turn["what"].startswith("flushes") and "skipped" in turn:
             continue  # counted for W1 only, which says the same
+        if turn["who"] in _LEFT_OUT:
+            continue
         for word in ("skipped", "failed"):
             if word in turn and "as the first" not in turn[word]:
                 reason = " ".join(str(turn[word]).split())[:160]

@@ -102,8 +102,6 @@ KINDS: dict[str, Counted] = {
     RAW: lambda path, count: steps.inserts("FULL", path, count),
     "memory: a step": _steps("memory"),
     "memory: a step, a checkpoint every 1,000": _steps("memory", checkpoint_every=1000),
-    "sqlite: a step": _steps("sqlite"),
-    "sqlite: a step, a checkpoint every 1,000": _steps("sqlite", checkpoint_every=1000),
     "disk: a step": _steps("disk"),
     "disk: a step, a checkpoint every 1,000": _steps("disk", checkpoint_every=1000),
     "disk: a side effect": _steps("disk", steps.sending),

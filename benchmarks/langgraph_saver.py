@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from random import Random
 
-SAVERS = ("stepwise sqlite:", "stepwise disk:", "SqliteSaver")
+SAVERS = ("stepwise disk:", "SqliteSaver")
 THREAD = {"configurable": {"thread_id": "talk"}}
 
 

@@ -4,7 +4,7 @@ A few runs are real: completed after five steps, failed, suspended.  The others 
 under ids of their own, sealed anew record by record, so that each verifies.  One run in a hundred
 is unfinished.
 
-    [BENCH_STORES=disk,sqlite,postgres] [BENCH_RUNS=100000] python benchmarks/many_runs.py [--quick]
+    [BENCH_STORES=disk,postgres] [BENCH_RUNS=100000] python benchmarks/many_runs.py [--quick]
 
 ``postgres`` is the server that ``STEPWISE_TEST_POSTGRES`` names.
 """
@@ -23,9 +23,7 @@ from typing import Any, NamedTuple
 import common
 
 import stepwise
-from stepwise._journal.chain import Position, identity, mark
-from stepwise._journal.heads import read_head, seal_head
-from stepwise._journal.journal import seal_for
+from stepwise._journal.journal import Position, identity, mark, read_head, seal_for, seal_head
 from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import Envelope, Seal
 from stepwise.stores import Batch, Owner, Store, open_store
@@ -65,8 +63,9 @@ class Template(NamedTuple):
 
     @classmethod
     def of(cls, store: Store, seal: Seal, run_id: str) -> Template:
-        facts = read_head(store, seal, run_id)
-        assert facts is not None
+        head = read_head(store, seal, run_id)
+        assert head is not None
+        facts, _, _ = head
         found = [seal.open(identity(run_id, n), data) for n, data in store.read(run_id)]
         return cls(facts, found)
 
@@ -80,7 +79,7 @@ class Template(NamedTuple):
             sealed.append((number, data))
         took = facts.updated_at - facts.created_at
         moved = facts._replace(run_id=run_id, created_at=at, updated_at=at + took)
-        head = seal_head(seal, moved)
+        head = seal_head(seal, moved, position.last, position.link or b"")
         return Batch(tuple(sealed), head=head, mark=mark(seal, run_id, position), durable=False)
 
 
@@ -152,7 +151,7 @@ def command(*words: str) -> Callable[[], str]:
 def measure(arguments: Any) -> list[common.Row]:
     many = int(os.environ.get("BENCH_RUNS") or (2_000 if arguments.quick else 100_000))
     rows = []
-    for kind in os.environ.get("BENCH_STORES", "disk,sqlite").split(","):
+    for kind in os.environ.get("BENCH_STORES", "disk").split(","):
         began = time.perf_counter()
         with filled(kind, many):
             print(f"{kind}: filled in {time.perf_counter() - began:.0f} s", file=sys.stderr)

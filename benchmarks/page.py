@@ -3,11 +3,12 @@
     python benchmarks/page.py [--results FOLDER] [--to FILE]
 
 In the prose, ``{{rows:NAME}}`` becomes the table of a script, ``{{peers:WORKLOAD}}`` that of a
-workload of the peers, ``{{overview}}`` that of all of them, ``{{shown}}`` that of ``shown.py``,
-``{{targets}}`` all targets, ``{{counted}}`` how many are met, ``{{machine}}`` what the figures
-depend on, ``{{skipped}}`` who could not run, and why, and ``{{others}}`` the tables of all other
-scripts.  An item of a list that begins with ``{{missed:NAME}}`` says why the script misses targets,
-and is left out if it misses none.  So no figure is typed by hand.
+workload of the peers, ``{{overview}}`` that of all of them, ``{{shown}}`` the figures of
+``shown.py`` that have a target, ``{{counted}}`` how many targets are met, ``{{machine}}`` what the
+figures depend on, ``{{skipped}}`` who could not run, and why, and ``{{others}}`` the names of all
+other scripts, whose figures no user needs.  An item of a list that begins with
+``{{missed:NAME}}`` says why the script misses targets, and is left out if it misses none.  So no
+figure is typed by hand.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from common import HERE, Spread
 _ROOT = HERE.parent
 _MISSING = "*Not measured yet: `make bench` does it.*"
 
+_SPREAD = re.compile(r" \([\d.]+ - [\d.]+\)")
+
 Report = dict[str, Any]
 
 
@@ -40,7 +43,10 @@ def spread(values: list[float] | None) -> str:
 
 
 def _ours(row: Report) -> str:
-    return f"{spread(row['ours'])} {row['unit']}".strip()
+    """The figure itself; beside a ratio, which has its spread, the median alone."""
+    values = row["ours"]
+    shown_values = values if row["ratio"] is None else values[:1] * 3
+    return f"{spread(shown_values)} {row['unit']}".strip()
 
 
 def _met(row: Report) -> bool:
@@ -84,23 +90,9 @@ def rows(report: Report) -> str:
     lines = []
     for row in report["rows"]:
         ratio = f"**{spread(row['ratio'])}**" if row["ratio"] else ""
-        lines.append((row["what"], ratio, _ours(row), row["other"], judged(row), row["note"]))
+        other = _SPREAD.sub("", row["other"]) if row["ratio"] else row["other"]
+        lines.append((row["what"], ratio, _ours(row), other, judged(row), row["note"]))
     return table(("", "ratio", "stepwise", "compared with", "target", ""), lines)
-
-
-def targets(reports: dict[str, Report]) -> str:
-    """Every figure that has a target."""
-    lines = [
-        (
-            name,
-            row["what"],
-            f"{spread(row['ratio'])} x" if row["ratio"] else _ours(row),
-            judged(row),
-        )
-        for name, report in reports.items()
-        for row in _with_target(report)
-    ]
-    return table(("script", "", "measured", "at most"), lines)
 
 
 def machine(reports: dict[str, Report]) -> str:
@@ -119,22 +111,28 @@ def machine(reports: dict[str, Report]) -> str:
 
 def _shown(reports: dict[str, Report]) -> str:
     """The figures that must be shown, and where they were measured."""
-    lines = (
-        (what, measured, target, f"**{verdict.lower()}**" if verdict == "MISSED" else verdict)
-        for what, measured, target, verdict in shown.lines(reports)
-    )
-    found = table(("", "measured", "at most", ""), [*lines])
+    lines = []
+    before = ""
+    for line in shown.lines(reports):
+        figure, _, row = line.what.partition(": ")
+        if not line.target:
+            continue
+        verdict = f"**{line.verdict.lower()}**" if line.verdict == "MISSED" else line.verdict
+        ratio = line.measured.partition(" x; ")[0]  # says what it is over
+        named = row if row and figure == before else line.what
+        lines.append((named, ratio, line.target, verdict))
+        before = figure
+    found = table(("", "measured", "at most", ""), lines)
     return f"{found}\n\nMeasured on {shown.processors(reports)}."
 
 
 def _others(prose: str, reports: dict[str, Report]) -> str:
-    """A section for each script that the prose has no place for."""
-    sections = (
-        f"## {report['title']}\n\nBy `benchmarks/{name}.py`.\n\n{rows(report)}"
+    """The scripts that the prose has no place for."""
+    return "\n".join(
+        f"- `benchmarks/{name}.py`: {report['title']}"
         for name, report in reports.items()
         if "rows" in report and f"{{{{rows:{name}}}}}" not in prose
     )
-    return "\n\n".join(sections)
 
 
 def _compared(versus: Report, kind: str, name: str) -> str:
@@ -143,8 +141,7 @@ def _compared(versus: Report, kind: str, name: str) -> str:
     if kind == "overview":
         return table(*comparison.overview(versus))
     head, lines = comparison.lines(versus, name)
-    sizes = ", ".join(f"`{what}`" for what in comparison.workloads(versus, name))
-    return f"As measured: {sizes}\n\n{table(head, lines)}" if lines else _MISSING
+    return table(head, lines) if lines else _MISSING
 
 
 def render(prose: str, reports: dict[str, Report]) -> str:
@@ -154,7 +151,6 @@ def render(prose: str, reports: dict[str, Report]) -> str:
     def put(found: re.Match[str]) -> str:
         kind, _, name = found[1].partition(":")
         whole = {
-            "targets": targets,
             "counted": counted,
             "machine": machine,
             "shown": _shown,
@@ -167,7 +163,8 @@ def render(prose: str, reports: dict[str, Report]) -> str:
             return rows(reports[name]) if name in reports else _MISSING
         return _MISSING if versus is None else _compared(versus, kind, name)
 
-    return re.sub(r"\{\{([a-z0-9_:]+)\}\}", put, _missed(prose, reports))
+    found = re.sub(r"\{\{([a-z0-9_:]+)\}\}", put, _missed(prose, reports))
+    return re.sub(r"\(([\d.]+) - ([\d.]+)\)", r"(\1-\2)", found)  # spreads
 
 
 def read(folder: pathlib.Path) -> dict[str, Report]:

@@ -1,6 +1,6 @@
 """What a page size costs a table of records: why stores have pages of 8 KB.
 
-500 rows of a size are inserted one by one into a table as that of the `sqlite:` store, each in a
+500 rows of a size are inserted one by one into a table of records, each in a
 transaction of its own.  The ratio is the database over the rows' own bytes; the figure is what one
 insert writes, its log included.  The time is beside it: not of the disk, which nobody waits for.
 """

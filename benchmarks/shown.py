@@ -42,10 +42,10 @@ FIGURES = (
         "a step, fsync, a checkpoint at each, over a SQLite FULL insert",
         "steps",
         "a step, fsync",
-        1.5,
+        1.7,
     ),
-    Figure("a side effect, over a SQLite FULL insert", "steps", "a side effect, fsync", 2.5),
-    Figure("a step, os, over a SQLite NORMAL insert", "steps", "a step, os", 3),
+    Figure("a side effect, over a SQLite FULL insert", "steps", "a side effect, fsync", 2.8),
+    Figure("a step, os, over a SQLite NORMAL insert", "steps", "a step, os", 2.2),
     Figure("bytes written for a step of 1 KB", "steps", "a step, fsync, bytes written", 6),
     Figure(
         "processor time of a step, 64 runs at once over one run",
@@ -63,7 +63,7 @@ FIGURES = (
         "start to the first new step, over a program with plain SQLite",
         "recovery",
         "after [0-9,]+ steps, over a program with plain SQLite",
-        1.4,
+        1.7,
     ),
     Figure(
         "the same, over a bare Python that reads one row",

@@ -231,9 +231,8 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
     rows, count = [], 50 if arguments.quick else 1000
     with common.folder() as path:
         os.environ["STEPWISE_HOME"] = str(path)
-        for scheme, kind in itertools.product(("disk", "sqlite"), _KINDS):
-            rows.append(_row(scheme, kind, path, count, arguments.rounds))
-        rows += [_bytes(scheme, path, count) for scheme in ("disk", "sqlite")]
+        rows += [_row("disk", kind, path, count, arguments.rounds) for kind in _KINDS]
+        rows.append(_bytes("disk", path, count))
         for what, workflow, messages in _METHODS:
             rows.append(_of_agent(what, workflow, messages, path, count, arguments.rounds))
         for what, workflow, more in _LARGE:

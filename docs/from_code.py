@@ -1,14 +1,17 @@
-"""The parts of the reference that are read from the code: options, settings, errors.
+"""The parts of the reference that are read from the code: options, settings, errors, names.
 
-The directives ``options``, ``environment`` and ``errors`` of the site's pages;
-``tests/docs/coverage_of_pages.py`` reads the same tables.
+``make map`` writes the tables between the comments ``from code`` and ``end`` into the pages, so
+that a forge shows them, too; a test says when they are out of date.  The directive ``problems`` has
+the errors in full on the site.  ``tests/docs/coverage_of_pages.py`` reads the same tables.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pathlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import stepwise
@@ -221,7 +224,7 @@ def records_text(which: str) -> str:
     return "\n".join(["| kind | meaning | facts |", "|---|---|---|", *rows])
 
 
-# -- directives ----------------------------------------------------------------------------------
+# -- tables and sections --------------------------------------------------------------------------
 
 
 def options_text(name: str) -> str:
@@ -233,13 +236,78 @@ def options_text(name: str) -> str:
     return "\n".join(["| option | type | default | meaning |", "|---|---|---|---|", *rows])
 
 
-def environment_text(_: str) -> str:
+def environment_text() -> str:
     """Write the environment variables as a table."""
-    rows = [f"| `{name}` | {meaning} |" for name, meaning in environment().items()]
-    return "\n".join(["| variable | meaning |", "|---|---|", *rows])
+    return _table("variable", environment())
 
 
-def errors_text(_: str) -> str:
+def _table(of: str, meanings: Mapping[str, str]) -> str:
+    rows = [f"| `{name}` | {meaning} |" for name, meaning in meanings.items()]
+    return "\n".join([f"| {of} | meaning |", "|---|---|", *rows])
+
+
+# -- at a glance ---------------------------------------------------------------------------------
+
+_BLOCK = re.compile(r"(<!-- from code: (.+?) -->\n).*?(\n<!-- end -->)", re.DOTALL)
+_NAMED = re.compile(r"\.\. (py:currentmodule|auto\w+):: ([\w.]+)((?:\n +:.*)*)")
+
+
+def at_a_glance(page: str) -> str:
+    """Return a page with the tables in it that the code gives now."""
+
+    def instead(block: re.Match[str]) -> str:
+        what, _, of = block[2].partition(" ")
+        return f"{block[1]}\n{_written(what, of, page)}\n{block[3]}"
+
+    return _BLOCK.sub(instead, page)
+
+
+def _written(what: str, of: str, page: str) -> str:
+    if what == "options":
+        return options_text(of)
+    if what == "environment":
+        return environment_text()
+    if what == "records":
+        return records_text(of)
+    if what == "errors":
+        return _table("error", {each.name: each.message for each in problems()})
+    if what == "commands":
+        from stepwise import cli
+
+        commands = sorted(cli.main.commands.items())
+        return _table("command", {name: each.get_short_help_str(200) for name, each in commands})
+    return _table("name", dict(_names(page)))
+
+
+def _names(page: str) -> Iterator[tuple[str, str]]:
+    """Return the names that a page documents, with the first sentences of their docstrings."""
+    prefix = ""
+    for kind, name, more in _NAMED.findall(page):
+        if kind == "py:currentmodule":
+            prefix = f"{name}."
+        elif kind == "automodule":
+            if ":no-members:" not in more:
+                members = re.search(r":members:(.*)", more)
+                chosen = (members[1] if members else "").replace(",", " ").split()
+                module = importlib.import_module(name)
+                for each in chosen or module.__all__:
+                    yield f"{name}.{each}", _first_sentence(getattr(module, each))
+        else:
+            yield _described_name(name if name.startswith("stepwise.") else prefix + name)
+
+
+def _described_name(name: str) -> tuple[str, str]:
+    module, _, short = name.rpartition(".")
+    meaning = _first_sentence(getattr(importlib.import_module(module), short))
+    return short if module == "stepwise" else name, meaning
+
+
+def _first_sentence(value: object) -> str:
+    text = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
+    return markdown(re.split(r"(?<=\.)\s", text)[0]).replace("|", "\\|")
+
+
+def errors_text() -> str:
     """Write a section for each error and warning."""
     return "\n\n".join(map(_section, problems()))
 
@@ -282,24 +350,18 @@ def signature(
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Register the directives."""
+    """Register the directive."""
     from sphinx.util.docutils import SphinxDirective
 
-    def directive(
-        write: Callable[[str], str], required: int, optional: int = 0
-    ) -> type[SphinxDirective]:
-        class FromCode(SphinxDirective):
-            required_arguments, optional_arguments = required, optional
-
-            def run(self) -> list[nodes.Node]:
-                text = write(*(self.arguments or [""]))
-                return self.parse_text_to_nodes(text, allow_section_headings=True)
-
-        return FromCode
+    class FromCode(SphinxDirective):
+        def run(self) -> list[nodes.Node]:
+            return self.parse_text_to_nodes(errors_text(), allow_section_headings=True)
 
     app.connect("autodoc-process-signature", signature)
-    app.add_directive("options", directive(options_text, 1))
-    app.add_directive("environment", directive(environment_text, 0))
-    app.add_directive("problems", directive(errors_text, 0))
-    app.add_directive("records", directive(records_text, 0, 1))
+    app.add_directive("problems", FromCode)
     return {"parallel_read_safe": True}
+
+
+if __name__ == "__main__":
+    for path in sorted(pathlib.Path(__file__).parent.glob("reference/*.md")):
+        path.write_text(at_a_glance(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -61,12 +61,11 @@ For maintainers
 The rooms of the house, each importing only from those above it::
 
     errors         every exception and warning, as one tree
-    _wire          where the modules are that stored values name
-    _runtime       the process: settings, messages, signals, threads, forks, group commit, events
+    _runtime       the process: settings, messages, signals, threads, forks, events
     _values        values: digests, encoding, pickling, comparison, previews, secrets
     _display       text and HTML of runs; live progress
     _rewrite       functions that can be entered in the middle: syntax tree in, function out
-    stores         public: where runs are kept: memory, disk, sqlite, postgres
+    stores         public: where runs are kept: memory, disk, postgres; group commit
     _identity      what tells calls and runs apart: arguments, attributes, captured variables
     _changes       what a call changes in what it was given: found, described, put back
     _journal       what is recorded: sealed, chained, append-only; one owner for each run
@@ -90,10 +89,9 @@ from __future__ import annotations
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
-from stepwise import errors
 from stepwise._calls.steps import step, tool
 from stepwise._checkpoints.resources import reenterable, resource
-from stepwise._execution.outside import background
+from stepwise._execution.tasks import background
 from stepwise._identity.clients import identity
 from stepwise._runtime.settings import configure
 from stepwise._workflows.workflow import Workflow, workflow
@@ -130,6 +128,7 @@ from stepwise.errors import (
     StepwiseWarning,
     StoreError,
     StreamChangedError,
+    ThreadMovedOnError,
     UnreadableValueError,
     UnrecordedCallWarning,
     UnusedRecordWarning,
@@ -138,27 +137,22 @@ from stepwise.errors import (
 )
 
 if TYPE_CHECKING:
-    from stepwise._calls.asking import approve
+    from stepwise._calls.approvals import approve
     from stepwise._calls.doubt import CompletedCall, DidNotHappen, Inconclusive, InDoubtCall, Landed
     from stepwise._calls.parallel import map  # noqa: A004
-    from stepwise._calls.pauses import sleep, sleep_until, wait_for
-    from stepwise._calls.spending import spend
+    from stepwise._calls.steps import spend
+    from stepwise._calls.waiting import sleep, sleep_until, wait_for
     from stepwise._execution.budget import Budget, Spent
     from stepwise._execution.suspension import PendingWait
-    from stepwise._runs.checkpoints import RunCheckpoint
-    from stepwise._runs.current import CurrentStep, current_step
-    from stepwise._runs.listing import current_run, get_run, runs
     from stepwise._runs.messages import InboxMessage
     from stepwise._runs.overview import Program
     from stepwise._runs.questions import Question
-    from stepwise._runs.run import Run
-    from stepwise._runs.steps import StepRecord
-    from stepwise._runs.stops import PossibleStep, StoppedCall
+    from stepwise._runs.run import CurrentStep, Run, current_run, current_step, get_run, runs
+    from stepwise._runs.steps import PossibleStep, RunCheckpoint, StepRecord, StoppedCall
     from stepwise._runs.verify import Verification
     from stepwise._runtime.event import Event
     from stepwise._runtime.listening import on_event
-    from stepwise._workflows.handles import AsyncHandle, Handle
-    from stepwise._workflows.recover import Recovered, recover
+    from stepwise._workflows.handles import AsyncHandle, Handle, Recovered, recover
     from stepwise.agent import Checkpoint, CheckpointStore, RecoverableAgent
     from stepwise.integrations.instrument import instrument, uninstrument
 
@@ -219,6 +213,7 @@ __all__ = [
     "StoppedCall",
     "StoreError",
     "StreamChangedError",
+    "ThreadMovedOnError",
     "UnreadableValueError",
     "UnrecordedCallWarning",
     "UnusedRecordWarning",
@@ -254,29 +249,29 @@ __all__ = [
 __version__ = "0.1.0"
 
 _ON_USE = {
-    **dict.fromkeys(("CurrentStep", "current_step"), "_runs.current"),
+    **dict.fromkeys(("CurrentStep", "current_step"), "_runs.run"),
     **dict.fromkeys(
         ("CompletedCall", "DidNotHappen", "Inconclusive", "InDoubtCall", "Landed"), "_calls.doubt"
     ),
     "Event": "_runtime.event",
-    "approve": "_calls.asking",
+    "approve": "_calls.approvals",
     **dict.fromkeys(("AsyncHandle", "Handle"), "_workflows.handles"),
     "InboxMessage": "_runs.messages",
     "StepRecord": "_runs.steps",
-    **dict.fromkeys(("current_run", "get_run", "runs"), "_runs.listing"),
+    **dict.fromkeys(("current_run", "get_run", "runs"), "_runs.run"),
     **dict.fromkeys(("instrument", "uninstrument"), "integrations.instrument"),
     "on_event": "_runtime.listening",
     "PendingWait": "_execution.suspension",
     "Program": "_runs.overview",
     "Question": "_runs.questions",
-    "RunCheckpoint": "_runs.checkpoints",
+    "RunCheckpoint": "_runs.steps",
     "Verification": "_runs.verify",
-    **dict.fromkeys(("PossibleStep", "StoppedCall"), "_runs.stops"),
+    **dict.fromkeys(("PossibleStep", "StoppedCall"), "_runs.steps"),
     "map": "_calls.parallel",
-    **dict.fromkeys(("sleep", "sleep_until", "wait_for"), "_calls.pauses"),
-    "spend": "_calls.spending",
+    **dict.fromkeys(("sleep", "sleep_until", "wait_for"), "_calls.waiting"),
+    "spend": "_calls.steps",
     **dict.fromkeys(("Budget", "Spent"), "_execution.budget"),
-    **dict.fromkeys(("Recovered", "recover"), "_workflows.recover"),
+    **dict.fromkeys(("Recovered", "recover"), "_workflows.handles"),
     "Run": "_runs.run",
     **dict.fromkeys(("Checkpoint", "CheckpointStore", "RecoverableAgent"), "agent"),
     **dict.fromkeys(("load_ipython_extension", "unload_ipython_extension"), "notebook"),

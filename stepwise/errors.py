@@ -7,6 +7,7 @@
     ├── RunNotFoundError (LookupError)   no run of that id in the store
     ├── StepNotFoundError (LookupError)  no step of that number or name in the run
     ├── RunConflictError                 a run id was used again with other arguments
+    ├── ThreadMovedOnError               a LangGraph thread was continued by another writer
     ├── RunBusyError                     another process or task is executing the requested run
     ├── RunSkipped                       the same, and on_owned="skip" leaves the run alone
     ├── CodeChangedError                 the code changed and the journal cannot bridge it
@@ -84,6 +85,7 @@ __all__ = [
     "StepwiseWarning",
     "StoreError",
     "StreamChangedError",
+    "ThreadMovedOnError",
     "UnreadableValueError",
     "UnrecordedCallWarning",
     "UnusedRecordWarning",
@@ -101,7 +103,19 @@ class _Facts(BaseException):
 
     def __str__(self) -> str:
         # Not the inherited one: LookupError's children and OSError format their arguments.
-        return str(self.args[0])
+        return escaped(str(self.args[0]))
+
+
+def escaped(text: str) -> str:
+    r"""Return a text with what a terminal or a browser would obey written as ``\x1b``."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each
+        if each.isprintable() or each in "\n\t"
+        else each.encode("unicode_escape").decode("ascii")
+        for each in text
+    )
 
 
 def _message(cls: type) -> str:
@@ -178,6 +192,24 @@ class RunConflictError(StepwiseError):
     given: str
 
 
+class ThreadMovedOnError(StepwiseError):
+    """Another writer has continued this LangGraph thread. Invoke the graph again to continue there.
+
+    Cause: A graph with a `StepwiseSaver` was executing, and meanwhile another process, thread or
+    task stored checkpoints after the one that it continues: this process was suspended while
+    another one took the thread over, or two requests came for one thread. Its own checkpoint would
+    have become the newest one, and hidden the work of the other.
+
+    What to do: Invoke the graph again; it continues at the newest checkpoint. Code that means to
+    branch gives the `checkpoint_id` of the older checkpoint in its config, or makes the saver with
+    `on_stale="branch"`.
+    """
+
+    thread_id: str
+    checkpoint_id: str
+    newest_id: str
+
+
 class RunBusyError(StepwiseError):
     """Somebody else is executing this run. Wait for it with on_owned="wait", or use another id.
 
@@ -227,8 +259,8 @@ class DigestError(StepwiseError, TypeError):
     the input of a graph and in the state of a step loop, a client or a lock is an error, too; as an
     argument it counts by its class. The message says where.
 
-    What to do: Pass a list. Or leave the parameter out of the identity with `ignore=("name",)`, or
-    choose with `key=` what distinguishes two calls.
+    What to do: Pass a list of what a generator or stream yields. Leave another parameter out of the
+    identity with `ignore=("name",)`, or choose with `key=` what distinguishes two calls.
     """
 
     path: str

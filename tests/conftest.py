@@ -21,10 +21,12 @@ from stepwise._execution import process_memory
 from stepwise._execution.active_run import live_runs
 from stepwise._runtime import settings
 from stepwise.stores import _locks, _rows
+from stepwise.stores.disk import DiskStore
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 
-from store_tools import KINDS, ME
+from harness import Talking
+from store_tools import ME
 from sweeping import SEED, WHOLE
 
 
@@ -77,7 +79,7 @@ SLOW_TESTS = {
     *("test_a_copy_that_is_killed_at_any_write_is_continued", "test_no_run_is_in_memory_at_once"),
     *("test_garbage_is_collected_once_for_each_live_instance", "test_terminal"),
 }
-SLOW_FIXTURES = {"start", "tally", "library", "browse", "picture"}
+SLOW_FIXTURES = {"start", "fork", "tally", "library", "browse", "picture"}
 SECONDS = 900 if WHOLE else 300  # for a script of a test, at most: it is ended, were it to hang
 
 
@@ -137,7 +139,7 @@ def home():
     opened: dict[str, stepwise.stores.Store] = {}
     # Not the fixture ``monkeypatch``: a test that undoes its changes would undo these.
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("STORE", "KEY", "START", "FRESH", "PROGRESS", "ALLOW_NETWORK"):
+        for name in ("STORE", "KEY", "START", "FRESH", "PROGRESS", "TRUST", "ALLOW_NETWORK"):
             patch.delenv(f"STEPWISE_{name}", raising=False)
         for name in ("COLUMNS", "LINES"):  # readline sets them for all that pytest starts
             patch.delenv(name, raising=False)
@@ -205,14 +207,18 @@ def tally(record_property):
 class Script:
     """A Python program in a process of its own, with whom to talk line by line."""
 
-    def __init__(self, path, *arguments):
-        self.process = subprocess.Popen(
-            [sys.executable, "-u", str(path), *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
+    def __init__(self, path, *arguments, forked):
+        self.process = (
+            Talking(path, *arguments)
+            if forked and not WHOLE
+            else subprocess.Popen(
+                [sys.executable, "-u", str(path), *map(str, arguments)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
         )
         self.pid = self.process.pid
         self._watchdog = threading.Timer(SECONDS, self._end_all)
@@ -252,24 +258,33 @@ class Script:
 
 @pytest.fixture
 def start(tmp_path):
-    """Start a program: ``start(source, *arguments) -> Script``; all are ended after the test."""
+    """Start a program: ``start(source, *arguments) -> Script``; all are ended after the test.
+
+    A source that is a path is the program of another one, started again.
+    """
+    yield from starting(tmp_path, forked=False)
+
+
+@pytest.fixture
+def fork(tmp_path):
+    """The same in a fork of a host: at once, but its end is not that of an interpreter."""
+    yield from starting(tmp_path, forked=True)
+
+
+def starting(folder, *, forked):
     scripts = []
 
     def start_script(source, *arguments):
-        path = tmp_path / f"script{len(scripts)}.py"
-        path.write_text(source, encoding="utf-8")
-        scripts.append(Script(path, *arguments))
+        path = source
+        if isinstance(source, str):
+            path = folder / f"script{len(scripts)}.py"
+            path.write_text(source, encoding="utf-8")
+        scripts.append(Script(path, *arguments, forked=forked))
         return scripts[-1]
 
     yield start_script
     for script in scripts:
         script.close()
-
-
-@pytest.fixture(params=KINDS)
-def kind(request):
-    """Each of the stores in a folder."""
-    return KINDS[request.param]
 
 
 @pytest.fixture
@@ -278,8 +293,8 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def store(kind, folder):
-    store = kind(folder)
+def store(folder):
+    store = DiskStore(folder)
     yield store
     store.close()
 

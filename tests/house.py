@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import contextlib
 import io
 import os
 import pathlib
@@ -16,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import tokenize
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -97,47 +99,131 @@ def loaded():
 
 
 def visits():
-    """Modules and hops of a step without and with a checkpoint, and of a resume inside."""
+    """What a few calls of a user enter: a trace of each, by what it is."""
     with tempfile.TemporaryDirectory() as home:
         os.environ.update(STEPWISE_HOME=home, STEPWISE_QUIET="1")
         sys.path.insert(0, str(ROOT))
-        import stepwise
+        return {
+            **steps_and_a_resume(),
+            "an approved tool, its owner's side": an_approval(),
+            "an instrumented model call": a_model_call(),
+        }
 
-        plain, call, resume, fails = Trace(), Trace(), Trace(), [True]
 
-        @stepwise.step
-        def one(number):
-            return number
+traced = []
+"""The tracer of a step."""
 
-        @stepwise.workflow(checkpoint_every=100)
-        def rarely():
-            one(0)  # whatever is made once is there
-            plain.__enter__()
-            one(1)
-            plain.__exit__()
 
-        @stepwise.workflow
-        def flow():
-            one(0)
-            call.__enter__()
-            one(1)
-            call.__exit__()
-            if fails:
-                raise LookupError
-            return "done"
+def switch(number):
+    """Trace from the body of one step to that of the next: whatever is made once is there."""
+    if number == 4:
+        traced[0].__enter__()
+    elif number == 5:
+        sys.setprofile(None)
 
-        rarely()
-        try:
-            flow()
-        except LookupError:
-            fails.clear()
-        with resume:
-            flow()
+
+def steps_and_a_resume():
+    """Trace a step without and one with a checkpoint, and a run that goes on after a failure."""
+    import stepwise
+
+    plain, call, resume, fails = Trace(), Trace(), Trace(), [True]
+
+    @stepwise.step
+    def one(number):
+        switch(number)
+        return number
+
+    @stepwise.workflow(checkpoint_every=100)
+    def rarely():
+        for number in range(7):
+            one(number)
+
+    @stepwise.workflow
+    def flow():
+        for number in range(7):
+            one(number)
+        if fails:
+            raise LookupError
+        return "done"
+
+    traced.append(plain)
+    rarely()
+    traced[:] = [call]
+    try:
+        flow()
+    except LookupError:
+        fails.clear()
+    with resume:
+        flow()
     return {
         "a step without a checkpoint": plain,
         "a step with its checkpoint": call,
         "a resume, to the end of its run": resume,
     }
+
+
+def an_approval():
+    """Trace a call that asks a person, from its beginning to its end, in the run's own thread."""
+    import stepwise
+
+    trace = Trace()
+
+    @stepwise.tool(side_effect=True, approve=True)
+    def pay(amount):
+        return amount
+
+    @stepwise.workflow(run_id="asks")
+    def asks():
+        trace.__enter__()
+        pay(3)
+        trace.__exit__()
+
+    def answer():
+        while True:
+            with contextlib.suppress(stepwise.RunNotFoundError):
+                for question in stepwise.get_run("asks").questions:
+                    return question.approve()
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    asks()
+    thread.join()
+    return trace
+
+
+def a_model_call():
+    """Trace a request to a model through its own library, with a server that is played."""
+    import httpx
+    import openai
+
+    import stepwise
+
+    trace = Trace()
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "a"}}
+    answer = {
+        "id": "1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m",
+        "choices": [choice],
+    }
+    played = httpx.MockTransport(lambda request: httpx.Response(200, json=answer))
+    client = openai.OpenAI(api_key="none", http_client=httpx.Client(transport=played))
+
+    @stepwise.workflow
+    def asks_a_model():
+        for number in range(2):
+            if number:  # whatever is made once is there
+                trace.__enter__()
+            client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": str(number)}]
+            )
+        trace.__exit__()
+
+    stepwise.instrument()
+    asks_a_model()
+    stepwise.uninstrument()
+    return trace
 
 
 def page():

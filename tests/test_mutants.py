@@ -1,6 +1,5 @@
 """The table of mutants fits the code as it is; ``make mutants`` applies them."""
 
-import ast
 import pathlib
 import sys
 
@@ -13,13 +12,13 @@ from table import MUTANTS, Mutant
 TESTS = pathlib.Path(__file__).parent
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.file}: {mutant.what}")
-def test_a_mutant_can_be_applied(mutant):
+def test_a_mutant_can_be_applied():
     """The text that a mutant replaces is in its file once; what comes of that is Python."""
-    source = (TESTS.parent / mutant.file).read_text(encoding="utf-8")
-    changed = mutant.applied(source)
-    assert changed != source
-    ast.parse(changed)
+    for mutant in MUTANTS:
+        source = (TESTS.parent / mutant.file).read_text(encoding="utf-8")
+        changed = mutant.applied(source)
+        assert changed != source
+        compile(changed, mutant.file, "exec")
 
 
 def test_a_text_that_is_gone_is_noticed():
@@ -33,12 +32,12 @@ def test_a_text_that_is_gone_is_noticed():
 
 def test_the_tests_that_guard_are_there():
     """Each mutant names tests that exist."""
+    texts = {path.name: path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py")}
     for mutant in MUTANTS:
         assert mutant.guards
         for guard in mutant.guards:
             file, _, name = guard.partition("::")
-            tree = ast.parse(next(TESTS.rglob(file)).read_text(encoding="utf-8"))
-            assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+            assert f"\ndef {name}(" in texts[file], guard
 
 
 def test_no_two_mutants_are_one():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 
 import harness
 import workloads
@@ -65,10 +64,6 @@ class Stepwise(Peer):
         "disk-os",
         "disk-fsync-100",
         "disk-os-100",
-        "sqlite-fsync",
-        "sqlite-os",
-        "sqlite-fsync-100",
-        "sqlite-os-100",
     )
     distribution = "stepwise-agents"
     imports = "import stepwise"
@@ -107,12 +102,6 @@ class Stepwise(Peer):
     def refusal(cls, variant, workload):
         if variant.endswith("-100") and workload in ("w4", "w6", "w10"):
             return "one checkpoint at most: as without -100"
-        if variant.startswith("sqlite"):
-            try:
-                with tempfile.TemporaryDirectory() as folder:
-                    open_store(f"sqlite:{folder}/runs")
-            except stepwise.ConfigurationError:
-                return "this version has no sqlite: store"
         return super().refusal(variant, workload)
 
 

@@ -34,10 +34,7 @@ import common  # noqa: E402
 import environments  # noqa: E402
 
 CONTENDERS = {
-    "stepwise": (
-        *("disk-fsync", "disk-fsync-100", "disk-os", "disk-os-100"),
-        *("sqlite-fsync", "sqlite-fsync-100", "sqlite-os", "sqlite-os-100"),
-    ),
+    "stepwise": ("disk-fsync", "disk-fsync-100", "disk-os", "disk-os-100"),
     "raw": ("sqlite-full", "sqlite-normal", "file-fdatasync", "diskcache-full"),
     "joblib": ("default",),
     "dbos": ("sqlite", "postgres"),

@@ -2,6 +2,6 @@
 
 The modules, each importing only from those before it::
 
-    doubt driver retrying recording waiting perform terms approvals async_driver elsewhere
-    awaitables caches plain steps pauses asking streams parallel compensation spending
+    ray_executor doubt driver call async_driver executors awaitables waiting approvals streams
+    steps parallel compensation
 """

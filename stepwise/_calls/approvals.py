@@ -1,63 +1,345 @@
-"""Approvals: a tool's calls that a person has to allow before they are made.
+"""Approvals: calls that a person has to allow before they are made, and ``approve``.
 
 The call asks before its intent is written.  The question is a record with a random ticket, the
-arguments, and the digests of everything that counts (see ``terms``).  An answer names the ticket.
-So a yes is good for one call with these arguments: for its retries, and for another try after a
-crash.  When the yes has come, the terms are compared again.  Equal: the call is made with copies of
-the recorded arguments, so that nobody can change them in between.  Different: it asks anew.
+arguments, and the digests of its *terms*: everything that the yes is bound to.  An answer names the
+ticket.  So a yes is good for one call with these arguments: for its retries, and for another try
+after a crash.  When the yes has come, the terms are compared again.  Equal: the call is made with
+copies of the recorded arguments, so that nobody can change them in between.  Different: it asks
+anew.
+
+All arguments belong to the terms, also those that ``key=`` and ``ignore=`` leave out of the
+identity of the call, and those at their default.  Secrets, the instance of a method, and what a
+framework injects come from the call; all but the last are compared with what they were when the
+question was asked.  A digest of an argument is an authentication code under the key of the store:
+nobody can find a secret, or one of few possible values, by trying.
 """
 
 from __future__ import annotations
 
+import datetime as dt
+import functools
 import inspect
+import json
 import os
-from collections.abc import Generator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Generator, Mapping
+from typing import Any, Protocol
 
+from stepwise._calls.call import Performance, record_failure, record_settled
 from stepwise._calls.doubt import in_doubt
-from stepwise._calls.driver import Attempt, Core, Result, Write, run, written
-from stepwise._calls.perform import Performance
-from stepwise._calls.recording import record_failure, record_settled
-from stepwise._calls.terms import (
-    Agreement,
-    Asks,
-    differing_parts,
-    digested,
-    load_arguments,
-    terms_of,
-)
-from stepwise._calls.waiting import check_may_wait, waited
-from stepwise._execution.active_run import ActiveRun, Scope
+from stepwise._calls.driver import Attempt, Core, Result, Write, written
+from stepwise._calls.waiting import Waiter, check_may_wait, in_seconds, paused, waited
+from stepwise._execution.active_run import ActiveRun, Scope, current_scope
 from stepwise._execution.location import Origin
 from stepwise._execution.outcomes import settled
-from stepwise._identity.parts import shown_part
+from stepwise._execution.waits import waits
+from stepwise._identity.identity import (
+    ITEMS,
+    Parameters,
+    as_function,
+    captured,
+    digest_part,
+    reader_of,
+    shown_part,
+)
+from stepwise._journal.approvers import Approver, signer, statement, why_unsigned
+from stepwise._journal.course import Asked, Questions
 from stepwise._journal.inbox import Message
 from stepwise._journal.journal import Position, read_entries
 from stepwise._journal.projection import RecordedCall
-from stepwise._journal.questions import Asked, Questions
-from stepwise._journal.records import Answered, Call, Waiting
+from stepwise._journal.records import Answered, Call, Refused, Waiting
+from stepwise._journal.seal import Seal
 from stepwise._matching.held import Watched
-from stepwise._matching.pool import Match, Verdict
-from stepwise._matching.rulings import differing
+from stepwise._matching.pool import Match, Verdict, differing
+from stepwise._matching.subjects import Identity
 from stepwise._runtime import clock
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import notice, reports
+from stepwise._values import digest
+from stepwise._values import digest as _digest
+from stepwise._values.codec import JSON, Codec, Encoded
+from stepwise._values.data import parameter_types
+from stepwise._values.digest import cell_content
+from stepwise._values.preview import Hiding, Secrets, preview
+from stepwise._values.trees import NOT_STATE, attributes
 from stepwise.errors import (
     ApprovalDenied,
     ConfigurationError,
+    DigestError,
+    NotRecordableError,
     OutsideRunError,
     UnreadableValueError,
+    WaitTimeoutError,
 )
 
-__all__ = [
-    "ApprovedCall",
-    "answer_in",
-    "answered",
-    "arefuse_outside",
-    "denied",
-    "new_ticket",
-    "refuse_outside",
-]
+# -- terms ----------------------------------------------------------------------------------------
+
+
+class Asks(Protocol):
+    """A tool whose calls need a person's yes."""
+
+    name: str
+    what: str
+    approve: bool | Callable[..., Any]
+    approvers: tuple[Approver, ...]
+    in_doubt: Any
+    function: Callable[..., Any]
+    parameters: Parameters
+    hiding: Hiding
+
+
+class Agreement(NamedTuple):
+    """The terms of one call, as they are now.
+
+    Args:
+        stored: the passed arguments, encoded; secrets and injected ones are not among them.
+        arguments: the same, as they come back from there.
+        encoded: canonical bytes of everything that counts, by the name of the part.
+        details: what the person is shown.
+    """
+
+    stored: Encoded
+    arguments: Mapping[str, Any]
+    encoded: Mapping[str, bytes]
+    details: str
+
+    def digest(self, seal: Seal, ticket: str) -> str:
+        """Return the text of the digests that is recorded with a question."""
+        tags = {name: _tag(seal, ticket, name, held) for name, held in self.encoded.items()}
+        return json.dumps(tags)
+
+
+def terms_of(tool: Asks, codec: Codec, bound: Mapping[str, Any], instance: object) -> Agreement:
+    """Return the terms of a call.
+
+    Args:
+        bound: the arguments by name, without the ``instance`` of a method.
+
+    Raises:
+        ConfigurationError: an argument has no digest, or cannot be recorded.
+    """
+    passed, defaults = tool.parameters.all_of(bound)
+    encoded = _encodings(tool, passed, defaults, instance)
+    kept = dict(tool.hiding.stored(passed))
+    try:
+        stored = _dumped(codec, tool, kept)
+        found = codec.secrets.found_in(stored.data)
+        arguments = load_arguments(codec, tool, bytes(stored.data), stored.form)
+    except NotRecordableError as problem:
+        raise _refused(tool, str(problem)) from problem
+    if found:
+        raise _refused(
+            tool,
+            f"an argument holds the secret {found!r}, and would be recorded with the question. "
+            "Name its parameter in secret=",
+        )
+    back = _encodings(tool, arguments, {}, None)
+    changed = [name for name in kept if back.get(name) != encoded[name]]
+    if changed:
+        raise _refused(
+            tool,
+            f"the argument {changed[0]!r} does not come back from the store as it was passed. Pass "
+            "plain data: a text, an id, a path",
+        )
+    details = _details(tool, codec.secrets, {**passed, **arguments}, defaults, instance)
+    return Agreement(stored, arguments, encoded, details)
+
+
+def digested(tool: Asks, bound: Mapping[str, Any], instance: object) -> Mapping[str, bytes]:
+    """Return canonical bytes of everything that counts, as it is now."""
+    return _encodings(tool, *tool.parameters.all_of(bound), instance)
+
+
+def differing_parts(digest: str, terms: Mapping[str, bytes], seal: Seal, ticket: str) -> list[str]:
+    """Return the names of the parts in which terms differ from those of a question."""
+    tags = json.loads(digest) if digest else {}
+    names = dict.fromkeys([*terms, *tags])
+    return [n for n in names if n not in terms or not _is_tag(seal, ticket, n, terms[n], tags)]
+
+
+def _tag(seal: Seal, ticket: str, name: str, held: bytes) -> str:
+    return seal.tag(f"approval {ticket} {name}", held).hex()
+
+
+def _is_tag(seal: Seal, ticket: str, name: str, held: bytes, tags: Mapping[str, str]) -> bool:
+    tag = bytes.fromhex(tags.get(name, ""))
+    return seal.is_tag(f"approval {ticket} {name}", held, tag)
+
+
+def _refused(tool: Asks, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"approve= of {tool.what}: a yes is bound to all arguments, which are recorded with the "
+        f"question, and {why}"
+    )
+
+
+# -- recording -----------------------------------------------------------------------------------
+
+
+def _dumped(codec: Codec, tool: Asks, kept: Mapping[str, Any]) -> Encoded:
+    what = f"the arguments of {tool.what}, which needs an approval,"
+    if not codec.data_only:
+        return codec.encode(dict(kept), what)
+    kinds = parameter_types(tool.function)
+    texts = {
+        name: _text(codec.encode(value, f"the argument {name!r}", kinds.get(name, Any)))
+        for name, value in kept.items()
+    }
+    return Encoded(json.dumps(texts).encode(), JSON)
+
+
+def _text(encoded: Encoded) -> str:
+    return bytes(encoded.data).decode("utf-8", "surrogatepass")
+
+
+def load_arguments(
+    codec: Codec, tool: Asks | None, data: bytes, form: str | None
+) -> dict[str, Any]:
+    """Load the arguments that were recorded with a question.
+
+    Args:
+        tool: whose annotations say what they are; ``None`` for plain data.
+
+    Raises:
+        UnreadableValueError: they cannot be loaded here.
+    """
+    if form != JSON:
+        loaded: dict[str, Any] = codec.decode(data, form)
+        return loaded
+    kinds = parameter_types(tool.function) if tool is not None else {}
+    return {
+        name: codec.decode(text.encode("utf-8", "surrogatepass"), JSON, kinds.get(name, Any))
+        for name, text in json.loads(data).items()
+    }
+
+
+# -- digests -------------------------------------------------------------------------------------
+
+
+def _encodings(
+    tool: Asks, passed: Mapping[str, Any], defaults: Mapping[str, Any], instance: object
+) -> dict[str, bytes]:
+    found = {name: _strictly(tool, name, value) for name, value in passed.items()}
+    for name, value in defaults.items():
+        found[name] = _leniently(value, None)
+    for name, value in _of_subject(tool, instance).items():
+        found[name] = _leniently(value, instance)
+    return found
+
+
+def _strictly(tool: Asks, name: str, value: Any) -> bytes:
+    try:
+        return _digest.encode(value)
+    except DigestError as error:
+        reason = str(error).replace("(at value", f"(at {name}")
+        raise _refused(
+            tool,
+            f"{name!r} has no digest: {reason}. Hold it in a variable of the module or in the "
+            "instance of a method, or have the caller pass data from which the tool makes it",
+        ) from None
+
+
+def _leniently(value: Any, instance: object) -> bytes:
+    try:
+        return _digest.encode(value)
+    except DigestError:  # by its class, and what is known of it
+        return digest_part(value, () if instance is None else (instance,))[0].encode()
+
+
+def _of_subject(tool: Asks, instance: object) -> dict[str, Any]:
+    """The attributes of the instance, and captured variables other than functions.
+
+    What ``==`` and ``ignore=`` leave out counts, too: the call may act on it.
+    """
+    found: dict[str, Any] = {}
+    instance = _made_of(tool.function) if instance is None else instance
+    if instance is not None and not isinstance(instance, type):
+        held = attributes(instance)
+        found = {f"self.{name}": held[name] for name in held if name not in NOT_STATE}
+        cls: Any = type(instance)
+        read = reader_of(cls)
+        if read is not None:
+            found[ITEMS] = read(instance)
+    for name, cell in captured(tool.function).items():
+        value = cell_content(cell)
+        if as_function(value) is None:
+            found[f"closure.{name}"] = value
+    return found
+
+
+def _made_of(function: Any) -> Any:
+    """Return the object that a tool is made of: one that can be called, or the one of a method."""
+    given = getattr(function, "__wrapped__", function)
+    while isinstance(given, functools.partial):
+        given = given.func
+    if inspect.ismethod(given):
+        return given.__self__
+    return None if inspect.isroutine(given) else given
+
+
+# -- what the person is shown --------------------------------------------------------------------
+
+
+def _details(
+    tool: Asks,
+    secrets: Secrets,
+    passed: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    instance: object,
+) -> str:
+    lines = []
+    for name, value in (*passed.items(), *defaults.items()):
+        text = tool.hiding.instead(name, value, ignored=False)
+        lines.append(_line(name, in_full(value, secrets.mask) if text is None else text))
+    for name, value in _of_subject(tool, instance).items():
+        text = tool.hiding.instead(name, value, ignored=False)
+        lines.append(_line(name, preview(value, mask=secrets.mask) if text is None else text))
+    return "\n".join(lines)
+
+
+def _line(name: str, text: str) -> str:
+    """``name = text``; a text of several lines below, where each begins with a bar."""
+    if "\n" not in text:
+        return f"{name} = {text}"
+    return "\n".join([f"{name} =", *(f"  | {line}" for line in text.split("\n"))])
+
+
+def in_full(value: Any, mask: Callable[[str], str]) -> str:
+    """Return a value as text, with nothing left out; a text of several lines as it is."""
+    if isinstance(value, str) and "\n" in value:
+        return mask(value)
+    if isinstance(value, (str, int, float, bytes, type(None))):
+        return mask(repr(value))
+    import pprint  # on use: few programs ask for an approval
+
+    class Printer(pprint.PrettyPrinter):
+        """Shows an instance whose class has no ``__repr__`` by its attributes."""
+
+        def format(
+            self, obj: Any, context: dict[int, int], maxlevels: int, level: int
+        ) -> tuple[str, bool, bool]:
+            cls: Any = type(obj)
+            if cls in (set, frozenset) and obj:  # in one order: an approver signs this text
+                shown = sorted(self.format(e, context, maxlevels, level + 1)[0] for e in obj)
+                text = f"{{{', '.join(shown)}}}"
+                return text if cls is set else f"frozenset({text})", False, False
+            if cls.__repr__ is not object.__repr__ or id(obj) in context:
+                return super().format(obj, context, maxlevels, level)
+            context[id(obj)] = 1
+            held = attributes(obj).items()
+            texts = [f"{n}={self.format(v, context, maxlevels, level + 1)[0]}" for n, v in held]
+            del context[id(obj)]
+            return f"{cls.__qualname__}({', '.join(texts)})", False, False
+
+    try:
+        return mask(Printer(width=88, sort_dicts=False).pformat(value))
+    except Exception as error:  # the user's __repr__: the digest binds the yes all the same
+        return f"<{type(value).__qualname__}: {type(error).__name__} in repr>"
+
+
+# -- approvals ------------------------------------------------------------------------------------
+
+
+_SHOWN = "what the person is shown"
 
 
 class _Permission(NamedTuple):
@@ -133,20 +415,32 @@ class ApprovedCall(Performance):
     @property
     def _instance(self) -> Any:
         """The instance that the method is called on: the argument that is not bound by name."""
-        first = self._tool.parameters.first
-        return self.args[0] if self.args and first not in self.bound else None
+        taken = self._tool.parameters.has_instance(self.args, self.bound)
+        return self.args[0] if taken else None
 
     def _terms(self, active: ActiveRun) -> Agreement:
         return terms_of(self._tool, active.codec, self.bound, self._instance)
 
     def _with(self, arguments: Mapping[str, Any]) -> ApprovedCall:
         """Return the call with other objects as its arguments."""
-        args, kwargs = self._tool.parameters.replaced(self.args, self.kwargs, arguments)
+        args, kwargs = self._tool.parameters.replaced(self.args, self.kwargs, self.bound, arguments)
         return self._replace(bound={**self.bound, **arguments}, args=args, kwargs=kwargs)
 
     def _differs(self, asked: Asked, terms: Mapping[str, bytes]) -> list[str]:
         seal, waiting = self.scope.run.journal.seal, asked.waiting
         return differing_parts(waiting.digest, terms, seal, waiting.ticket)
+
+    def _why_anew(self, call: Call, asked: Asked | None, terms: Agreement) -> list[str]:
+        """Return the parts in which a call differs from what its question shows; empty for none."""
+        if asked is None:
+            return []
+        why = self._differs(asked, terms.encoded)
+        if not why and self._tool.approvers:
+            # An approver signs what is shown, so that has to be what the call is made with.
+            now, then = self._question(call, terms).waiting, asked.waiting
+            same = (now.name, now.details) == (then.name, then.details)
+            why = [] if same else [_SHOWN]
+        return why
 
     def _changed(self, asked: Asked | None) -> bool:
         """Return whether the call is no longer what was allowed."""
@@ -160,14 +454,14 @@ class ApprovedCall(Performance):
         """Return the call that may be made, or how it failed: by a no, by a cancellation."""
         active, recorded = self.scope.run, next(iter(match.recorded), None)
         doubtful = match.verdict is Verdict.DOUBT and self._tool.in_doubt == "retry"
-        asked = _asked_before(active, recorded)
+        asked = _asked_before(active, recorded, self._tool.approvers)
         current, terms = self, self._terms(active)
         if asked is None and not (yield from self._is_needed(terms)):
             return _Permission(self._with(terms.arguments), None)
         if asked is None:
             check_may_wait(self.scope, f"{call.name}, which needs an approval,")
         while True:
-            why = self._differs(asked, terms.encoded) if asked is not None else []
+            why = self._why_anew(call, asked, terms)
             if doubtful and recorded is not None and (asked is None or why or asked.answer is None):
                 raise active.stop(in_doubt(active, recorded, _no_yes(call, why)))
             if asked is None or why:
@@ -178,9 +472,17 @@ class ApprovedCall(Performance):
                 if not isinstance(got, Answered):
                     return got
                 asked = asked._replace(answer=got)
-            assert asked.answer is not None
-            if not asked.answer.approved:
-                return Result(error=denied(active.run_id, call, asked.answer))
+            answer = asked.answer
+            assert answer is not None
+            problem = _why_unsigned(active, self._tool.approvers, asked.waiting, answer)
+            if problem:  # somebody has written it into the journal
+                if doubtful and recorded is not None:
+                    raise active.stop(in_doubt(active, recorded, _no_yes(call, [])))
+                notice(f"run {active.run_id}: {call.name} asks again: of its answer, {problem}")
+                asked, recorded = self._question(call, terms), None
+                continue
+            if not answer.approved:
+                return Result(error=denied(active.run_id, call, answer))
             try:
                 arguments = self._load(active, asked)
             except UnreadableValueError as problem:
@@ -193,14 +495,11 @@ class ApprovedCall(Performance):
                 return _Permission(current, asked)
 
     def _is_needed(self, terms: Agreement) -> Generator[Any, Result, bool]:
-        approve, name, codec = self._tool.approve, self._tool.name, self.scope.run.codec
-        if not callable(approve):
-            return bool(approve)
-        # With copies of its own: it may change what it is given.
-        arguments = load_arguments(codec, self._tool, bytes(terms.stored.data), terms.stored.form)
-        asking = self._with(arguments)
-        result = yield Attempt(approve, asking.args, asking.kwargs, None, f"approve= of {name}")
-        return _checked(self._tool, result.unwrap())
+        asking = self
+        if callable(self._tool.approve):  # with copies of its own: it may change what it is given
+            codec, (data, form) = self.scope.run.codec, terms.stored
+            asking = self._with(load_arguments(codec, self._tool, bytes(data), form))
+        return (yield from _is_needed(self._tool, asking.args, asking.kwargs))
 
     def _question(self, call: Call, terms: Agreement) -> Asked:
         ticket, now = new_ticket(), clock.now()
@@ -213,6 +512,7 @@ class ApprovedCall(Performance):
             details=terms.details,
             form=terms.stored.form,
             at=now,
+            approvers=tuple(map(" ".join, self._tool.approvers)),
         )
         return Asked(waiting, bytes(terms.stored.data))
 
@@ -225,14 +525,14 @@ class ApprovedCall(Performance):
             self.scope,
             call,
             asked.waiting,
-            lambda waiting: answered(active, waiting.ticket),
+            lambda _: answered(active, asked.waiting, self._tool.approvers),
             recorded,
             asked.payload,
         )
         assert found is not None  # it waits without end
         if found.error is not None:
             return found
-        record = answer_in(found.value, call)
+        record = answer_in(found.value, call, self._tool.approvers)
         _, cancelled = written(active, (yield Write(active, (record, b""))))
         return record if cancelled is None else Result(error=cancelled)
 
@@ -242,19 +542,44 @@ class ApprovedCall(Performance):
 
 def new_ticket() -> str:
     """Return a text that names one question, and that nobody can guess."""
-    return os.urandom(8).hex()
+    return f"ask-{os.urandom(6).hex()}"
 
 
-def answered(active: ActiveRun, ticket: str) -> Result | None:
-    """Return the first answer to a question, once it is there."""
-    message = active.inbox.answer(ticket)
-    return None if message is None else Result(message)
+def answered(
+    active: ActiveRun, waiting: Waiting, approvers: Collection[Approver] = ()
+) -> Result | None:
+    """Return the first answer to a question that counts, once it is there."""
+    while (message := active.inbox.answer(waiting.ticket)) is not None:
+        call = waiting.call
+        problem = _why_unsigned(active, approvers, waiting, answer_in(message, call))
+        if not problem:
+            return Result(message)
+        if active.inbox.ignore(message):
+            refused = Refused(message.number, call.number, message.name, problem, clock.now())
+            active.write((refused, b""), durable=False)
+            notice(
+                f"run {active.run_id}: message {message.number} ({message.by}) is no answer to "
+                f"step {call.number}, {call.name}: {problem}. It still waits for one"
+            )
+    return None
 
 
-def answer_in(message: Message, call: Call) -> Answered:
+def answer_in(message: Message, call: Call, approvers: Collection[Approver] = ()) -> Answered:
     """Return the record of an answer that the call takes now."""
-    said = message.approved, message.by, message.note, message.number, message.at
-    return Answered(call.number, message.name, *said, clock.now())
+    signature = message.value.decode("utf-8", "replace")
+    by = signer(approvers, signature) or message.by
+    said = message.approved, by, message.note, message.number, message.at
+    return Answered(call.number, message.name, *said, clock.now(), signature)
+
+
+def _why_unsigned(
+    active: ActiveRun, approvers: Collection[Approver], waiting: Waiting, answer: Answered
+) -> str:
+    """Return why an answer is not signed as a tool wants it; empty if it is."""
+    if not approvers:
+        return ""
+    said = statement(active.run_id, waiting, approved=answer.approved, note=answer.note)
+    return why_unsigned(approvers, said, answer.signature)
 
 
 def denied(run_id: str, call: Call, answer: Answered) -> ApprovalDenied:
@@ -270,7 +595,9 @@ def denied(run_id: str, call: Call, answer: Answered) -> ApprovalDenied:
     )
 
 
-def _asked_before(active: ActiveRun, recorded: RecordedCall | None) -> Asked | None:
+def _asked_before(
+    active: ActiveRun, recorded: RecordedCall | None, approvers: Collection[Approver]
+) -> Asked | None:
     """Return the question of a recorded call that still holds.
 
     That is one without an answer, or with an answer that the call has not acted on yet.  Of a call
@@ -280,6 +607,7 @@ def _asked_before(active: ActiveRun, recorded: RecordedCall | None) -> Asked | N
         return None
     wait = recorded.wait
     if wait is not None:
+        wait = wait._replace(approvers=tuple(map(" ".join, approvers)))  # as the code says now
         asked = Asked(wait, recorded.origin.payload, recorded.answer)
         return asked if wait.kind == "approval" and wait.ticket else None
     journal = active.journal
@@ -290,18 +618,21 @@ def _asked_before(active: ActiveRun, recorded: RecordedCall | None) -> Asked | N
     return last if yes else None
 
 
+def _parts(why: list[str]) -> str:
+    return " and ".join(each if each == _SHOWN else shown_part(each) for each in why)
+
+
 def _no_yes(call: Call, why: list[str]) -> str:
     if not why:
         return f"{call.name} may have been made, and nobody has approved it"
-    changed = " and ".join(map(shown_part, why))
-    return f"{call.name} may have been made, and {changed} is not what was approved"
+    return f"{call.name} may have been made, and {_parts(why)} is not what was approved"
 
 
 @reports
 def _tell_changed(active: ActiveRun, call: Call, asked: Asked | None, why: list[str]) -> None:
     run_id, number = active.run_id, call.number
     if asked is not None:
-        changed = " and ".join(map(shown_part, why))
+        changed = _parts(why)
         what = "were" if len(why) > 1 else "was"
         answer = "its answer was" if asked.answer else "an answer to that is"
         notice(
@@ -322,43 +653,135 @@ def _tell_changed(active: ActiveRun, call: Call, asked: Asked | None, why: list[
 # -- outside of runs -----------------------------------------------------------------------------
 
 
-def refuse_outside(tool: Asks, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise if a call that is made outside of any run needs an approval.
+def refuse_outside(tool: Asks, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Core:
+    """Refuse a call that is made outside of any run and needs an approval.
 
     Raises:
         OutsideRunError: nobody could be asked.
     """
-    needed: Any = tool.approve
-    if callable(needed):
-        asking = Attempt(needed, args, kwargs, None, f"approve= of {tool.name}")
-        needed = _checked(tool, run(asking).unwrap())
-    if needed:
-        raise _outside(tool)
+    if (yield from _is_needed(tool, args, kwargs)):
+        raise OutsideRunError(
+            f"{tool.what} needs an approval, and was called outside of any run, so that nobody "
+            "could be asked: call it in a function with @workflow. In a test, the function itself "
+            f"is {tool.name}.__wrapped__",
+            run_id="",
+        )
+    return Result()
 
 
-async def arefuse_outside(tool: Asks, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise as :func:`refuse_outside`, in an event loop."""
-    needed: Any = tool.approve
-    if callable(needed):
-        needed = needed(*args, **kwargs)
-        needed = _checked(tool, await needed if inspect.isawaitable(needed) else needed)
-    if needed:
-        raise _outside(tool)
-
-
-def _outside(tool: Asks) -> OutsideRunError:
-    return OutsideRunError(
-        f"{tool.what} needs an approval, and was called outside of any run, so that nobody could "
-        "be asked: call it in a function with @workflow. In a test, the function itself is "
-        f"{tool.name}.__wrapped__",
-        run_id="",
-    )
-
-
-def _checked(tool: Asks, needed: Any) -> bool:
+def _is_needed(
+    tool: Asks, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Generator[Any, Result, bool]:
+    if not callable(tool.approve):
+        return bool(tool.approve)
+    asked = yield Attempt(tool.approve, args, kwargs, None, f"approve= of {tool.name}")
+    needed = asked.unwrap()
     if not isinstance(needed, bool):
         raise ConfigurationError(
             f"approve= of {tool.what} returned {needed!r}: it returns True if the call needs an "
             "approval, else False"
         )
     return needed
+
+
+# -- asking ---------------------------------------------------------------------------------------
+
+
+@waits
+def approve(
+    question: str,
+    details: Any = None,
+    timeout: float | dt.timedelta | None = None,
+) -> Any:
+    """Ask a person, and return the note of the one who says yes.
+
+    It is answered by ``stepwise approve RUN STEP`` or ``Run.approve(step)``, from any process, and
+    in a notebook.  In a coroutine function the call is awaited; elsewhere it blocks.  For the call
+    of a tool, ``@tool(side_effect=True, approve=True)`` binds the yes to the arguments.
+
+    Args:
+        question: what the person is asked.
+        details: what the person is shown with it, as text: any value.  With other details it is
+            another question, which an earlier yes does not answer.
+        timeout: seconds, or a ``timedelta``, after which nobody answered in time; ``None`` for
+            never.
+
+    Returns:
+        the note, a text; empty if there was none.
+
+    Raises:
+        ApprovalDenied: a person said no.
+        WaitTimeoutError: nobody answered in time.
+        OutsideRunError: it was called outside of any run, so that nobody could answer.
+        ConfigurationError: an argument cannot mean anything, or the call is made inside a step.
+    """
+    if not isinstance(question, str) or not question.strip():
+        raise ConfigurationError(
+            f"stepwise.approve({question!r}): the question is a text that is not empty: "
+            'approve("Send the letter?", details=letter)'
+        )
+    length = None if timeout is None else in_seconds(timeout, "approve", "timeout=")
+    return paused(_Approval(question, details, length))
+
+
+class _Approval(Waiter):
+    returns = str
+
+    def __init__(self, question: str, details: Any, length: float | None) -> None:
+        given = {"question": question, "details": details, "timeout": length}
+        shown = {name: value for name, value in given.items() if value is not None}
+        scope = current_scope()
+        self._details = ""
+        if details is not None:
+            mask = scope.run.secrets.mask if scope is not None else str
+            self._details = in_full(details, mask)
+        super().__init__("approve", shown, {})
+        self._question, self._length = question, length
+
+    def identity(self) -> Identity:
+        # All of the digests: a yes is for these very details.
+        asked = {"question": self._question, "details": self._details}
+        parts = {name: digest.digest(text) for name, text in asked.items()}
+        return Identity(digest.combine(*parts.values()), parts)
+
+    def waiting(self, call: Call) -> Waiting:
+        now, length = clock.now(), self._length
+        return Waiting(
+            call,
+            "approval",
+            self._question,
+            None if length is None else now + length,
+            length,
+            new_ticket(),
+            details=self._details,
+            at=now,
+        )
+
+    def look(self, active: ActiveRun, waiting: Waiting) -> Result | None:
+        found = answered(active, waiting)
+        if found is None:
+            return None
+        message, call = found.value, waiting.call
+        answer = answer_in(message, call)
+        active.write((answer, b""))
+        if message.approved:
+            return Result((None, message.note))
+        return Result(error=denied(active.run_id, call, answer))
+
+    def is_over(self, active: ActiveRun, call: Call) -> Result:
+        return Result(
+            error=WaitTimeoutError(
+                f"nobody answered approve({self._question!r}) of run {active.run_id!r} within "
+                f"{self._length:g} s",
+                run_id=active.run_id,
+                step=call.number,
+                name=self._question,
+            )
+        )
+
+    def outside(self) -> Any:
+        raise OutsideRunError(
+            f"stepwise.approve({self._question!r}) was called outside of any run, so that nobody "
+            "could answer: call it in a function with @workflow",
+            run_id="",
+        )

@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+from collections.abc import Awaitable, Callable
 
 from stepwise._calls.driver import (
+    NOTHING,
     Attempt,
     Cancelled,
     Core,
@@ -26,16 +28,20 @@ from stepwise._calls.driver import (
     write,
 )
 from stepwise._execution.active_run import scope_variable
-from stepwise._execution.other_tasks import joins, many
+from stepwise._execution.tasks import joins, many
 from stepwise._runtime import tracing
-
-__all__ = ["adrive", "afinish", "aresume", "arun", "auntil_body", "in_task_of"]
 
 
 async def adrive(core: Core) -> Result:
     """Await a call to its end."""
     try:
-        return await _go_on(core, start(core))
+        operation = start(core)  # not next(core): see location._BELOW
+        while not isinstance(operation, Result):
+            operation = core.send(await arun(operation))
+        return operation
+    except StopIteration as stop:
+        result: Result = stop.value
+        return result
     finally:
         core.close()  # so that a Ctrl-C or a cancellation leaves nothing of the call open
 
@@ -52,10 +58,25 @@ async def auntil_body(core: Core) -> Attempt | Result:
     return operation
 
 
-async def aresume(core: Core, operation: Operation | Result, done: Result | None = None) -> Result:
-    """Await a call that has begun; ``done`` is the result of the operation, if there is one."""
+async def aresume(
+    core: Core,
+    operation: Operation | Result,
+    execute: Callable[[Operation], Awaitable[Result]] | None = None,
+    done: Result | None = None,
+) -> Result:
+    """Await a call that has begun; ``execute`` does its operations, if this loop does not.
+
+    Args:
+        done: the result of the operation, if there is one already.
+    """
+    execute = execute or arun
     try:
-        return await _go_on(core, operation, done)
+        while not isinstance(operation, Result):
+            operation, done = core.send(done or await execute(operation)), None
+        return operation
+    except StopIteration as stop:
+        result: Result = stop.value
+        return result
     finally:
         core.close()
 
@@ -65,38 +86,27 @@ async def afinish(unfinished: Unfinished, awaited: str) -> Result:
     core, operation, value = unfinished
     try:
         if not isinstance(operation, Attempt):
-            return await _go_on(core, operation)
+            return await aresume(core, operation)
         scope = operation.scope
         if scope is not None and scope.call is not None:
             scope.run.flows.begin(scope.call.number, child=bool(scope.call.child))  # in this task
         done = await in_task_of(operation, value)
         done.awaited = awaited
-        return await _go_on(core, operation, done)
+        return await aresume(core, operation, done=done)
     finally:
         core.close()
-
-
-async def _go_on(core: Core, operation: Operation | Result, done: Result | None = None) -> Result:
-    if isinstance(operation, Result):
-        return operation
-    try:
-        while True:
-            operation = core.send(done or await arun(operation))
-            done = None
-    except StopIteration as stop:
-        result: Result = stop.value
-        return result
 
 
 async def arun(operation: Operation) -> Result:
     """Await an operation of a call."""
     if isinstance(operation, Attempt):
-        return await in_task_of(operation)
+        body = _of_body if tracing.tracer is None else in_task_of
+        return await body(operation)
     if isinstance(operation, Write):
         at_once = operation.at_once or not many(operation.run)
         return write(operation) if at_once else await _write(operation)
     if isinstance(operation, Ready):
-        return Result()
+        return NOTHING
     if isinstance(operation, Sleep):
         await asyncio.sleep(operation.seconds)
         return Result()
@@ -139,6 +149,8 @@ async def _wait(operation: Wait) -> Result:
 
 async def in_task_of(attempt: Attempt, value: object = None) -> Result:
     """Await a body; ``value`` is its awaitable, if the body has been called already."""
+    if tracing.tracer is None:
+        return await _of_body(attempt, value)
     left = tracing.enter_attempt(attempt)
     result = await _of_body(attempt, value)
     if left is not None:
@@ -146,7 +158,7 @@ async def in_task_of(attempt: Attempt, value: object = None) -> Result:
     return result
 
 
-async def _of_body(attempt: Attempt, value: object) -> Result:
+async def _of_body(attempt: Attempt, value: object = None) -> Result:
     token = scope_variable.set(attempt.scope)
     try:
         if token.old_value is token.MISSING or token.old_value is None:

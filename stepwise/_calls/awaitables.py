@@ -22,13 +22,10 @@ from stepwise._execution.active_run import ActiveRun, current_scope
 from stepwise._execution.concurrency import Unawaited
 from stepwise._runtime import asyncio_state
 from stepwise._runtime.forks import process_lock
-from stepwise._runtime.messages import caller, file_name, is_ours
-from stepwise._runtime.tracebacks import fold
+from stepwise._runtime.messages import caller, file_name, fold, is_ours
 from stepwise.errors import NotRecordableError
 
-__all__ = ["check_awaited", "coroutine_of", "hand_out", "made_by", "noticing_forgotten"]
-
-_DEPTH = 6  # frames from a coroutine of ours to the user's code, at most
+_ORIGIN_DEPTH = 6  # frames from a coroutine of ours to the user's code, at most
 
 made_by: set[CodeType] = set()
 """The code objects of functions that make coroutines for steps and workflows."""
@@ -42,7 +39,7 @@ def coroutine_of(function: Callable[..., Any], name: str, *args: Any) -> Any:
     made_by.add(function.__code__)
     depth = sys.get_coroutine_origin_tracking_depth()
     if depth:
-        sys.set_coroutine_origin_tracking_depth(max(depth, _DEPTH))
+        sys.set_coroutine_origin_tracking_depth(max(depth, _ORIGIN_DEPTH))
     try:
         coroutine = function(*args)
     finally:
@@ -138,7 +135,6 @@ def _end(active: ActiveRun) -> list[Unawaited]:
 _mutex = process_lock()
 _watching: dict[int, int] = {}  # runs, by the thread in which they are executed
 _depths: dict[int, int] = {}  # how much of its origin a coroutine of a thread kept before
-_collecting: set[int] = set()  # threads that look for garbage
 _original: Callable[[Any], None] | None = None
 
 
@@ -171,27 +167,30 @@ def _watch(thread: int, change: int) -> None:
                 sys.set_coroutine_origin_tracking_depth(0)
         if _watching and _original is None:
             _original = getattr(warnings, "_warn_unawaited_coroutine", None)
-            gc.callbacks.append(_collects)
             if _original is not None:
                 warnings._warn_unawaited_coroutine = _unawaited  # type: ignore[attr-defined]
         elif not _watching and _original is not None:
-            gc.callbacks.remove(_collects)
             if warnings._warn_unawaited_coroutine is _unawaited:  # type: ignore[attr-defined]
                 warnings._warn_unawaited_coroutine = _original  # type: ignore[attr-defined]
             _original = None
 
 
-def _collects(phase: str, _: object) -> None:
-    """Called by the garbage collector: what dies in it need not be of the run in progress."""
-    (_collecting.add if phase == "start" else _collecting.discard)(threading.get_ident())
+def _in_collector() -> bool:
+    """Return whether garbage is being collected: what dies then need not be of the run in progress.
+
+    A collection begins no other one.  A function in ``gc.callbacks`` would know it, too, but a
+    Ctrl-C that comes while Python executes one is lost.
+    """
+    before = gc.get_stats()[0]["collections"]
+    gc.collect(0)
+    return bool(gc.get_stats()[0]["collections"] == before)
 
 
 def _unawaited(coroutine: Any) -> None:
     """Called by Python for a coroutine that dies unawaited, instead of its own warning."""
     original, scope = _original, current_scope()
     code, origin = getattr(coroutine, "cr_code", None), getattr(coroutine, "cr_origin", None)
-    is_known = code in made_by and threading.get_ident() not in _collecting
-    if scope is not None and is_known and origin:
+    if scope is not None and origin and code in made_by and not _in_collector():
         path, line, _ = next((each for each in origin if not is_ours(each[0])), origin[0])
         site = f"{file_name(path)}:{line}"
         what = repr(coroutine.__qualname__)

@@ -43,8 +43,6 @@ from stepwise._values.codec import Codec
 from stepwise._values.preview import preview
 from stepwise.errors import ConfigurationError, RunStopped, RunWarning
 
-__all__ = ["compensate"]
-
 Item = tuple[Record, bytes]  # a record with its payload
 
 

@@ -7,18 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Union
 
-from stepwise._identity.identity import compensation_key
-from stepwise._identity.parts import shown_part
+from stepwise._identity.identity import compensation_key, shown_parts
 from stepwise._journal.course import Stop
 from stepwise._journal.journal import Journal
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Call, Stopped
-from stepwise._matching.callers import differences
-from stepwise._matching.pool import Match
-from stepwise._matching.rulings import ruling_on
+from stepwise._matching.pool import Match, differences, ruling_on
 from stepwise._runtime import settings
+from stepwise._runtime.facts import public
 from stepwise._runtime.messages import count, shell_word
-from stepwise._runtime.public_names import public
 from stepwise._runtime.store_urls import public_url
 from stepwise.errors import RunStopped, StepInDoubtError
 from stepwise.stores import open_store
@@ -26,19 +23,6 @@ from stepwise.stores import open_store
 if TYPE_CHECKING:
     from stepwise._execution.active_run import ActiveRun
 
-__all__ = [
-    "DidNotHappen",
-    "InDoubt",
-    "InDoubtCall",
-    "Inconclusive",
-    "Landed",
-    "changed_text",
-    "compensation_in_doubt",
-    "in_doubt",
-    "ruling_commands",
-    "stopped_at",
-    "waiting_text",
-]
 
 _MOST = 5  # recorded calls that are listed
 _EXCLUDE = (
@@ -213,7 +197,7 @@ def _may_be_another(
         lines += _facts(active, recorded.call, word="recorded")[1:]
         differs = differences(recorded.call, call, active.subjects.state)
         if differs and recorded.call.name == call.name:
-            lines.append(f"  differs   in {', '.join(map(shown_part, differs))}")
+            lines.append(f"  differs   in {shown_parts(differs)}")
         if recorded.in_doubt:
             lines += ["Find out whether the recorded call happened, and settle it first:"]
             lines += _commands(active, recorded.call)

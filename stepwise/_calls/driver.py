@@ -17,35 +17,8 @@ from stepwise._journal.records import Record
 from stepwise._runtime import tracing
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import notice, shell_word
-from stepwise._values.buffers import Data
+from stepwise._values.unpickling import Data
 from stepwise.errors import RunStopped, StepTimeoutError
-
-__all__ = [
-    "READY",
-    "Attempt",
-    "Cancelled",
-    "Core",
-    "Operation",
-    "Ready",
-    "Result",
-    "Sleep",
-    "Unfinished",
-    "Wait",
-    "Write",
-    "cancelled_again",
-    "drive",
-    "drive_on",
-    "gives_awaitable",
-    "in_thread_of",
-    "is_body",
-    "resume",
-    "run",
-    "start",
-    "timed_out",
-    "until_body",
-    "write",
-    "written",
-]
 
 _DEPTH = 20  # decorators around each other
 _LATE = 1.0  # seconds after which a call is not cancelled as it was
@@ -146,6 +119,8 @@ class Write(NamedTuple):
 
 
 READY = Ready()
+NOTHING = Result()
+"""The result of an operation that does nothing."""
 
 Operation = Union[Attempt, Cancelled, Sleep, Ready, Wait, Write]
 Core = Generator[Operation, Result, Result]
@@ -179,10 +154,7 @@ def cancelled_again(scope: Scope, recorded: RecordedCall) -> Generator[Cancelled
 
 def drive(core: Core) -> Result:
     """Execute a call to its end."""
-    try:
-        return _go_on(core, start(core))
-    finally:
-        core.close()  # so that a Ctrl-C leaves nothing of the call open
+    return resume(core, start(core))
 
 
 class Unfinished(NamedTuple):
@@ -199,24 +171,23 @@ class Unfinished(NamedTuple):
     value: Any = None
 
 
-def drive_on(core: Core, done: Result | None = None) -> Result | Unfinished:
-    """Execute a call to its end, or to where it must be awaited.
-
-    Args:
-        done: the result of its first operation, if there is one already.
-    """
+def drive_on(core: Core) -> Result | Unfinished:
+    """Execute a call to its end, or to where it must be awaited."""
     goes_on = False
     try:
         operation = next(core)
         while True:
-            if type(operation) is Cancelled and operation.awaited:
+            if isinstance(operation, Attempt):
+                done = run(operation)
+                if hasattr(type(done.value), "__await__"):
+                    goes_on = True
+                    return Unfinished(core, operation, done.value)
+            elif isinstance(operation, Cancelled) and operation.awaited:
                 goes_on = True
                 return Unfinished(core, operation)
-            done = done or run(operation)
-            if type(operation) is Attempt and hasattr(type(done.value), "__await__"):
-                goes_on = True
-                return Unfinished(core, operation, done.value)
-            operation, done = core.send(done), None
+            else:
+                done = run(operation)
+            operation = core.send(done)
     except StopIteration as stop:
         result: Result = stop.value
         return result
@@ -254,47 +225,36 @@ def is_body(operation: Operation) -> bool:
 def resume(
     core: Core,
     operation: Operation | Result,
-    run: Callable[[Operation], Result] | None = None,
+    execute: Callable[[Operation], Result] | None = None,
     done: Result | None = None,
 ) -> Result:
-    """Execute a call that has begun; ``run`` executes its operations, if they are not run here.
+    """Execute a call that has begun; ``execute`` does its operations, if this thread does not.
 
     Args:
         done: the result of the operation, if there is one already.
     """
-    try:
-        return _go_on(core, operation, run, done)
-    finally:
-        core.close()
-
-
-def _go_on(
-    core: Core,
-    operation: Operation | Result,
-    execute: Callable[[Operation], Result] | None = None,
-    done: Result | None = None,
-) -> Result:
-    if isinstance(operation, Result):
-        return operation
     execute = execute or run
     try:
-        while True:
-            operation = core.send(done or execute(operation))
-            done = None
+        while not isinstance(operation, Result):
+            operation, done = core.send(done or execute(operation)), None
+        return operation
     except StopIteration as stop:
         result: Result = stop.value
         return result
+    finally:
+        core.close()  # so that a Ctrl-C leaves nothing of the call open
 
 
 def run(operation: Operation) -> Result:
     """Execute an operation in this thread; a body with a timeout in one of its own."""
     if isinstance(operation, Attempt):
         at_once = operation.timeout is None or gives_awaitable(operation.function)
-        return tracing.trace(in_thread_of if at_once else _in_thread, operation)
+        execute = in_thread_of if at_once else _in_thread
+        return execute(operation) if tracing.tracer is None else tracing.trace(execute, operation)
     if isinstance(operation, Write):
         return write(operation)
     if isinstance(operation, (Cancelled, Ready)):
-        return Result()
+        return NOTHING
     if isinstance(operation, Sleep):
         time.sleep(operation.seconds)
         return Result()
@@ -327,9 +287,7 @@ def gives_awaitable(function: Any) -> bool:
 def write(operation: Write) -> Result:
     """Append a record, and wait until it is written."""
     try:
-        numbers = operation.run.journal.append(operation.item, durable=operation.durable)
-        operation.run.written(numbers, operation.item)
-        return Result(numbers[0])
+        return Result(operation.run.write(operation.item, durable=operation.durable)[0])
     except BaseException as error:  # raised by the code that decides about the call
         return Result(error=error)
 

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from stepwise._calls.awaitables import coroutine_of
 from stepwise._calls.driver import Core, Result, gives_awaitable, resume, start
-from stepwise._calls.elsewhere import (
+from stepwise._calls.executors import (
     Elsewhere,
-    RemoteTraceback,
-    aresume_elsewhere,
     call_plainly,
     check_executor,
     find_executor,
@@ -22,15 +20,12 @@ from stepwise._calls.elsewhere import (
 )
 from stepwise._calls.steps import SentStep, step_of
 from stepwise._execution.active_run import current_scope
-from stepwise._runtime.tracebacks import fold
+from stepwise._runtime.messages import fold
 from stepwise.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-__all__ = ["map"]
-
-_Remote = RemoteTraceback  # records of version 0.1.0 name it so
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -136,7 +131,7 @@ class _Begun:
         self._taken.acquire(blocking=False)
         if self.elsewhere is not None:
             elsewhere, self.elsewhere = self.elsewhere, None
-            return (await aresume_elsewhere(self._core, self._operation, elsewhere)).unwrap()
+            return (await aresume(self._core, self._operation, elsewhere.awaited)).unwrap()
         return (await aresume(self._core, self._operation)).unwrap()
 
     @property
@@ -161,7 +156,7 @@ def _begin(step: Any, items: list[Any], find: Callable[[], Any] | None) -> list[
         return None
     bound = () if getattr(step, "__self__", None) is None else (step.__self__,)
     calls = [(*bound, item) for item in items]
-    cores = [recorded.core(scope, args, {}) for args in calls]
+    cores = [recorded.core(scope, args, {}, asks_first=True) for args in calls]
     # A record of a later item must not answer an earlier item, nor block it.
     later = scope.run.flows.start("stepwise map", daemon=False)
     try:

@@ -1,9 +1,12 @@
-"""``@step`` and ``@tool``.
+"""``@step``, ``@tool`` and ``spend``.
 
-What they hand out is a real function in the manner of ``functools.wraps``, around a small
+The decorators hand out a real function in the manner of ``functools.wraps``, around a small
 :class:`Step`.  A wrapt proxy was measured and rejected here: stock cloudpickle loses it in
 ``__main__``, function-keyed caches take it for the raw function, and SDKs that rebuild a function
 from its ``__code__`` bypass it.
+
+A cache around a side effect is warned of: it is empty after a resume, so that the effect would
+happen twice.
 """
 
 from __future__ import annotations
@@ -11,51 +14,135 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from types import CodeType
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, overload
 from weakref import WeakKeyDictionary
 
-from stepwise._calls import plain
 from stepwise._calls.awaitables import hand_out, made_by
-from stepwise._calls.driver import Core, Unfinished, drive_on
-from stepwise._calls.perform import DECORATED, Performance, Performer
+from stepwise._calls.call import DECORATED, Performance, Performer
+from stepwise._calls.driver import Core, Unfinished, drive, drive_on, resume, start
+from stepwise._execution.account import SPENDS
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
-from stepwise._execution.outside import warn_if_unseen
-from stepwise._execution.reloading import name_truly
-from stepwise._identity.captures import body_digest
-from stepwise._identity.identity import Key, Parameters, label_of
+from stepwise._execution.process_memory import name_truly
+from stepwise._execution.tasks import warn_if_unseen
+from stepwise._identity.call_parts import body_digest
+from stepwise._identity.identity import FUNCTION, Key, Parameters, captured, label_of
 from stepwise._identity.module_names import canonical_module, holds_name
-from stepwise._identity.parts import FUNCTION, captured
 from stepwise._journal.records import WAITS, Call
 from stepwise._matching.held import Watched
-from stepwise._matching.subjects import Identity, Subjects, complete
+from stepwise._matching.subjects import Identity, Subjects
 from stepwise._runtime import options as _options
-from stepwise._runtime.forks import cached
+from stepwise._runtime.forks import cached, process_lock
 from stepwise._runtime.limits import stopped
+from stepwise._runtime.messages import caller, fold, reports, warn
 from stepwise._runtime.retries import Attempts, Backoff, RetryOn
-from stepwise._runtime.tracebacks import fold
 from stepwise._values.codec import Codec, Encoded
 from stepwise._values.data import returned_type
-from stepwise._values.hidden_arguments import Redact
-from stepwise.errors import ConfigurationError, NotRecordableError
+from stepwise._values.preview import Redact
+from stepwise._values.trees import ATOMS, found_at
+from stepwise.errors import ConfigurationError, NotRecordableError, RunWarning
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from stepwise._calls.doubt import CompletedCall, InDoubt
 
-__all__ = [
-    "SentStep",
-    "Step",
-    "compensated_tools",
-    "is_defined_now",
-    "known_steps",
-    "step",
-    "step_of",
-    "steps_around",
-    "tool",
-]
+
+# -- caches ---------------------------------------------------------------------------------------
+
+
+_DEPTH = 20  # functions that call each other
+_WAY_OUT = (
+    "It is empty when a run resumes, so that a call which it answered before happens again. Remove "
+    "it: a run records each call. To share one call, make it once and keep its value"
+)
+
+
+def _caches(value: object) -> bool:
+    """Return whether a value is a cache such as ``functools.lru_cache``, cachetools or async_lru.
+
+    Values of users are asked nothing: some of them are proxies, which answer for others.
+    """
+    if isinstance(value, FunctionType):
+        return "cache_clear" in vars(value)
+    return hasattr(type(value), "cache_clear")
+
+
+@reports
+def warn_if_caching(function: object, what: str) -> None:
+    """Warn of a side effect whose body is a cache: the decorator stands above it."""
+    if _caches(function):
+        warn(
+            f"{what} has side effects, and a cache inside (functools.cache). {_WAY_OUT}", RunWarning
+        )
+
+
+@reports
+def warn_if_cached(
+    module: str, function: Any, args: tuple[Any, ...], what: str, is_it: Callable[[Any], bool]
+) -> None:
+    """Warn of a side effect that is called through a cache; looked for where it can be named.
+
+    Args:
+        function: the plain one.
+        args: of a call.
+        is_it: whether a value leads to this very step.
+    """
+    if any(_caches(value) and is_it(value) for value in _around(module, function, args)):
+        warn(
+            f"{what} has side effects, and a cache around it (functools.cache). {_WAY_OUT}",
+            RunWarning,
+        )
+    helper = _cached_caller()
+    if helper:
+        warn(
+            f"{what} has side effects, and is called in {helper!r}, which is behind a cache "
+            f"(functools.cache). {_WAY_OUT}",
+            RunWarning,
+        )
+
+
+def _cached_caller() -> str:
+    """Return the name of a function behind a cache that is being executed; empty for none."""
+    frame = caller()
+    for _ in range(_DEPTH):
+        if frame is None:
+            break
+        code, around = frame.f_code, frame.f_back
+        called: str = code.co_name
+        places: list[Mapping[str, Any]] = [
+            frame.f_globals,
+            around.f_locals if around is not None else {},
+        ]
+        for name in code.co_varnames[:1]:  # a method's first parameter
+            places += [vars(cls) for cls in type(frame.f_locals.get(name)).__mro__]
+        for place in places:
+            value = place.get(called)
+            inner = getattr(value, "__wrapped__", None) if _caches(value) else None
+            if getattr(inner, "__code__", None) is code:
+                return called
+        frame = around
+    return ""
+
+
+def _around(module: str, function: Any, args: tuple[Any, ...]) -> Iterator[Any]:
+    """Yield what may hold the cache: its name in its module, variables, an instance, its class."""
+    yield found_at(module, function.__qualname__)
+    frame = caller()
+    if frame is not None:
+        yield from [*frame.f_locals.values(), *frame.f_globals.values()]
+    for cls in type(args[0]).__mro__ if args else ():
+        yield from tuple(vars(cls).values())
+    try:
+        held = [*vars(args[0]).values()] if args else []
+    except Exception:  # an object without variables, or an unbound proxy
+        held = []
+    yield from held
+
+
+# -- steps ----------------------------------------------------------------------------------------
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 Compensate = Union[Callable[["CompletedCall"], Any], None]
@@ -120,6 +207,7 @@ class Step(Performer):
         fails_cleanly: Exceptions = (),
         idempotent: bool = False,
         approve: Approve = False,
+        approvers: Iterable[str] = (),
         compensate: Compensate = None,
     ) -> None:
         self.function = function
@@ -132,6 +220,7 @@ class Step(Performer):
         self.fails_cleanly = fails_cleanly if isinstance(fails_cleanly, tuple) else (fails_cleanly,)
         self.idempotent = idempotent
         self.approve = approve
+        self.approvers = _approvers(approvers, self.what, approve)
         self.compensate = compensate
         self.timeout = timeout
         self.awaits = inspect.iscoroutinefunction(function)
@@ -143,7 +232,13 @@ class Step(Performer):
         )
         self.hiding = self.parameters.hiding
         self._bindings: dict[type, bool] = {}
-        self.looked_for_caches = False
+        self._looked_for_caches = not side_effect
+        self._is_lambda = self.name.endswith("<lambda>")
+        self._performance = Performance
+        if approve:
+            from stepwise._calls.approvals import ApprovedCall  # on use: few tools ask
+
+            self._performance = ApprovedCall
         self._make_known()
 
     @cached
@@ -171,6 +266,11 @@ class Step(Performer):
             compensated_tools[self.module, self.name] = self
 
     # -- the interface of a Performer -------------------------------------------------------------
+
+    def may_change(self, bound: Mapping[str, Any]) -> bool:
+        """Return whether an argument or a default can be changed."""
+        defaults = self.parameters.changeable_defaults
+        return bool(defaults) or not ATOMS.issuperset(map(type, bound.values()))
 
     def watched(self, bound: Mapping[str, Any]) -> Watched:
         """Return the arguments that the body of a call may change, defaults among them."""
@@ -222,31 +322,26 @@ class Step(Performer):
             if self.approve:
                 from stepwise._calls.approvals import refuse_outside  # on use
 
-                refuse_outside(self, args, kwargs)
+                drive(refuse_outside(self, args, kwargs)).unwrap()
             return self.function(*args, **kwargs)
-        ending = plain.call(self, scope, args, kwargs)
-        if ending is None:
-            ending = drive_on(self.core(scope, args, kwargs))
+        ending = drive_on(self.core(scope, args, kwargs))
         if isinstance(ending, Unfinished) or ending.awaited:
             return hand_out(scope.run, self.what, ending)
-        return ending.unwrap()
+        return ending.value if ending.error is None else ending.unwrap()
 
     async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
         """Await the coroutine function: recorded inside a run, plainly outside."""
+        from stepwise._calls.async_driver import adrive  # on use: it loads asyncio
+
         scope = current_scope()
         if scope is None:
             warn_if_unseen(self.what)
             if self.approve:
-                from stepwise._calls.approvals import arefuse_outside  # on use
+                from stepwise._calls.approvals import refuse_outside  # on use
 
-                await arefuse_outside(self, args, kwargs)
+                (await adrive(refuse_outside(self, args, kwargs))).unwrap()
             return await self.function(*args, **kwargs)
-        ending = await plain.acall(self, scope, args, kwargs)
-        if ending is None:
-            from stepwise._calls.async_driver import adrive  # on use: it loads asyncio
-
-            ending = await adrive(self.core(scope, args, kwargs))
-        return ending.unwrap()
+        return (await adrive(self.core(scope, args, kwargs))).unwrap()
 
     def core(
         self,
@@ -254,24 +349,25 @@ class Step(Performer):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         instance: object = None,
+        *,
+        asks_first: bool = False,
     ) -> Core:
         """Return the core that executes a call inside a run.
 
         Args:
             instance: the first argument, if the function is a method of it that is not decorated.
+            asks_first: see :meth:`Performance.core`.
         """
-        if self.name.endswith("<lambda>"):
+        if self._is_lambda:
             self._check_only(scope.run)
-        if self.effect and not self.looked_for_caches:
-            from stepwise._calls.caches import warn_if_cached  # on use: for side effects
-
-            self.looked_for_caches = True
+        if not self._looked_for_caches:
+            self._looked_for_caches = True
             warn_if_cached(self.module, self.function, args, self.what, self._is_behind)
         bound = self.parameters.bind(args, kwargs)
         if instance is None and args and self.binds(args[0]):
             instance = args[0]
         if instance is not None:
-            bound.pop(self.parameters.first or "", None)
+            self.parameters.take_instance(bound)
         if self.hiding.secret:
             scope.run.secrets.add(self.hiding.secrets_of(bound, instance))
         try:
@@ -279,11 +375,8 @@ class Step(Performer):
         except MemoryError as error:
             doing = f"the arguments of {self.name!r} were compared with recorded ones"
             raise scope.run.stop(stopped(doing, error)) from error
-        if self.approve:
-            from stepwise._calls.approvals import ApprovedCall  # on use: few tools ask
-
-            return ApprovedCall(self, scope, identity, bound, args, kwargs).core()
-        return Performance(self, scope, identity, bound, args, kwargs).core()
+        call = self._performance(self, scope, identity, bound, args, kwargs)
+        return call.core(asks_first=asks_first)
 
     def identify(
         self,
@@ -298,9 +391,8 @@ class Step(Performer):
             instance: the object or class that the method is bound to.
             call: the arguments as they were passed.
         """
-        digest, parts, unknown = self.parameters.identify(bound, call, one_module=True)
+        digest, parts, unknown = self.parameters.identify(bound, call)
         identity = Identity(digest, parts)
-        identity.older = lambda: self.parameters.identify(bound, call)[:2]
         if unknown:
             subjects.give(identity, unknown, bound)
         qualname = self.qualname
@@ -308,7 +400,7 @@ class Step(Performer):
             identity.parts[FUNCTION] = qualname
         has_subject = instance is not None or self._captures or self.has_siblings
         if has_subject and not self.parameters.is_computed:
-            complete(subjects, identity, self, instance)
+            subjects.complete(identity, self.name, self.function, self.parameters, instance)
         return identity
 
     @cached
@@ -319,17 +411,6 @@ class Step(Performer):
     def has_siblings(self) -> bool:
         """True if a factory or a loop made other live steps of its name."""
         return len(self._siblings) > 1
-
-    @cached
-    def is_plain(self) -> bool:
-        """True if no option of it asks for more than to call the function and to record it."""
-        return (
-            type(self) is Step
-            and not (self.approve or self.hiding.secret)
-            and self.timeout is None
-            and not self._captures
-            and not self.name.endswith("<lambda>")
-        )
 
     def _is_behind(self, value: Any) -> bool:
         """Return whether a value is a cache around this step: of a function or bound method."""
@@ -368,7 +449,7 @@ class Step(Performer):
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "_bindings": {}}
-        for computed in ("qualname", "code", "returns", "is_plain", "_captures", "_siblings"):
+        for computed in ("qualname", "code", "returns", "_captures", "_siblings"):
             state.pop(computed, None)
         return state
 
@@ -395,7 +476,7 @@ class SentStep(Step):
         resources: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        from stepwise._calls.elsewhere import check_executor, refuse_awaitables  # on use
+        from stepwise._calls.executors import check_executor, refuse_awaitables  # on use
 
         super().__init__(function, kind=kind, **options)
         check_executor(self.what, executor, resources)
@@ -407,7 +488,7 @@ class SentStep(Step):
     def find(self) -> Executor:
         """Return the executor of the bodies."""
         if self._found is None:
-            from stepwise._calls.elsewhere import find_executor  # on use
+            from stepwise._calls.executors import find_executor  # on use
 
             assert self.executor is not None
             self._found = find_executor(self.executor, self.resources)
@@ -418,20 +499,23 @@ class SentStep(Step):
         scope = current_scope()
         if scope is None or self.executor is None:
             return super().__call__(*args, **kwargs)
-        from stepwise._calls.elsewhere import Elsewhere, sent  # on use
+        from stepwise._calls.executors import Elsewhere  # on use
 
         elsewhere = Elsewhere(self.find, self.decorated, args, kwargs)
-        return sent(self.core(scope, args, kwargs), elsewhere).unwrap()
+        core = self.core(scope, args, kwargs, asks_first=True)
+        return resume(core, start(core), elsewhere).unwrap()
 
     async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
         """Await the coroutine function: recorded inside a run, its body elsewhere."""
         scope = current_scope()
         if scope is None or self.executor is None:
             return await super().acall(*args, **kwargs)
-        from stepwise._calls.elsewhere import Elsewhere, asent  # on use
+        from stepwise._calls.async_driver import aresume
+        from stepwise._calls.executors import Elsewhere  # on use
 
         elsewhere = Elsewhere(self.find, self.decorated, args, kwargs)
-        return (await asent(self.core(scope, args, kwargs), elsewhere)).unwrap()
+        core = self.core(scope, args, kwargs, asks_first=True)
+        return (await aresume(core, start(core), elsewhere.awaited)).unwrap()
 
     def __getstate__(self) -> dict[str, Any]:
         # An executor stays in the process that made it; a name means one in any process.
@@ -550,6 +634,7 @@ def tool(
     fails_cleanly: Exceptions = (),
     idempotent: bool = False,
     approve: Approve = False,
+    approvers: Iterable[str] = (),
     compensate: Compensate = None,
     name: str | None = None,
     retries: int = 0,
@@ -584,6 +669,9 @@ def tool(function: Any = _NOTHING, /, **options: Any) -> Any:
             run waits for ``stepwise approve RUN STEP`` or ``Run.approve()``.  The yes is bound to
             all arguments, and the call is made with copies of them.  A no is
             :class:`ApprovalDenied`.
+        approvers: public keys of the people who may answer, as ``stepwise approver-key`` prints
+            them; an answer without the signature of one of them does not count.  By default anybody
+            who has the store and its key may answer.  Needs the extra ``approvers``.
         compensate: a function of a :class:`CompletedCall` that undoes the call, whose arguments
             are then recorded.  ``Run.compensate()`` calls it, and so does a workflow with
             ``compensate_on_failure=True`` that fails.
@@ -615,8 +703,6 @@ def _decorate(function: Any, kind: str, options: dict[str, Any]) -> Any:
         )
     recorded = _made(function, kind, options)
     if recorded.effect:
-        from stepwise._calls.caches import warn_if_caching  # on use
-
         warn_if_caching(function, recorded.what)
     wrapper: Any
     # The wrappers name no globals: pickled by value in __main__, a function includes every global
@@ -647,8 +733,72 @@ def _decorate(function: Any, kind: str, options: dict[str, Any]) -> Any:
     return wrapper
 
 
+def _approvers(texts: Iterable[str], what: str, approve: Approve) -> tuple[Any, ...]:
+    if not texts:
+        return ()
+    if not approve:
+        raise ConfigurationError(
+            f"approvers= of {what} says who may answer, and without approve= nobody is asked: "
+            "@tool(side_effect=True, approve=True, approvers=[...])"
+        )
+    from stepwise._journal.approvers import approvers_of  # on use: few tools have any
+
+    return approvers_of(texts, what)
+
+
 def _made(function: Any, kind: str, options: dict[str, Any]) -> Step:
     if options.get("executor") is not None:
         return SentStep(function, kind=kind, **options)
     here = {name: options[name] for name in options if name not in ("executor", "resources")}
     return Step(function, kind=kind, **here)
+
+
+# -- spending -------------------------------------------------------------------------------------
+
+
+def spend(usd: float = 0, tokens: int = 0) -> None:
+    """Say that money or tokens were spent, for the budget of the run and for ``stepwise show``.
+
+    In the body of a step, the amounts are recorded with the outcome of the step; those of failed
+    attempts count, too.  In the workflow's own code it is a recorded call: answered by the journal,
+    it counts nothing again.  Outside of a run it does nothing, so that a tool works there as well.
+
+    Instrumented model requests (:func:`stepwise.instrument`) and those of pydantic-ai's engine
+    report by themselves what they spend.
+
+    Args:
+        usd: US dollars, 0 or more.
+        tokens: of a language model, 0 or more.
+
+    Raises:
+        ConfigurationError: an amount is not a number, or negative.
+    """
+    from stepwise._execution.budget import amount  # on use: few programs count what they spend
+
+    usd = amount("spend(usd=...)", usd, whole=False)
+    tokens = int(amount("spend(tokens=...)", tokens, whole=True))
+    scope = current_scope()
+    if scope is None or not (usd or tokens):
+        return
+    if scope.call is not None:
+        scope.run.account.spend(scope.call.number, usd, tokens)
+        return
+    try:
+        with _one_maker:  # a second step of its name would change what tells its calls apart
+            recorded = _recorded()
+        recorded(usd=usd, tokens=tokens)
+    except BaseException as error:
+        raise fold(error)  # noqa: B904
+
+
+def _spend(usd: float, tokens: int) -> None:
+    spend(usd, tokens)
+
+
+_one_maker = process_lock()
+
+
+@functools.cache
+def _recorded() -> Step:
+    _spend.__module__ = SPENDS  # no step of the budget: the money is gone
+    return Step(_spend, kind="step", name="spend")

@@ -1,8 +1,9 @@
 """Calls whose value arrives piece by piece, after their body has returned: streams.
 
 Such a call is recorded when its stream ends.  A stream that its reader closed before is recorded as
-far as it was read, but only once the workflow has gone on from it (made another call, or returned):
-a stream that an exception or a kill cut off is requested again.
+far as it was read, but only once the workflow has gone on from it: made another call, or returned,
+or raised an exception that did not close it.  A stream that an exception or a kill cut off is
+requested again, and so is one that ended without its end mark, unless another call follows.
 """
 
 from __future__ import annotations
@@ -13,20 +14,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
 
 from stepwise._calls.async_driver import aresume
 from stepwise._calls.driver import Attempt, Core, Result, resume
-from stepwise._execution.active_run import ActiveRun
+from stepwise._execution.active_run import ActiveRun, OpenStream
 from stepwise._journal.records import Forgotten
-
-__all__ = ["AsyncStreamed", "Streamed", "forget_beginning"]
+from stepwise._runtime.messages import notice
 
 Value = Callable[[list[bytes], int], Result]
 Judge = Callable[[list[bytes]], bool]
 
 
-class _StreamedCall:
+class _StreamedCall(OpenStream):
     """The journal's side of a stream.
 
     Args:
@@ -35,10 +34,17 @@ class _StreamedCall:
         value: makes the call's result of the pieces, and of the call's number if the reader left.
         complete: whether pieces are all that a reader waits for, although the stream goes on.
         finishing: whether what follows them is only the formal end of the stream.
+        broken: whether pieces after which nothing came are not the whole stream.
     """
 
     def __init__(
-        self, core: Core, body: Attempt, value: Value, complete: Judge, finishing: Judge
+        self,
+        core: Core,
+        body: Attempt,
+        value: Value,
+        complete: Judge,
+        finishing: Judge,
+        broken: Judge,
     ) -> None:
         assert body.scope is not None
         assert body.scope.call is not None
@@ -47,11 +53,10 @@ class _StreamedCall:
         self._value = value
         self._complete = complete
         self._finishing = finishing
+        self._broken = broken
         self._run = body.scope.run
         self._number = body.scope.call.number
         self.name = body.scope.call.name
-        self.left = False
-        self.flow = 0
         self.pieces: list[bytes] = []
         self.unread: deque[bytes] = deque()
         self.ended = False
@@ -59,17 +64,9 @@ class _StreamedCall:
         self._error: BaseException | None = None
         self._run.streams[self._number] = self
 
-    def can_read_rest(self, *, awaits: bool) -> bool:
-        """Return whether the rest can be read here; ``awaits`` in a coroutine function."""
-        raise NotImplementedError
-
-    def read_rest(self) -> Any:
-        """Read the stream to its end, and record it; its reader gets the rest from memory."""
-        raise NotImplementedError
-
     def leave(self) -> None:
         """Record the stream as far as it was read."""
-        number = 0 if self._complete(self.pieces) else self._number
+        number = 0 if self.cut or self._complete(self.pieces) else self._number
         self._end(lambda: self._value([*self.pieces], number))
 
     def drop(self) -> None:
@@ -117,6 +114,19 @@ class _StreamedCall:
             self.flow = run.unwinding.cut_off()
         return not self.left
 
+    def _ran_out(self) -> bool:
+        """Note that nothing more comes; return whether the stream is to be recorded now."""
+        self.exhausted = True
+        if self._broken(self.pieces):
+            self.left = self.cut = True
+            self.flow = self._run.unwinding.cut_off()
+            notice(
+                f"{self._run.run_id}: the stream of {self.name} ended without its end mark, and "
+                "may have been cut off: the next start requests it again, unless another call "
+                "follows here"
+            )
+        return not self.cut
+
     def _is_over(self) -> bool:
         """Return whether there is nothing more to read; raise what cut the stream off."""
         if self._error is not None:
@@ -152,8 +162,9 @@ class Streamed(_StreamedCall):
         source: Iterator[bytes],
         complete: Judge,
         finishing: Judge,
+        broken: Judge,
     ) -> None:
-        super().__init__(core, body, value, complete, finishing)
+        super().__init__(core, body, value, complete, finishing, broken)
         self._source = source
         self._mutex = threading.RLock()
 
@@ -196,8 +207,8 @@ class Streamed(_StreamedCall):
             self._end(lambda: failed)
             raise
         if piece is None:
-            self.exhausted = True
-            self._end(self._whole)
+            if self._ran_out():
+                self._end(self._whole)
         else:
             self.pieces.append(piece)
         return piece
@@ -214,8 +225,9 @@ class AsyncStreamed(_StreamedCall):
         source: AsyncIterator[bytes],
         complete: Judge,
         finishing: Judge,
+        broken: Judge,
     ) -> None:
-        super().__init__(core, body, value, complete, finishing)
+        super().__init__(core, body, value, complete, finishing, broken)
         self._source = source
         self._mutex = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
@@ -263,8 +275,8 @@ class AsyncStreamed(_StreamedCall):
             await self._aend(lambda: failed)
             raise
         if piece is None:
-            self.exhausted = True
-            await self._aend(self._whole)
+            if self._ran_out():
+                await self._aend(self._whole)
         else:
             self.pieces.append(piece)
         return piece

@@ -1,4 +1,4 @@
-"""A call that waits: for a time, for a signal, for a person.
+"""Calls that wait for a time, a signal or a person: ``sleep``, ``sleep_until``, ``wait_for``.
 
 The record :class:`Waiting` is durable before anything is waited for, so that a resumed run goes on
 with the end, and the ticket, that the wait began with.
@@ -6,24 +6,50 @@ with the end, and the ticket, that the wait began with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING
+import datetime as dt
+import functools
+import importlib.util
+import inspect
+import math
+import time
+from collections.abc import Callable, Generator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from stepwise._calls.driver import Result, Wait, Write, written
-from stepwise._execution.active_run import ActiveRun, Scope
+from stepwise._calls.awaitables import hand_out
+from stepwise._calls.call import Performance, Performer, record_failure, record_outcome
+from stepwise._calls.driver import Core, Result, Unfinished, Wait, Write, drive, start, written
+from stepwise._execution.active_run import ActiveRun, Scope, current_scope
+from stepwise._execution.location import Origin
+from stepwise._execution.outcomes import outcome
 from stepwise._execution.suspension import seconds_to_suspension, suspend
-from stepwise._execution.waits import Parked
+from stepwise._execution.tasks import warn_if_unseen
+from stepwise._execution.waits import Parked, waits
 from stepwise._journal.projection import RecordedCall
-from stepwise._journal.records import Call, RunWait, Waiting
-from stepwise._runtime import asyncio_state
+from stepwise._journal.records import WAITS, Call, Refused, RunWait, Waiting
+from stepwise._matching.pool import Match
+from stepwise._matching.subjects import Identity
+from stepwise._runtime import asyncio_state, clock
 from stepwise._runtime.clock import End
-from stepwise._values.buffers import Data
-from stepwise.errors import ConfigurationError
+from stepwise._runtime.messages import caller, fold, notice
+from stepwise._runtime.options import check_signal
+from stepwise._values import data, digest
+from stepwise._values.preview import NO_HIDING
+from stepwise._values.unpickling import Data
+from stepwise.errors import (
+    ConfigurationError,
+    NotRecordableError,
+    OutsideRunError,
+    RunStopped,
+    WaitTimeoutError,
+)
 
 if TYPE_CHECKING:
-    from stepwise._execution.waits import Closes
+    from stepwise._execution.watching import RunWatch
+    from stepwise._journal.inbox import Message
 
-__all__ = ["Look", "check_may_wait", "waited"]
+
+# -- waiting --------------------------------------------------------------------------------------
+
 
 Look = Callable[[Waiting], Result | None]
 """Returns what a call waits for, once it is there; it is given the wait as it began."""
@@ -97,7 +123,7 @@ def waited(
                 return woken
 
 
-def _watch(active: ActiveRun) -> Closes:
+def _watch(active: ActiveRun) -> RunWatch:
     """Wake the calls that wait when something may have come for the run."""
     from stepwise._execution.watching import watcher  # on use: few programs wait
 
@@ -119,4 +145,340 @@ def _continued(waiting: Waiting, known: Waiting) -> Waiting:
         seconds=min(lengths, default=None),
         ticket=known.ticket or waiting.ticket,  # a fork asks anew
         schema=waiting.schema,
+        approvers=waiting.approvers,
     )
+
+
+# -- pauses ---------------------------------------------------------------------------------------
+
+
+_INSIDE = ("<listcomp>", "<genexpr>", "<setcomp>", "<dictcomp>", "<lambda>")
+
+
+# -- for users -----------------------------------------------------------------------------------
+
+
+@waits
+def sleep(seconds: float | dt.timedelta) -> Any:
+    """Wait for a time, which a run that is resumed does not begin anew.
+
+    In a coroutine function it is awaited; elsewhere it blocks.  Outside a run it just sleeps.  A
+    time of more than ``configure(suspend_after=60)`` seconds suspends the run; see
+    :class:`RunSuspended`.
+
+    Args:
+        seconds: how long: seconds, or a ``timedelta``.
+
+    Raises:
+        ConfigurationError: that is no duration, or the call is made inside a step.
+    """
+    length = in_seconds(seconds, "sleep")
+    return paused(_TimeWait("sleep", {"seconds": seconds}, None, length))
+
+
+@waits
+def sleep_until(when: dt.datetime) -> Any:
+    """Wait until a moment; as :func:`sleep`.
+
+    Args:
+        when: the moment, with its time zone.  One in the past is over at once.
+
+    Raises:
+        ConfigurationError: it has no time zone, or the call is made inside a step.
+    """
+    if not isinstance(when, dt.datetime) or when.utcoffset() is None:
+        what = "has no time zone" if isinstance(when, dt.datetime) else "is no datetime"
+        raise ConfigurationError(
+            f"stepwise.sleep_until({when!r}): {what}, so that the moment is not known. Write "
+            "datetime.now(timezone.utc) + timedelta(hours=1), or "
+            'datetime(2030, 1, 31, 9, 0, tzinfo=ZoneInfo("Europe/Berlin"))'
+        )
+    return paused(_TimeWait("sleep_until", {"when": when}, when.timestamp(), None))
+
+
+@waits
+def wait_for(
+    name: str,
+    type: Any = None,  # noqa: A002 -- the public name
+    timeout: float | dt.timedelta | None = None,
+) -> Any:
+    """Wait for a value that somebody sends to this run, and return it.
+
+    It is sent by ``Run.send(name, value)`` or ``stepwise send RUN NAME JSON``; one that came before
+    the run waited for it is kept.  Each is taken by one call, once.  In a coroutine function the
+    call is awaited; elsewhere it blocks.
+
+    Args:
+        name: of the signal.
+        type: what the value must be, for pydantic (``pip install 'stepwise-agents[json]'``).  One
+            that does not fit is refused, and the wait goes on.  ``None`` for any JSON.
+        timeout: seconds, or a ``timedelta``, after which nothing came in time; ``None`` for never.
+
+    Raises:
+        WaitTimeoutError: nothing came in time.
+        OutsideRunError: it was called outside of any run, so that nobody could send anything.
+        ConfigurationError: an argument cannot mean anything, or the call is made inside a step.
+    """
+    check_signal(name)
+    length = None if timeout is None else in_seconds(timeout, "wait_for", "timeout=")
+    return paused(_SignalWait(name, type, length))
+
+
+def in_seconds(given: Any, what: str, option: str = "") -> float:
+    """Return a duration in seconds.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    import numbers  # on use, for the numbers of other libraries
+
+    seconds = given.total_seconds() if isinstance(given, dt.timedelta) else given
+    if isinstance(seconds, numbers.Real) and not isinstance(seconds, bool):
+        seconds = float(seconds)
+        if math.isfinite(seconds) and seconds >= 0:
+            return seconds
+    instead = "leave it out to wait without end" if option else "sleep(3600), sleep(timedelta(1))"
+    raise ConfigurationError(
+        f"stepwise.{what}({option}{given!r}): give a number of seconds that is not negative, or a "
+        f"timedelta; {instead}"
+    )
+
+
+# -- their calls ---------------------------------------------------------------------------------
+
+
+class Waiter(Performer):
+    """The callee of a call that waits.
+
+    Args:
+        name: of the public function.
+        bound: its arguments, as they are shown.
+        identity: those of them that tell the call from others.
+    """
+
+    module = WAITS
+    effect = False
+    timeout = None
+    hiding = NO_HIDING
+    returns: Any = Any
+
+    def __init__(self, name: str, bound: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+        self.name = f"{WAITS}.{name}"
+        self.bound = bound
+        self._identity = identity
+
+    def identity(self) -> Identity:
+        """Return what tells the call from others."""
+        parts = {name: digest.digest(value)[:8] for name, value in self._identity.items()}
+        return Identity(digest.combine(*parts, *parts.values()), parts)
+
+    def waiting(self, call: Call) -> Waiting:
+        """Return the record of the wait, as it begins now."""
+        raise NotImplementedError
+
+    def look(self, active: ActiveRun, waiting: Waiting) -> Result | None:
+        """Return the message that the call takes, and the value in it, once it is there.
+
+        Args:
+            waiting: the wait as it began.
+        """
+
+    def is_over(self, active: ActiveRun, call: Call) -> Result:
+        """Return the result once the time is over."""
+        raise NotImplementedError
+
+    def outside(self) -> Any:
+        """Do what the call does outside of any run."""
+        raise NotImplementedError
+
+
+class _TimeWait(Waiter):
+    by_turn = True  # a moment that is computed anew is still the same one
+
+    def __init__(
+        self, name: str, bound: Mapping[str, Any], until: float | None, seconds: float | None
+    ) -> None:
+        super().__init__(name, bound, {"until": until, "seconds": seconds})
+        self._until, self._length = until, seconds
+
+    def waiting(self, call: Call) -> Waiting:
+        now, until, length = clock.now(), self._until, self._length
+        if length is not None:
+            until = now + length
+        return Waiting(call, "time", until=until, seconds=length, at=now)
+
+    def is_over(self, active: ActiveRun, call: Call) -> Result:
+        return Result()
+
+    def outside(self) -> Any:
+        left = self._length if self._until is None else max(0.0, self._until - clock.now())
+        assert left is not None
+        if _is_awaited():
+            import asyncio
+
+            return asyncio.sleep(left)
+        time.sleep(left)
+        return None
+
+
+class _SignalWait(Waiter):
+    def __init__(self, signal: str, kind: Any, length: float | None) -> None:
+        bound = {"name": signal, "type": kind, "timeout": length}
+        shown = {name: value for name, value in bound.items() if value is not None}
+        super().__init__("wait_for", shown, {"name": signal})
+        self._signal, self._length = signal, length
+        self._schema = data.json_schema(kind, f"type= of stepwise.wait_for({signal!r})")
+        self.returns = Any if kind is None else kind
+
+    def waiting(self, call: Call) -> Waiting:
+        if self._schema and importlib.util.find_spec("jsonschema") is None:
+            notice(
+                f"wait_for({self._signal!r}, type=...) waits for a value that nobody can send from "
+                "here: stepwise send checks it with jsonschema, which is not installed. pip "
+                "install 'stepwise-agents[json]'"
+            )
+        now, length = clock.now(), self._length
+        until = None if length is None else now + length
+        return Waiting(call, "signal", self._signal, until, length, schema=self._schema, at=now)
+
+    def look(self, active: ActiveRun, waiting: Waiting) -> Result | None:
+        while (message := _take(active, self._signal)) is not None:
+            try:
+                return Result((message, data.checked_json(message.value, self.returns)))
+            except ValueError as error:
+                self._refuse(active, waiting.call, message, str(error))
+            except BaseException:
+                active.inbox.give_back(message)
+                raise
+        return None
+
+    def _refuse(self, active: ActiveRun, call: Call, message: Message, why: str) -> None:
+        record = Refused(message.number, call.number, self._signal, why, clock.now())
+        active.write((record, b""), durable=False)
+        active.inbox.recorded(message)
+        notice(
+            f"run {active.run_id}: message {message.number} is no value for "
+            f"wait_for({self._signal!r}), and was refused: {why}. The run waits for another one"
+        )
+
+    def is_over(self, active: ActiveRun, call: Call) -> Result:
+        return Result(
+            error=WaitTimeoutError(
+                f"nothing came for wait_for({self._signal!r}) of run {active.run_id!r} within "
+                f"{self._length:g} s",
+                run_id=active.run_id,
+                step=call.number,
+                name=self._signal,
+            )
+        )
+
+    def outside(self) -> Any:
+        raise OutsideRunError(
+            f"stepwise.wait_for({self._signal!r}) was called outside of any run, so that nobody "
+            "could send anything: call it in a function with @workflow",
+            run_id="",
+        )
+
+
+def _take(active: ActiveRun, signal: str) -> Message | None:
+    try:
+        return active.inbox.take(signal)
+    except RunStopped as error:  # messages are lost, or the store cannot be read
+        raise active.stop(error) from error.__cause__
+
+
+class _Pausing(Performance):
+    """One call that waits."""
+
+    __slots__ = ()
+
+    def conduct(self, call: Call, origin: Origin, match: Match) -> Core:
+        """Wait, and record what came of it."""
+        scope, waiter = self.scope, self.performer
+        active, recorded = scope.run, match.recorded[0] if match.recorded else None
+        assert isinstance(waiter, Waiter)
+        if recorded is not None and recorded.status == "failed" and not recorded.retry:
+            # Its time was over; a crash came before the workflow could act on that.
+            answer = yield from self.recalled(recorded)
+            if answer is not None:
+                return answer
+        call = _since(call, recorded)
+        active.tell("step_started", call)
+        look = functools.partial(waiter.look, active)
+        result = yield from waited(scope, call, waiter.waiting(call), look, recorded)
+        if result is None:
+            result = waiter.is_over(active, call)
+        message: Message | None = None
+        if result.error is None and result.value is not None:
+            message, value = result.value
+            result = Result(value)
+        inner = Scope(active, call, (*scope.around, call.number), 1, [], scope.branch)
+        if result.error is None:
+            looked = active.look(scope, result.value)
+            try:
+                record, payload = outcome(
+                    active.codec,
+                    call,
+                    "completed",
+                    result.value,
+                    inner=(),
+                    attempts=1,
+                    kind=waiter.returns,
+                )
+            except BaseException as error:
+                if message is not None:
+                    active.inbox.give_back(message)
+                if not isinstance(error, NotRecordableError):
+                    raise
+                result = Result(error=error)
+            else:
+                number = message.number if message is not None else 0
+                item = record._replace(message=number), payload
+                yield from record_outcome(scope, item, looked=looked, helper=origin.helper)
+                if message is not None:
+                    active.inbox.recorded(message)
+                return result
+        yield from record_failure(scope, inner, result, None, clean=True, helper=origin.helper)
+        return result
+
+
+def _since(call: Call, recorded: RecordedCall | None) -> Call:
+    """Return a call that began when the wait began that it continues."""
+    wait = recorded.wait if recorded is not None else None
+    return call if wait is None else call._replace(at=wait.at)
+
+
+def pause(callee: Waiter) -> Any:
+    """Make a call that waits; an awaitable where the run's code can await it.
+
+    Raises:
+        ConfigurationError: it is made inside a step.
+    """
+    what, scope = f"{callee.name}()", current_scope()
+    if scope is None:
+        warn_if_unseen(what)
+        return callee.outside()
+    active = scope.run
+    check_may_wait(scope, what)
+    core = _Pausing(callee, scope, callee.identity(), callee.bound).core(asks_first=True)
+    if not (active.awaits and asyncio_state.loop_runs()):
+        return drive(core).unwrap()
+    operation = start(core)
+    ending = operation if isinstance(operation, Result) else Unfinished(core, operation)
+    return hand_out(active, what, ending)
+
+
+def paused(callee: Waiter) -> Any:
+    try:
+        return pause(callee)
+    except BaseException as error:
+        raise fold(error)  # noqa: B904
+
+
+def _is_awaited() -> bool:
+    """Return whether the code that makes this call is part of a coroutine function."""
+    frame = caller() if asyncio_state.loop_runs() else None
+    while frame is not None and frame.f_code.co_name in _INSIDE:
+        frame = frame.f_back
+    awaits = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+    return frame is not None and bool(frame.f_code.co_flags & awaits)

@@ -14,7 +14,6 @@ from operator import is_
 from typing import Any
 
 from stepwise._changes.layouts import (
-    ATOMS,
     UNSET,
     Layout,
     attributes_of,
@@ -24,9 +23,9 @@ from stepwise._changes.layouts import (
 )
 from stepwise._changes.snapshots import Changed
 from stepwise._runtime.facts import NamedTuple
-from stepwise._values.instances import dict_of
-
-__all__ = ["AFTER", "BEFORE", "NEITHER", "Edit", "edit_of", "is_cached_property"]
+from stepwise._values.digest import cell_content
+from stepwise._values.trees import ATOMS, dict_of
+from stepwise._values.unpickling import Disassembled
 
 BEFORE, AFTER, NEITHER = "before", "after", "neither"
 _SHORT = 32  # characters or bytes of an atom that is its own form
@@ -122,8 +121,8 @@ def _digest(content: Any) -> bytes:
         return digest_of(content)
     if getattr(content, "dtype", None) is not None and not content.dtype.hasobject:
         return digest_of(content.tobytes())
-    if type(content) is tuple and type(content[-1]) is tuple and type(content[0]) is bytes:
-        return digest_of(b"".join((content[0], *content[-1])))
+    if type(content) is Disassembled:
+        return digest_of(b"".join((content.head, *content.buffers)))
     return digest_of(repr(content).encode("utf-8", "surrogatepass"))
 
 
@@ -295,15 +294,8 @@ def _form_of_whole(obj: Any, *_: Any) -> Any:
 
 
 def _cell(obj: Any, _layout: Layout, before: Any) -> Edit:
-    now = _content(obj)
+    now = cell_content(obj, UNSET)
     return Edit("cell", now is UNSET, _form(before), _form(now), None if now is UNSET else now)
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return UNSET
 
 
 def _put_cell(obj: Any, unset: bool, put: Any) -> None:
@@ -337,5 +329,5 @@ _FORMS: dict[str, Callable[..., Any]] = {
         attributes_of(layout_of(type(obj)), obj), what[0]
     ),
     "whole": _form_of_whole,
-    "cell": lambda obj, *_: _form(_content(obj)),
+    "cell": lambda obj, *_: _form(cell_content(obj, UNSET)),
 }

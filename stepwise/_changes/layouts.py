@@ -21,14 +21,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from stepwise._identity.clients import fields_of, is_foreign, is_foreign_module
-from stepwise._identity.parts import as_function, captured
+from stepwise._identity.identity import as_function, captured
 from stepwise._runtime.facts import NamedTuple
-from stepwise._values.buffers import apart, together
-from stepwise._values.instances import dict_of, is_constant, own_layout, slots_in
+from stepwise._values.trees import ATOMS, dict_of, is_constant, own_layout, slot_values, slots_in
+from stepwise._values.unpickling import Disassembled, apart, together
 
-__all__ = ["ATOMS", "UNSET", "Layout", "Whole", "digest_of", "layout_of"]
-
-ATOMS = frozenset({str, int, float, bool, bytes, complex, type(None)})
 UNSET: Any = type("Unset", (), {"__repr__": lambda _: "<unset>"})()
 """The content of a slot or a variable that has no value."""
 
@@ -250,7 +247,7 @@ def _of_numpy(cls: Any) -> Whole | None:
     if issubclass(cls, generators.RandomState):
         return Whole(
             lambda each: apart(each.get_state(legacy=False)),
-            lambda each, state: each.set_state(together(*state)),
+            lambda each, state: each.set_state(together(state)),
         )
     return None
 
@@ -258,7 +255,7 @@ def _of_numpy(cls: Any) -> Whole | None:
 def _of_generator(bits: Callable[[Any], Any]) -> Whole:
     return Whole(
         lambda each: apart(bits(each).state),
-        lambda each, state: setattr(bits(each), "state", together(*state)),
+        lambda each, state: setattr(bits(each), "state", together(state)),
     )
 
 
@@ -308,8 +305,8 @@ def _table_size(table: Any) -> int:
     return copied
 
 
-def _table_shape(content: tuple[bytes, tuple[bytes, ...]]) -> Any:
-    made = together(*content)
+def _table_shape(content: Disassembled) -> Any:
+    made = together(content)
     names = [*made.columns] if made.ndim > 1 else made.name
     return type(made), made.shape, names, apart(made.index)
 
@@ -320,13 +317,13 @@ def _types_of(table: Any) -> list[Any]:
     return [each for each in types_ if isinstance(each, numpy.dtype)]
 
 
-def _table_copy(table: Any) -> tuple[bytes, tuple[bytes, ...]]:
+def _table_copy(table: Any) -> Disassembled:
     head, buffers = apart(table)
-    return head, tuple(map(bytes, buffers))
+    return Disassembled(head, tuple(map(bytes, buffers)))
 
 
-def _table_fill(table: Any, content: tuple[bytes, tuple[bytes, ...]]) -> None:
-    made = together(content[0], map(bytearray, content[1]))
+def _table_fill(table: Any, content: Disassembled) -> None:
+    made = together(content, map(bytearray, content.buffers))
     if type(made) is not type(table) or made.shape != table.shape:
         raise ValueError("it has another shape now")
     if not made.index.equals(table.index):
@@ -390,10 +387,5 @@ def items_of(layout: Layout, obj: Any) -> Sequence[Any]:
 
 def attributes_of(layout: Layout, obj: Any) -> dict[str, Any]:
     """Return the attributes of an object by name, as they are: no code of its class is called."""
-    held = dict(dict_of(obj)) if layout.attributes else {}
-    for name, slot in layout.slots:
-        try:
-            held[name] = slot.__get__(obj)
-        except AttributeError:
-            continue
-    return held
+    held = dict_of(obj) if layout.attributes else {}
+    return {**held, **slot_values(obj, layout.slots)}

@@ -14,7 +14,7 @@ and it calls code of the user's), pickles before and after (25 times as long, an
 
 from __future__ import annotations
 
-import weakref
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from operator import is_
@@ -22,7 +22,6 @@ from types import CellType
 from typing import Any
 
 from stepwise._changes.layouts import (
-    ATOMS,
     UNSET,
     Layout,
     attributes_of,
@@ -30,9 +29,8 @@ from stepwise._changes.layouts import (
     layout_of,
 )
 from stepwise._runtime.facts import NamedTuple
-from stepwise._values.instances import dict_of
-
-__all__ = ["Changed", "Path", "Snapshot", "follow", "path_text", "steps_of"]
+from stepwise._values.digest import cell_content
+from stepwise._values.trees import ATOMS, dict_of, reference
 
 Path = tuple[Any, ...]
 """The name of a root, and steps: ``("attr", name)``, ``("item", index)``, ``("key", key)``, ..."""
@@ -154,7 +152,7 @@ def _differs(each: Changed) -> bool:
         assert layout.whole is not None
         return not layout.whole.is_same(obj, before)
     if facet == "cell":
-        return _content(obj) is not before
+        return cell_content(obj, UNSET) is not before
     if facet == "attributes":
         now = attributes_of(layout, obj)
         return len(now) != len(before) or any(
@@ -164,13 +162,6 @@ def _differs(each: Changed) -> bool:
     if layout.items is set:
         return len(held) != len(before) or set(map(id, held)) != set(map(id, before))
     return len(held) != len(before) or not all(map(is_, held, before))
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return UNSET
 
 
 class Snapshot:
@@ -271,8 +262,8 @@ class Snapshot:
         if layout.held is not None:
             found += [held for _, held in layout.held(each)]
         elif isinstance(each, CellType):
-            block.others.append(Changed(each, layout, "cell", _content(each)))
-            found.append(_content(each))
+            block.others.append(Changed(each, layout, "cell", cell_content(each, UNSET)))
+            found.append(cell_content(each, UNSET))
         return found
 
     def _refuse(self, obj: Any, why: str) -> None:
@@ -297,7 +288,7 @@ class Snapshot:
             met.add((id(outer), id(each)))
             if layout.opaque and outer is not None:
                 found.add(id(outer))
-                _clients[id(outer)] = _reference(outer)
+                _clients[id(outer)] = reference(outer, functools.partial(_forget, id(outer)))
             waiting += [(outer, held) for _, held in steps_of(each)]
         return bool(found)
 
@@ -377,17 +368,13 @@ def _objects_in(block: _Level) -> list[Any]:
     return [*block.lists, *block.owners, *others.values()]
 
 
+def _forget(here: int, _: object) -> None:
+    _clients.pop(here, None)
+
+
 def _is_client(obj: object) -> bool:
     known = _clients.get(id(obj)) if _clients else None
     return known is not None and known() is obj
-
-
-def _reference(obj: object) -> Callable[[], object]:
-    here = id(obj)
-    try:
-        return weakref.ref(obj, lambda _: _clients.pop(here, None))
-    except TypeError:
-        return lambda: obj
 
 
 _NOTHING: Mapping[Any, Any] = {}
@@ -402,7 +389,7 @@ def steps_of(
         before: what changed objects held, by id and facet: followed instead of what they hold now.
     """
     if isinstance(obj, CellType):
-        yield ("content",), before.get((id(obj), "cell"), _content(obj))
+        yield ("content",), before.get((id(obj), "cell"), cell_content(obj, UNSET))
         return
     layout = layout_of(type(obj))
     if layout.held is not None:

@@ -2,6 +2,5 @@
 
 The modules, each importing only from those before it::
 
-    chunks stored_values resources references exceptions given sdk_clients surroundings
-    variables graphs checkpoints
+    exceptions resources references given variables checkpoints
 """

@@ -8,52 +8,30 @@ after it verified.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from math import isfinite
 from typing import Any, Literal
 
-from stepwise._checkpoints.chunks import NO_NEEDS, Needs, Reader, Vault, chunk_name, digest_of
-from stepwise._checkpoints.references import References
-from stepwise._checkpoints.stored_values import KnownValues
-from stepwise._journal.header_text import (
-    counts_text,
-    list_text,
-    mapping_text,
-    quoted,
-    truth_text,
+from stepwise._checkpoints.references import (
+    KnownValues,
+    Needs,
+    Reader,
+    References,
+    Vault,
+    chunk_name,
+    digest_of,
 )
 from stepwise._journal.journal import Journal, Position, holds, read, read_one, seal_for
-from stepwise._journal.records import Entry, RunFacts
-from stepwise._journal.seal import DamagedError, Seal, to_json
-from stepwise._journal.spending import NO_SUMS, Sums
+from stepwise._journal.records import Entry, RunFacts, Sums
+from stepwise._journal.seal import DamagedError, Seal, named
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values import codec
-from stepwise._values.buffers import Data
-from stepwise._values.pickling import PYTHON
-from stepwise._values.secrets import Secrets
+from stepwise._values.preview import Secrets
+from stepwise._values.unpickling import Data
 from stepwise.stores import Store
-
-__all__ = [
-    "PREFIX",
-    "Checkpoints",
-    "Loaded",
-    "Retention",
-    "State",
-    "load_checkpoint",
-    "number_of",
-    "place_text",
-    "sealed",
-    "spent_so_far",
-    "thousandths",
-    "usual_text",
-]
 
 Retention = Literal["latest_only", "prune_old", "all"]
 PREFIX = "checkpoint/"
 _READS_FILES = "+"  # so that it stands beside the one before the loop, after the same record
 _PRUNE_AT_LEAST = 200  # records at a time
-_THIS_PYTHON = quoted(PYTHON)
-_FLAGS = {(a, b): f"{truth_text(a)},{truth_text(b)}" for a in (True, False) for b in (True, False)}
 _NEEDS_NOTHING: Mapping[str, Any] = {}
 _NO_USAGE: Mapping[str, float] = {}
 _NONE_TAKEN: Mapping[str, Sequence[int]] = {}
@@ -82,7 +60,7 @@ class State(NamedTuple):
         serial: the highest number of an instance.
         before: if it holds only as long as files are what they were: the checkpoint to go back to
             otherwise; empty for the beginning of the run.
-        seconds, usage: what the done steps had taken; see :class:`.counters.Progress`.
+        seconds, usage: what the done steps had taken; see :class:`.account.Progress`.
         taken: the messages that were taken, by the names of the signals; see :class:`.waits.Taken`.
         told: the workflow had been told that the run is to end, and had gone on.
     """
@@ -99,7 +77,7 @@ class State(NamedTuple):
     journal: list[Any]
     unused: list[list[Any]]
     arguments: dict[str, str]
-    python: str = PYTHON
+    python: str
     at: float = 0.0
     needs: Mapping[str, Any] = _NEEDS_NOTHING
     changed: Sequence[list[Any]] = ()
@@ -131,85 +109,17 @@ class State(NamedTuple):
                 if entry is not None:
                     yield entry, (*flags,)
 
-
-def header_text(state: State) -> str:
-    """Return the state as the JSON of a mapping, byte for byte as ``json`` writes it.
-
-    What belongs to the place in the function is the same each time, and most other facts are empty.
-    """
-    (
-        position, line, file, prefix, visited, step, calls, ordinals, children, journal,
-        unused, arguments, python, at, needs, changed, objects, serial, before,
-        seconds, usage, taken, told,
-    ) = state  # fmt: skip
-    if not isfinite(at + seconds):
-        return to_json(state._asdict())
-    place = place_text(position, line, file, prefix, *visited)
-    if not (
-        children or unused or arguments or changed or objects or usage or taken or told
-        or before is not None or python is not PYTHON
-    ):  # mostly  # fmt: skip
-        return usual_text(
-            place, step, calls, ordinals, journal, at, serial, repr(seconds), mapping_text(needs)
-        )
-    return (
-        f'{place}"step":{step},"calls":{calls},"ordinals":{counts_text(ordinals)},'
-        f'"children":{list_text(children)},"journal":{_journal_text(journal)},'
-        f'"unused":{list_text(unused)},"arguments":{mapping_text(arguments)},'
-        f'"python":{quoted(python)},"at":{at!r},"needs":{mapping_text(needs)},'
-        f'"changed":{list_text(changed)},"state":{list_text(objects)},"serial":{serial},'
-        f'"before":{"null" if before is None else quoted(before)},"seconds":{seconds!r},'
-        f'"usage":{mapping_text(usage)},"taken":{mapping_text(taken)},"told":{truth_text(told)}}}'
-    )
+    def header(self) -> dict[str, Any]:
+        """Return the state for a header: what is as usual is left out."""
+        rest = zip(_MOSTLY, self[_FIRST:], _USUAL, strict=True)
+        unusual = {name: value for name, value, usual in rest if value != usual}
+        return dict(zip(_ALWAYS, self, strict=False)) | unusual
 
 
-def usual_text(
-    place: str,
-    step: int,
-    calls: int,
-    ordinals: Mapping[str, int],
-    journal: Sequence[Any],
-    at: float,
-    serial: int,
-    seconds: str,
-    needs: str,
-) -> str:
-    """Return the text of a state of which all that is not given here is empty.
-
-    Args:
-        place: see :func:`place_text`.
-        seconds: as text.
-        needs: see :meth:`.Needs.text`; the others are facts of a :class:`State`.
-    """
-    return (
-        f'{place}"step":{step},"calls":{calls},"ordinals":{counts_text(ordinals)},"children":[],'
-        f'"journal":{_journal_text(journal)},"unused":[],"arguments":{{}},'
-        f'"python":{_THIS_PYTHON},"at":{at!r},"needs":{needs},"changed":[],"state":[],'
-        f'"serial":{serial},"before":null,"seconds":{seconds},"usage":{{}},"taken":{{}},'
-        '"told":false}'
-    )
-
-
-def thousandths(seconds: float) -> str:
-    """Return ``repr(round(seconds, 3))``, in half the time, for fewer than ten thousand years."""
-    text = f"{seconds:.3f}".rstrip("0")
-    return f"{text}0" if text[-1] == "." else text
-
-
-def _journal_text(journal: Sequence[Any]) -> str:
-    last, link, effects, *sums = journal
-    usd, tokens, steps, seconds, at_least, is_open = sums[0] if sums else NO_SUMS
-    if not sums or not isfinite(usd + tokens + seconds):  # an earlier version kept no sums
-        return to_json(journal)
-    flags = _FLAGS[bool(at_least), bool(is_open)]
-    return f'[{last},"{link}",{effects},[{usd!r},{tokens!r},{steps},{seconds!r},{flags}]]'
-
-
-@lru_cache(256)
-def place_text(position: str, line: int, file: str, prefix: str, *visited: str) -> str:
-    """Return what a state's text begins with: all that belongs to the place in the function."""
-    facts = {"position": position, "line": line, "file": file, "prefix": prefix, "visited": visited}
-    return to_json(facts)[:-1] + ","
+_MOSTLY = [*State._field_defaults]
+_USUAL = [*State._field_defaults.values()]
+_FIRST = len(State._fields) - len(_MOSTLY)
+_ALWAYS = State._fields[:_FIRST]
 
 
 class Loaded(NamedTuple):
@@ -255,8 +165,7 @@ class Checkpoints:
         self._keep = {"latest_only": 1, "prune_old": keep}.get(retention, 0)
         self.prunes_journal = prune_journal
         self._names = journal.store.names(journal.run_id, PREFIX)
-        tracks = bool(self._keep) or prune_journal
-        self._chunks = _Chunks(journal, tracks=tracks, none=not self._names)
+        self._chunks = _Chunks(journal, none=not self._names)
         self._refused: list[str] = []
         self._before: dict[str, str] = {}  # by name: what to go back to if a file has changed
 
@@ -310,13 +219,13 @@ class Checkpoints:
         if reads_files:
             state = state._replace(before=self._before[name])
         gone += self._chunks.unneeded(name, needs, kept, pruning=bool(gone))
-        behind = 0 if whole else self._behind(kept[0], state)
+        behind = 0 if whole else self._behind(kept, state)
         prunes = behind - facts.pruned >= _PRUNE_AT_LEAST
         after = facts._replace(pruned=behind) if prunes else facts
         referred = needs.header()
         self._journal.put(
             name,
-            header_text(state._replace(needs=referred) if referred else state),
+            (state._replace(needs=referred) if referred else state).header(),
             payload,
             also={chunk_name(number): data for number, data in chunks.items()} if chunks else None,
             delete=tuple(gone),
@@ -327,79 +236,46 @@ class Checkpoints:
         references.stored(needs)
         return after
 
-    def usual_name(self, last: int) -> str:
-        """Return the name of the next checkpoint; empty if more than its name is to be thought of.
-
-        Args:
-            last: the number of the record that it follows.
-        """
-        name = f"{PREFIX}{last:012d}"
-        names = self._names
-        return (
-            ""
-            if self.prunes_journal
-            or self._before
-            or self._refused
-            or name in names
-            or name + _READS_FILES in names
-            else name
-        )
-
-    def write_usual(
-        self, name: str, header: str, payload: Data, needs: Needs, chunks: Mapping[int, Data]
-    ) -> None:
-        """Write a checkpoint under its :meth:`usual_name`, and prune.
-
-        Args:
-            needs, chunks: see :meth:`.References.needs`.
-        """
-        names = [*self._names, name]
-        kept = names[-self._keep :]
-        gone = names[: len(names) - len(kept)]
-        if needs is not NO_NEEDS or not self._chunks.are_none:
-            gone += self._chunks.unneeded(name, needs, kept, pruning=bool(gone))
-        also = {chunk_name(number): data for number, data in chunks.items()} if chunks else None
-        self._journal.put(name, header, payload, also=also, delete=tuple(gone))
-        self._names = kept
-
     def _sorted_out(self, name: str, *, reads_files: bool) -> tuple[list[str], list[str], bool]:
         """Return the checkpoints to keep, now that ``name`` is the newest, and those to delete.
 
         The third says whether the whole journal is needed.
         """
-        if not (reads_files or self._before or self._refused) and name not in self._names:
-            names = [*self._names, name]  # mostly: no loop that reads a file
-            if name + _READS_FILES not in names:
-                kept = names[-self._keep :]
-                return kept, names[: len(names) - len(kept)], not self.prunes_journal
         over = {name, name + _READS_FILES}  # the latter was taken in a loop that ended since
-        names = [*(each for each in self._names if each not in over), name]
-        self._before.pop(name, None)
-        if reads_files:
-            last = names[-2] if names[1:] else ""
-            self._before[name] = self._before.get(last, last)
-        pruned = names[: -self._keep] if self._keep else []
-        needed = {self._before[each] for each in names[len(pruned) :] if each in self._before}
-        pruned = [each for each in pruned if each not in needed]
+        replaced = over.intersection(self._names)
+        names = [*(each for each in self._names if each not in replaced), name]
+        pruned, needed = names[: -self._keep] if self._keep else [], set[str]()
+        if reads_files or self._before:
+            self._before.pop(name, None)
+            if reads_files:
+                last = names[-2] if names[1:] else ""
+                self._before[name] = self._before.get(last, last)
+            kept = names[len(pruned) :]
+            needed = {self._before[each] for each in kept if each in self._before}
+            pruned = [each for each in pruned if each not in needed]
         kept = [each for each in names if each not in pruned]
         self._before = {each: self._before[each] for each in kept if each in self._before}
-        gone = [*pruned, *({*self._refused, *(over & {*self._names})} - {name})]
+        gone = [*pruned, *({*self._refused, *replaced} - {name})]
         # Without the checkpoint to go back to, the whole journal is needed.
         return kept, gone, not self.prunes_journal or not needed <= {*kept}
 
-    def _behind(self, oldest: str, state: State) -> int:
+    def _behind(self, kept: list[str], state: State) -> int:
         """The last record that neither the oldest checkpoint nor an unused call needs.
 
         The record at the checkpoint itself stays: its link is what the rest hangs on.
         """
         needed: list[int] = [each[0] for each in state.unused]
-        needed += (n.lowest for n in self._chunks.read(()).values() if n.lowest)
-        return min(number_of(oldest), *needed, 1 << 62) - 1
+        needed += (n.lowest for n in self._chunks.read(kept).values() if n.lowest)
+        return min(number_of(kept[0]), *needed, 1 << 62) - 1
+
+
+_LONGEST_NUMBER = 18  # digits
 
 
 def number_of(name: str) -> int:
-    """Return the number of the journal record that a checkpoint of this name follows."""
-    return int(name.removeprefix(PREFIX).removesuffix(_READS_FILES))
+    """Return the number of the record that a checkpoint follows; 0 if the name is none of ours."""
+    digits = name.removeprefix(PREFIX).removesuffix(_READS_FILES)
+    return int(digits) if digits.isdecimal() and len(digits) <= _LONGEST_NUMBER else 0
 
 
 def _name(state: State) -> str:
@@ -436,8 +312,8 @@ def sealed(
         lowest=min(lowest, default=0),
     )
     name = _name(state)
-    header = header_text(state._replace(needs=needs.header()))
-    put[name] = seal.close(f"{name}/{run_id}", header, payload)[0]
+    header = state._replace(needs=needs.header()).header()
+    put[name] = seal.close(named(name, run_id), header, payload)[0]
     return put
 
 
@@ -473,21 +349,14 @@ class _Chunks:
     What those of an earlier attempt need is read when it matters first: when one is pruned.
 
     Args:
-        tracks: checkpoints are pruned, or records.
         none: there are no checkpoints yet.
     """
 
-    def __init__(self, journal: Journal, *, tracks: bool, none: bool) -> None:
+    def __init__(self, journal: Journal, *, none: bool) -> None:
         self._vault = Vault(journal.store, journal.seal, journal.run_id)
         self._last: int | None = None
-        self._needs: dict[str, Needs] | None = {} if tracks and none else None
-        self._tracks = tracks
+        self._needs: dict[str, Needs] | None = {} if none else None
         self._spare: set[int] = set()
-
-    @property
-    def are_none(self) -> bool:
-        """True if no kept checkpoint needs any, and none is left to be deleted."""
-        return not self._tracks or not (self._needs is None or self._needs or self._spare)
 
     def next(self) -> int:
         """A number that no chunk had."""
@@ -515,20 +384,15 @@ class _Chunks:
         Args:
             pruning: checkpoints are deleted.
         """
-        if not self._tracks and not pruning:
+        if self._needs is None and not pruning:
             return []
-        known = self._needs
-        if known is None:
-            known = self.read(each for each in kept if each != name)
-        if not (known or needs.all_chunks or needs.lowest or self._spare):
-            return []  # mostly
-        for each in [*known]:
-            if each == name or each not in kept:
+        known = self.read(each for each in kept if each != name)
+        still = {*kept} - {name}
+        for each in [*known] if pruning or name in known else ():
+            if each not in still:
                 self._spare.update(known.pop(each).all_chunks)
         if needs.all_chunks or needs.lowest:
             known[name] = needs
-        if not self._tracks:
-            self._needs = None
         if not self._spare:
             return []
         spare = self._spare.difference(*(each.all_chunks for each in known.values()))

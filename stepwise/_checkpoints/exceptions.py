@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepwise._values.codec import survives, traceback_text
-from stepwise._values.preview import error_text
+from stepwise._values.credentials import without_credentials
+from stepwise._values.preview import NO_SECRETS, error_text
 from stepwise._values.reducers import Forms
 from stepwise.errors import StepFailedError
-
-__all__ = ["raised_form"]
 
 _PROTOCOL = 4
 _MOST = 60  # frames of a traceback: the first half and the last
@@ -32,12 +31,15 @@ def raised_form(error: BaseException) -> Any:
     cause, context, trace = error.__cause__, error.__context__, error.__traceback__
     if cause is None and context is None and trace is None and not error.__suppress_context__:
         return NotImplemented
-    form = Forms().of(error)
+    bare = without_credentials(error)
+    form = Forms().of(bare)
     if form is NotImplemented:
-        form = error.__reduce_ex__(_PROTOCOL)
+        form = bare.__reduce_ex__(_PROTOCOL)
     if not isinstance(form, tuple) or len(form) > _WITHOUT_MORE:
         return NotImplemented
     make, args, *state = form
+    if NO_SECRETS.changes((args, state)):
+        args, state = NO_SECRETS.cleaned(args), NO_SECRETS.cleaned(state)
     links = _kept(cause), _kept(context), error.__suppress_context__
     history = (state[0] if state else None, *links, _places(trace))
     return make, args, history, None, None, _set_history
@@ -48,8 +50,9 @@ def _kept(error: BaseException | None) -> BaseException | None:
     if error is None or survives(error):
         return error
     name = type(error).__qualname__
-    text = f"{name}: {error_text(error)}"
-    return StepFailedError(text, type_name=name, traceback_text=traceback_text(error))
+    text = NO_SECRETS.cleaned_text(f"{name}: {error_text(error)}")
+    trace = traceback_text(error, NO_SECRETS.cleaned_text)
+    return StepFailedError(text, type_name=name, traceback_text=trace)
 
 
 def _places(trace: types.TracebackType | None) -> list[Place]:

@@ -1,13 +1,19 @@
-"""The objects that a call was given, and the paths at which they stood when it began.
+"""The targets of a frame's references: the objects that a call was given, cells, globals.
+
+The objects that a call was given, and the paths at which they stood when it began.
 
 A client or a connection has no value that a checkpoint could hold.  Where the call was given it, at
 whatever depth (``self.agents[0].client``), the call that resumes the run is given one, too: the
 checkpoint names the path.  Paths are taken as the call begins, before anything is moved, so that
 none ever leads to the client of another agent.
+
+The targets of a frame's references: cells, arguments, globals, stored values.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import enum
 import functools
 import gc
@@ -15,14 +21,23 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from stepwise._checkpoints.references import References
+from stepwise._identity.call_parts import codes_within, same_code
 from stepwise._identity.clients import fields_of, is_foreign
-from stepwise._values.instances import attributes, by_name
-from stepwise._values.synchronizers import is_as_it_was, is_synchronizer, snapshot
+from stepwise._runtime.facts import NamedTuple
+from stepwise._values.data import parameter_types
+from stepwise._values.reducers import is_as_it_was, is_synchronizer, snapshot
+from stepwise._values.trees import attributes, by_name, look_for, place_of
 
-__all__ = ["Found", "GivenObjects", "follow", "is_plain", "root_of", "walk", "why_no_handle"]
+if TYPE_CHECKING:
+    from stepwise._checkpoints.resources import SdkClients
+
+
+# -- given ----------------------------------------------------------------------------------------
+
 
 _MOST = 50_000  # objects of a call that are looked at
 _LARGE = 500_000  # plain data, which C looks at
@@ -58,7 +73,7 @@ _PLAIN_STATE = getattr(object, "__getstate__", None)  # since Python 3.11
 _MISSING: Any = object()
 
 
-class Found:
+class Found(NamedTuple):
     """An object that a walk has found.
 
     Args:
@@ -69,16 +84,11 @@ class Found:
         is_open: what it holds is found as well; else its path ends here.
     """
 
-    __slots__ = ("holder", "is_open", "path", "theirs", "value")
-
-    def __init__(
-        self, path: str, value: Any, holder: Any, theirs: tuple[str, Any] | None, is_open: bool
-    ) -> None:
-        self.path = path
-        self.value = value
-        self.holder = holder
-        self.theirs = theirs
-        self.is_open = is_open
+    path: str
+    value: Any
+    holder: Any
+    theirs: tuple[str, Any] | None
+    is_open: bool
 
     @property
     def attribute(self) -> str:
@@ -230,21 +240,19 @@ def follow(path: str, roots: Mapping[str, Any]) -> Any:
 # -- the objects of a call -----------------------------------------------------------------------
 
 
-class _Standing:
+class _Standing(NamedTuple):
     """An object that a call was given; instances are held weakly, as they might be twins.
 
     Args:
+        holder: the id of the object that holds it.
         before: of an instance, the names of the attributes that were not ``None``; of a lock, an
             event or the like, its state.
     """
 
-    __slots__ = ("before", "holder", "path", "reference")
-
-    def __init__(self, reference: Callable[[], Any], path: str, holder: int, before: Any) -> None:
-        self.reference = reference
-        self.path = path
-        self.holder = holder
-        self.before = before
+    reference: Callable[[], Any]
+    path: str
+    holder: int
+    before: Any
 
 
 class GivenObjects:
@@ -360,3 +368,284 @@ def _are_data(values: Iterable[Any]) -> bool:
             return True  # what is in there is no target
         level = gc.get_referents(*new) if new else []
     return True
+
+
+# -- surroundings ---------------------------------------------------------------------------------
+
+
+NATIVE = (list, dict, set, bytearray)
+"""Pickled without asking the reducers."""
+
+COLLECTIONS = (*NATIVE, deque)
+"""Arguments of these types get their contents back in place."""
+
+
+class Surroundings:
+    """The objects that the variables of one frame may refer to.
+
+    Args:
+        cells: of the frame, by the name of the variable; those its function closes over under
+            ``.name``.
+        arguments: mutable objects that the caller handed in, by name; those that ``self`` holds
+            under ``self.name``.
+        namespace: the globals of the workflow's module.
+        given: the objects that the call was given, at any depth; ``None`` if that is not known.
+        taken: those of them that have no value of their own, by their paths: the call that resumes
+            the run gives them.  What held them in the beginning is among the arguments.
+        kept: attributes of arguments (``self.name``) found not to pickle, with the reason; they
+            keep the value of the fresh object.
+        stored: the names of the attributes that the function itself assigns.
+        clients: gives what makes clients of known packages again.
+        entered: how many times the open ``with`` blocks have entered a lock, by its id.
+        references: to what is stored already.
+        subjects: the instances of which the run knows the calls, with their serial numbers.
+        constants: dotted names in the function of what only another module names, and of texts.
+        function: whose parameters they are.
+        secret: the secrets of the call by name; they are none of the arguments.
+    """
+
+    def __init__(
+        self,
+        cells: dict[str, types.CellType] | None = None,
+        arguments: dict[str, Any] | None = None,
+        namespace: Mapping[str, Any] | None = None,
+        *,
+        function: Callable[..., Any] | None = None,
+        secret: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.cells = {} if cells is None else cells
+        self.arguments = {} if arguments is None else arguments
+        self.namespace = {} if namespace is None else namespace
+        self.given: GivenObjects | None = None
+        self.taken: dict[str, Any] = {}
+        self.entered: Mapping[int, int] = _NONE_ENTERED
+        self.clients: Callable[[], SdkClients] | None = None
+        self.kept: dict[str, tuple[Any, str]] = {}
+        self.stored: frozenset[str] = frozenset()
+        self.references: References | None = None
+        self.subjects: Any = None
+        self.function = function
+        self.code: types.CodeType | None = None
+        self.constants: Sequence[str] = ()
+        self.secret = {} if secret is None else secret
+        self._set_secrets_apart()
+
+    def _set_secrets_apart(self) -> None:
+        for name, value in self.secret.items():
+            self.arguments.pop(name, None)
+            if name.startswith("self."):
+                self.kept[name] = value, "it is a secret"
+
+    def holding(self, arguments: dict[str, Any]) -> Surroundings:
+        """Return a copy with other arguments; it shares everything else."""
+        other = copy.copy(self)
+        other.arguments = arguments
+        other._set_secrets_apart()
+        return other
+
+    @property
+    def annotated(self) -> dict[str, Any]:
+        """The types that the parameters are annotated with."""
+        return parameter_types(self.function) if self.function is not None else {}
+
+    @classmethod
+    def of(
+        cls,
+        function: types.FunctionType,
+        captured: Callable[[], Any] | None,
+        bound: Mapping[str, Any],
+        instance: object,
+        secret: Mapping[str, Any],
+    ) -> Surroundings:
+        """Build the surroundings for a call of ``function``.
+
+        Args:
+            captured: closes over the variables of the frame that nested functions share.
+            bound: the arguments by name, without ``self``.
+            instance: ``self``.
+            secret: the secrets of the call by name.
+        """
+        cells = _cells_of(captured) if captured is not None else {}
+        cells.update({f".{name}": cell for name, cell in _cells_of(function).items()})
+        look_for(function.__globals__)
+        around = cls(cells, cls.mutable(bound, instance), function.__globals__, secret=secret)
+        around.code = function.__code__
+        around.constants = _constants_of(function)
+        roots = _roots(function, bound, instance, secret)
+        around.given = GivenObjects(roots, _globals_of(function))
+        return around
+
+    @staticmethod
+    def mutable(bound: Mapping[str, Any], instance: object) -> dict[str, Any]:
+        """The mutable objects that a call was given, by name."""
+        arguments = {name: value for name, value in bound.items() if _is_mutable(value)}
+        if instance is not None and _is_mutable(instance):
+            arguments["self"] = instance
+            for name, value in attributes(instance).items():
+                if _is_mutable(value):
+                    arguments[f"self.{name}"] = value
+        return arguments
+
+    def as_now(self, code: types.CodeType) -> types.CodeType:
+        """Return the code of a function inside the workflow with the lines that it has today."""
+        inside = codes_within(self.code) if self.code is not None else ()
+        equal = [each for each in inside if same_code(each, code)]
+        equal.sort(key=lambda each: each.co_firstlineno != code.co_firstlineno)
+        return equal[0] if equal else code
+
+    def named(self) -> Iterator[tuple[str, Any]]:
+        """Yield the constants that there are, by name."""
+        for name in self.constants:
+            value = self.at(name)
+            if value is not None:
+                yield name, value
+
+    def at(self, dotted: str) -> Any:
+        """Return what a dotted name of the module leads to; ``None`` if nothing."""
+        name, _, attribute = dotted.partition(".")
+        value = self.namespace.get(name)
+        return value if not attribute else getattr(value, "__dict__", _NOTHING).get(attribute)
+
+    def take(self, path: str, value: Any) -> None:
+        """Leave it to the call that resumes the run to give an object.
+
+        The objects through which this call was given it become arguments, so that what refers to
+        them from outside still does so afterwards.
+        """
+        assert self.given is not None
+        self.arguments = {n: each for n, each in self.arguments.items() if each is not value}
+        self.taken[path] = value
+        self._add(self.given.way_to(value))
+
+    def sets_apart(self, each: Found, met: Mapping[int, Found]) -> bool:
+        """Set an object apart if the new call gives it, or makes it when it is first asked for.
+
+        Args:
+            met: objects that hold it and others, by their ids.
+        """
+        given = self.given
+        assert given is not None
+        path = given.path_of(each.value)
+        if path is not None:
+            if not why_no_handle(each.value):
+                self.take(path, each.value)
+                return True
+            return False
+        while id(each.holder) in met and given.path_of(each.holder) is None:
+            each = met[id(each.holder)]  # what it is in was made in the run as well
+        if not given.is_made_anew(each.holder, each.attribute) or each.attribute in self.stored:
+            return False  # or the function itself puts it there
+        self.hold(each.holder)
+        names = [name for name, value in self.arguments.items() if value is each.holder]
+        self.kept.update((f"{name}.{each.attribute}", (each.value, "")) for name in names)
+        return bool(names)
+
+    def hold(self, value: Any) -> None:
+        """Make a given object an argument, and those through which the call was given it."""
+        assert self.given is not None
+        path = self.given.path_of(value)
+        self._add({**self.given.way_to(value), **({path: value} if path is not None else {})})
+
+    def _add(self, way: Mapping[str, Any]) -> None:
+        known = {*map(id, self.arguments.values()), *map(id, self.taken.values())}
+        new = {n: each for n, each in way.items() if id(each) not in known and _is_mutable(each)}
+        self.arguments = {**self.arguments, **new}
+
+    def kinds(self) -> dict[str, str]:
+        """The arguments, and what is taken, by name, each with the name of its class."""
+        kinds = {name: _kind(value) for name, value in self.arguments.items()}
+        if self.taken:
+            kinds.update((name, _TAKEN + _kind(value)) for name, value in self.taken.items())
+        return kinds
+
+    def only(self, kinds: Mapping[str, str]) -> Surroundings:
+        """Return a copy with the objects of these names and kinds, as far as the call gives them.
+
+        They are looked up before any of them is changed.
+        """
+        found: dict[str, Any] = {}
+        taken: dict[str, Any] = {}
+        for name, kind in kinds.items():
+            value = self.arguments.get(name)
+            if value is None and self.given is not None:
+                value = self.given.at(name)
+            if value is not None and _kind(value) == kind.removeprefix(_TAKEN):
+                (taken if kind.startswith(_TAKEN) else found)[name] = value
+        other = self.holding(found)
+        other.taken = taken
+        return other
+
+
+def class_of_kind(kind: str) -> str:
+    """Return the full name of the class that :meth:`Surroundings.kinds` gives."""
+    return kind.removeprefix(_TAKEN).replace(":", ".")
+
+
+_NONE_ENTERED: Mapping[int, int] = {}
+_NOTHING: Mapping[str, Any] = {}
+_TAKEN = "="  # before the kind of an object that the new call has to give
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__module__}:{type(value).__qualname__}"
+
+
+def _cells_of(function: Any) -> dict[str, types.CellType]:
+    return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+
+
+def _roots(
+    function: Any, bound: Mapping[str, Any], instance: object, secret: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the variables that a call of a function was given."""
+    roots = {name: value for name, value in bound.items() if name not in secret}
+    if instance is not None:
+        roots["self"] = instance
+    for name, cell in _cells_of(function).items():
+        with contextlib.suppress(ValueError):  # it has no value yet
+            roots.setdefault(name, cell.cell_contents)
+    return roots
+
+
+def _codes_of(function: Any) -> Iterator[types.CodeType]:
+    waiting = [function.__code__]
+    while waiting:
+        code = waiting.pop()
+        yield code
+        waiting += [each for each in code.co_consts if type(each) is types.CodeType]
+
+
+def _globals_of(function: Any, *, code: bool = False) -> dict[str, Any]:
+    """Return the globals that a function names; modules, classes and functions only as ``code``."""
+    namespace, found = function.__globals__, dict[str, Any]()
+    for each in _codes_of(function):
+        found.update((name, namespace[name]) for name in each.co_names if name in namespace)
+    return {name: value for name, value in found.items() if code or not isinstance(value, _CODE)}
+
+
+def _constants_of(function: Any) -> list[str]:
+    """The names of texts of the module, and of texts and containers of the modules it imports.
+
+    As far as a function names them; a text by its name in capitals, since others are variables.
+    """
+    found, linked = [], (str, *COLLECTIONS)
+    for name, value in _globals_of(function, code=True).items():
+        if type(value) is str and name.isupper():
+            found.append(name)
+        elif type(value) is types.ModuleType:
+            held = vars(value)
+            names = (each for code in _codes_of(function) for each in code.co_names)
+            found += [
+                f"{name}.{each}"
+                for each in dict.fromkeys(names)
+                if type(held.get(each)) in linked
+                and (each.isupper() or type(held[each]) is not str)
+            ]
+    return found
+
+
+_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+
+
+def _is_mutable(value: object) -> bool:
+    return (type(value) in COLLECTIONS or is_plain(value)) and place_of(value) is None

@@ -1,8 +1,32 @@
-"""The choice, at each checkpoint, of the objects to store by reference.
+"""Values that checkpoints store by reference: results in the journal, and chunks.
+
+A *chunk* (``chunk/N`` beside the journal) holds a block of items of a long list, one large leaf, or
+the bytes of a large buffer (of an array, say), which is known by its content.  It is written in the
+batch of the first checkpoint that needs it, and deleted in that which prunes the last one.  Its
+number is never used again.  A chunk refers in its turn to results and to chunks.  Every one is
+sealed like a record; a checkpoint knows the links of all chunks that it needs, so that it is
+restored from exactly these or not at all.
+
+Items that a list grows by fill a chunk eight at a time; eight such chunks become one, up to 1 MB,
+as in a log-structured merge tree: each item is written a few times at most.
+
+The live values of a run that are already stored, so that checkpoints can refer to them.
+
+Known are the results of steps, which the journal holds, and the chunks that checkpoints made of
+long lists, large leaves and large buffers.  Whatever was changed since it was stored is known no
+more; that is proved for every container (see ``trees``), and a buffer is known by its digest.  A
+mutable container belongs to one known value only, so that what is shared stays shared.
+
+The choice, at each checkpoint, of the objects to store by reference.
 
 The pickler of the variables asks :meth:`References.identity` for every object.  A node of a known
 value becomes a reference; a long list becomes its parts, chunks and the items in between.  What
 pickle hands out as a buffer is offered to :meth:`References.takes`.
+
+A search for long lists that asks about every object makes a step three times as dear.  So a
+checkpoint searches when a list has grown by eight items, and every 32nd time.  In between,
+:meth:`References.apart` replaces what is a node of a stored value and leaves the rest to the C
+pickler, whose memo then proves that nothing stored was written; else the thorough way is taken.
 """
 
 from __future__ import annotations
@@ -11,21 +35,628 @@ import gc
 import hashlib
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping
-from itertools import chain, compress, islice, repeat
-from operator import is_
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from itertools import islice, takewhile
 from typing import Any
 
-from stepwise._checkpoints.chunks import NO_NEEDS, Needs, StoredValue, digest_of
 from stepwise._checkpoints.resources import ids_of_made
-from stepwise._checkpoints.stored_values import Indices, KnownValues
+from stepwise._journal.journal import identity
+from stepwise._journal.seal import DamagedError, Envelope, Seal, named
 from stepwise._runtime.facts import NamedTuple
-from stepwise._values.addresses import same
-from stepwise._values.buffers import Data, Pieces, stable
-from stepwise._values.list_digest import held
-from stepwise._values.trees import few
+from stepwise._values.codec import FindClass, dump_tree, load_tree
+from stepwise._values.digest import held
+from stepwise._values.trees import NUMBERS, Tree, Watch, changes, few, same, walk
+from stepwise._values.unpickling import Data, Pieces, stable
+from stepwise.stores import Store
 
-__all__ = ["HEAVY", "Apart", "References"]
+# -- chunks ---------------------------------------------------------------------------------------
+
+
+_CHUNK = "chunk/"
+
+
+class Chunk(NamedTuple):
+    """A verified chunk: the records and chunks that its references name by index, and its bytes.
+
+    ``content`` is the SHA-256 of a large buffer; empty for a pickle.
+    """
+
+    records: list[int]
+    chunks: list[int]
+    payload: Data
+    link: bytes = b""
+    content: bytes = b""
+
+    def header(self) -> dict[str, Any]:
+        """Return the header that is sealed with the payload."""
+        if self.content:
+            return {"content": self.content.hex()}
+        return {"records": _pack(self.records), "chunks": _pack(self.chunks)}
+
+    def seal(self, seal: Seal, run_id: str, number: int) -> tuple[Data, bytes]:
+        """Its sealed bytes in a run, and the link to them."""
+        name = named(chunk_name(number), run_id)
+        return seal.close(name, self.header(), self.payload, digest=self.content)
+
+    @classmethod
+    def of(cls, opened: Envelope) -> Chunk:
+        """The verified chunk in an envelope."""
+        content = bytes.fromhex(opened.header.get("content", ""))
+        records, chunks = (_unpack(opened.header.get(key, ())) for key in ("records", "chunks"))
+        return cls(records, chunks, opened.payload, opened.link, content)
+
+
+class Needs(NamedTuple):
+    """The references of a checkpoint.
+
+    Args:
+        records: numbers of the records that its variables name by index.
+        chunks: numbers of the chunks that they do.
+        all_chunks: these and the chunks that they need, sorted.
+        links: a digest over the links of all of them.
+        lowest: the first record that any of it refers to; 0 for none.
+        buffers: numbers of the chunks that hold its large buffers, in the order of the pickle.
+    """
+
+    records: list[int] = []  # noqa: RUF012
+    chunks: list[int] = []  # noqa: RUF012
+    all_chunks: list[int] = []  # noqa: RUF012
+    links: str = ""
+    lowest: int = 0
+    buffers: list[int] = []  # noqa: RUF012
+
+    def header(self) -> dict[str, Any]:
+        """The same for a header; empty if there is nothing."""
+        if not self.records and not self.chunks:
+            return {}
+        header = {name: _pack(getattr(self, name)) for name in _PACKED}
+        return {**header, "links": self.links, "lowest": self.lowest}
+
+    @classmethod
+    def of(cls, header: Mapping[str, Any]) -> Needs:
+        """The inverse of :meth:`header`."""
+        if not header:
+            return cls()
+        packed = {name: _unpack(header.get(name, ())) for name in _PACKED}
+        return cls(**packed, links=header["links"], lowest=header["lowest"])
+
+
+_PACKED = ("records", "chunks", "all_chunks", "buffers")
+
+
+def chunk_name(number: int) -> str:
+    """Under which a chunk lies in the store."""
+    return f"{_CHUNK}{number:012d}"
+
+
+def digest_of(links: Iterable[bytes]) -> str:
+    """Return the digest that a checkpoint keeps over the links of its chunks."""
+    return hashlib.sha256(b"".join(links)).hexdigest()
+
+
+def _pack(numbers: Iterable[int]) -> list[list[int]]:
+    """Numbers in their order, as first and count of those that follow each other."""
+    packed: list[list[int]] = []
+    for number in numbers:
+        if packed and number == packed[-1][0] + packed[-1][1]:
+            packed[-1][1] += 1
+        else:
+            packed.append([number, 1])
+    return packed
+
+
+def _unpack(packed: Iterable[list[int]]) -> list[int]:
+    """The inverse of :func:`_pack`."""
+    return [number for first, count in packed for number in range(first, first + count)]
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+class Vault:
+    """The verified chunks and results of one run, each read once."""
+
+    def __init__(self, store: Store, seal: Seal, run_id: str) -> None:
+        self._store, self._seal, self._run_id = store, seal, run_id
+        self._chunks: dict[int, Chunk | None] = {}
+        self._records: dict[int, bytes | None] = {}
+
+    def open(self, name: str) -> Envelope:
+        """An object of the run.
+
+        Raises:
+            DamagedError: it is not there or does not verify.
+        """
+        sealed = self._store.get(self._run_id, name) or b""
+        return self._seal.open(named(name, self._run_id), sealed)
+
+    def needs(self, checkpoint: str) -> Needs:
+        """Return the references of a checkpoint; none if it does not verify."""
+        try:
+            return Needs.of(self.open(checkpoint).header.get("needs", {}))
+        except DamagedError:
+            return Needs()
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of the stored chunks."""
+        names = self._store.names(self._run_id, _CHUNK)
+        return [int(name.removeprefix(_CHUNK)) for name in names]
+
+    def holds(self, needs: Needs) -> bool:
+        """Return whether everything that a checkpoint refers to is stored and verifies."""
+        found = [self.chunk(number) for number in needs.all_chunks]
+        chunks = [each for each in found if each is not None]
+        if len(chunks) < len(found):
+            return False
+        if found and digest_of(each.link for each in chunks) != needs.links:
+            return False
+        records = {*needs.records, *(number for each in chunks for number in each.records)}
+        self._read(sorted(records - self._records.keys()))
+        return all(self._records[number] is not None for number in records)
+
+    def chunk(self, number: int) -> Chunk | None:
+        """A chunk; ``None`` if it is not there or does not verify."""
+        if number not in self._chunks:
+            try:
+                opened = self.open(chunk_name(number))
+            except DamagedError:
+                self._chunks[number] = None
+            else:
+                self._chunks[number] = Chunk.of(opened)
+        return self._chunks[number]
+
+    def _read(self, numbers: list[int]) -> None:
+        """Verify records; the store reads those that follow each other at once."""
+        self._records.update(dict.fromkeys(numbers))
+        for first, count in _pack(numbers):
+            for number, data in self._store.read(self._run_id, after=first - 1):
+                if number >= first + count:
+                    break
+                try:
+                    opened = self._seal.open(identity(self._run_id, number), data)
+                except DamagedError:
+                    continue
+                self._records[number] = opened.payload
+
+    def record(self, number: int) -> bytes:
+        """The payload of a record that :meth:`holds` has found."""
+        payload = self._records[number]
+        assert payload is not None
+        return payload
+
+
+class StoredValue:
+    """A value stored for the run, and its look when it was stored.
+
+    Args:
+        number: of the record; negative: of the chunk.
+        tree: the value as it lives in this process.
+        watch: whether it still is what was stored.
+        chunk: for a chunk, what is stored, without its bytes.
+        depends: the values that a chunk refers to.
+
+    Attributes:
+        chunks: those of ``depends`` that are chunks.
+        sealed: the bytes of a chunk that is not in the store yet.
+        holders: how many chunks refer to it.
+        lowest: the first record that a chunk refers to; 0 for none.
+        members: of a chunk, the records that are watched together with it.
+        group: a watch over the value and its members.
+    """
+
+    @property
+    def link(self) -> bytes:
+        """The link of the chunk; empty for a record."""
+        return self.chunk.link if self.chunk is not None else b""
+
+    def __init__(
+        self,
+        number: int,
+        tree: Tree,
+        watch: Watch,
+        chunk: Chunk | None = None,
+        depends: tuple[StoredValue, ...] = (),
+    ) -> None:
+        self.number = number
+        self.tree = tree
+        self.watch = watch
+        self.chunk = chunk
+        self.depends = depends
+        self.chunks = [each for each in depends if each.chunk is not None]
+        self.sealed: Data = b""
+        self.holders = 0
+        self.lowest = min(chunk.records, default=0) if chunk is not None else 0
+        self.members: list[StoredValue] = []
+        self.group = watch
+
+    @classmethod
+    def of_buffer(cls, number: int, chunk: Chunk) -> StoredValue:
+        """A large buffer in a chunk: it is known by its content, and nothing lives here."""
+        return cls(-number, Tree(None), Watch(), chunk._replace(payload=b""))
+
+
+class Reader:
+    """Returns the objects that one checkpoint refers to, each as one object.
+
+    Attributes:
+        found: those that were loaded, by number; what a value depends on comes before it.
+        lists: the long lists, by the key that the checkpoint gives them.
+        find: finds classes by module and name.
+    """
+
+    find: FindClass | None = None
+
+    def __init__(self, vault: Vault, needs: Needs) -> None:
+        self._vault, self._needs = vault, needs
+        self.found: dict[int, StoredValue] = {}
+        self.lists: dict[int, list[Any]] = {}
+        self._nodes: dict[int, Mapping[int, Any]] = {}  # of each value, by their numbers
+
+    def load(self, reference: tuple[int, Any]) -> Any:
+        """Resolve a reference: a node of a value, or a long list with its parts.
+
+        See :meth:`stepwise._checkpoints.references.References.identity`.
+        """
+        self._load_chunks()
+        key, rest = reference
+        if type(rest) is int:
+            return self._nodes[self._known(self._needs, key).number][rest]
+        found = self.lists.setdefault(key, []) if key >= 0 else []
+        for part in rest or ():
+            chunk = self._known(self._needs, part) if type(part) is int else None
+            found.extend(chunk.tree.root if chunk is not None else part)
+        return found
+
+    def _load_chunks(self) -> None:
+        if not self._nodes:  # one after the other, since each may refer to those before it
+            buffers = set(self._needs.buffers)
+            for number in self._needs.all_chunks:
+                if number not in buffers:
+                    self._found(-number)
+
+    def buffers(self) -> Iterator[bytearray]:
+        """The large buffers, in the order of the pickle: each a new one, that may be written."""
+        for number in self._needs.buffers:
+            yield bytearray(bytes(self._buffer(number)))
+
+    def _buffer(self, number: int) -> Data:
+        chunk = self._vault.chunk(number)
+        assert chunk is not None
+        if -number not in self.found:
+            self.found[-number] = StoredValue.of_buffer(number, chunk)
+        return chunk.payload
+
+    def _known(self, names: Needs | Chunk, index: int) -> StoredValue:
+        return self._found(names.records[index] if index >= 0 else -names.chunks[-1 - index])
+
+    def _found(self, number: int) -> StoredValue:
+        if number not in self.found:
+            known = self._record(number) if number > 0 else self._chunk(number)
+            self.found[number] = known
+        return self.found[number]
+
+    def _record(self, number: int) -> StoredValue:
+        return self._made(number, *load_tree(self._vault.record(number), find=self.find))
+
+    def _chunk(self, number: int) -> StoredValue:
+        chunk = self._vault.chunk(-number)
+        assert chunk is not None
+        depends: dict[int, StoredValue] = {}
+
+        def resolve(reference: tuple[int, int]) -> Any:
+            known = self._known(chunk, reference[0])
+            depends[known.number] = known
+            return self._nodes[known.number][reference[1]]
+
+        loaded = load_tree(bytes(chunk.payload), resolve, self.find)
+        return self._made(number, *loaded, chunk._replace(payload=b""), tuple(depends.values()))
+
+    def _made(
+        self,
+        number: int,
+        root: Any,
+        objects: Mapping[int, Any] | None,
+        chunk: Chunk | None = None,
+        depends: tuple[StoredValue, ...] = (),
+    ) -> StoredValue:
+        known = {id(node) for each in depends for node in self._nodes[each.number].values()}
+        tree = walk(root, known)
+        if objects is not None:
+            self._nodes[number] = objects
+            if tree is not None:
+                tree = tree.numbered({id(each): place for place, each in objects.items()})
+            if tree is None or -1 in tree.numbers:
+                # Its classes are not here, or made more of it than there was: it is written again.
+                return StoredValue(number, Tree(root), Watch.broken(), chunk, depends)
+        assert tree is not None
+        if objects is None:
+            self._nodes[number] = dict(zip(tree.numbers, tree.nodes, strict=True))
+        watched = tree.nodes if chunk is None else tree.nodes[1:]  # nobody else has its list
+        return StoredValue(number, tree, Watch(watched), chunk, depends)
+
+
+# -- stored values --------------------------------------------------------------------------------
+
+
+_WORTH = 512  # bytes: results below that are not referred to
+_MOST = 10_000  # objects in a result that is
+_WAITING = 1 << 24  # bytes of results that wait for a checkpoint
+
+_UNCHANGING = Watch()
+
+Looked = tuple[Tree, Watch]
+"""The look of a value when it was recorded."""
+
+
+def _dump(
+    tree: Tree, watch: Watch, refer: Callable[[Any], Any] | None = None
+) -> tuple[Data, Tree] | None:
+    """The pickle of a tree, and its nodes with the numbers that they have in that.
+
+    ``None`` if it cannot be pickled as it is: its classes may have a say in that.
+    """
+    places: dict[int, int] | None = {} if tree.classes else None
+    try:
+        payload = dump_tree(tree.root, refer, places)
+    except Exception:  # somebody's __reduce__; the value is stored whole, which reports it
+        return None
+    if places is None:
+        return payload, tree
+    return (payload, tree.numbered(places)) if watch.holds() else None
+
+
+class Indices:
+    """The indices by which a checkpoint or chunk refers to others; those of chunks are negative."""
+
+    __slots__ = ("chunks", "records")
+
+    def __init__(self) -> None:
+        self.records: dict[int, int] = {}
+        self.chunks: dict[int, int] = {}
+
+    def index(self, number: int) -> int:
+        """Return the index of a known value; assign the next one if it has none."""
+        if number > 0:
+            return self.records.setdefault(number, len(self.records))
+        return -1 - self.chunks.setdefault(-number, len(self.chunks))
+
+
+class KnownValues:
+    """The known values of one run in this process.
+
+    Args:
+        records: whether checkpoints refer to records; then these are never pruned.
+        seal: seals a chunk under its number; its bytes and the link to it.
+        next_chunk: a number for a new chunk.
+        refuses: says of bytes whether they must not be stored.
+
+    Attributes:
+        node: the known value that the object with an id is a node of, and the number of the node in
+            it; ``None`` for others.
+    """
+
+    def __init__(
+        self,
+        *,
+        records: bool,
+        seal: Callable[[int, Chunk], tuple[Data, bytes]],
+        next_chunk: Callable[[], int],
+        refuses: Callable[[Data], object] = lambda _: False,
+    ) -> None:
+        self._refuses = refuses
+        self._refers_to_records = records
+        self._seal = seal
+        self._next_chunk = next_chunk
+        self._nodes: dict[int, tuple[StoredValue, int]] = {}
+        self.node = self._nodes.get  # asked for every object that is pickled
+        self._arrived: deque[tuple[int, Tree, Watch]] = deque()
+        self._waiting = 0
+        self._loose: dict[int, StoredValue] = {}  # records that are not watched with a chunk
+        self._chunks: dict[int, StoredValue] = {}
+        self._starts: dict[int, StoredValue] = {}  # the newest chunk by the id of its first item
+        self._buffers: dict[bytes, StoredValue] = {}  # chunks by their content
+
+    def __bool__(self) -> bool:
+        return bool(self._nodes)
+
+    def __contains__(self, here: int) -> bool:
+        """Return whether the object with this id is a node of a known value."""
+        return here in self._nodes
+
+    def chunk(self, number: int) -> StoredValue:
+        """The known chunk of this number."""
+        return self._chunks[-number]
+
+    def has(self, chunks: Iterable[StoredValue]) -> bool:
+        """Return whether these chunks are all still known."""
+        return all(each.number in self._chunks for each in chunks)
+
+    def chunks_in(self, value: list[Any], at: int) -> list[tuple[int, StoredValue]]:
+        """The places in a list, from one on, with items that a chunk begins with; the chunks."""
+        starts, rest = self._starts, value[at:]
+        if starts.keys().isdisjoint(map(id, rest)):
+            return []
+        places = enumerate(map(id, rest), at)
+        return [(place, starts[here]) for place, here in places if here in starts]
+
+    # -- stored values ---------------------------------------------------------------------------
+
+    def look(self, result: object) -> Looked | None:
+        """Capture a result before it is recorded; return ``None`` if it is not referred to."""
+        if not self._refers_to_records or type(result) in NUMBERS:
+            return None
+        if type(result) in (str, bytes):  # a tree of one node
+            size = len(result)  # type: ignore[arg-type]
+            if size < _WORTH:
+                return None
+            facts = (result, (result,), size, False, (0,), ())
+            return tuple.__new__(Tree, facts), _UNCHANGING  # the constructor is a Python function
+        tree = walk(result, most=_MOST)
+        if tree is None or tree.size < _WORTH or not tree.nodes:
+            return None
+        return tree, Watch(tree.nodes)
+
+    def recorded(self, number: int, looked: Looked) -> None:
+        """Add a captured result that is now in the journal under this number."""
+        self._arrived.append((number, *looked))
+        self._waiting += looked[0].size
+        while self._waiting > _WAITING and len(self._arrived) > 1:
+            self._waiting -= self._arrived.popleft()[1].size
+
+    def adopt(self, reader: Reader) -> None:
+        """Mark the values that a restored checkpoint referred to as known."""
+        if not self._refers_to_records and any(number > 0 for number in reader.found):
+            return  # they are to be pruned: it is all written again, once
+        for known in reader.found.values():
+            self._add(known)
+
+    def _add(self, known: StoredValue) -> None:
+        for index, node in zip(known.tree.numbers, known.tree.nodes, strict=True):
+            if index >= 0:
+                self._nodes.setdefault(id(node), (known, index))
+        if known.chunk is None:
+            self._loose[known.number] = known
+            return
+        self._chunks[known.number] = known
+        if known.tree.root:
+            self._starts[id(known.tree.root[0])] = known
+        if known.chunk.content:
+            self._buffers[known.chunk.content] = known
+        known.group = Watch()
+        known.group.extend(known.watch)
+        for each in known.depends:
+            each.holders += 1
+            if self._loose.pop(each.number, None) is not None:
+                known.members.append(each)
+                known.group.extend(each.watch)
+
+    def drop(self, gone: Iterable[StoredValue]) -> None:
+        """Forget known values, and the chunks that refer to them."""
+        waiting = list(gone)
+        while waiting:
+            known = waiting.pop()
+            if known.number in self._chunks:
+                self._drop_chunk(known)
+            elif self._loose.pop(known.number, None) is None:
+                member_of = [each for each in self._chunks.values() if known in each.members]
+                for each in member_of:
+                    each.members.remove(known)
+                if not member_of:
+                    continue  # it was dropped before
+            for node in known.tree.nodes:
+                if self._nodes.get(id(node), (None,))[0] is known:
+                    del self._nodes[id(node)]
+            if known.holders:
+                waiting.extend(c for c in self._chunks.values() if known in c.depends)
+
+    def _drop_chunk(self, known: StoredValue) -> None:
+        del self._chunks[known.number]
+        if known.chunk is not None:
+            self._buffers.pop(known.chunk.content, None)
+        if known.tree.root and self._starts.get(id(known.tree.root[0])) is known:
+            del self._starts[id(known.tree.root[0])]
+        for each in known.depends:
+            each.holders -= 1
+        self._loose.update((each.number, each) for each in known.members)
+        known.members = []
+
+    # -- while a checkpoint is taken -------------------------------------------------------------
+
+    def update(self, apart: Container[int]) -> None:
+        """Forget changed values, and add the results that have arrived.
+
+        Args:
+            apart: ids of mutable objects that no known value may hold.
+        """
+        self._forget_changed()
+        lost = [each for each in self._buffers.values() if each.sealed]
+        if lost:
+            self.drop(lost)  # it was to be stored and was not, and may have changed since
+        while self._arrived:
+            self._arrive(*self._arrived.popleft(), apart)
+        self._waiting = 0
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._arrived.clear()
+        self._waiting = 0
+        if self._loose or self._chunks:
+            self.drop([*self._loose.values(), *self._chunks.values()])
+
+    def _forget_changed(self) -> None:
+        known = (*self._loose.values(), *self._chunks.values())
+        broken = [each for each in known if not each.group.holds()]
+        both = [one for each in broken for one in (each, *each.members)]
+        self.drop([each for each in both if not each.watch.holds()])
+
+    def _arrive(self, number: int, tree: Tree, watch: Watch, apart: Container[int]) -> None:
+        mutable = [id(node) for node in tree.nodes if changes(node)]
+        alone = not any(here in self._nodes or here in apart for here in mutable)
+        if alone and watch.holds():
+            dumped = _dump(tree, watch) if tree.classes else (b"", tree)
+            if dumped is not None:
+                self._add(StoredValue(number, dumped[1], watch))
+
+    def make(self, items: list[Any], apart: Container[int], least: int = 0) -> StoredValue | None:
+        """A new chunk of these items; ``None`` if they are not plain data.
+
+        Args:
+            apart: ids of mutable objects that must not be in it.
+            least: how many bytes it must take.
+        """
+        tree = walk(items, self._nodes, apart)
+        if tree is None or tree.size < least:
+            return None
+        used = Indices()
+        depends: dict[int, StoredValue] = {}
+
+        def refer(value: Any) -> tuple[int, int] | None:
+            entry = self._nodes.get(id(value))
+            if entry is None:
+                return None
+            depends[entry[0].number] = entry[0]
+            return used.index(entry[0].number), entry[1]
+
+        watch = Watch(tree.nodes[1:])  # nobody else has the list
+        dumped = _dump(tree, watch, refer if tree.refers else None)
+        if dumped is None or self._refuses(dumped[0]):
+            return None
+        payload, tree = dumped
+        number, sealed, chunk = self._sealed(Chunk(list(used.records), list(used.chunks), payload))
+        known = StoredValue(-number, tree, watch, chunk, tuple(depends.values()))
+        known.sealed = sealed
+        self._add(known)
+        return known
+
+    def buffer(self, content: bytes) -> StoredValue | None:
+        """The large buffer with this SHA-256."""
+        return self._buffers.get(content)
+
+    def make_buffer(self, data: Data, content: bytes) -> StoredValue | None:
+        """A new chunk of a large buffer, whose SHA-256 is ``content``; ``None`` if refused."""
+        if self._refuses(data):
+            return None
+        number, sealed, chunk = self._sealed(Chunk([], [], data, content=content))
+        known = StoredValue.of_buffer(number, chunk)
+        known.sealed = sealed
+        self._add(known)
+        return known
+
+    def _sealed(self, chunk: Chunk) -> tuple[int, Data, Chunk]:
+        """Return the number of a new chunk, its sealed bytes, and the entry to keep."""
+        number = self._next_chunk()
+        sealed, link = self._seal(number, chunk)
+        return number, sealed, chunk._replace(link=link, payload=b"")
+
+    def keep(self, records: Container[int], chunks: Container[int]) -> None:
+        """Release values that the stored checkpoint does not need."""
+        gone = [each for each in self._chunks.values() if -each.number not in chunks]
+        gone += [e for e in self._loose.values() if not e.holders and e.number not in records]
+        self.drop(gone)
+
+
+# -- references -----------------------------------------------------------------------------------
+
 
 HEAVY = 1 << 15
 """Bytes: items of a list that take more are put into a chunk though they are few."""
@@ -37,11 +668,6 @@ _LARGEST = 1 << 20  # bytes of a chunk that groups become
 _FEW = 4  # items of a list that may be heavy
 _LEAF = 1 << 14  # bytes: such a leaf or buffer is put into a chunk when it is met a second time
 _LOOK = 300  # objects that are looked at for long lists and large leaves
-_TURNS = 32  # checkpoints until the variables are looked at thoroughly again
-_SHORT = 1 << 11  # characters or bytes that are written again rather than looked for
-_KEYS = frozenset({str, bytes, int, bool, type(None)})
-_LEAVES = frozenset({str, bytes})
-_NO_CHUNKS: Mapping[int, Data] = {}
 _ITERATORS: tuple[Any, ...] = (type(iter([])), type(iter(())), enumerate)
 
 
@@ -51,36 +677,18 @@ class _LongList:
     Args:
         key: by which a checkpoint names it.
         parts: chunks, and lists of the items in between.
-        first: how many chunks it begins with; ``items`` are those of these chunks.
     """
-
-    __slots__ = ("first", "items", "key", "met", "parts", "value")
 
     def __init__(self, value: list[Any]) -> None:
         self.value = value
         self.key = 0
         self.parts: list[StoredValue | list[Any]] = []
-        self.first: list[StoredValue] = []
-        self.items: list[Any] = []
         self.met = False
 
-    def begins(self, value: list[Any]) -> bool:
-        """Return whether a list begins with the items of these chunks."""
-        return same(self.items, value[: len(self.items)])
-
-    def put(self, known: StoredValue) -> None:
-        """Add a chunk to the list."""
-        if len(self.parts) == len(self.first):
-            if not self.first:
-                self.first, self.items = [], []
-            self.first.append(known)
-            self.items.extend(known.tree.root)
-        self.parts.append(known)
-
     @property
-    def is_begun(self) -> bool:
-        """True if nothing but its last items is in no chunk."""
-        return self._end == len(self.first)
+    def first(self) -> list[StoredValue]:
+        """The chunks that it begins with."""
+        return [*takewhile(_is_chunk, self.parts)]  # type: ignore[list-item]
 
     @property
     def _end(self) -> int:
@@ -97,16 +705,12 @@ class _LongList:
         return chunks if max(counts) < _GROUP * min(counts) else []
 
     def replace(self, group: list[StoredValue], part: StoredValue | list[Any]) -> None:
-        """Replace a group of chunks with one part."""
-        end = self._end
-        start = end - len(group)
-        self.parts[start:end] = [part]
-        if len(self.first) > start:  # all before it are chunks
-            self.first = self.first[:start]
-            if isinstance(part, list):
-                self.items = [item for each in self.first for item in each.tree.root]
-            else:
-                self.first.append(part)
+        """Replace the last group of chunks with one part."""
+        self.parts[self._end - len(group) : self._end] = [part]
+
+
+def _is_chunk(part: object) -> bool:
+    return type(part) is not list
 
 
 def _ends_of(lists: Iterable[list[Any]]) -> set[int]:
@@ -115,22 +719,6 @@ def _ends_of(lists: Iterable[list[Any]]) -> set[int]:
     for each in lists:
         ends.update(map(id, (each, *each[:_GROUP], *each[-_GROUP:])))
     return ends
-
-
-class Apart(NamedTuple):
-    """Variables, of which some are stored already.
-
-    Args:
-        rest: the variables that have to be written.
-        lists: the lists of which parts are stored: their names, and their parts.  A part is the
-            index of a chunk; a reference to a node; a dict with the references that replace some
-            of its values; or a list of items.
-        nodes: references to the variables that are nodes of known values, by name.
-    """
-
-    rest: dict[str, Any]
-    lists: list[tuple[list[str], list[Any]]]
-    nodes: dict[str, tuple[int, int]]
 
 
 class _Content:
@@ -159,20 +747,10 @@ class References:
         self._buffers: list[int] = []
         self._met: set[bytes] = set()  # digests of buffers
         self._meeting: set[bytes] = set()
-        self._last = self._next = Needs()  # without records and buffers
         self._is_empty = True  # as prepare_none() leaves it
-        self._opened: set[int] = set()  # ids of lists and dicts that are written in parts
-        self._settled: dict[int, int] = {}  # items of lists that the last look has decided about
-        self._turns = 0  # checkpoints that may do without another look
-        self._pause = 0  # looks until that is tried again
 
     def __bool__(self) -> bool:
         return bool(self._known)
-
-    @property
-    def are_none(self) -> bool:
-        """True if neither the variables to be written nor the last checkpoint refer to anything."""
-        return self._is_empty and not self._last.all_chunks
 
     # -- before the variables are pickled --------------------------------------------------------
 
@@ -201,125 +779,6 @@ class References:
                 self._known.make([leaf], self._apart)
         self._leaves = {id(leaf): leaf for leaf in leaves}
         self._met, self._meeting = self._meeting, set()
-        self._settled = {id(each): self._decided(each) for each in self._again}
-        self._turns, self._pause = 0 if self._pause else _TURNS, max(0, self._pause - 1)
-
-    def _decided(self, value: list[Any]) -> int:
-        """Return how many items of a list are in chunks, or in groups that are in none."""
-        long = self._lists.get(id(value))
-        open_ = len(value) - (len(long.items) if long is not None else 0)
-        return len(value) - open_ % _GROUP
-
-    def apart(self, values: Mapping[str, Any], *, prepared: bool = False) -> Apart | None:
-        """Set apart the variables that are stored already, as far as that needs no thorough look.
-
-        A loop adds a few items to its lists at each step, and refers to all others as before.
-        What :meth:`prepare` found is then still right, until a list has grown by a group.
-
-        Args:
-            prepared: it has just looked: what a thread has changed since counts the next time, as
-                what it found is written if this is in vain.
-
-        Returns:
-            ``None`` if :meth:`prepare` has to look.  Otherwise, what is to be written must be plain
-            data, and must not :meth:`meet` what is stored.
-        """
-        if not self._turns or ids_of_made():
-            return None
-        if not prepared:
-            self._known.update(())
-        self.begin()
-        for each in self._lists.values():
-            each.met = True  # one that no variable names any more is gone, not elsewhere
-        self._opened.clear()
-        apart = Apart({}, [], {})
-        names: dict[int, list[str]] = {}
-        for name, value in values.items():
-            node = self._known.node(id(value))
-            if node is not None:
-                apart.nodes[name] = self._reference(node)
-            elif type(value) is not list:
-                apart.rest[name] = value
-            elif id(value) in names:
-                names[id(value)].append(name)  # another name of the same list
-            else:
-                parts = self._parts_again(value)
-                if parts is None:
-                    return None
-                if len(parts) == 1 and type(parts[0]) is list:
-                    apart.rest[name] = value
-                elif parts:
-                    names[id(value)] = [name]
-                    apart.lists.append((names[id(value)], parts))
-                    self._opened.add(id(value))
-        return apart
-
-    def _parts_again(self, value: list[Any]) -> list[Any] | None:
-        """Return the parts of a list as they were, with the new items; ``None`` to look again."""
-        if len(value) >= self._settled.get(id(value), _GROUP) + _GROUP:
-            return None
-        long, items = self._lists.get(id(value)), value
-        parts: list[Any] = []
-        if long is not None:
-            if not (long.is_begun and self._known.has(long.first) and long.begins(value)):
-                return None
-            parts += [self._used.index(each.number) for each in long.first]
-            items = value[len(long.items) :]
-        dicts = compress(items, map(is_, map(type, items), repeat(dict)))
-        held = chain(items, chain.from_iterable(map(dict.values, dicts)))
-        if not any(map(self._known.node, map(id, held))):
-            parts.append(items)
-            return parts
-        for item in items:
-            part = self._part(item)
-            if part is not item:
-                parts.append(part)
-            elif parts and type(parts[-1]) is list:
-                parts[-1].append(item)
-            else:
-                parts.append([item])
-        return parts
-
-    def _part(self, item: Any) -> Any:
-        """Return a reference to an item, or a dict of which some values are; or the item itself."""
-        node = self._known.node(id(item))
-        if node is not None:
-            return self._reference(node)
-        if type(item) is not dict or id(item) in self._opened:  # meet() finds the second one
-            return item
-        held = item.copy()  # another thread may change it
-        if not _KEYS.issuperset(map(type, held)):  # a NaN does not equal itself when it is loaded
-            return item
-        nodes = list(map(self._known.node, map(id, held.values())))
-        if not any(nodes):
-            return item
-        self._opened.add(id(item))
-        found = {
-            key: self._reference(node)
-            for key, node in zip(held, nodes, strict=True)
-            if node is not None
-        }
-        return {**held, **dict.fromkeys(found)}, found
-
-    def _reference(self, node: tuple[StoredValue, int]) -> tuple[int, int]:
-        return self._used.index(node[0].number), node[1]
-
-    def meet(self, written: Mapping[int, tuple[int, Any]]) -> bool:
-        """Return whether what was written must not be: it is stored already, or was set apart.
-
-        Short texts may be written again.
-
-        Args:
-            written: the objects, by their ids; with their places in the pickle.
-        """
-        if not (written.keys().isdisjoint(self._lists) and self._opened.isdisjoint(written)):
-            return True
-        stored = [written[here][1] for here in self._known.which(written)]
-        return not _LEAVES.issuperset(map(type, stored)) or sum(map(len, stored)) > _SHORT
-
-    def look_thoroughly(self) -> None:
-        """Note that it was in vain to set variables apart: not again for some checkpoints."""
-        self._turns, self._pause = 0, _TURNS
 
     def prepare_none(self) -> None:
         """Forget all known values, so that the variables are written whole."""
@@ -333,7 +792,6 @@ class References:
         self._ends.clear()
         self._leaves.clear()
         self._meeting.clear()
-        self._turns = 0
 
     def restored(self, values: Iterable[Any], arguments: Iterable[Any]) -> None:
         """Remember the lists of variables that a checkpoint has just restored."""
@@ -402,21 +860,21 @@ class References:
     def _split(self, value: list[Any], before: _LongList | None, *, heavy: bool = False) -> bool:
         """Take a list apart into chunks and the items between; return whether a chunk was made."""
         long, at = _LongList(value), 0
-        if before is not None and self._known.has(before.first) and before.begins(value):
-            long.first, long.items = before.first, before.items
-            long.parts = [*before.first]
-            at = len(before.items)
+        first = before.first if before is not None else []
+        begins = [item for each in first for item in each.tree.root]
+        if self._known.has(first) and same(begins, value[: len(begins)]):
+            long.parts, at = [*first], len(begins)
         made = False
         for start, known in self._known.chunks_in(value, at):
             items = known.tree.root
             if start >= at and same(items, value[start : start + len(items)]):
                 made |= self._put(long, value[at:start], heavy=heavy)
-                long.put(known)
+                long.parts.append(known)
                 at = start + len(items)
         made |= self._put(long, value[at:], heavy=heavy)
         if not heavy:
             self._gather(long)
-        if any(type(part) is not list for part in long.parts):
+        if any(map(_is_chunk, long.parts)):
             known_as = self._lists.get(id(value))
             long.key = known_as.key if known_as is not None else len(self._lists)
             self._lists[id(value)] = long
@@ -435,7 +893,7 @@ class References:
                 known = self._known.make(some, self._apart, HEAVY if heavy else 0)
             if known is not None:
                 made = True
-                long.put(known)
+                long.parts.append(known)
                 larger = _BLOCK * _GROUP
                 block = larger if known.tree.size * larger <= _LARGEST * len(some) else _BLOCK
             elif long.parts and type(long.parts[-1]) is list:
@@ -522,41 +980,30 @@ class References:
 
     # -- afterwards ------------------------------------------------------------------------------
 
-    def needs(self) -> tuple[Needs, Mapping[int, Data]]:
+    def needs(self) -> tuple[Needs, dict[int, Data]]:
         """Return the references of the pickled variables, and the chunks that have to be stored."""
-        if self.are_none:
-            return NO_NEEDS, _NO_CHUNKS
-        records, chunks = list(self._used.records), list(self._used.chunks)
-        if chunks == self._last.chunks:  # mostly: all of them are stored
-            return self._last.along_with(records, self._buffers), _NO_CHUNKS
-        found = {number: self._known.chunk(number) for number in chunks}
+        if self._is_empty:
+            return Needs(), {}
+        found = {number: self._known.chunk(number) for number in self._used.chunks}
         waiting = list(found.values())
         while waiting:
             for each in waiting.pop().chunks:
                 if -each.number not in found:
                     found[-each.number] = each
                     waiting.append(each)
-        every = sorted(found)
-        links = digest_of(found[number].link for number in every)
-        lowest = min(filter(None, (each.lowest for each in found.values())), default=0)
-        new = {number: found[number].sealed for number in every if found[number].sealed}
-        self._next = Needs([], chunks, every, links, lowest)
-        return self._next.along_with(records, self._buffers), new
+        every, records = sorted(found), list(self._used.records)
+        links = digest_of(found[number].link for number in every) if every else ""
+        lowest = min(filter(None, (*records, *(each.lowest for each in found.values()))), default=0)
+        needs = Needs(records, list(self._used.chunks), every, links, lowest, self._buffers)
+        return needs, {number: found[number].sealed for number in every if found[number].sealed}
 
     def stored(self, needs: Needs) -> None:
         """Release everything that the stored checkpoint does not refer to."""
-        if self.are_none:
+        if self._is_empty:
             return
-        self._turns = max(0, self._turns - 1)
         for here, long in self._lists.items():
             if not long.met and here not in self._guessed:
                 self._elsewhere[here] = long.value
-        every = len(needs.all_chunks) == self._known.chunks
-        if every and needs.chunks == self._last.chunks:
-            self._known.keep(set(needs.records), None)
-            return
-        if needs.chunks != self._last.chunks:
-            self._last = self._next
         for number in needs.all_chunks:
             self._known.chunk(number).sealed = b""
         self._known.keep(set(needs.records), set(needs.all_chunks))

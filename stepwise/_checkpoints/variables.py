@@ -14,11 +14,12 @@ One pickle of all of them, so that what is shared stays shared.  By reference, n
 
 What is stored already (see ``references``) is referred to as well: the journal or a chunk has it.
 Bytes are loaded after their envelope was verified.
+
+Graphs of objects, to bytes and back, in which some objects go by names.
 """
 
 from __future__ import annotations
 
-import io
 import pickle
 import sys
 import types
@@ -27,45 +28,29 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from stepwise import _wire
-from stepwise._checkpoints.chunks import Reader
-from stepwise._checkpoints.given import Found, walk, why_no_handle
-from stepwise._checkpoints.resources import made_by
-from stepwise._checkpoints.surroundings import COLLECTIONS, NATIVE, Surroundings
-from stepwise._identity.clients import has_key
-from stepwise._values import secrets
-from stepwise._values.buffers import Data
-from stepwise._values.instances import attributes, by_name
-from stepwise._values.pickling import PROTOCOL, Reducers, dump, dump_builtins
-from stepwise._values.preview import error_text
-from stepwise._values.reducers import iterator_at
-from stepwise._values.synchronizers import (
-    is_synchronizer,
-    put_state,
-    state_of,
-    synchronizer_form,
+from stepwise._checkpoints.given import (
+    COLLECTIONS,
+    NATIVE,
+    Found,
+    Surroundings,
+    walk,
+    why_no_handle,
 )
-from stepwise._values.trees import ITERATORS, few
+from stepwise._checkpoints.references import Reader
+from stepwise._checkpoints.resources import made_by
+from stepwise._identity.clients import has_key
+from stepwise._values import preview
+from stepwise._values.codec import PROTOCOL, Reducers, dump
+from stepwise._values.preview import error_text
+from stepwise._values.reducers import is_synchronizer, put_state, state_of, synchronizer_form
+from stepwise._values.trees import attributes, by_name, few
+from stepwise._values.unpickling import Data, Unpickler
 
-__all__ = [
-    "FrameReducers",
-    "FrameUnpickler",
-    "UnpicklableError",
-    "content_of",
-    "dump_apart",
-    "dump_few",
-    "dump_values",
-    "load_values",
-    "put_given_state",
-    "refill",
-    "restoring",
-]
+# -- variables ------------------------------------------------------------------------------------
 
 
-_BOUNDS = 3  # of a range: start, stop, step
-_MODERATE = 1 << 14  # bytes: in a larger pickle, something may be worth a chunk
-_ITERATORS_APART = 2  # numbered instances, iterators; behind them, what dump_apart() refers to
 _LINKED = frozenset(COLLECTIONS)
+_LINKABLE = _LINKED | {str}
 
 
 Culprits = dict[str, tuple[Any, str]]
@@ -108,8 +93,9 @@ class FrameReducers(Reducers):
         # No generator, which is closed where it stops: a Ctrl-C would be lost in there.
         native = not set(NATIVE).isdisjoint(map(type, around.arguments.values()))
         self.identifies = native or bool(self.references)
-        self.secrets = secrets.SecretReferences(around.secret) if around.secret else None
+        self.secrets = preview.SecretReferences(around.secret) if around.secret else None
         self.identifies_all = self.secrets is not None
+        self.keeps_links = self.references is not None  # else it is no checkpoint of a frame
         self.with_contents = with_contents
         self.met: set[str] = set()
         self.subjects = around.subjects
@@ -266,93 +252,9 @@ def dump_few(values: dict[str, Any], around: Surroundings) -> bytes | None:
     """
     if around.arguments or around.secret:
         return None
-    rest, iterators, held = _without_iterators(values)
-    if iterators and few(held, iterators=False):
-        links = _links(rest, around.namespace)
-        return pickle.dumps((rest, [], links, [], iterators), PROTOCOL)
     if not few(values.values()):
         return None
-    return pickle.dumps((values, [], _links(values, around.namespace)), PROTOCOL)
-
-
-def dump_apart(
-    values: dict[str, Any], around: Surroundings, *, prepared: bool = False
-) -> bytes | None:
-    """Pickle local variables that are plain data, without what is stored already.
-
-    ``None`` for others, or if :func:`dump_values` has to look for what is stored.  What that makes
-    of them is read alike.  Here the pickler asks about no object: only the variables themselves and
-    the items of their lists are looked up, and afterwards it is proved that nothing deeper is
-    stored already.
-
-    Args:
-        prepared: see :meth:`.References.apart`.
-    """
-    references = around.references
-    if references is None or around.arguments or around.secret:
-        return None
-    apart = references.apart(values, prepared=prepared)
-    if apart is None:
-        return None
-    rest, iterators, _ = _without_iterators(apart.rest)
-    links = _links(values, around.namespace)
-    found = dump_builtins((rest, [], links, [], iterators, apart.lists, apart.nodes))
-    if found is None or len(found[0]) > _MODERATE or references.meet(found[1]):
-        references.look_thoroughly()
-        return None
-    if not found[1].keys().isdisjoint([id(apart.rest[name]) for name in iterators]):
-        references.look_thoroughly()  # something else goes on with one of these iterators
-        return None
-    return found[0]
-
-
-def _without_iterators(
-    values: dict[str, Any],
-) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]], list[Any]]:
-    """Return the variables without the iterators of loops, these taken apart, and what all hold.
-
-    No iterator is taken apart if one of them has two names.
-    """
-    rest: dict[str, Any] = {}
-    iterators: dict[str, tuple[Any, ...]] = {}
-    held: list[Any] = []
-    for name, value in values.items():
-        if type(value) in ITERATORS:
-            parts = iterators[name] = _taken_apart(value)
-            if len(parts) != _BOUNDS:
-                held.append(parts)
-        else:
-            rest[name] = value
-            held.append(value)
-    if len(iterators) > 1 and len({id(values[name]) for name in iterators}) < len(iterators):
-        return values, {}, []
-    return rest, iterators, held
-
-
-def _taken_apart(iterator: Any) -> tuple[Any, ...]:
-    """Return the iterator of a loop as what :func:`_put_together` makes it of.
-
-    The bounds of what is left of a range; of anything else the object and how far the loop is.  A
-    pickler would look up the functions that make them, which takes four times as long as all else.
-    """
-    form = iterator.__reduce__()
-    (iterated,) = form[1]
-    taken = form[2] or 0 if len(form) > 2 else 0
-    if type(iterated) is range:
-        step = iterated.step
-        return iterated.start + taken * step, iterated.stop, step
-    return iterated, taken
-
-
-def _put_together(parts: tuple[Any, ...]) -> Any:
-    if len(parts) == _BOUNDS:
-        return iter(range(*parts))
-    iterated, taken = parts
-    if type(iterated) is list:
-        return iterator_at(iterated, taken)
-    iterator: Any = iter(iterated)
-    iterator.__setstate__(taken)
-    return iterator
+    return pickle.dumps((values, [], _links(values, around), []), PROTOCOL)
 
 
 def dump_values(values: Mapping[str, Any], around: Surroundings) -> Data:
@@ -362,7 +264,7 @@ def dump_values(values: Mapping[str, Any], around: Surroundings) -> Data:
         UnpicklableError: variables that do not pickle; says which, and why.
     """
     while True:
-        links, reducers = _links(values, around.namespace), FrameReducers(around)
+        links, reducers = _links(values, around), FrameReducers(around)
         # The numbered instances are the last: pickled when all others have been met.
         whole = (dict(values), list(around.arguments.values()), links, reducers.numbered)
         try:
@@ -502,15 +404,16 @@ def _collections(contents: Mapping[str, Any]) -> dict[str, Any]:
     return {n: each[2] if type(each) is tuple else each for n, each in contents.items()}
 
 
-def _links(values: Mapping[str, Any], namespace: Mapping[str, Any]) -> dict[str, str]:
-    """Variables that hold a container which a global names as well."""
-    if _LINKED.isdisjoint(map(type, values.values())):
+def _links(values: Mapping[str, Any], around: Surroundings) -> dict[str, str]:
+    """Variables that hold what a name of the module leads to: a container, or a constant."""
+    kinds = set(map(type, values.values()))
+    if not (kinds & _LINKED or (around.constants and str in kinds)):
         return {}
-    held = {id(value) for value in values.values() if type(value) in COLLECTIONS}
-    if held.isdisjoint(map(id, namespace.values())):
-        return {}
-    names = {id(value): name for name, value in namespace.items() if id(value) in held}
-    return {name: names[id(value)] for name, value in values.items() if id(value) in names}
+    names = {id(value): name for name, value in around.named()}
+    if kinds & _LINKED:
+        names.update((id(value), name) for name, value in around.namespace.items())
+    linked = {name: names[id(value)] for name, value in values.items() if id(value) in names}
+    return {n: other for n, other in linked.items() if type(values[n]) in _LINKABLE}
 
 
 def _culprits(values: Mapping[str, Any], around: Surroundings) -> Culprits:
@@ -524,18 +427,14 @@ restoring: ContextVar[Surroundings | None] = ContextVar("stepwise_restoring", de
 """Where the frame is that variables are being loaded for; the functions below look there."""
 
 
-class FrameUnpickler(pickle.Unpickler):
+class FrameUnpickler(Unpickler):
     """Finds the arguments that are kept by reference, and values that are stored elsewhere."""
 
     reader: Reader | None = None
 
-    def find_class(self, module: str, name: str) -> Any:
-        """Find a name of a pickle; our own modules may have moved since."""
-        return super().find_class(_wire.current(module), name)
-
     def persistent_load(self, pid: Any) -> Any:
         """Return an argument with its contents, a secret, or a value from the reader."""
-        if pid[0] == secrets.REFERENCE:
+        if pid[0] == preview.REFERENCE:
             return self.secret(pid)
         if type(pid[0]) is not str:
             assert self.reader is not None
@@ -548,7 +447,7 @@ class FrameUnpickler(pickle.Unpickler):
 
     def secret(self, pid: Any) -> Any:
         """A secret of the call, or a text that contains one."""
-        return secrets.restored(pid, _around().secret)
+        return preview.restored(pid, _around().secret)
 
 
 def load_values(
@@ -574,18 +473,11 @@ def load_values(
     token = restoring.set(around.holding(dict(around.arguments)))
     try:
         buffers = reader.buffers() if reader is not None else None
-        loading = unpickler(io.BytesIO(data), buffers=buffers)
+        loading = unpickler(data, buffers)
         loading.reader = reader
         if reader is not None:
             reader.find = loading.find_class
-        values, _, links, *others = loading.load()
-        if len(others) > 1:  # an earlier version has no iterators apart
-            values.update((name, _put_together(parts)) for name, parts in others[1].items())
-        if reader is not None and len(others) > _ITERATORS_APART:
-            lists, nodes = others[_ITERATORS_APART:]
-            values.update((name, reader.load(node)) for name, node in nodes.items())
-            for names, parts in lists:
-                values.update(dict.fromkeys(names, reader.put_together(parts)))
+        values, _, links, numbered = loading.load()
         values = named(values)
     except BaseException:
         for name, content in before.items():
@@ -597,11 +489,11 @@ def load_values(
     finally:
         restoring.reset(token)
     for name, other in links.items():
-        today = around.namespace.get(other)
+        today = around.at(other)
         if type(today) is type(values[name]) and today == values[name]:
             values[name] = today
-    if others and around.subjects is not None:
-        around.subjects.adopt(others[0])
+    if around.subjects is not None:
+        around.subjects.adopt(numbered)
     loaded: dict[str, Any] = values
     return loaded
 
@@ -655,6 +547,7 @@ def _fill_cell(cell: types.CellType, content: tuple[Any, ...]) -> None:
 def _function(
     code: types.CodeType, module: str, name: str, closure: tuple[types.CellType, ...] | None
 ) -> types.FunctionType:
+    code = _around().as_now(code)
     function = types.FunctionType(code, sys.modules[module].__dict__, name, None, closure)
     function.__module__ = module
     return function
@@ -691,3 +584,47 @@ def _refill(live: Any, content: Any) -> None:
 
 
 refill = _refill  # pickles name it
+
+
+# -- graphs ---------------------------------------------------------------------------------------
+
+
+class _GraphReducers(FrameReducers):
+    """Refers to objects by the names that a function has for them."""
+
+    def __init__(self, refer: Callable[[Any], str | None]) -> None:
+        super().__init__(Surroundings())
+        self.refer = refer
+        self.identifies = True
+
+    def identity(self, obj: Any) -> Any:
+        name = self.refer(obj)
+        return None if name is None else (name, None, None)
+
+
+def dump_graph(graph: Any, refer: Callable[[Any], str | None]) -> Data:
+    """Pickle an object and what it holds, without the objects that have names.
+
+    Args:
+        refer: returns the name of an object, or ``None``.
+
+    Raises:
+        Exception: something in it does not pickle.
+    """
+    return dump(graph, _GraphReducers(refer))
+
+
+def load_graph(data: bytes, named: dict[str, Any], unpickler: type[FrameUnpickler]) -> Any:
+    """Load what :func:`dump_graph` wrote, from verified bytes.
+
+    Args:
+        named: the objects by name.
+
+    Raises:
+        Exception: whatever unpickling raises.
+    """
+    token = restoring.set(Surroundings(arguments=named))
+    try:
+        return unpickler(data).load()
+    finally:
+        restoring.reset(token)

@@ -2,6 +2,5 @@
 
 The modules, each importing only from those before it::
 
-    elide terminal render asked text markup timeline page activity progress_terminal
-    progress_notebook progress
+    terminal render page progress
 """

@@ -18,11 +18,9 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
-from stepwise._display.markup import Content, Markup, markup, tag
-from stepwise._display.render import RunShown, duration_text
-from stepwise._display.timeline import timeline
-
-__all__ = ["CheckpointShown", "Different", "RunPage", "SourceShown", "Unsettled", "page"]
+from stepwise._display.render import Content, Markup, RunShown, markup, tag, timeline
+from stepwise._display.terminal import duration_text, when
+from stepwise._runtime.messages import shell_word
 
 _LINES = 2000  # of source
 _COMPARED = 5000  # characters of arguments
@@ -61,38 +59,6 @@ class CheckpointShown:
 
 
 @dataclass(frozen=True)
-class Different:
-    """The recorded step that did not answer a call.
-
-    Args:
-        number: of that step.
-        why: a sentence about the parts in which they differ.
-        arguments: of that step; empty if they are not known.
-    """
-
-    number: int
-    why: str
-    arguments: str = ""
-
-
-@dataclass(frozen=True)
-class Unsettled:
-    """A call that somebody has to settle.
-
-    Args:
-        call: the call.
-        about: what is in question.
-        could_be: the recorded steps that it could be.
-        commands: the commands that answer it.
-    """
-
-    call: str
-    about: str
-    commands: Sequence[str]
-    could_be: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
 class RunPage:
     """The contents of the page of a run.
 
@@ -103,7 +69,8 @@ class RunPage:
         resumed: how many times it was resumed.
         result: what it returned, as text; empty if it did not.
         where, line: where it resumes, and the source there; empty for a run that has ended.
-        different: by the number of a step that ran although it was recorded.
+        in_doubt: the side effects of which nobody knows whether they happened.
+        stops: the calls at which it stopped, each with the recorded calls that it could be.
         children: the pages of its child runs, by id.
     """
 
@@ -116,8 +83,8 @@ class RunPage:
     line: str = ""
     source: SourceShown | None = None
     checkpoints: Sequence[CheckpointShown] = ()
-    questions: Sequence[Unsettled] = ()
-    different: Mapping[int, Different] = field(default_factory=dict)
+    in_doubt: Sequence[Any] = ()
+    stops: Sequence[Any] = ()
     children: Mapping[str, RunPage] = field(default_factory=dict)
 
 
@@ -179,7 +146,8 @@ def _run(run: RunPage, ids: _Ids) -> Markup:
     ]
     return markup(
         tag("header", heading, _facts(run)),
-        [_question(each) for each in run.questions],
+        [_doubt(each, run.shown.id) for each in run.in_doubt],
+        [_stop(each) for each in run.stops if each.said is None],
         _section("Timeline", _picture(run, prefix)),
         _section(f"Steps: {run.shown.counts}", _steps(run, ids)),
         _section("Source", _source(run, prefix)),
@@ -197,10 +165,6 @@ def _badge(status: str) -> Markup:
     return tag("span", status.replace("_", " "), cls=f"badge {status}")
 
 
-def _when(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-
-
 def _code(text: Content) -> Markup:
     return tag("pre", text)
 
@@ -212,15 +176,15 @@ def _facts(run: RunPage) -> Markup:
     shown = run.shown
     ended = shown.status in ("completed", "failed")
     earlier = run.resumed - len(run.resumes)
-    resumes = [tag("div", f"{_when(at)}, {how}") for at, how in run.resumes]
+    resumes = [tag("div", f"{when(at)}, {how}") for at, how in run.resumes]
     if earlier > 0:
         resumes.append(tag("small", f"and {earlier:,} times before"))
     where = tag("div", run.where), _code(run.line) if run.line else None
     facts: dict[str, Content] = {
         "run": tag("code", shown.id),
         "workflow": tag("code", shown.workflow),
-        "started": _when(shown.created_at),
-        "ended" if ended else "updated": _when(shown.updated_at),
+        "started": when(shown.created_at),
+        "ended" if ended else "updated": when(shown.updated_at),
         "took": duration_text(max(0.0, shown.updated_at - shown.created_at)) if ended else "",
         "executed by": shown.owner,
         **{name: tag("code", text) for name, text in run.facts.items() if text},
@@ -240,16 +204,41 @@ def _facts(run: RunPage) -> Markup:
     return tag("dl", rows)
 
 
-def _question(question: Unsettled) -> Markup:
+def _doubt(step: Any, run_id: str) -> Markup:
+    command = f"stepwise resolve {shell_word(run_id)} {step.number}"
+    about = (
+        f"is in doubt: step {step.number} may or may not have happened. Find out (its key is "
+        f"{step.idempotency_key}), then run one of these:"
+    )
+    return _ask(step, about, [f"{command} --landed JSON", f"{command} --did-not-happen"])
+
+
+def _stop(stop: Any) -> Markup:
+    about = (
+        f"is where the run stopped, called at {stop.site or '?'}: it could be one of these "
+        "recorded steps. Say which:"
+    )
+    could_be = [
+        f"step {each.number} {_call(each)}" + (f" (differs: {each.why})" if each.why else "")
+        for each in stop.could_be
+    ]
+    answers = zip(stop.commands, stop.meanings, strict=True)
+    return _ask(stop, about, [f"{each}    ({why})" for each, why in answers], could_be)
+
+
+def _ask(call: Any, about: str, commands: Sequence[str], could_be: Sequence[str] = ()) -> Markup:
+    listed = [tag("li", tag("code", each)) for each in could_be]
     return tag(
         "section",
-        tag("div", tag("code", question.call), " ", question.about),
-        tag("ul", [tag("li", tag("code", each)) for each in question.could_be])
-        if question.could_be
-        else None,
-        _code("\n".join(question.commands)),
+        tag("div", tag("code", _call(call)), " ", about),
+        tag("ul", listed) if listed else None,
+        _code("\n".join(commands)),
         cls="ask",
     )
+
+
+def _call(step: Any) -> str:
+    return f"{step.name}({step.arguments})"
 
 
 def _picture(run: RunPage, prefix: str) -> Markup:
@@ -264,7 +253,10 @@ def _picture(run: RunPage, prefix: str) -> Markup:
 
 def _steps(run: RunPage, ids: _Ids) -> Markup:
     prefix = ids.of(run.shown.id) or ""
-    rows = [_step(step, run, ids, prefix) for step in run.shown.steps]
+    arguments = {step.number: step.arguments for step in run.shown.steps}
+    rows = [
+        _step(step, run, ids, prefix, arguments.get(step.instead, "")) for step in run.shown.steps
+    ]
     if not rows:
         return Markup()
     if run.shown.earlier:
@@ -293,8 +285,13 @@ def _all(run: RunPage) -> list[RunPage]:
     return [run, *(each for child in run.children.values() for each in _all(child))]
 
 
-def _step(step: Any, run: RunPage, ids: _Ids, prefix: str) -> Markup:
-    called, took = f"{step.name}({step.arguments})", duration_text(step.duration)
+def _step(step: Any, run: RunPage, ids: _Ids, prefix: str, before: str) -> Markup:
+    """Show a step.
+
+    Args:
+        before: the arguments of the recorded step that did not answer it, if they are known.
+    """
+    called, took = _call(step), duration_text(step.duration)
     head = tag(
         "summary",
         tag("b", f"{step.number}"),
@@ -306,13 +303,13 @@ def _step(step: Any, run: RunPage, ids: _Ids, prefix: str) -> Markup:
     child = ids.of(step.child) if step.child else None
     link = step.child if child is None else tag("a", step.child, href=f"#{child}run")
     skipped = step.status == "completed" and step._entry.number < run.shown.begun
-    began = f"{_when(step.started_at)}{', before the last attempt' if skipped else ''}"
+    began = f"{when(step.started_at)}{', before the last attempt' if skipped else ''}"
     failed = step.status not in ("completed", "started")
     facts: dict[str, Content] = {
         "arguments": _code(step.arguments) if step.arguments else "",
         "error" if failed else "result": _code(step.preview) if step.preview else "",
         "traceback": _code(step.traceback) if step.traceback else "",
-        "ran again": _compared(run.different.get(step.number), step.arguments, prefix),
+        "ran again": _compared(step, before, prefix),
         "called": ("at ", tag("code", step.site), ", ", began) if step.site else began,
         "tries": f"{step.attempts}" if step.attempts > 1 else "",
         "idempotency key": tag("code", step.idempotency_key) if step.side_effect else "",
@@ -323,15 +320,15 @@ def _step(step: Any, run: RunPage, ids: _Ids, prefix: str) -> Markup:
     return tag("details", head, tag("dl", rows), cls=kind, id=f"{prefix}s{step.number}")
 
 
-def _compared(different: Different | None, arguments: str, prefix: str) -> Markup:
+def _compared(step: Any, before: str, prefix: str) -> Markup:
     """Show in what a call differs from the recorded step that did not answer it."""
-    if different is None:
+    if not step.instead:
         return Markup()
-    told = tag("div", tag("a", different.why, href=f"#{prefix}s{different.number}"))
-    if not different.arguments:
+    told = tag("div", tag("a", step.why, href=f"#{prefix}s{step.instead}"))
+    if not before:
         return told
-    before, after = _differences(different.arguments[:_COMPARED], arguments[:_COMPARED])
-    return markup(told, tag("small", "then"), _code(before), tag("small", "now"), _code(after))
+    one, other = _differences(before[:_COMPARED], step.arguments[:_COMPARED])
+    return markup(told, tag("small", "then"), _code(one), tag("small", "now"), _code(other))
 
 
 def _differences(before: str, after: str) -> tuple[Markup, Markup]:

@@ -1,37 +1,268 @@
-"""Runs, their steps and checkpoints, as HTML for notebooks.
+"""Runs, their steps and open questions as text, and as HTML for notebooks.
 
 What is recorded may be anything (HTML, ANSI codes, ten megabytes): it is shortened, made of
 printable characters, and escaped.  The HTML needs nothing from outside, follows the theme of
 Jupyter or VS Code, and that of the browser elsewhere.  The class is named twice in the style, so
-that it weighs more than what Jupyter says of every table.
+that it weighs more than what Jupyter says of every table.  The timeline of a page is as wide as
+that: positions are percentages; it has no inline styles, which the page's policy refuses.
+
+All that a person is asked to allow is shown, however long it is.  Buttons need ipywidgets; without,
+the commands are shown that answer.
 """
 
 from __future__ import annotations
 
+import bisect
+import heapq
 import html
+import importlib.util
 import itertools
+import math
+import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Union
 
-from stepwise._runtime.messages import printable, shell_word
+from stepwise._display.terminal import Column, Terminal, duration_text, line_of, one_line, when
+from stepwise._runtime.facts import NamedTuple
+from stepwise._runtime.messages import printable, publisher, shell_word
+from stepwise.errors import StepwiseError
 
-__all__ = [
-    "RunShown",
-    "duration_text",
-    "facts_html",
-    "framed",
-    "printable",
-    "run_html",
-    "runs_html",
-    "shell_word",
-    "step_html",
-    "usage_text",
-]
+# -- markup ---------------------------------------------------------------------------------------
 
-_SHORT, _LONG = 60, 20_000  # characters in a row of a table, and unfolded
-_GAP = 0.03  # largest share of a timeline that a gap between steps takes
+
+_LONG = 20_000  # characters of one text
+
+
+class Markup(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+Content = Union[str, None, Iterable["Content"]]
+
+
+def markup(*parts: Content) -> Markup:
+    """Join texts and markup; texts are escaped, and their middle is left out if they are huge."""
+    found: list[str] = []
+    for part in parts:
+        if isinstance(part, Markup):
+            found.append(part)
+        elif isinstance(part, str):
+            found.append(html.escape(printable(part, _LONG)))
+        elif part is not None:
+            found.append(markup(*part))
+    return Markup("".join(found))
+
+
+def tag(name: str, *parts: Content, **attributes: object) -> Markup:
+    """Return an element with its content.
+
+    Args:
+        attributes: ``cls`` is the attribute ``class``; those that are ``None`` are left out, and
+            ``True`` stands for one without a value.
+    """
+    given = {"class" if key == "cls" else key: value for key, value in attributes.items()}
+    text = "".join(
+        f" {key}" if value is True else f' {key}="{html.escape(printable(str(value), _LONG))}"'
+        for key, value in given.items()
+        if value is not None
+    )
+    return Markup(f"<{name}{text}>{markup(*parts)}</{name}>")
+
+
+# -- timeline -------------------------------------------------------------------------------------
+
+
+_GAP = 4.0  # percent that a pause takes at most
+_THIN = 0.4  # percent that a step takes at least; a shorter pause is not drawn
+_LANE, _THINNEST = 22, 5  # pixels
+_HIGH = 528  # pixels that many lanes share
+_LETTER = 0.85  # percent of the width that a letter of a label takes, about
+_APART = 20.0  # percent between two labels
+
+
+class Pause(NamedTuple):
+    """A time in which no step ran.
+
+    Args:
+        left, width: where it is drawn, in percent.
+        down: no process executed the run for a part of it.
+    """
+
+    left: float
+    width: float
+    seconds: float
+    down: bool
+
+
+class _Axis:
+    """Maps moments to percentages; pauses between steps are cut short.
+
+    Args:
+        spans: start and end of each step, in seconds since 1970.
+        resumes: when the run was resumed.
+    """
+
+    def __init__(self, spans: Iterable[tuple[float, float]], resumes: Sequence[float]) -> None:
+        busy: list[list[float]] = []
+        for start, end in sorted([*spans, *((at, at) for at in resumes)]):
+            if busy and start <= busy[-1][1]:
+                busy[-1][1] = max(busy[-1][1], end)
+            else:
+                busy.append([start, end])
+        total = sum(end - start for start, end in busy)
+        most = _GAP / 100 * (total or 1.0)
+        self._pieces: list[tuple[float, float]] = []  # start, offset
+        pauses: list[tuple[float, float, float, bool]] = []
+        offset = 0.0
+        for (_, before), (start, end) in itertools.pairwise([[0.0, busy[0][0]], *busy]):
+            seconds, down = start - before, start in resumes
+            width = min(seconds, most)
+            if down and pauses and pauses[-1][3] and pauses[-1][0] + pauses[-1][1] == offset:
+                first, _, lost, _ = pauses.pop()  # resumed, and killed before it did anything
+                pauses.append((first, offset - first + width, seconds + lost, True))
+            elif seconds:
+                pauses.append((offset, width, seconds, down))
+            offset += width
+            self._pieces.append((start, offset))
+            offset += end - start
+        self._scale = 100 / (offset or 1.0)
+        self.pauses = [
+            Pause(left * self._scale, width * self._scale, seconds, down)
+            for left, width, seconds, down in pauses
+            if down or width * self._scale >= _THIN
+        ]
+
+    def at(self, moment: float) -> float:
+        """Return the place of a moment of a step."""
+        start, offset = self._pieces[bisect.bisect(self._pieces, (moment, math.inf)) - 1]
+        return (offset + (moment - start)) * self._scale
+
+
+def placed(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the offset and the length of each span, in percent."""
+    axis = _Axis(spans, ()) if spans else None
+    return [(axis.at(start), axis.at(end) - axis.at(start)) for start, end in spans if axis]
+
+
+def _lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
+    """Return a lane for each span, so that those of one lane do not overlap."""
+    busy: list[tuple[float, int]] = []  # when each lane becomes free
+    free: list[int] = []
+    found: dict[int, int] = {}
+    for number, (start, end) in sorted(enumerate(spans), key=lambda pair: pair[1]):
+        while busy and busy[0][0] <= start:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        found[number] = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (end, found[number]))
+    return [found[number] for number in range(len(spans))]
+
+
+def timeline(
+    steps: Sequence[Any], now: float | None, resumes: Sequence[float], prefix: str = ""
+) -> Markup:
+    """Draw the steps of a run; each is a link to its entry.
+
+    Args:
+        now: the end of what is not finished; ``None`` if the run is not being executed, so that
+            nobody knows how long such a step ran.
+        prefix: of the ids of the entries.
+    """
+    if not steps:
+        return Markup()
+    first = min(step.started_at for step in steps)
+    resumes = [at for at in resumes if at >= first]
+    spans = [_span(step, now, resumes) for step in steps]
+    axis, lanes = _Axis(spans, resumes), _lanes(spans)
+    each = min(_LANE, max(_THINNEST, _HIGH // (max(lanes) + 1)))
+    most = _HIGH // each
+    height = each * min(max(lanes) + 1, most)
+    bars = [
+        _bar(step, axis.at(start), axis.at(end), (lane % most * each, each), prefix)
+        for step, (start, end), lane in zip(steps, spans, lanes, strict=True)
+    ]
+    return tag(
+        "svg",
+        [_pause(pause, height) for pause in axis.pauses],
+        _labels(axis.pauses, height),
+        bars,
+        cls="timeline",
+        width="100%",
+        height=height + 20,
+        role="group",
+        **{"aria-label": f"timeline of {len(steps)} steps"},
+    )
+
+
+def _span(step: Any, now: float | None, resumes: Sequence[float]) -> tuple[float, float]:
+    """Return when a step began and ended; one that was executed again, when it last began."""
+    start = float(step.started_at)
+    if step.finished_at is None:
+        return start, start if now is None else max(start, now)
+    end = start + (step.duration or 0.0)
+    return max([start, *(at for at in resumes if start < at < end)]), end
+
+
+def _bar(step: Any, left: float, right: float, lane: tuple[int, int], prefix: str) -> Markup:
+    top, height = lane[0], lane[1] - max(1, lane[1] // 5)
+    width = max(right - left, _THIN)
+    left = min(left, 100 - width)
+    took = duration_text(step.duration) or "unfinished"
+    tries = f", {step.attempts} tries" if step.attempts > 1 else ""
+    label = step.name.rpartition(".")[2]
+    room = int(width / _LETTER)
+    return tag(
+        "a",
+        tag(
+            "svg",
+            tag("title", f"{step.number} {step.name}: {step.status}, {took}{tries}"),
+            tag("rect", width="100%", height=height),
+            tag("text", label, x=4, y=13) if room >= len(label) and lane[1] == _LANE else None,
+            x=f"{left:.2f}%",
+            y=top,
+            width=f"{width:.2f}%",
+            height=height,
+            cls=step.status,
+        ),
+        href=f"#{prefix}s{step.number}",
+    )
+
+
+def _told(pause: Pause) -> str:
+    return f"{'down' if pause.down else 'no step'} for {duration_text(pause.seconds)}"
+
+
+def _pause(pause: Pause, height: int) -> Markup:
+    return tag(
+        "rect",
+        tag("title", _told(pause)),
+        x=f"{pause.left:.2f}%",
+        width=f"{pause.width:.2f}%",
+        height=height,
+        cls="down" if pause.down else "idle",
+    )
+
+
+def _labels(pauses: Iterable[Pause], height: int) -> list[Markup]:
+    """Return the labels below the times in which the run was down, where they have room."""
+    found, last = list[Markup](), -_APART
+    for pause in pauses:
+        middle = pause.left + pause.width / 2
+        if pause.down and middle - last >= _APART:
+            last = middle
+            anchor = "start" if middle < _APART / 2 else "end" if middle > 100 - _APART / 2 else ""
+            where = {"text-anchor": anchor or "middle"}
+            found.append(tag("text", _told(pause), x=f"{middle:.2f}%", y=height + 14, **where))
+    return found
+
+
+# -- render ---------------------------------------------------------------------------------------
+
+
+_UNFOLDED = 20_000  # characters that are unfolded
 
 
 @dataclass(frozen=True)
@@ -109,28 +340,6 @@ class RunShown:
         return f"{self.unreadable:,} {noun} cannot be read: stepwise verify {shell_word(self.id)}"
 
 
-def _line(text: str, limit: int = _SHORT) -> str:
-    """One line of it, for a row of a table."""
-    shown = printable(" ".join(text[: 4 * limit].split()), 4 * limit)
-    return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
-
-
-def _when(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-
-
-def duration_text(seconds: float | None) -> str:
-    """Some seconds, in words."""
-    if seconds is None:
-        return ""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes / 60:.1f} h"
-
-
 def _did(step: Any, run: RunShown) -> str:
     """Its status; ``skipped`` if it was done before the last attempt began."""
     if step.status == "completed" and run.begun and step._entry.number < run.begun:
@@ -140,7 +349,7 @@ def _did(step: Any, run: RunShown) -> str:
 
 # -- HTML ----------------------------------------------------------------------------------------
 
-_STYLE = """<style>
+_STYLE = """
 .stepwise{--sw-text:var(--jp-content-font-color1,var(--vscode-editor-foreground,#1f2328));
 --sw-soft:var(--jp-content-font-color2,var(--vscode-descriptionForeground,#59636e));
 --sw-line:var(--jp-border-color2,var(--vscode-panel-border,#d1d9e0));
@@ -157,6 +366,20 @@ body[data-jp-theme-light=false] .stepwise,body.vscode-dark .stepwise{
 --sw-good:#3fb950;--sw-bad:#f85149;--sw-doubt:#d29922;--sw-now:#4493f8}
 body[data-jp-theme-light=true] .stepwise,body.vscode-light .stepwise{
 --sw-good:#1a7f37;--sw-bad:#d1242f;--sw-doubt:#9a6700;--sw-now:#0969da}
+.stepwise.stepwise code,.stepwise.stepwise pre{font:12px/1.5 ui-monospace,monospace;
+color:var(--sw-code);background:none;padding:0}
+.stepwise.stepwise small{color:var(--sw-soft);font-size:12px}
+.stepwise .sw-completed{color:var(--sw-good)}
+.stepwise .sw-failed,.stepwise .sw-crashed,.stepwise .sw-stuck{color:var(--sw-bad)}
+.stepwise .sw-in_doubt,.stepwise .sw-cancelled,.stepwise .sw-compensated,
+.stepwise .sw-interrupted,.stepwise .sw-stopped{color:var(--sw-doubt)}
+.stepwise .sw-suspended,.stepwise .sw-waiting,
+.stepwise .sw-running,.stepwise .sw-started,.stepwise .sw-ready{color:var(--sw-now)}
+.stepwise .sw-skipped{color:var(--sw-soft)}
+.stepwise .sw-late{opacity:0;animation:stepwise-late 1s 5s forwards}
+@keyframes stepwise-late{to{opacity:1}}
+"""
+_TABLES = """
 .stepwise.stepwise table{border-collapse:collapse;width:100%;margin:.4em 0;font:inherit;
 color:inherit;table-layout:auto}
 .stepwise.stepwise tr{background:none}
@@ -168,28 +391,18 @@ border:0;border-bottom:1px solid var(--sw-line);background:none;white-space:nowr
 .stepwise.stepwise td.sw-when{min-width:9em;width:25%}
 @container (max-width:36em){.stepwise.stepwise .sw-when,.stepwise.stepwise .sw-less{display:none}
 .stepwise.stepwise td.sw-wide{width:90%}}
-.stepwise.stepwise code,.stepwise.stepwise pre{font:12px/1.5 ui-monospace,monospace;
-color:var(--sw-code);background:none;padding:0}
 .stepwise.stepwise pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0 0 .4em;
 padding:.3em .5em;max-height:24em;overflow:auto;background:var(--sw-panel);border-radius:4px}
 .stepwise.stepwise details{margin:0}
 .stepwise.stepwise summary{cursor:pointer;margin:0}
-.stepwise.stepwise small{color:var(--sw-soft);font-size:12px}
 .stepwise .sw-track{display:block;position:relative;height:.7em;margin-top:.4em}
 .stepwise .sw-track i{position:absolute;top:0;bottom:0;min-width:3px;border-radius:2px;
 background:currentColor}
-.stepwise .sw-completed{color:var(--sw-good)}
-.stepwise .sw-failed,.stepwise .sw-crashed{color:var(--sw-bad)}
-.stepwise .sw-in_doubt,.stepwise .sw-cancelled,.stepwise .sw-compensated,
-.stepwise .sw-interrupted{color:var(--sw-doubt)}
-.stepwise .sw-suspended,.stepwise .sw-waiting,
-.stepwise .sw-running,.stepwise .sw-started,.stepwise .sw-ready{color:var(--sw-now)}
-.stepwise .sw-skipped{color:var(--sw-soft)}
 .stepwise .sw-track.sw-skipped i{opacity:.5}
-</style>"""
+"""
 
 
-def _escaped(text: str, limit: int = _LONG) -> str:
+def _escaped(text: str, limit: int = _UNFOLDED) -> str:
     return html.escape(printable(text, limit))
 
 
@@ -198,18 +411,19 @@ def _status(status: str) -> str:
     return f'<span class="sw-{name}">● {name.replace("_", " ")}</span>'
 
 
-def framed(*parts: str) -> str:
-    """Return HTML with the style of all displays."""
-    return f'<div class="stepwise">{_STYLE}{"".join(parts)}</div>'
+def framed(*parts: str, tables: bool = True) -> str:
+    """Return HTML with the style of all displays; without that of tables for small ones."""
+    text, style = "".join(parts), _STYLE + _TABLES * tables
+    return f'<div class="stepwise"><style>{style}</style>{printable(text, len(text))}</div>'
 
 
 def run_html(run: RunShown) -> str:
     """A run with the timeline of its steps."""
     owner = f" <small>{_escaped(run.owner)}</small>" if run.owner else ""
     parts = [
-        f"<div><b>{html.escape(_line(run.call, 200))}</b> {_status(run.status)}{owner}</div>",
+        f"<div><b>{html.escape(one_line(run.call, 200))}</b> {_status(run.status)}{owner}</div>",
         f"<small>run <code>{_escaped(run.id)}</code> of {_escaped(run.workflow)}, ",
-        f"begun {_when(run.created_at)}, updated {_when(run.updated_at)}; ",
+        f"begun {when(run.created_at)}, updated {when(run.updated_at)}; ",
         f"steps: {run.counts}</small>",
     ]
     waits = "; ".join(run.waits)
@@ -226,7 +440,7 @@ def run_html(run: RunShown) -> str:
 def _steps_table(run: RunShown) -> str:
     steps = run.steps
     now = time.time() if run.status == "running" else run.updated_at
-    bars = _timeline([(s.started_at, s.started_at + _length(s, now)) for s in steps])
+    bars = placed([(s.started_at, s.started_at + _length(s, now)) for s in steps])
     rows = []
     for step, (left, width) in zip(steps, bars, strict=True):
         did = _did(step, run)
@@ -249,27 +463,6 @@ def _length(step: Any, now: float) -> float:
     if step.duration is None and step.finished_at is None:
         return max(0.0, now - float(step.started_at))
     return step.duration or 0.0
-
-
-def _timeline(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return offset and length of each span, in percent; gaps between spans are shortened."""
-    busy: list[list[float]] = []  # merged spans, each with the time cut out before it
-    for start, end in sorted(spans):
-        if busy and start <= busy[-1][1]:
-            busy[-1][1] = max(busy[-1][1], end)
-        else:
-            busy.append([start, end, 0.0])
-    most = _GAP * (sum(end - start for start, end, _ in busy) or 1.0)
-    for before, each in itertools.pairwise(busy):
-        each[2] = before[2] + max(0.0, each[0] - before[1] - most)
-    if not busy:
-        return []
-    zero, total = busy[0][0], (busy[-1][1] - busy[-1][2] - busy[0][0]) or 1.0
-    placed = []
-    for start, end in spans:
-        cut = next(gone for first, last, gone in busy if first <= start <= last)
-        placed.append((100 * (start - cut - zero) / total, 100 * (end - start) / total))
-    return placed
 
 
 def usage_text(usage: Mapping[str, Any]) -> str:
@@ -297,11 +490,11 @@ def _unfolding(step: Any) -> str:
         f"idempotency key {step.idempotency_key}" if step.side_effect else "",
         f"child run {step.child}" if step.child else "",
         usage_text(step.usage),
-        f"begun {_when(step.started_at)}",
+        f"begun {when(step.started_at)}",
     ]
     parts.append(f"<small>{_escaped(' · '.join(filter(None, told)))}</small>")
     return (
-        f"<details><summary><code>{html.escape(_line(called, 90))}</code></summary>"
+        f"<details><summary><code>{html.escape(one_line(called, 90))}</code></summary>"
         f"{''.join(parts)}</details>"
     )
 
@@ -310,8 +503,8 @@ def runs_html(runs: Iterable[RunShown], more: int = 0) -> str:
     """Runs, one a row."""
     rows = "".join(
         f"<tr><td><code>{_escaped(each.id)}</code></td><td>{_status(each.status)}</td>"
-        f'<td class="sw-less">{_when(each.updated_at)}</td>'
-        f'<td class="sw-wide"><code>{html.escape(_line(each.call, 90))}</code></td></tr>'
+        f'<td class="sw-less">{when(each.updated_at)}</td>'
+        f'<td class="sw-wide"><code>{html.escape(one_line(each.call, 90))}</code></td></tr>'
         for each in runs
     )
     if not rows:
@@ -333,8 +526,161 @@ def step_html(step: Any) -> str:
 def facts_html(title: str, facts: Mapping[str, str]) -> str:
     """A few facts under a title; each can be unfolded."""
     rows = "".join(
-        f"<details><summary>{_escaped(name)}: <code>{html.escape(_line(text, 90))}</code>"
+        f"<details><summary>{_escaped(name)}: <code>{html.escape(one_line(text, 90))}</code>"
         f"</summary><pre>{_escaped(text)}</pre></details>"
         for name, text in facts.items()
     )
-    return framed(f"<div><b>{html.escape(_line(title, 200))}</b></div>{rows}")
+    return framed(f"<div><b>{html.escape(one_line(title, 200))}</b></div>{rows}")
+
+
+# -- text -----------------------------------------------------------------------------------------
+
+
+_RUNS = [Column("RUN"), Column("STATUS", whole=True), Column("UPDATED", whole=True), Column("CALL")]
+_STEPS = [
+    Column("STEP", right=True),
+    Column("CALL"),
+    Column("STATUS", whole=True),
+    Column("TIME", whole=True),
+    Column("RESULT"),
+]
+
+
+def _terminal() -> Terminal:
+    return Terminal(shutil.get_terminal_size((120, 24)).columns)
+
+
+def run_text(run: RunShown) -> str:
+    """A run and its steps, in lines."""
+    attempt, spent = (
+        run.attempt and f"last attempt: {run.attempt}",
+        run.spent and f"spent {run.spent}",
+    )
+    told = "; ".join(filter(None, (attempt, spent, run.gaps)))
+    lines = [
+        f"{line_of(run.call, 200)}: {run.status}{f', {run.owner}' if run.owner else ''}",
+        f"  run {run.id}, begun {when(run.created_at)}; steps: {run.counts}",
+        *([f"  {told}"] if told else []),
+    ]
+    lines += [f"  waits {line_of(each, 200)}" for each in run.waits]
+    if run.error:
+        what = "stopped by" if run.status == "interrupted" else "error"
+        lines.append(f"  {what} {line_of(run.error, 200)}")
+    if run.damage:
+        lines.append(f"  {run.damage}")
+    rows = [
+        [
+            each.number,
+            f"{each.name}({each.arguments})",
+            _did(each, run),
+            duration_text(each.duration),
+            each.preview,
+        ]
+        for each in run.steps
+    ]
+    if run.earlier and rows:
+        rows.insert(0, ["...", f"{run.earlier:,} earlier steps", "", "", ""])
+    return "\n".join([*lines, *_terminal().table(_STEPS, rows)])
+
+
+def runs_text(runs: Iterable[RunShown], more: int = 0) -> str:
+    """Runs, one a line."""
+    rows = [[each.id, each.status, when(each.updated_at), each.call] for each in runs]
+    if not rows:
+        return "no runs"
+    lines = _terminal().table(_RUNS, rows)
+    return "\n".join([*lines, f"and {more} more"] if more else lines)
+
+
+# -- asked ----------------------------------------------------------------------------------------
+
+
+_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+def question_text(question: Any) -> str:
+    """Return a question (:class:`stepwise.Question`) in lines, with the commands that answer it."""
+    return "\n".join(
+        [
+            f"step {question.step} asks since {when(question.asked_at)}: {_whole(question.text)}",
+            *(f"    {line}" for line in _whole(question.details).splitlines()),
+            *(f"  to be signed by {_whole(each)}" for each in question.approvers),
+            *(f"  {command}" for command in _commands(question)),
+        ]
+    )
+
+
+def _whole(text: str) -> str:
+    return printable(text, len(text))
+
+
+def _commands(question: Any) -> list[str]:
+    step = f"{shell_word(question.run_id)} {question.step} {question.ticket}"
+    step += " --key FILE" * bool(question.approvers)
+    return [f"stepwise approve {step} [--note TEXT]", f"stepwise deny {step} --reason TEXT"]
+
+
+def questions_html(questions: Iterable[Any], *, commands: bool = True) -> str:
+    """Return questions as HTML; with the commands that answer them."""
+    return framed(*(_question_html(each, commands=commands) for each in questions))
+
+
+def _question_html(question: Any, *, commands: bool) -> str:
+    parts = [
+        f"<div><b>step {question.step} asks: {html.escape(_whole(question.text))}</b></div>",
+        f"<pre>{html.escape(_whole(question.details))}</pre>" if question.details else "",
+    ]
+    parts += [
+        f"<div>to be signed by <code>{html.escape(_whole(each))}</code></div>"
+        for each in question.approvers
+    ]
+    if commands:
+        lines = "".join(
+            f"<div><code>{html.escape(each)}</code></div>" for each in _commands(question)
+        )
+        parts.append(f"<small>{lines}</small>")
+    return "".join(parts)
+
+
+# -- buttons -------------------------------------------------------------------------------------
+
+
+def buttons(around: str, questions: Sequence[Any]) -> dict[str, Any]:
+    """Return the output of a notebook that answers questions; empty where there are no widgets.
+
+    Args:
+        around: HTML that is shown above the questions.
+    """
+    if not questions or publisher() is None or importlib.util.find_spec("ipywidgets") is None:
+        return {}
+    import ipywidgets
+
+    rows = [_row(ipywidgets, each) for each in questions]
+    shown = ipywidgets.VBox([*([ipywidgets.HTML(around)] if around else []), *rows])
+    view: Any = shown._repr_mimebundle_()
+    return {_VIEW: view[_VIEW]} if _VIEW in view else {}
+
+
+def _row(ipywidgets: Any, question: Any) -> Any:
+    """Return the widgets of one question: what is asked, a line for a note, two buttons."""
+    asked = ipywidgets.HTML(questions_html([question], commands=False))
+    note = ipywidgets.Text(placeholder="a note; to deny, the reason")
+    yes = ipywidgets.Button(description="Approve", button_style="success")
+    no = ipywidgets.Button(description="Deny", button_style="danger")
+    said = ipywidgets.HTML()
+
+    def answers(answer: Callable[[str], None], done: str) -> Callable[[Any], None]:
+        def click(_: Any) -> None:
+            try:
+                answer(note.value)
+            except StepwiseError as error:
+                said.value = html.escape(str(error))
+                return
+            yes.disabled = no.disabled = note.disabled = True
+            said.value = done
+
+        return click
+
+    yes.on_click(answers(question.approve, "approved"))
+    no.on_click(answers(question.deny, "denied"))
+    return ipywidgets.VBox([asked, ipywidgets.HBox([note, yes, no, said])])

@@ -1,6 +1,8 @@
-"""Tables, trees and coloured words for a terminal.
+"""Tables, trees and coloured words for a terminal; shortened texts that still differ.
 
-Recorded text is made printable: nothing in it is obeyed.  Only a :class:`Word` has a colour.
+A table has less room than its texts need.  Cutting off ends would make rows look equal that differ
+only at their end, like two calls of a step whose last arguments are different.  Recorded text is
+made printable: nothing in it is obeyed.  Only a :class:`Word` has a colour.
 
 Things that do not work: rich costs a run nothing, since only commands would load it.  But it brings
 three more packages, so that an installation has 10 of them (8 are the limit of
@@ -12,6 +14,7 @@ does not have; and its live display lays out again what the program prints.
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import os
 import re
@@ -20,25 +23,122 @@ import sys
 import time
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
-from stepwise._display.elide import elided
 from stepwise._runtime.facts import NamedTuple
-from stepwise._runtime.messages import count, printable
+from stepwise._runtime.messages import printable
 
-__all__ = [
-    "NARROW",
-    "Below",
-    "Branch",
-    "Column",
-    "Terminal",
-    "Word",
-    "ago",
-    "count",
-    "line_of",
-    "shown_value",
-    "when",
-]
+# -- elide ----------------------------------------------------------------------------------------
+
+
+_TOKEN = re.compile(r"\w{1,8}|\s+|.", re.DOTALL)
+_LIMIT = 1000  # characters that are compared
+_NAME = 24  # longest name of a call that is always kept
+_ALIKE = 4  # a shorter part that two texts share by chance is not left out
+_GAP = "…"
+
+Parts = list[tuple[bool, str]]  # whether a part differs, and its text
+
+
+def elided(text: str, width: int, others: Iterable[str] = (), *, every: bool = False) -> str:
+    """Shorten a text to a width; the parts in which it differs from other texts stay visible.
+
+    Where not all of these parts have room, those that tell it from the most similar text do.
+
+    Args:
+        every: rather show the beginnings of all of these parts.
+    """
+    if len(text) <= width:
+        return text
+    short = text[:_LIMIT]
+    known = {other[:_LIMIT]: _differing(short, other[:_LIMIT]) for other in others}
+    known.pop(short, None)
+    if not known:
+        return _cut(text, width)
+    beginning = _cut(text, width)
+    are_others = not every and all(map(_is_other, known.values()))
+    if are_others and all(_cut(other, width) != beginning for other in known):
+        return beginning
+    nearest = min(known.values(), key=sum)
+    both = [any(each) for each in zip(*known.values(), strict=True)]
+    for marks in (both,) if every else (both, nearest):
+        parts = _parts(short, marks)
+        name = min(text.find("(") + 1, _NAME)
+        for context in range(width, -1, -1):
+            spare = width - len(_shown(parts, name, context))
+            if spare >= 0:
+                return _cut(_shown(parts, name + spare, context), width)
+    return _cut_evenly(parts, name if name <= width // 3 else 0, width)
+
+
+def _is_other(marks: list[bool]) -> bool:
+    """Return whether a text shares less than half of it with another, so that it is no variant."""
+    return 2 * sum(marks) > len(marks)
+
+
+def _cut_evenly(parts: Parts, name: int, width: int) -> str:
+    """Cut the differing parts, so that each of them is seen by its beginning."""
+    shown = ""
+    for room in range(width, 1, -1):
+        even = [(differs, _cut(each, room) if differs else each) for differs, each in parts]
+        shown = _shown(even, name, 0)
+        if len(shown) <= width:
+            break
+    return _cut(shown, width)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: max(0, width - 1)] + _GAP
+
+
+def _differing(text: str, other: str) -> list[bool]:
+    """Return for each token of a text whether it is in none of the parts shared with another."""
+    from difflib import SequenceMatcher  # on use: looking at a run usually needs no room
+
+    tokens = _tokens(text)
+    differs = [True] * len(tokens)
+    matcher = SequenceMatcher(None, tokens, _tokens(other), autojunk=False)
+    for block in matcher.get_matching_blocks():
+        alike = "".join(tokens[block.a : block.a + block.size])
+        if len(alike) >= _ALIKE or block.a == 0:
+            differs[block.a : block.a + block.size] = [False] * block.size
+    return differs
+
+
+def _parts(text: str, marks: list[bool]) -> Parts:
+    """Split a text into parts, each of them differing or not."""
+    marked = zip(marks, _tokens(text), strict=True)
+    return [
+        (differing, "".join(token for _, token in pairs))
+        for differing, pairs in groupby(marked, key=lambda pair: pair[0])
+    ]
+
+
+@functools.lru_cache(maxsize=64)
+def _tokens(text: str) -> tuple[str, ...]:
+    return tuple(_TOKEN.findall(text))
+
+
+def _shown(parts: Parts, first: int, context: int) -> str:
+    """Return the differing parts, with so many characters around each.
+
+    Args:
+        first: characters of the beginning, if that does not differ.
+    """
+    shown = []
+    for number, (differs, text) in enumerate(parts):
+        before = context if number else first
+        after = context if number < len(parts) - 1 else 0
+        if differs or len(text) <= before + after + 1:
+            shown.append(text)
+        else:
+            shown += [text[:before], _GAP, text[len(text) - after :] if after else ""]
+    return "".join(shown).replace(_GAP * 2, _GAP)
+
+
+# -- terminal -------------------------------------------------------------------------------------
+
 
 NARROW = 100  # columns; a narrower table has fewer columns
 _PART = 500  # rows that are printed at once
@@ -48,7 +148,7 @@ _GREEN, _CYAN, _RED, _YELLOW, _BOLD = 32, 36, 31, 33, 1
 _COLOURS = {
     **dict.fromkeys(("completed", "verified", "ok"), _GREEN),
     **dict.fromkeys(("running", "started", "ready", "suspended", "waiting"), _CYAN),
-    **dict.fromkeys(("failed", "crashed", "problem"), _RED),
+    **dict.fromkeys(("failed", "crashed", "stuck", "problem"), _RED),
     **dict.fromkeys(("in_doubt", "cancelled", "compensated"), _YELLOW),
     **dict.fromkeys(("interrupted", "stopped", "warning"), _YELLOW),
 }
@@ -94,6 +194,12 @@ def line_of(cell: object, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
+def one_line(text: str, limit: int) -> str:
+    """Return a text in one line of limited length, its spaces and line ends as single spaces."""
+    shown = printable(" ".join(text[: 4 * limit].split()), 4 * limit)
+    return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
+
+
 def shown_value(value: object, limit: int = 100_000) -> str:
     """``repr(value)``, whatever that raises or holds."""
     try:
@@ -110,9 +216,29 @@ def ago(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s ago"
 
 
+def duration_text(seconds: float | None) -> str:
+    """Some seconds, in words."""
+    if seconds is None:
+        return ""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
 def when(moment: float) -> str:
     """Return a local date and time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+
+
+def is_terminal(stream: Any) -> bool:
+    """Return whether a stream is a terminal."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):  # missing or closed
+        return False
 
 
 class Terminal:
@@ -130,10 +256,7 @@ class Terminal:
     @classmethod
     def of(cls, stream: Any) -> Terminal:
         """Return the screen of a stream: a terminal, or a pipe unless ``COLUMNS`` is set."""
-        try:
-            terminal = bool(stream.isatty())
-        except (AttributeError, ValueError):  # missing or closed
-            terminal = False
+        terminal = is_terminal(stream)
         known = terminal or os.environ.get("COLUMNS", "").isdecimal()
         width = max(40, shutil.get_terminal_size().columns) if known else None
         dumb = os.environ.get("TERM") in ("dumb", "unknown")

@@ -1,6 +1,6 @@
-"""The account of a run in progress: what it has spent that is not on record yet, and its budget.
+"""The account of a run in progress: its counters, what it has spent beyond its records, its budget.
 
-The journal counts what is recorded (:mod:`stepwise._journal.spending`).  The account knows the
+The journal counts what is recorded (:mod:`stepwise._journal.records`).  The account knows the
 amounts of calls in flight, the time since the last record, and the child runs in progress, whose
 spending counts for every run around them.
 """
@@ -14,14 +14,21 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from stepwise._execution.concurrency import Flows
-from stepwise._journal.records import Call, Entry, Outcome, Settled
-from stepwise._journal.spending import NO_SUMS, Claims, Sums, difference
+from stepwise._journal.records import (
+    NO_SUMS,
+    Call,
+    Claims,
+    Entry,
+    Outcome,
+    Settled,
+    Sums,
+    difference,
+)
 from stepwise.errors import BudgetExceeded
 
 if TYPE_CHECKING:
     from stepwise._execution.budget import Budget
 
-__all__ = ["SPENDS", "Account", "amounts_of_usage"]
 
 SPENDS = "stepwise.spend"
 """The module of the calls that only say what was spent."""
@@ -83,6 +90,96 @@ class _Amounts:
         return {unit: n for unit, n in (("usd", self.usd), ("tokens", self.tokens)) if n}
 
 
+_COUNTED = ("input_tokens", "output_tokens", "cached_input_tokens", "cost_usd")
+
+
+class Progress:
+    """The progress of this attempt so far.
+
+    Args:
+        executed, skipped: steps that it executed; that it did not, since they were done.
+        resumed_from: how many were done where it resumed; ``None`` for a first attempt.
+        seconds: that the done steps of the run's own code have taken.
+        usage: what the done model requests have used: tokens and US dollars, by name.
+    """
+
+    def __init__(
+        self,
+        executed: int = 0,
+        skipped: int = 0,
+        resumed_from: int | None = None,
+        seconds: float = 0.0,
+        usage: Mapping[str, float] | None = None,
+    ) -> None:
+        self.executed = executed
+        self.skipped = skipped
+        self.resumed_from = resumed_from
+        self.seconds = seconds
+        self.usage = dict(usage or {})
+
+    def add(self, seconds: float, usage: Mapping[str, Any] | None) -> None:
+        """Count what a done step has taken."""
+        self.seconds += seconds
+        for name in _COUNTED if usage else ():
+            if usage and usage.get(name):
+                self.usage[name] = self.usage.get(name, 0) + usage[name]
+
+    @property
+    def done(self) -> int:
+        """Return the number of done steps, in all attempts."""
+        return self.executed + self.skipped
+
+
+class Ordinals:
+    """The ordinals of calls among calls of their name, and of child workflows among equals.
+
+    A branch of a graph counts its own calls, under names of its own.
+    """
+
+    def __init__(
+        self,
+        calls: Mapping[str, int] | None = None,
+        children: Mapping[tuple[str, str], int] | None = None,
+    ) -> None:
+        self._calls = dict(calls or {})
+        self._children = dict(children or {})
+        self._lock = threading.Lock()
+
+    def of_call(self, counted: str) -> int:
+        """Count one more call of a name; see :func:`counted_as`."""
+        with self._lock:
+            ordinal = self._calls[counted] = self._calls.get(counted, 0) + 1
+        return ordinal
+
+    def of_child(self, name: str, digest: str) -> int:
+        """Count one more call of a child workflow with these arguments."""
+        with self._lock:
+            ordinal = self._children[name, digest] = self._children.get((name, digest), 0) + 1
+        return ordinal
+
+    def next_child(self, name: str, digest: str) -> int:
+        """Return what :meth:`of_child` will give."""
+        with self._lock:
+            return self._children.get((name, digest), 0) + 1
+
+    def count_anew(self, branch: str) -> None:
+        """The next calls of a branch are its first again."""
+        with self._lock:
+            for counted in [each for each in self._calls if each.startswith(f"{branch}\n")]:
+                del self._calls[counted]
+
+    def kept(self) -> tuple[dict[str, int], list[list[object]]]:
+        """Return the counts for a checkpoint: calls by name, and children by name and digest.
+
+        No branch of a graph is alive where one is taken.
+        """
+        with self._lock:
+            calls, children = self._calls.copy(), self._children.copy()
+        if "\n" in "".join(calls):
+            calls = {counted: n for counted, n in calls.items() if "\n" not in counted}
+        return calls, [[*key, n] for key, n in children.items()] if children else []
+
+
 class Account:
     """The account of a run in progress.
 
@@ -97,6 +194,8 @@ class Account:
         limited: its budget, or one of a run around it, is to be kept.
         cut_off: a call ended without an outcome: what it spent outside is not known.
         claims: its child runs, as its records know them.
+        open: what calls in flight have spent.
+        begun: with a budget, the steps in flight.
     """
 
     def __init__(
@@ -117,7 +216,7 @@ class Account:
             self._watch()
         self._lock: threading.RLock = parent._lock if parent is not None else threading.RLock()
         self._recorded_at = self.clock.now()
-        self._open: dict[int, _Amounts] = {}  # calls in flight that have spent something
+        self.open: dict[int, _Amounts] = {}
         self._rest = _Amounts()  # of calls that ended without an outcome
         self._leftover = False  # there is such a call
         self._requests: dict[int, _Amounts] = {}  # that bodies of calls in flight have made
@@ -125,14 +224,14 @@ class Account:
         # Kept for a budget only:
         self._live = _Amounts()  # recorded, in flight, and of child runs in progress
         self._seconds = -self._recorded_at  # before the clock began
-        self._begun: set[int] = set()  # steps in flight
+        self.begun: set[int] = set()
         self._in_flight = 0  # those of child runs included
 
-    def _lineage(self) -> Iterator[Account]:
-        account: Account | None = self
-        while account is not None:
-            yield account
-            account = account._parent
+    def _lineage(self) -> list[Account]:
+        found = [self]
+        while found[-1]._parent is not None:
+            found.append(found[-1]._parent)
+        return found
 
     def take_over(self, entries: Iterable[Entry]) -> None:
         """Take the records that may answer calls."""
@@ -187,7 +286,7 @@ class Account:
         """Count what the call of a number spends."""
         with self._lock:
             if self._flows.executes(number):
-                self._open.setdefault(number, _Amounts()).add(usd, tokens)
+                self.open.setdefault(number, _Amounts()).add(usd, tokens)
             else:  # a thread that outlives its call
                 self._leave(usd, tokens)
             for each in self._lineage() if self.limited else ():
@@ -201,12 +300,6 @@ class Account:
                 self._requests.setdefault(number, _Amounts()).add(usd, tokens)
                 self.spend(number, usd, tokens)
 
-    @property
-    def is_even(self) -> bool:
-        """True if the outcome of a plain call has nothing to say about what was spent."""
-        unsaid = self._open or self._leftover or self.limited
-        return not unsaid and self.clock.now() - self._recorded_at < _TICK
-
     def spent_by(self, record: Outcome, child: Sums | None) -> Mapping[str, Any]:
         """Return what an outcome that is about to be recorded says was spent.
 
@@ -214,12 +307,12 @@ class Account:
             child: of a child run: what it has spent that no earlier outcome of the call says.
         """
         call = record.call
-        plain = record.attempts and not (record.usage or self._open or call.child or self.limited)
+        plain = record.attempts and not (record.usage or self.open or call.child or self.limited)
         plain = plain and call.module not in _NO_STEPS and not self._leftover
         if plain and self.clock.now() - self._recorded_at < _TICK:
             return _NOTHING
         with self._lock:
-            total = self._open.pop(call.number, None) or _Amounts()
+            total = self.open.pop(call.number, None) or _Amounts()
             within = self._requests.pop(call.number, None) or _Amounts()
             if record.usage:
                 # An instrumented client may have counted the request that a framework's step is.
@@ -265,13 +358,12 @@ class Account:
 
     def left(self, number: int) -> None:
         """Note that a call is over; what it spent without an outcome is recorded with the next."""
-        if self._open or self._begun:
-            with self._lock:
-                self._end(number)
-                self._requests.pop(number, None)
-                amounts = self._open.pop(number, None)
-                if amounts is not None:
-                    self._leave(amounts.usd, amounts.tokens)
+        with self._lock:
+            self._end(number)
+            self._requests.pop(number, None)
+            amounts = self.open.pop(number, None)
+            if amounts is not None:
+                self._leave(amounts.usd, amounts.tokens)
 
     def _leave(self, usd: float, tokens: float) -> None:
         self._rest.add(usd, tokens)
@@ -285,16 +377,16 @@ class Account:
         """
         with self._lock:
             total, self._rest = self._rest, _Amounts()
-            for amounts in self._open.values():
+            for amounts in self.open.values():
                 total.add(amounts.usd, amounts.tokens)
-            self._open.clear()
+            self.open.clear()
             said = {**total.said(), **self._time()}
         return {**said, "at_least": 1} if unknown or self.cut_off else said
 
     def unsaid(self) -> Sums:
         """Return what is spent that no record says yet."""
         with self._lock:
-            open_, seconds = [self._rest, *self._open.values()], self.clock.now()
+            open_, seconds = [self._rest, *self.open.values()], self.clock.now()
             usd, tokens = sum(each.usd for each in open_), sum(each.tokens for each in open_)
             return Sums(usd, tokens, 0, max(0.0, seconds - self._recorded_at))
 
@@ -320,14 +412,14 @@ class Account:
                 if error is not None:
                     return error
             if not call.child:
-                self._begun.add(call.number)
+                self.begun.add(call.number)
                 for each in self._lineage():
                     each._in_flight += 1
         return None
 
     def _end(self, number: int) -> None:
-        if number in self._begun:
-            self._begun.discard(number)
+        if number in self.begun:
+            self.begun.discard(number)
             for each in self._lineage():
                 each._in_flight -= 1
 

@@ -1,63 +1,623 @@
-"""A run in progress, and the context variable that finds it.
+"""A run in progress: its state, the calls inside its steps, and its end before its time.
 
-Everything that happens to the run's calls goes through here: whether a call may be made now, which
-record answers it, what is written when it ends.  What is *done* with a call (attempts, timeouts,
-doubt) is the business of ``perform``.
+Whether a call may be made now, and what is written when it ends, is decided by :class:`ActiveRun`.
+What is *done* with a call (attempts, timeouts, doubt) is the business of ``perform``.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import gc
+import linecache
 import os
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
+from functools import cache
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
-from stepwise._execution import outcomes
-from stepwise._execution.account import Account
+from stepwise._execution.account import Account, Ordinals, Progress
 from stepwise._execution.concurrency import Flows, Unawaited
-from stepwise._execution.failures import Unwinding
-from stepwise._execution.inner_calls import InnerCalls
-from stepwise._execution.location import Helper, Locator, Origin, WatchesSteps
-from stepwise._execution.steering import Steering
-from stepwise._execution.surfacing import Surfacing
+from stepwise._execution.failures import Unwinding, handled
+from stepwise._execution.location import Helper, Locator, WatchesSteps
 from stepwise._execution.waits import RunInbox, Taken, Waits
-from stepwise._identity.identity import idempotency_key
-from stepwise._journal.counters import Ordinals, Progress, apart, counted_as
 from stepwise._journal.journal import Journal
 from stepwise._journal.lease import Lease
-from stepwise._journal.projection import RecordedCall
-from stepwise._journal.records import Call, Handled, Outcome, Record, RunFacts, RunWait, StepStatus
+from stepwise._journal.projection import Flags, RecordedCall
+from stepwise._journal.records import (
+    Call,
+    Cancelling,
+    Ended,
+    Handled,
+    Outcome,
+    Record,
+    RunFacts,
+    RunWait,
+    StepStatus,
+)
 from stepwise._journal.summary import SummaryKeeper
-from stepwise._matching.callers import AnyCaller
-from stepwise._matching.pool import Match, Pool
-from stepwise._matching.subjects import Identity, Subjects
+from stepwise._matching.pool import Pool
+from stepwise._matching.subjects import Subjects
+from stepwise._rewrite import finally_lines
 from stepwise._runtime import asyncio_state, interrupts, tracing
+from stepwise._runtime.clock import End
 from stepwise._runtime.events import emit, heard
 from stepwise._runtime.facts import NamedTuple
-from stepwise._runtime.messages import Once
-from stepwise._values import codec, list_digest
-from stepwise._values.buffers import Data
-from stepwise._values.secrets import Secrets
-from stepwise.errors import LeaseLostError, OutsideRunError, RunStopped
+from stepwise._runtime.messages import Once, chain, is_ours, notice, shell_word
+from stepwise._values import codec, digest
+from stepwise._values.preview import Secrets
+from stepwise._values.unpickling import Data
+from stepwise.errors import (
+    BudgetExceeded,
+    LeaseLostError,
+    OutsideRunError,
+    RunCancelled,
+    RunStopped,
+    RunSuspended,
+    RunTimeoutError,
+    StepInDoubtError,
+)
 
 if TYPE_CHECKING:
     from stepwise._execution.budget import Budget
+    from stepwise._execution.watching import RunWatch
+    from stepwise._journal.inbox import Message
     from stepwise._runtime.event import Kind
 
-__all__ = [
-    "ActiveRun",
-    "OpenStream",
-    "Scope",
-    "branches",
-    "current_scope",
-    "live_runs",
-    "scope_variable",
-]
+
+class InnerCall:
+    """A call that was made or answered inside a step.
+
+    Attributes:
+        around: numbers of the steps that are executing it, the outermost first.
+        records: numbers of its records.
+        flags: of the call, as of its last record; ``None`` if the records say them.
+        open: it has begun, and not ended.
+        abandoned: nobody waits for it: a step around it has run out of time.
+    """
+
+    __slots__ = ("abandoned", "around", "effect", "flags", "open", "records")
+
+    def __init__(self, call: Call, around: tuple[int, ...]) -> None:
+        self.around = around
+        self.effect = call.effect
+        self.records: list[int] = []
+        self.flags: Flags | None = None
+        self.open = self.abandoned = False
+
+
+class InnerCalls:
+    """The calls made inside the steps of one run that are in progress.
+
+    Attributes:
+        calls: by the outermost step around them.
+        over: the attempts that have failed: their lists of calls, by identity (kept here, so that
+            no other list has it).
+    """
+
+    def __init__(self) -> None:
+        self.calls: dict[int, dict[int, InnerCall]] = {}
+        # The steps of an earlier process that a step continues, since their calls answer its own.
+        self._continued: dict[int, set[int]] = {}
+        self.over: dict[int, list[int]] = {}
+
+    def begin(self, around: tuple[int, ...], call: Call, recorded: RecordedCall | None) -> None:
+        """A call inside a step begins: it has got its number, that of a record if it continues."""
+        if recorded is not None:
+            self.answered(around, recorded)
+        inner = self.calls.setdefault(around[0], {}).setdefault(
+            call.number, InnerCall(call, around)
+        )
+        inner.around, inner.open = around, True
+
+    def answered(self, around: tuple[int, ...], recorded: RecordedCall) -> None:
+        """A record answers a call inside a step."""
+        call = recorded.call
+        inner = self.calls.setdefault(around[0], {}).setdefault(
+            call.number, InnerCall(call, around)
+        )
+        known = {*inner.records, recorded.origin.number, recorded.entry.number}
+        inner.records = sorted(known - {0})  # 0 of a call that a restored run may have lost
+        inner.around, inner.flags = around, recorded.flags
+        if len(call.around) == len(around):
+            for mine, theirs in zip(around, call.around, strict=True):
+                if mine != theirs:
+                    self._continued.setdefault(mine, set()).add(theirs)
+
+    def wrote(self, around: tuple[int, ...], call: Call, number: int) -> None:
+        """A record of a call inside a step was written."""
+        inner = self.calls.get(around[0], {}).get(call.number)
+        if inner is not None:
+            inner.records.append(number)
+            inner.flags = None
+
+    def handled(self, numbers: Iterable[int]) -> None:
+        """The failures of these calls turned out to be handled."""
+        for calls in self.calls.values() if self.calls else ():
+            for number in numbers:
+                if number in calls:
+                    calls[number].flags = True, False, False
+
+    def land(self, around: tuple[int, ...], number: int) -> None:
+        """A call inside a step has ended, with a record or without one."""
+        inner = self.calls.get(around[0], {}).get(number)
+        if inner is not None:
+            inner.open = False
+
+    def end(self, number: int) -> None:
+        """A step has ended; those inside it have, too, if it was called outside of all steps."""
+        for step in (number, *self.calls.pop(number, ())):
+            self._continued.pop(step, None)
+
+    # -- a failed attempt ------------------------------------------------------------------------
+
+    def inside(self, around: tuple[int, ...]) -> dict[int, InnerCall]:
+        """Return the calls inside a step, in all of its attempts so far.
+
+        Args:
+            around: number of the step, behind those of the steps around it.
+        """
+        calls = self.calls.get(around[0])
+        if not calls:
+            return {}
+        step = around[-1]  # a copy, since other tasks and threads go on
+        return {number: each for number, each in calls.copy().items() if step in each.around}
+
+    def steps(self, number: int) -> set[int]:
+        """Return a step, and the steps of earlier processes that it continues."""
+        return {number} | self._continued.get(number, set())
+
+    def forget(self, around: tuple[int, ...], numbers: Iterable[int]) -> None:
+        """Forget calls that were made in vain."""
+        calls = self.calls.get(around[0], {})
+        for number in numbers:
+            calls.pop(number, None)
+
+
+_EXITS = ("__exit__", "__aexit__")
+_WAITING = ("aiotools", "anyio", "asyncio", "concurrent", "joblib", "multiprocessing", "trio")
+
+
+# -- whether code cleans up ----------------------------------------------------------------------
+#
+# Code is in a clean-up in a ``finally`` block, or in the exit of a ``with`` block.  The position of
+# the frames between a call and its workflow says so; it is asked only while a run is to end.  The
+# exit of a task group or a pool is none: the work itself goes on there.
+
+
+def cleans_up(run: ActiveRun) -> bool:
+    """Return whether the code that calls this, or the run's own flow of control, cleans up."""
+    if _are_in_cleanup(_until(sys._getframe(1), run.executor)):
+        return True
+    if run.task is not None:
+        return asyncio_state.current() is not run.task and task_cleans_up(run.task)
+    if run.home == threading.get_ident():
+        return False
+    return _are_in_cleanup(_until(sys._current_frames().get(run.home), run.executor))
+
+
+def task_cleans_up(task: Any) -> bool:
+    """Return whether a task that waits does so in a clean-up."""
+    return _are_in_cleanup([*_awaiting(task.get_coro())][::-1])
+
+
+def _until(frame: FrameType | None, last: FrameType | None) -> list[FrameType]:
+    """Return the frames inside a workflow, the innermost first; none of code outside of it."""
+    found: list[FrameType] = []
+    while frame is not None and frame is not last:
+        found.append(frame)
+        frame = frame.f_back
+    return found if frame is not None else []
+
+
+def _awaiting(coroutine: Any) -> Iterator[FrameType]:
+    """Yield the frames of a coroutine that waits, the outermost first."""
+    while coroutine is not None:
+        for kind in ("cr", "gi", "ag"):
+            frame = getattr(coroutine, f"{kind}_frame", None)
+            if frame is not None:
+                yield frame
+                inner = "gi_yieldfrom" if kind == "gi" else f"{kind}_await"
+                coroutine = getattr(coroutine, inner, None)
+                break
+        else:
+            return
+
+
+def _are_in_cleanup(frames: Iterable[FrameType]) -> bool:
+    """Return whether one of these frames, the innermost first, is in a clean-up."""
+    waits = False  # for the work of a group
+    for frame in frames:
+        code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
+        if is_ours(code.co_filename):
+            continue
+        if code.co_name in _EXITS:
+            if module.partition(".")[0] in _WAITING:
+                waits = True
+            elif not waits:
+                return True
+        linecache.getlines(code.co_filename, frame.f_globals)  # of a cell, or a zipped module
+        line = frame.f_lineno or 0
+        if any(first <= line <= last for first, last in _finally_blocks(code.co_filename)):
+            return True
+    return False
+
+
+@cache
+def _finally_blocks(path: str) -> list[tuple[int, int]]:
+    """Return the lines of the ``finally`` blocks of a file, as it was when it was first needed."""
+    return finally_lines("".join(linecache.getlines(path)))
+
+
+ENDINGS = (RunCancelled, RunTimeoutError)
+"""The errors that end a run so that its clean-up runs: not sticky, as other ``RunStopped`` are."""
+_LOOKS_AGAIN = 0.05  # seconds until a task that cleans up is looked at again
+_EVERY = 0.5  # seconds between two looks into the inbox, at least
+
+
+class Steering:
+    """The requests to one run in progress, and how much of them its workflow has been told.
+
+    A run that is to end *unwinds*: an asynchronous one is cancelled as a task, where it waits;
+    another raises at the next call that it would make, once, in each flow of control until its
+    workflow has it.  A call that the journal answers is not one that it would make: so a run that
+    was killed while it unwound unwinds again from the same place, and the records of its clean-up
+    answer.
+
+    Attributes:
+        asked: the error with which the run is to end; ``None`` while it may go on.
+        told: the error of which its workflow has been told: its own, or that of a run around it.
+        watch: watches the inbox, if something does; closed with the run.
+        is_bound: something may end the run that every call has to ask for.
+        next_look: when a call has to look into the inbox, by the monotonic clock.
+    """
+
+    def __init__(self, run: ActiveRun, outer: Steering | None, *, is_new: bool) -> None:
+        self.run: ActiveRun = weakref.proxy(run)  # no cycle: runs hold large objects
+        self.asked: RunStopped | None = None
+        self.told: RunStopped | None = None
+        self.watch: RunWatch | None = None
+        self._outer: tuple[Steering, ...] = (*outer._outer, outer) if outer is not None else ()
+        self._end = End()
+        self._timeout, self._until = 0.0, None  # type: float, float | None
+        self._lock = threading.Lock()
+        # A run that begins has no inbox yet; another one is looked at before its first call.
+        self.next_look = time.monotonic() + _EVERY if is_new else 0.0
+        if run.facts.cancelling:
+            self.asked = _asked_in(run.facts)
+        self.is_bound = self.asked is not None or outer is not None
+
+    @property
+    def _outward(self) -> tuple[Steering, ...]:
+        """Those of the runs around it, the outermost first, and itself."""
+        return (*self._outer, self)
+
+    def close(self) -> None:
+        """Stop watching; the run is over."""
+        if self.watch is not None:
+            self.watch.close()
+
+    def limit(self, timeout: float) -> None:
+        """Let the run take so many seconds since it began."""
+        self._timeout, self._until = timeout, self.run.facts.created_at + timeout
+        self._end, self.is_bound = End.of(self._until, timeout), True
+
+    @property
+    def own_left(self) -> float | None:
+        """Return the seconds that remain of its own timeout."""
+        return self._end.left()
+
+    def patience(self, seconds: float) -> float:
+        """Return after how many seconds a call that waits must look again, ``seconds`` at most."""
+        left = self.left
+        ends = [seconds] if left is None else [seconds, max(0.0, left)]
+        # Requests are for the outermost run.
+        watched = self.run.task is not None or (not self._outer and self.run.waits.watched)
+        return min(ends) if watched else min(*ends, _EVERY)
+
+    def look_soon(self) -> None:
+        """Look for a request to cancel the run at the next call, or when a waiting one wakes."""
+        self.next_look = 0.0
+
+    @property
+    def deadline(self) -> float | None:
+        """Return when a timeout of it, or of a run around it, is over, in seconds since 1970."""
+        ends = [each._until for each in self._outward if each._until is not None]
+        return min(ends, default=None)
+
+    @property
+    def left(self) -> float | None:
+        """Return the seconds that remain until then; ``None`` without a timeout."""
+        found = [left for each in self._outward if (left := each._end.left()) is not None]
+        return min(found, default=None)
+
+    # -- asking ----------------------------------------------------------------------------------
+
+    def ask(self, error: RunStopped) -> None:
+        """Have the run end with this error; the first one counts."""
+        if self.asked is None:
+            self.asked, self.is_bound = error, True
+            self.run.ring()
+            if self.run.task is not None:
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    self.run.task.get_loop().call_soon_threadsafe(self.cancel_task)
+
+    def look(self) -> None:
+        """Look whether the run is to end: its timeout is over, or somebody cancelled it."""
+        left = self._end.left()
+        if left is not None and left <= 0:
+            self.ask(_timed_out(self.run.facts, self._timeout))
+        elif not self._outer and time.monotonic() >= self.next_look:
+            self.look_into_inbox()
+
+    def look_into_inbox(self) -> None:
+        """Look whether somebody cancelled the run; that is recorded before the run is told."""
+        if self.asked is not None or not self._lock.acquire(blocking=False):
+            return  # another thread looks
+        try:
+            run, facts = self.run, self.run.facts
+            self.next_look = time.monotonic() + _EVERY
+            run.inbox.ring()
+            for message in _messages(run.inbox):
+                if message.kind == "cancel" and message.number > facts.cancels:
+                    from stepwise._journal.course import asked_by  # on use
+
+                    record = Cancelling(message.by, message.note, message.number, time.time())
+                    run.facts = facts._replace(
+                        cancelling=asked_by(record), cancels=message.number, updated_at=record.at
+                    )
+                    run.write((record, b""), head=run.facts)
+                    self.ask(_asked_in(run.facts))
+                    return
+        finally:
+            self._lock.release()
+
+    # -- telling ---------------------------------------------------------------------------------
+
+    def check(self, around: Call | None, *, answered: bool) -> None:
+        """Raise if the run, or one around it, is to end, and its workflow has not been told.
+
+        Args:
+            around: the step that is being executed here.  A side effect may end.
+            answered: the journal may answer the call, which is then made all the same.
+        """
+        may_end = answered or (around is not None and around.effect)
+        for each in self._outward:
+            if each.asked is None and not answered:
+                each.look()
+            if each.asked is not None and not self._has_it(each.asked) and not may_end:
+                self._tell(each, each.asked)
+
+    def would_end(self, around: Call | None) -> bool:
+        """Return whether a plain step that is waited for is to end now, with its run."""
+        if around is not None and around.effect:
+            return False
+        for each in self._outward:
+            if each.asked is None:
+                each.look()
+            asked = each.asked
+            has_it = asked is None or self.told is asked or self._has_it(asked)
+            if not has_it and not cleans_up(each.run):
+                return True
+        return False
+
+    def _has_it(self, asked: RunStopped) -> bool:
+        """Return whether this flow of control handles the error; the workflow's own has it then."""
+        # A child run that is called by clean-up sees what its callers handle.
+        handled = (each.run.unwinding.handling() for each in self._outward)
+        found = any(_are_same(error, asked) for each in handled for error in chain(each))
+        if found and self.run.unwinding.main == asyncio_state.who():
+            self.told = asked
+        return found
+
+    def _tell(self, asker: Steering, asked: RunStopped) -> None:
+        task = asker.run.task
+        are_tasks = task is not None and self.run.task is not None
+        if (asker if are_tasks else self).told is asked or cleans_up(asker.run):
+            return  # it has been told, or is after its clean-up
+        if are_tasks:
+            if asyncio_state.current() is task:
+                asker.told = asked
+            raise asyncio_state.cancellation()
+        if self.run.unwinding.main == asyncio_state.who():
+            self.told = asked
+        raise asked
+
+    def cancel_task(self) -> None:
+        """Cancel the task of an asynchronous run, unless a call of it did; called in its loop.
+
+        A task that cleans up is cancelled after that.
+        """
+        task = self.run.task
+        if self.asked is None or self.told is self.asked or task.done():
+            return
+        if task_cleans_up(task):
+            task.get_loop().call_later(_LOOKS_AGAIN, self._cancel_later)
+        else:
+            self.told = self.asked
+            task.cancel()
+
+    def _cancel_later(self) -> None:
+        with contextlib.suppress(ReferenceError):  # the run is over, and gone
+            self.cancel_task()
+
+    def has_been_told(self) -> None:
+        """Note that the code before a checkpoint has been told, and has gone on."""
+        self.told = next((each.asked for each in self._outward if each.asked is not None), None)
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    @property
+    def unwinds(self) -> RunStopped | None:
+        """Return the error with which the run, or one around it, is to end."""
+        return next((each.asked for each in self._outward if each.asked is not None), None)
+
+    def ending(self, error: BaseException | None) -> RunStopped | None:
+        """Return the error with which the run was asked to end, if it ends for that with this."""
+        if self.run.interrupted:
+            return None
+        for each in self._outward:
+            asked = each.asked
+            if asked is not None and error is not None and _are_same(error, asked):
+                return error  # type: ignore[return-value]
+            cancelled = self.run.task is not None and asyncio_state.is_cancellation(error)
+            if asked is not None and cancelled and each.told is asked:
+                return asked
+        return None
+
+
+def _messages(inbox: RunInbox) -> list[Message]:
+    """Return what was sent to a run; nothing, while the store cannot be read."""
+    try:
+        return inbox.messages
+    except (Exception, RunStopped):  # its next record reports what is wrong with it
+        return []
+
+
+def _are_same(error: BaseException, asked: RunStopped) -> bool:
+    """Return whether an error is that one, or the same one as a record has it."""
+    if error is asked:
+        return True
+    return type(error) is type(asked) and getattr(error, "run_id", None) == asked.run_id
+
+
+def _asked_in(facts: RunFacts) -> RunCancelled:
+    by, _, reason = facts.cancelling.partition(": ")
+    return cancelled_error(facts.run_id, by, reason, facts.updated_at)
+
+
+def cancelled_error(run_id: str, by: str, reason: str, at: float) -> RunCancelled:
+    """Return the error that says who cancelled a run, when and why."""
+    from stepwise._runtime.messages import hook_exits  # on use: few runs are cancelled
+
+    hook_exits()
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    return RunCancelled(
+        f"run {run_id!r} was cancelled by {by} at {when}{f': {reason}' if reason else ''}",
+        run_id=run_id,
+        by=by,
+        reason=reason,
+        at=at,
+        in_doubt=(),
+    )
+
+
+def _timed_out(facts: RunFacts, timeout: float) -> RunTimeoutError:
+    return RunTimeoutError(
+        f"run {facts.run_id!r} has not ended within the timeout of its workflow, {timeout:g} s "
+        "since it began, waits and downtime included. With a longer timeout, the next start goes "
+        "on where it stopped",
+        run_id=facts.run_id,
+        timeout=timeout,
+    )
+
+
+_MANY = 3  # calls that got the error, after which nobody waits for it to arrive by itself
+_SURFACES = 1.0  # seconds in which an error arrives by itself, and between two looks
+
+
+class Surfacing:
+    """Watches that a run ends after it was stopped, though what executes it may swallow the error.
+
+    Agent frameworks catch ``BaseException`` in their tasks and threads, or lose it there: the
+    program would wait for ever, or ask the model again and again.  So the error is told in one line
+    where it is raised (the whole text arrives with the exception); and where the run has not ended
+    a moment later, its own task is cancelled, or the tasks of a workflow that is no coroutine
+    function.  The run then ends with the error, not with the cancellation.
+    """
+
+    def __init__(self, run: ActiveRun) -> None:
+        self._run = run
+        self._timer: threading.Timer | None = None
+        self._told = False
+        self._refused = 0  # calls
+        self._cancelled: set[asyncio_state.TaskReference] = set()
+
+    def begin(self, error: RunStopped) -> None:
+        """Tell the error, and see to it that the run ends; a suspension does both itself.
+
+        Programs catch a budget that is used up: that is told only if it does not arrive.
+        """
+        if isinstance(error, RunSuspended):
+            return
+        if not isinstance(error, BudgetExceeded):
+            self._tell(error)
+        self._wait()
+
+    def _tell(self, error: RunStopped) -> None:
+        if not self._told:
+            self._told = True
+            _tell(self._run.run_id, error)
+
+    def refused(self) -> None:
+        """Note that another call got the error: somebody swallows it, and calls on and on."""
+        self._refused += 1
+        if self._refused == _MANY and self._timer is not None:
+            self._timer.cancel()
+            self._wait(0.0)
+
+    def close(self) -> None:
+        """Stop watching; the run is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _wait(self, seconds: float = _SURFACES) -> None:
+        self._timer = threading.Timer(seconds, self._look_again)
+        self._timer.daemon = True
+        contextvars.Context().run(self._timer.start)
+
+    def _look_again(self) -> None:
+        with contextlib.suppress(ReferenceError):  # the run is over, and gone
+            self._look()
+
+    def _look(self) -> None:
+        """Cancel what still goes on, unless it cleans up; called in a thread of its own."""
+        run = self._run
+        if run.ended:
+            return
+        # What is in flight when a budget is used up is paid for, and waited for.
+        if not (isinstance(run.stopped, BudgetExceeded) and run.flows.steps_in_flight()):
+            if run.stopped is not None:
+                self._tell(run.stopped)
+            if run.task is not None:
+                tasks = {asyncio_state.reference_to(run.task)}
+            else:  # event loops of other threads may have tasks that nobody has looked at yet
+                tasks = {*run.flows.tasks, *asyncio_state.known_references()}
+            for reference in tasks - self._cancelled:
+                self._end(reference)
+        self._wait()
+
+    def _end(self, reference: asyncio_state.TaskReference) -> None:
+        def end() -> None:
+            task = reference()
+            if task is None or task.done() or self._run.ended:
+                return
+            if not task_cleans_up(task):
+                self._cancelled.add(reference)
+                task.cancel()
+
+        task = reference()
+        if task is not None and self._run.holds(task):
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                asyncio_state.loop_of(task).call_soon_threadsafe(end)
+
+
+def _tell(run_id: str, error: RunStopped) -> None:
+    again = f"each later call of it raises {type(error).__name__}"
+    if isinstance(error, StepInDoubtError):
+        how = f"To settle it: stepwise show {shell_word(run_id)}"
+        notice(f"{run_id} stops: {error.name} is in doubt, and {again}. {how}")
+    else:
+        what = str(error).partition("\n")[0]
+        notice(f"{run_id} stops, and {again}: {what}")
+
+
+# -- the run -------------------------------------------------------------------------------------
 
 
 class Scope(NamedTuple):
@@ -98,30 +658,36 @@ current_scope = scope_variable.get
 live_runs: set[ActiveRun] = set()
 
 
-class OpenStream(Protocol):
+class OpenStream:
     """A call whose value arrives piece by piece, after it has returned.
 
     Attributes:
         name: of the call.
         left: its reader has closed it before its end.
         flow: the flow of control that an exception was unwinding then; 0 if none was.
+        cut: it ended without its end mark.
     """
 
     name: str
-    left: bool
-    flow: int
+    left = False
+    flow = 0
+    cut = False
 
     def can_read_rest(self, *, awaits: bool) -> bool:
         """Return whether the rest can be read here; ``awaits`` in a coroutine function."""
+        raise NotImplementedError
 
     def read_rest(self) -> Any:
         """Read it to its end, and record it; an awaitable, if it is asynchronous."""
+        raise NotImplementedError
 
     def leave(self) -> None:
         """Record it as far as it was read, if it can be; nobody reads on."""
+        raise NotImplementedError
 
     def drop(self) -> None:
         """End it without an outcome."""
+        raise NotImplementedError
 
 
 class Branches:
@@ -173,6 +739,7 @@ class ActiveRun:
         self.flows = Flows()
         # Calls of steps from their announcement to the record of their outcome, with their threads.
         self.in_flight: dict[int, int] = {}
+        self.doing: dict[int, str] = {}  # the calls whose body is being executed, as noted
         outer = parent.account if parent is not None else None
         self.account: Account = Account(facts.run_id, self.flows, budget, outer)
         self.unwinding = Unwinding(facts.run_id)
@@ -212,20 +779,17 @@ class ActiveRun:
         """The run's id."""
         return self.facts.run_id
 
-    def lineage(self) -> Iterator[ActiveRun]:
-        """Yield this run and the runs that called it, directly or not."""
-        run: ActiveRun | None = self
-        while run is not None:
-            yield run
-            run = run.parent
+    def lineage(self) -> list[ActiveRun]:
+        """Return this run and the runs that called it, directly or not."""
+        found = [self]
+        while found[-1].parent is not None:
+            found.append(found[-1].parent)
+        return found
 
     @property
     def root(self) -> ActiveRun:
         """The run that no other one called."""
-        run = self
-        while run.parent is not None:
-            run = run.parent
-        return run
+        return self.lineage()[-1]
 
     @property
     def interrupted(self) -> bool:
@@ -252,15 +816,22 @@ class ActiveRun:
                 "process that started it can record. Call it there, or start a workflow in here",
                 run_id=self.run_id,
             )
-        self.refuse_if_stopped()
+        if self.stopped is not None:
+            self.refuse_if_stopped()
         if self.ended:
             raise OutsideRunError(
                 f"{name} was called after run {self.run_id!r} had ended, by a task or thread that "
                 "outlived it. Await or join what the workflow starts before it returns",
                 run_id=self.run_id,
             )
-        interrupt = self.unwinding.interrupt()
+        interrupt = self.unwinding.refusal() if handled() is not self.unwinding.ambient else None
         if interrupt is not None:
+            if isinstance(interrupt, GeneratorExit):
+                notice(
+                    f"run {self.run_id}: {name} was not called, since the garbage collector or the "
+                    "end of the event loop closes the generator or coroutine around it: close it "
+                    "where you leave it (contextlib.closing, aclosing)"
+                )
             raise interrupt
         if self.interrupted:
             raise asyncio_state.cancellation()
@@ -281,7 +852,9 @@ class ActiveRun:
         if interrupts.sigterms.draining and around is None and self.root.waiter is None:
             # An asynchronous run is cancelled.
             raise self._refuse(SystemExit(interrupts.AFTER_SIGTERM))
-        self.steering.check(around, answered=answered)
+        steering = self.steering
+        if steering.is_bound or (not answered and time.monotonic() >= steering.next_look):
+            steering.check(around, answered=answered)
 
     def _refuse(self, error: BaseException) -> BaseException:
         """Note that a call is refused since the process ends: what comes after it is no end."""
@@ -325,75 +898,15 @@ class ActiveRun:
 
     def note_handled(self) -> None:
         """Record the streams that the workflow turns out to have left, and handled failures."""
+        unwinding = self.unwinding
         for stream in list(self.streams.values()) if self.streams else ():
-            if stream.left and self.unwinding.has_gone_on(stream.flow):
+            if stream.left and unwinding.has_gone_on(stream.flow):
                 stream.leave()
-        handled = self.unwinding.gone_on()
-        if handled:
-            self.inner.handled(handled)
-            self.write((Handled(handled, time.time()), b""), durable=False)
-
-    def begin(
-        self,
-        scope: Scope,
-        name: str,
-        module: str,
-        identity: Identity,
-        arguments: str,
-        *,
-        effect: bool,
-        code: str = "",
-    ) -> tuple[Call, Origin]:
-        """A call is about to be made: its identity, as yet without a number."""
-        self.note_handled()
-        around, branch = scope.call, scope.branch
-        if not branch and branches.name is not None:
-            branch = branches.name(self.run_id)
-        helped = around is None and self.frame is not None
-        origin = self.locator.origin(effect=effect, helped=helped)
-        counted = counted_as(name, branch)
-        ordinal, undone = self.ordinals.of_call(counted), self.facts.undone
-        digest = identity.digest
-        return Call(  # by position: names take longer, and it is made for every call
-            0,
-            name,
-            module,
-            digest,
-            ordinal,
-            around.name if around is not None else "",
-            self.unwinding.label(),
-            origin.place,
-            origin.site,
-            arguments,
-            effect,
-            idempotency_key(self.run_id, counted, digest, ordinal, undone) if effect else "",
-            "",
-            time.time(),
-            branch,
-            identity.serial,
-            identity.parts,
-            0,
-            code,
-            scope.around,
-        ), origin
-
-    def match(
-        self,
-        call: Call,
-        origin: Origin,
-        identity: Identity,
-        caller: AnyCaller,
-        alone: Callable[[], bool],
-    ) -> Match:
-        """Match this call with the recorded calls; see :meth:`Pool.match`."""
-        with self.lock:
-            return self.pool.match(
-                call,
-                directly=origin.directly,
-                alone=alone,
-                caller=caller,
-                older=lambda: identity.as_older(call),
-            )
+        if unwinding.pending or unwinding.handling_calls:
+            numbers = unwinding.gone_on()
+            if numbers:
+                self.inner.handled(numbers)
+                self.write((Handled(numbers, time.time()), b""), durable=False)
 
     def take(self, recorded: RecordedCall, around: tuple[int, ...] = ()) -> bool:
         """Take a record out of the pool; return False if another task or thread was faster.
@@ -429,51 +942,11 @@ class ActiveRun:
         preview = getattr(recorded.entry.record, "preview", "")
         self.tell("step_answered", recorded.call, preview, duration=took, usage=usage)
 
-    def number(
-        self, call: Call, recorded: RecordedCall | None, new_child: Callable[[Container[str]], str]
-    ) -> Call:
-        """Give a call its number: that of the record it continues, else a new number.
-
-        Raises:
-            BudgetExceeded: no other step may begin.
-        """
-        if recorded is not None:
-            old = recorded.call
-            if not recorded.retry:
-                self.cut_off.add(old.number)
-            key = old.key or call.key
-            child, serial = old.child or new_child(self.pool.children), old.serial or call.serial
-            call = call._replace(number=old.number, key=key, child=child, serial=serial)
-        else:
-            child = new_child(self.pool.children)
-            if child:
-                call = call._replace(child=child)
-            if self.pool.taken:
-                call = apart(call, self.run_id, self.facts.undone, self.pool.taken)
-            call = Call(self.journal.next_call(), *call[1:])  # faster than _replace()
-        if self.account.limited and not (call.child and recorded is not None):
-            # A child run that was cut off may be over but for its record: its steps are checked.
-            error = self.account.begin(call, limited=not self._cleans_up())
-            if error is not None:
-                raise self.stop(error)
-        return call
-
-    def _cleans_up(self) -> bool:
+    def cleans_up(self) -> bool:
         """Return whether the run is to end, and handles that here: no budget may keep it."""
         if self.steering.unwinds is None:
             return False
         return any(run.unwinding.handling() is not None for run in self.lineage())
-
-    def lost(self, recorded: RecordedCall | None) -> float:
-        """Return the seconds of an earlier attempt of a call that runs again; at least those."""
-        if recorded is None or recorded.call.child:
-            return 0.0
-        call, outcome = recorded.call, recorded.outcome
-        if outcome is not None:
-            return 0.0 if outcome.inner else max(0.0, outcome.at - call.at)
-        with self.lock:  # the calls that were made inside it answer
-            kept = any(each.call.scope == call.name for each in self.pool.all)
-        return 0.0 if kept else max(0.0, self.alive - call.at)
 
     def look(self, scope: Scope, value: Any) -> Any:
         """Capture the value of a call before it is encoded."""
@@ -518,7 +991,8 @@ class ActiveRun:
             frame.done(effect=call.effect or is_wait, helper=helper)
 
     def _note(self, scope: Scope, number: int, inner: tuple[int, ...]) -> None:
-        self.unwinding.made(number)
+        if handled() is not self.unwinding.ambient:
+            self.unwinding.made(number)
         if scope.call is not None:
             scope.inner.extend((number, *inner))
 
@@ -583,25 +1057,27 @@ class ActiveRun:
             changed: see :class:`Ended`, as of ``again``.
         """
         error, secrets = value if status != "completed" else None, self.secrets
-        if error is None:
-            for stream in list(self.streams.values()):
-                stream.leave()
-        retry, handled = self.unwinding.end(error)
-        record, payload = outcomes.ended(
+        if self.streams:
+            self._leave_streams(error)
+        retry, gone_on = self.unwinding.end(error)
+        record = Ended(
             status,
-            value,
-            encoded,
-            self.progress,
-            secrets,
+            recorded=encoded is not None,
             changed=changed or {},
             retry=retry,
             spent=self.unwinding.spent(error) if error is not None else (),
+            resumed_from=self.progress.resumed_from,
+            executed=self.progress.executed,
+            skipped=self.progress.skipped,
+            preview=secrets.preview(value),
+            form=encoded.form if encoded is not None else None,
+            at=time.time(),
             rest=self.rest(),
             again=again,
         )
-        items: list[tuple[Record, Data]] = [(record, payload)]
-        if handled:
-            items.insert(0, (Handled(handled, record.at), b""))
+        items: list[tuple[Record, Data]] = [(record, encoded.data if encoded is not None else b"")]
+        if gone_on:
+            items.insert(0, (Handled(gone_on, record.at), b""))
         self.facts = self.facts._replace(
             status=status,
             error=secrets.preview(error) if error is not None else "",
@@ -611,6 +1087,20 @@ class ActiveRun:
         )
         self.write(*items, head=self.facts)
         self.tell(_ATTEMPT_ENDED[status], detail=record.preview)
+
+    def _leave_streams(self, error: BaseException | None) -> None:
+        """Record the streams that their readers had left before the run ended.
+
+        Args:
+            error: with which it ended.  Its traceback holds the readers that it cut off, so that
+                what is collected now was left before: a loop that ends by ``break`` closes nothing.
+        """
+        cut_off = [each for each in self.streams.values() if each.cut or (each.left and each.flow)]
+        if error is not None:
+            gc.collect()
+        for stream in list(self.streams.values()):
+            if error is None or (stream.left and stream not in cut_off):
+                stream.leave()
 
     def rest(self) -> dict[str, float]:
         """Return what the attempt, which ends, has spent that no outcome says."""
@@ -640,7 +1130,7 @@ class ActiveRun:
         self.executor = None
         self.subjects.leave(completed=self.facts.status == "completed")
         live_runs.discard(self)
-        list_digest.forget()  # its lists
+        digest.forget()  # its lists
         self.locator.close()
         self.steering.close()
         self.surfacing.close()

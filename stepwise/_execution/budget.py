@@ -1,4 +1,7 @@
-"""Budgets: what a run may spend, and what it has spent, as users see them."""
+"""Budgets: what a run may spend, and what it has spent, as users see them.
+
+Rejected: recording a run's budget.  The decorator says it; a copy would say what it once was.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,9 @@ from dataclasses import dataclass, fields
 from operator import index
 from typing import Any
 
+from stepwise._runtime.facts import public
 from stepwise._runtime.messages import count
-from stepwise._runtime.public_names import public
 from stepwise.errors import BudgetExceeded, ConfigurationError
-
-__all__ = ["Budget", "Spent", "amount", "amounts_text", "exceeded", "exceeded_text"]
 
 _WHOLE = ("tokens", "steps")
 

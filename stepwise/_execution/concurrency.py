@@ -1,6 +1,9 @@
 """The flows of control of one run: the calls of its tasks and threads, and their waiting.
 
 A *flow* is an asyncio task or, without one, a thread.
+
+Rejected: holding an answer back until the records before it were taken, so that a replayed race has
+its winner again.  A task that the new code never starts would block all others.
 """
 
 from __future__ import annotations
@@ -16,8 +19,6 @@ from typing import Any
 from stepwise._runtime import asyncio_state
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import notice
-
-__all__ = ["Flows", "Gong", "Unawaited", "Worker"]
 
 _TELL_AFTER = 5.0  # seconds
 _DEPTH = 4  # calls inside each other, at most; almost always

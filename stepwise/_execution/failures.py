@@ -4,21 +4,26 @@ A recorded failure is an outcome only once the workflow has gone on from it.  Th
 any help from the workflow: at a later call in the same flow of control, the exception is no longer
 among those being handled (``sys.exc_info`` and its contexts).  Each exception that leaves a step
 carries the number of the call in an attribute.
+
+Rejected: asking whether a statement outside of the ``try`` was reached.  That is blind where a
+function has no boundaries.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
+from types import FrameType
 
 from stepwise._journal.records import ANY_ERROR
 from stepwise._runtime import asyncio_state
-from stepwise._runtime.tracebacks import chain
-
-__all__ = ["Unwinding"]
+from stepwise._runtime.messages import chain, is_ours
 
 _ATTRIBUTE = "_stepwise_calls"
+_COROUTINE = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE
+_GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 # From Python 3.11 on; a quarter of the instructions of exc_info(), which makes a tuple.
-_handled = getattr(sys, "exception", None) or (lambda: sys.exc_info()[1])
+handled = getattr(sys, "exception", None) or (lambda: sys.exc_info()[1])
 
 
 class Unwinding:
@@ -26,60 +31,58 @@ class Unwinding:
 
     Args:
         run_id: whose calls the exceptions' attributes name.
+
+    Attributes:
+        ambient: the exception that the caller was handling when it called the workflow.
+        pending: the failed calls whose outcome is not known yet, each with the flow it failed in.
+        handling_calls: by flow, the calls made while exceptions were handled, with these.
     """
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self.main = asyncio_state.who()
-        # Exceptions that the caller was handling when it called the workflow do not count.
-        self._ambient = _handled()
-        self._pending: dict[int, int] = {}  # number of a failed call -> flow it failed in
+        self.ambient = handled()
+        self.pending: dict[int, int] = {}
         self._cancelled: set[int] = set()  # the cancelled calls among them
-        # flow -> calls made while handling, with the errors that were being handled
-        self._made: dict[int, list[tuple[int, list[BaseException]]]] = {}
+        self.handling_calls: dict[int, list[tuple[int, list[BaseException]]]] = {}
 
     def enter(self) -> None:
         """Mark this flow of control as the one that runs the workflow's code."""
         self.main = asyncio_state.who()
-        self._ambient = _handled()
+        self.ambient = handled()
 
     def failed(self, number: int, error: BaseException, *, pending: bool = True) -> None:
         """Note that a call failed with ``error``; ``pending`` while its outcome is unknown."""
         calls = error.__dict__.get(_ATTRIBUTE, ())
         error.__dict__[_ATTRIBUTE] = (*calls, (self._run_id, number))
         if pending:
-            self._pending[number] = asyncio_state.who()
+            self.pending[number] = asyncio_state.who()
             if asyncio_state.is_cancellation(error):
                 self._cancelled.add(number)
 
     def tried_again(self, error: BaseException) -> None:
         """Mark the calls that raised ``error`` for retry."""
         for number in self.numbers(error):
-            self._pending.pop(number, None)
+            self.pending.pop(number, None)
 
     def numbers(self, error: BaseException | None) -> list[int]:
         """The calls that failed with an exception of this chain, the nearest first."""
         return [
             number
-            for each in chain(error, self._ambient)
+            for each in chain(error, self.ambient)
             for run_id, number in reversed(each.__dict__.get(_ATTRIBUTE, ()))
             if run_id == self._run_id
         ]
 
     def handling(self) -> BaseException | None:
         """The exception being handled in this flow of control, if it arose in the workflow."""
-        error = _handled()
-        return None if error is self._ambient else error
-
-    @property
-    def is_quiet(self) -> bool:
-        """True if nothing is being handled here, and no earlier failure can turn out handled."""
-        return not self._pending and not self._made and _handled() is self._ambient
+        error = handled()
+        return None if error is self.ambient else error
 
     def label(self) -> int | None:
         """Return the failure that a call made now belongs to; see ``Call.unwinding``."""
         error = self.handling()
-        if error is None:
+        if error is None or isinstance(error, GeneratorExit):
             return None
         numbers = self.numbers(error)
         return numbers[0] if numbers else ANY_ERROR
@@ -89,8 +92,19 @@ class Unwinding:
         handling = self.handling()
         if handling is None:
             return None
-        for error in chain(handling, self._ambient):
+        for error in chain(handling, self.ambient):
             if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
+                return error
+        return None
+
+    def refusal(self) -> BaseException | None:
+        """The same, but for the closing of a generator that its reader left: it cleans up."""
+        if self.interrupt() is None:
+            return None
+        for error in chain(self.handling(), self.ambient):
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                return error
+            if isinstance(error, GeneratorExit) and not _is_left(error):
                 return error
         return None
 
@@ -99,7 +113,7 @@ class Unwinding:
 
         That a generator is closed, because its reader left it, is none.
         """
-        errors = chain(self.handling(), self._ambient)
+        errors = chain(self.handling(), self.ambient)
         return 0 if all(isinstance(each, GeneratorExit) for each in errors) else asyncio_state.who()
 
     def has_gone_on(self, flow: int) -> bool:
@@ -115,28 +129,25 @@ class Unwinding:
 
         A failure in a task or thread of its own is told when the workflow's own flow goes on.
         """
-        if not self._pending and not self._made:
-            return ()
         here = asyncio_state.who()
         handling = self.handling()
-        current = {id(error) for error in chain(handling, self._ambient)}
-        if here in self._made:
-            self._made[here] = [
-                each for each in self._made[here] if not current.isdisjoint(map(id, each[1]))
-            ]
-            if not self._made[here]:
-                del self._made[here]
+        current = {id(error) for error in chain(handling, self.ambient)}
+        if here in self.handling_calls:
+            made = self.handling_calls.pop(here)
+            made = [each for each in made if not current.isdisjoint(map(id, each[1]))]
+            if made:
+                self.handling_calls[here] = made
         still = set(self.numbers(handling))
         handled = tuple(
             number
-            for number, flow in self._pending.items()
+            for number, flow in self.pending.items()
             if number not in still
             and here in (flow, self.main)
             # Tasks that a failing task group cancels are not part of its error, nor handled.
             and (number not in self._cancelled or flow == here or handling is None)
         )
         for number in handled:
-            del self._pending[number]
+            del self.pending[number]
         return handled
 
     def made(self, number: int) -> None:
@@ -144,18 +155,18 @@ class Unwinding:
 
         With it, those during whose handling that one arose: the run may yet end with one of them.
         """
-        handling = _handled()
-        if handling is not None and handling is not self._ambient:
-            errors = list(chain(handling, self._ambient))
-            self._made.setdefault(asyncio_state.who(), []).append((number, errors))
+        handling = self.handling()
+        if handling is not None:
+            errors = list(chain(handling, self.ambient))
+            self.handling_calls.setdefault(asyncio_state.who(), []).append((number, errors))
 
     def spent(self, error: BaseException) -> tuple[int, ...]:
         """Return the calls that were made while the run's final ``error`` unwound."""
-        ending = {id(each) for each in chain(error, self._ambient)}
+        ending = {id(each) for each in chain(error, self.ambient)}
         return tuple(
             sorted(
                 number
-                for calls in self._made.values()
+                for calls in self.handling_calls.values()
                 for number, errors in calls
                 if not ending.isdisjoint(map(id, errors))
             )
@@ -168,10 +179,38 @@ class Unwinding:
             # Other cancellations were caused by the failure; and nothing shows that the workflow
             # went on from what failed beside it, in another task or thread (of a gather, a map).
             beside = (
-                n for n, at in self._pending.items() if at != self.main or n in self._cancelled
+                n for n, at in self.pending.items() if at != self.main or n in self._cancelled
             )
             again |= {*beside}
         retry = tuple(sorted(again))
-        handled = tuple(number for number in self._pending if number not in retry)
-        self._pending.clear()
+        handled = tuple(number for number in self.pending if number not in retry)
+        self.pending.clear()
         return retry, handled
+
+
+def _is_left(error: GeneratorExit) -> bool:
+    """Return whether a generator is closed in the middle of its reader's code.
+
+    A coroutine that is closed can await nothing.  The garbage collector comes at any place, also
+    where code of ours holds a lock; asynchronous generators it leaves to the event loop.
+    """
+    flags, trace = 0, error.__traceback__
+    frame: FrameType | None = trace.tb_frame if trace is not None else None
+    while trace is not None:
+        flags |= trace.tb_frame.f_code.co_flags
+        trace = trace.tb_next
+    if flags & _COROUTINE or sys.is_finalizing():
+        return False
+    if flags & inspect.CO_ASYNC_GENERATOR:
+        return asyncio_state.current() is not None
+    while frame is not None:
+        code, module = frame.f_code, str(frame.f_globals.get("__name__")).partition(".")[0]
+        if is_ours(code.co_filename):
+            if not code.co_flags & _GENERATOR:
+                return False
+        elif not code.co_flags & _GENERATOR and not (
+            module in sys.stdlib_module_names or "-packages" in code.co_filename
+        ):
+            break
+        frame = frame.f_back
+    return True

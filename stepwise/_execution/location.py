@@ -12,14 +12,15 @@ from stepwise._rewrite import Place, Points
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import file_name, is_ours
 
-__all__ = ["Helper", "Locator", "Origin", "WatchesSteps"]
-
 _BETWEEN = ("wrapt", "contextlib", "concurrent.futures")
-_SDKS = ("openai", "anthropic", "litellm", "httpx", "httpx2")  # below which requests are recorded
+# Below them requests are recorded.
+_SDKS = (
+    *("anthropic", "httpx", "httpx2", "litellm", "openai", "tenacity"),
+    *("cohere", "google", "groq", "huggingface_hub", "mistralai", "ollama", "together"),
+)
 _MAP = "stepwise._calls.parallel"
 _LOOPS = ("asyncio.", "threading")
 _BELOW = 6  # our frames below any call: from here to driver.start and its two callers
-_BELOW_PLAIN = 5  # of a plain call: from here to plain.call()
 _MANY = 1000  # call sites that a run remembers
 
 
@@ -99,15 +100,19 @@ class Locator:
         self._spots: dict[tuple[int, int], _Spot] = {}  # by the id of the code and the instruction
         self._direct: dict[int, _Spot] = {}  # of the workflow's own code, by the instruction
 
-    def origin(self, *, effect: bool, helped: bool, plain: bool = False) -> Origin:
+    def origin(self, *, effect: bool, helped: bool) -> Origin:
         """Return the place of the current call.
 
         Args:
             effect: its place is asked for too; without it, this is cheap.
             helped: its helper is.
-            plain: it is asked by ``plain``, from which fewer of our frames are below.
         """
-        caller, mapped = _caller(_BELOW_PLAIN if plain else _BELOW)
+        nearest = sys._getframe(_BELOW)
+        spot = self._direct_spot(nearest) if nearest.f_code is self._code else None
+        if spot is not None:  # almost always
+            self._frame = nearest if effect else self._frame
+            return spot.origin_of_effect if effect else spot.origin
+        caller, mapped = _caller(nearest)
         if not effect and (not helped or (caller is not None and caller.f_code is self._code)):
             return Origin(self._site(_above_sdks(caller)))
         frame, helper = self._below(caller)
@@ -128,26 +133,12 @@ class Locator:
         path, once = spot.origin_of_effect.place, spot.place.once
         return Origin(site, path, once and not mapped, helper)
 
-    def direct_origin(self, frame: FrameType, *, effect: bool) -> Origin | None:
-        """Return the place of a plain call that the workflow's own code makes; else ``None``.
-
-        The same as :meth:`origin` says of it, without looking for the caller.
-
-        Args:
-            frame: of the caller.
-            effect: its place is asked for too.
-        """
-        if frame.f_code is not self._code:
-            return None
+    def _direct_spot(self, frame: FrameType) -> _Spot | None:
+        """Return the place of the workflow's frame; ``None`` if it is itself inside an SDK."""
         spot = self._direct.get(frame.f_lasti)
-        if spot is None:
-            if _above_sdks(frame) is not frame:
-                return None
+        if spot is None and _above_sdks(frame) is frame:
             spot = self._direct[frame.f_lasti] = self._spot(frame)
-        if not effect:
-            return spot.origin
-        self._frame = frame
-        return spot.origin_of_effect
+        return spot
 
     def _below(self, caller: FrameType | None) -> tuple[FrameType | None, Helper | None]:
         """The workflow's frame, and the user's function through which it makes a call.
@@ -195,15 +186,14 @@ class Locator:
         self._frame = None
 
 
-def _caller(below: int) -> tuple[FrameType | None, bool]:
+def _caller(frame: FrameType | None) -> tuple[FrameType | None, bool]:
     """The nearest frame that is not ours, and whether ``stepwise.map`` makes the call for it.
 
     ``None`` where only an event loop is below.
 
     Args:
-        below: how many frames are ours for certain.
+        frame: the first one that may be it.
     """
-    frame: FrameType | None = sys._getframe(below)
     mapped = False
     while frame is not None:
         module = f"{frame.f_globals.get('__name__', '')}"

@@ -1,15 +1,17 @@
-"""The outcome of a call or a run: its record, its way back, and what the call changed.
+"""Outcomes of calls and runs, and the arguments of runs: their records, and how these are loaded.
 
 Each function that makes a record returns it with its payload; the caller writes them.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from stepwise._checkpoints.surroundings import Surroundings
+from stepwise._checkpoints.given import Surroundings
 from stepwise._checkpoints.variables import (
     FrameUnpickler,
     UnpicklableError,
@@ -17,33 +19,29 @@ from stepwise._checkpoints.variables import (
     dump_values,
     load_values,
 )
-from stepwise._journal.counters import Progress
-from stepwise._journal.records import Call, Ended, Entry, Outcome, Settled, StepStatus
+from stepwise._execution.process_memory import known_workflow
+from stepwise._journal.journal import read_start
+from stepwise._journal.records import Call, Entry, Outcome, RunFacts, Settled, StepStatus
+from stepwise._journal.seal import Seal
+from stepwise._journal.summary import course_of
 from stepwise._matching.held import Targets
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.limits import ran_out
 from stepwise._runtime.messages import Once, notice, reports
 from stepwise._values import codec as _codec
-from stepwise._values.buffers import Data
-from stepwise._values.codec import JSON, Codec, Encoded
-from stepwise._values.pickling import PYTHON
-from stepwise._values.secrets import Secrets
-from stepwise.errors import NotRecordableError
+from stepwise._values.codec import JSON, PYTHON, Codec, Encoded
+from stepwise._values.data import parameter_types
+from stepwise._values.preview import preview
+from stepwise._values.unpickling import Data
+from stepwise.errors import ConfigurationError, NotRecordableError, UnreadableValueError
+from stepwise.stores import Store
 
 if TYPE_CHECKING:
-    from stepwise._execution.call_changes import PutBack, Recorded
+    from stepwise._execution.changes import PutBack, Recorded
 
-__all__ = [
-    "LoadedOutcome",
-    "ShownValue",
-    "encode_changed",
-    "ended",
-    "load_outcome",
-    "outcome",
-    "record_arguments",
-    "settled",
-    "surroundings",
-]
+
+# -- outcomes -------------------------------------------------------------------------------------
+
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -82,40 +80,44 @@ def outcome(
     Raises:
         NotRecordableError: its value cannot be recorded.
     """
-    failed = status != "completed"
-
-    def encoded_plainly() -> Encoded:
-        if failed:
-            return codec.encode_error(value, "" if call.child else _then(call))
-        return codec.encode(value, f"the value returned by {call.name!r}", kind)
-
+    failed, secrets = status != "completed", codec.secrets
     if changes is None or not changes.edits:
-        encoded = encoded_plainly()
+        encoded = _encoded(codec, call, value, kind, failed=failed)
     else:
+        plainly = functools.partial(_encoded, codec, call, value, kind, failed=failed)
         try:
-            encoded = changes.encode(codec, value, encoded_plainly, failed=failed)
+            encoded = changes.encode(codec, value, plainly, failed=failed)
         except MemoryError as error:
             doing = f"what {call.name!r} returned and changed was recorded"
             raise ran_out(doing, error) from None
-    if not failed and (name := codec.secrets.found_in(encoded.data)):
+    if not (secrets.are_none or failed) and (name := secrets.found_in(encoded.data)):
         _tell_of_secret(call, name)
-    preview, usage = shown or (codec.secrets.preview(value), _NOTHING)
+    if shown is None:
+        masks = failed or not secrets.are_none
+        shown = ShownValue(secrets.preview(value) if masks else preview(value), _NOTHING)
+    text = shown.preview
     record = Outcome(  # by position, as a Call
         call,
         status,
         attempts,
         clean,
         tuple(inner),
-        codec.secrets.mask(preview),
+        text if secrets.are_none else secrets.mask(text),
         codec.traceback(value) if failed else "",
         changes.kinds() if changes is not None else _NOTHING,
         encoded.form,
         time.time(),
         changes.state if changes is not None else (),
         "",
-        usage,
+        shown.usage,
     )
     return record, encoded.data
+
+
+def _encoded(codec: Codec, call: Call, value: Any, kind: Any, *, failed: bool) -> Encoded:
+    if failed:
+        return codec.encode_error(value, "" if call.child else _then(call))
+    return codec.encode(value, f"the value returned by {call.name!r}", kind)
 
 
 _is_first = Once()
@@ -168,43 +170,6 @@ def settled(
     return record, encoded.data
 
 
-def ended(
-    status: Literal["completed", "failed", "cancelled"],
-    value: Any,
-    encoded: Encoded | None,
-    progress: Progress,
-    secrets: Secrets,
-    *,
-    changed: dict[str, str],
-    retry: tuple[int, ...],
-    spent: tuple[int, ...],
-    rest: Mapping[str, float],
-    again: str = "",
-) -> tuple[Ended, Data]:
-    """Return how an attempt of the run ended.
-
-    Args:
-        value: what it returned or raised; ``encoded``, if it can be recorded.
-        changed: see :class:`Ended`, as of ``retry``, ``spent``, ``rest`` and ``again``.
-    """
-    record = Ended(
-        status,
-        recorded=encoded is not None,
-        changed=changed,
-        retry=retry,
-        spent=spent,
-        resumed_from=progress.resumed_from,
-        executed=progress.executed,
-        skipped=progress.skipped,
-        preview=secrets.preview(value),
-        form=encoded.form if encoded is not None else None,
-        at=time.time(),
-        rest=rest,
-        again=again,
-    )
-    return record, encoded.data if encoded is not None else b""
-
-
 # -- loading -------------------------------------------------------------------------------------
 
 
@@ -241,10 +206,9 @@ def load_outcome(
     record, payload = entry.record, entry.payload
     form = getattr(record, "form", None)
     failed = getattr(record, "status", "completed") != "completed"
-    codec.check(form)
     contents, put_back = None, None
     if getattr(record, "changed", None) and isinstance(record, Outcome):
-        from stepwise._execution.call_changes import load_changes  # on use: few calls change
+        from stepwise._execution.changes import load_changes  # on use: few calls change
 
         here = given if isinstance(given, Targets) else None
         loaded = load_changes(payload, form, here, viewer)
@@ -256,8 +220,8 @@ def load_outcome(
         assert isinstance(given, Surroundings)
         around = given
         if form == JSON:
-            from stepwise._execution.contents import put_back as refill  # on use
-            from stepwise._execution.contents import take_apart
+            from stepwise._execution.changes import put_back as refill  # on use
+            from stepwise._execution.changes import take_apart
 
             payload, contents = take_apart(payload)
         else:
@@ -321,11 +285,9 @@ def encode_changed(
         NotRecordableError: that cannot be recorded.
     """
     if codec.data_only:
-        from stepwise._execution import (
-            contents as _contents,  # on use: most programs record pickles
-        )
+        from stepwise._execution import changes as _changes
 
-        return _contents.with_contents(encoded(), around, what)
+        return _changes.with_contents(encoded(), around, what)
     whole = {"value": told}
     few = dump_few(whole, around)
     if few is not None:
@@ -344,3 +306,158 @@ def encode_changed(
             path="",
             type_name=kind,
         ) from error
+
+
+# -- inputs ---------------------------------------------------------------------------------------
+
+
+_ABOUT = "@about"  # no parameter has such a name
+
+
+class RunInputs(NamedTuple):
+    """The arguments of a run.
+
+    Args:
+        values: by the names of the parameters; those left at their default are not among them.
+        method: the parameter that gets the instance or class of a method; empty for a function.
+        missing: what could not be recorded, with the reason.
+        run: its id.
+    """
+
+    values: dict[str, Any]
+    method: str = ""
+    missing: Mapping[str, str] = {}
+    run: str = ""
+
+    def whole(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the arguments, those ``given`` in the place of recorded ones.
+
+        Raises:
+            UnreadableValueError: one is missing.
+        """
+        chosen = given or {}
+        lost = {name: why for name, why in self.missing.items() if name not in chosen}
+        if lost:
+            told = "; ".join(
+                f"{name!r} could not be recorded ({why})" for name, why in lost.items()
+            )
+            names = ", ".join(f"{name}=..." for name in lost)
+            raise UnreadableValueError(
+                f"arguments of run {self.run!r} are not known: {told}. Give them: "
+                f"stepwise.get_run({self.run!r}).resume({names})"
+            )
+        return {**self.values, **chosen}
+
+
+# -- recording -----------------------------------------------------------------------------------
+
+
+def record_inputs(
+    codec: Codec,
+    function: Callable[..., Any],
+    bound: Mapping[str, Any],
+    method: str,
+    instance: Any,
+    secret: Mapping[str, Any],
+) -> tuple[Data, str]:
+    """Return the payload of a run's first record, and its form.
+
+    Args:
+        bound: the arguments by name, without that of a method's instance or class.
+        method: the name of the parameter that gets ``instance``; empty for a plain function.
+        secret: the secrets by name, which are not recorded.
+    """
+    missing = dict.fromkeys([name for name in bound if name in secret], "it is a secret")
+    bound = {name: value for name, value in bound.items() if name not in secret}
+    values = {**({method: instance} if method else {}), **bound}
+    if codec.data_only:
+        return _as_data(codec, function, values, method, missing), JSON
+    around = surroundings(bound, instance, function, secret)
+    while True:
+        try:
+            data = dump_values({**values, _ABOUT: (method, missing)}, around)
+            lost = {name: why for name, (_, why) in around.kept.items()}
+            less = False
+        except UnpicklableError as error:
+            data, lost = b"", {name: why for name, (_, why) in error.culprits.items()}
+            less = not lost.keys().isdisjoint(around.arguments)
+            left = {name: held for name, held in around.arguments.items() if name not in lost}
+            around = around.holding(left)
+        # Of an instance, an attribute that does not pickle is left out, and so the instance is no
+        # input; what else it holds is still needed, to put it back in the process that has it.
+        found = {_parameter(name, method): f"{name}: {why}" for name, why in lost.items()}
+        if not less and found.keys().isdisjoint(values):
+            return data or record_arguments(around), PYTHON
+        missing.update(found)
+        values = {name: value for name, value in values.items() if name not in found}
+
+
+def _parameter(name: str, method: str) -> str:
+    root = name.partition(".")[0]
+    return method if root == "self" and method else root
+
+
+def _as_data(
+    codec: Codec,
+    function: Callable[..., Any],
+    values: Mapping[str, Any],
+    method: str,
+    missing: dict[str, str],
+) -> bytes:
+    kinds, texts = parameter_types(function), dict[str, str]()
+    for name, value in values.items():
+        try:
+            encoded = codec.encode(value, f"the argument {name!r}", kinds.get(name, Any))
+            texts[name] = bytes(encoded.data).decode("utf-8", "surrogatepass")
+        except NotRecordableError as error:
+            missing[name] = str(error)
+    about = {"values": texts, "method": method, "missing": missing}
+    return json.dumps(about).encode()
+
+
+# -- loading -------------------------------------------------------------------------------------
+
+
+def load_inputs(store: Store, seal: Seal, facts: RunFacts) -> RunInputs:
+    """Load the arguments of a run.
+
+    Raises:
+        UnreadableValueError: they were not recorded, or cannot be loaded here; says why.
+    """
+    start = read_start(store, seal, facts.run_id, course_of(store, seal, facts).started)
+    if start is None:
+        raise _unknown(facts, "the record of its beginning was pruned, or cannot be read")
+    record, payload = start
+    if record.form is None or not payload:
+        raise _unknown(facts, "a secret is among them")
+    if record.form == JSON:
+        return _from_data(payload, facts)
+    try:
+        values = _codec.decode_with(lambda: load_values(payload, Surroundings()), record.form)
+    except UnreadableValueError as error:
+        raise _unknown(facts, str(error)) from error
+    if _ABOUT not in values:
+        raise _unknown(facts, "they do not pickle")
+    method, missing = values.pop(_ABOUT)
+    return RunInputs(values, method, missing, facts.run_id)
+
+
+def _from_data(payload: bytes, facts: RunFacts) -> RunInputs:
+    about = json.loads(payload)
+    try:  # the annotations give the types
+        function = known_workflow(facts.workflow).definition.function
+    except ConfigurationError as error:
+        raise _unknown(facts, str(error)) from None
+    kinds = parameter_types(function)
+    values = {
+        name: _codec.decode(text.encode("utf-8", "surrogatepass"), JSON, kinds.get(name, Any))
+        for name, text in about["values"].items()
+    }
+    return RunInputs(values, about["method"], about["missing"], facts.run_id)
+
+
+def _unknown(facts: RunFacts, why: str) -> UnreadableValueError:
+    return UnreadableValueError(
+        f"the arguments of run {facts.run_id!r}, {facts.label}({facts.arguments}), are not known: "
+        f"{why}. Call the workflow with them: .options(run_id={facts.run_id!r})(...)"
+    )

@@ -1,26 +1,97 @@
-"""The memory of this process about the runs it executed.
+"""The memory of this process: the runs that it executed, its workflows, edits meanwhile.
 
 Some things decide which run a call means and are in no store: how many runs with equal arguments
 have completed here (a loop that calls a workflow five times means five runs), which objects a run
 was given that stopped (it may have changed them; a call with the same objects means that run), and
-which runs were executed here.
+which runs were executed here.  A workflow is known once its decorator has run.
+
+IPython's ``%autoreload`` replaces the code of functions in place, or hands what a module defined
+before to rules that bring it up to date.  A function of a class is compiled inside a class of no
+meaning.
 """
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from types import CodeType, FrameType
 from typing import Any
 
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import process_lock
 from stepwise._runtime.messages import Once, kernel_shell
 from stepwise._runtime.store_urls import hide_passwords
-from stepwise.errors import DigestError
+from stepwise.errors import ConfigurationError, DigestError
 
-__all__ = ["Given", "ProcessMemory", "command", "memory"]
+# -- reloading ------------------------------------------------------------------------------------
+
+
+_CLASS = "__autoreload_class__."
+_PATCHER = "IPython.extensions.deduperreload"
+
+
+def name_truly(function: Any) -> None:
+    """Give a method that is compiled anew the name of its class, which is part of its identity."""
+    if not getattr(function, "__qualname__", "").startswith(_CLASS):
+        return
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if str(frame.f_globals.get("__name__", "")).startswith(_PATCHER):
+            prefixes = frame.f_locals.get("prefixes")
+            if prefixes:
+                function.__qualname__ = ".".join((*prefixes, function.__name__))
+                return
+        frame = frame.f_back
+
+
+def keep_up_to_date(kind: type, update: Callable[[Any, Any], None]) -> None:
+    """Let the reloader, if any, update old objects of a class from the new ones."""
+    reloader = sys.modules.get("IPython.extensions.autoreload")
+    rules: list[Any] | None = getattr(reloader, "UPDATE_RULES", None)
+    if rules is not None and all(rule[1] is not update for rule in rules):
+        rules.append((lambda old, new: isinstance(old, kind) and isinstance(new, kind), update))
+
+
+def code_in_file(function: Callable[..., Any]) -> CodeType | None:
+    """The code of a function as its file has it now; ``None`` if the function's own is another.
+
+    What the reloader compiles has line numbers of no file.
+    """
+    code = function.__code__
+    linecache.checkcache(code.co_filename)
+    text = "".join(linecache.getlines(code.co_filename))
+    try:
+        found = compile(text, code.co_filename, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return None
+    for name in function.__qualname__.split("."):
+        inner = [
+            each for each in found.co_consts if isinstance(each, CodeType) and each.co_name == name
+        ]
+        if not inner:
+            return None
+        found = inner[-1]
+    return found if _shape(found) == _shape(code) else None
+
+
+def _shape(code: CodeType) -> tuple[Any, ...]:
+    """All but lines and names of the classes around."""
+    constants = tuple(
+        _shape(each) if isinstance(each, CodeType) else (type(each), each)
+        for each in code.co_consts
+        if not (isinstance(each, str) and each.startswith(_CLASS))
+    )
+    counts = code.co_argcount, code.co_kwonlyargcount, code.co_posonlyargcount, code.co_flags
+    names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    return code.co_name, code.co_code, counts, names, constants
+
+
+# -- process memory -------------------------------------------------------------------------------
+
 
 _STOPPED = 32  # runs whose objects are held
 _EXECUTED = 1000  # runs whose ids are
@@ -159,3 +230,79 @@ def command(mask: Callable[[str], str] = str) -> tuple[tuple[str, ...], str]:
         return (sys.executable, *(mask(hide_passwords(each)) for each in given)), os.getcwd()
     except FileNotFoundError:  # the folder is gone
         return (), ""
+
+
+# -- registry -------------------------------------------------------------------------------------
+
+
+Resume = Callable[[Any, Any, Mapping[str, Any]], Any]
+"""Gets the definition of a workflow, a run of it, and arguments; gives a handle."""
+
+
+class KnownWorkflow(NamedTuple):
+    """A workflow, and what continues runs of it."""
+
+    definition: Any
+    resumes: Resume
+
+    def resume(self, run: Any, inputs: Mapping[str, Any]) -> Any:
+        """Continue a run; gives its handle."""
+        return self.resumes(self.definition, run, inputs)
+
+
+_known: dict[tuple[str, str], list[tuple[weakref.ref[Any], Any]]] = {}
+
+
+def register(definition: Any, resume: Resume) -> None:
+    """Remember a workflow while it is alive; the newest of its name comes first."""
+    name = definition.function.__module__, definition.label
+    held = [each for each in _known.get(name, ()) if each[0]() is not None]
+    _known[name] = [(weakref.ref(definition), resume), *held]
+
+
+def known_workflows() -> list[KnownWorkflow]:
+    """The workflows of this process; of several that have one name, the newest."""
+    found: dict[str, KnownWorkflow] = {}
+    for each in _alive():
+        found.setdefault(each.definition.full_name, each)
+    return list(found.values())
+
+
+def _alive() -> list[KnownWorkflow]:
+    return [
+        KnownWorkflow(definition, resume)
+        for held in list(_known.values())
+        for reference, resume in held
+        if (definition := reference()) is not None
+    ]
+
+
+def names_of(definition: Any) -> tuple[str, ...]:
+    """The full names of a workflow's runs: its own, and that of its file as a script."""
+    own: str = definition.full_name
+    return (own, f"{definition.file}:{definition.label}") if definition.file else (own,)
+
+
+def known_workflow(full_name: str) -> KnownWorkflow:
+    """The workflow of that name.
+
+    Raises:
+        ConfigurationError: this process does not know it, or knows several that differ.
+    """
+    alive = _alive()
+    found = [each for each in alive if each.definition.full_name == full_name]
+    if not found:  # its file may have been started as a script, and be imported here
+        found = [each for each in alive if full_name in names_of(each.definition)]
+    if not found:
+        raise ConfigurationError(
+            f"this process knows no workflow {full_name!r}: import the module that defines it "
+            "(its decorator must have run), or start the script that does"
+        )
+    made = [each for each in found if each.definition.function.__closure__]
+    if len(made) > 1 and found[0] in made:
+        raise ConfigurationError(
+            f"this process has {len(made)} workflows {full_name!r}, made by a function, which "
+            "may hold different values: call the intended one, .options(run_id=...)(...), "
+            "or give them names: @workflow(name=...)"
+        )
+    return found[0]

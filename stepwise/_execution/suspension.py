@@ -12,15 +12,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from stepwise._execution.active_run import ActiveRun, live_runs
-from stepwise._execution.other_tasks import tasks_within
+from stepwise._execution.tasks import tasks_within
 from stepwise._journal.records import RunFacts, RunWait, WaitKind
-from stepwise._runtime import exits, settings
+from stepwise._runtime import settings
 from stepwise._runtime.clock import elapsed
-from stepwise._runtime.messages import shell_word
-from stepwise._runtime.public_names import public
+from stepwise._runtime.facts import public
+from stepwise._runtime.messages import hook_exits, shell_word
 from stepwise.errors import RunSuspended
-
-__all__ = ["PendingWait", "pending", "seconds_to_suspension", "suspend", "suspended_text"]
 
 _AGAIN = 1.0  # seconds until it is asked again whether a step is in flight
 _SETTLED = 1.0  # seconds without a call after which other tasks and threads count as waiting
@@ -38,6 +36,7 @@ class PendingWait:
         name: of the signal; of an approval, the question.
         since: when the wait began, in seconds since 1970.
         until: when it ends by itself, in seconds since 1970; ``None`` for never.
+        ticket: of the question of an approval; else empty.
     """
 
     run_id: str
@@ -46,6 +45,7 @@ class PendingWait:
     name: str
     since: float
     until: float | None = None
+    ticket: str = ""
 
     def __str__(self) -> str:
         what = RunWait(self.step, self.kind, self.name, self.until, self.since).text
@@ -68,7 +68,13 @@ def pending(facts: RunFacts) -> list[PendingWait]:
     """Return what a run waits for, as its listing says."""
     return [
         PendingWait(
-            each.run or facts.run_id, each.number, each.kind, each.name, each.since, each.until
+            each.run or facts.run_id,
+            each.number,
+            each.kind,
+            each.name,
+            each.since,
+            each.until,
+            each.ticket,
         )
         for each in facts.waits
     ]
@@ -162,7 +168,7 @@ def suspend(active: ActiveRun) -> None:
         for run in family:
             run.suspension = waits[run]
         found = pending(root.facts._replace(waits=root.suspension or ()))
-        exits.prepare()
+        hook_exits()
         error = RunSuspended(_text(root.run_id, found), run_id=root.run_id, waits=found)
         for run in family:
             run.stop(error)
@@ -191,10 +197,10 @@ def _text(run_id: str, waits: list[PendingWait]) -> str:
         "time": "Start the program again then",
         "signal": f"stepwise send {shell_word(first.run_id)} {shell_word(first.name)} JSON, and "
         "start the program again",
-        "approval": f"stepwise approve {shell_word(first.run_id)} {first.step}, and start the "
-        "program again",
+        "approval": f"stepwise approve {shell_word(first.run_id)} {first.step} {first.ticket}, and "
+        "start the program again",
     }[first.kind]
-    return f"{suspended_text(run_id, waits)}. {how}: stepwise resume {run_id}"
+    return f"{suspended_text(run_id, waits)}. {how}: stepwise resume {shell_word(run_id)}"
 
 
 def suspended_text(run_id: str, waits: list[PendingWait]) -> str:

@@ -13,22 +13,17 @@ from collections.abc import Mapping
 from types import CellType
 from typing import Any
 
-from stepwise import _wire
 from stepwise._checkpoints.checkpoints import Loaded
-from stepwise._checkpoints.surroundings import Surroundings, class_of_kind
+from stepwise._checkpoints.given import Surroundings, class_of_kind
 from stepwise._checkpoints.variables import FrameUnpickler, load_values
 from stepwise._execution.outcomes import LoadedOutcome, load_outcome
 from stepwise._journal.journal import read_end
 from stepwise._journal.records import Entry, RunFacts
 from stepwise._journal.seal import Seal
-from stepwise._values.codec import Codec
-from stepwise._values.pickling import PYTHON, from_module
-from stepwise._values.preview import error_text
-from stepwise._values.secrets import HIDDEN
+from stepwise._values.codec import PYTHON, Codec, from_module
+from stepwise._values.preview import HIDDEN, error_text
 from stepwise.errors import UnreadableValueError
 from stepwise.stores import Store
-
-__all__ = ["Placeholder", "error_of", "look_into", "result_of", "view"]
 
 _EMPTY: dict[str, Any] = {
     "builtins:list": list,
@@ -77,7 +72,6 @@ def _placeholder(name: str) -> type[Placeholder]:
 
 class _ViewingUnpickler(FrameUnpickler):
     def find_class(self, module: str, name: str) -> Any:
-        module = _wire.current(module)
         if (module, name) == (from_module.__module__, from_module.__name__):
             return _from_module
         if module.startswith(_OURS) and name in _STANDING_IN:

@@ -10,9 +10,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from stepwise._journal.chain import inbox_name, is_begun
+from stepwise._journal.journal import inbox_name, is_begun
 from stepwise._journal.projection import met_messages
 from stepwise._journal.records import Entry, RunWait
 from stepwise._journal.seal import Seal
@@ -20,9 +20,9 @@ from stepwise._runtime.clock import End, elapsed
 from stepwise.stores import Store
 
 if TYPE_CHECKING:
+    from stepwise._execution.watching import RunWatch
     from stepwise._journal.inbox import Inbox, Message
 
-__all__ = ["Parked", "RunInbox", "Taken", "Waits", "may_wait", "waits"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,15 +37,6 @@ def waits(function: F) -> F:
     """Mark a public function as one that waits."""
     may_wait.add(function)
     return function
-
-
-if TYPE_CHECKING:
-
-    class Closes(Protocol):
-        """Something that is in progress until it is closed."""
-
-        def close(self) -> None:
-            """End it."""
 
 
 class Taken:
@@ -113,7 +104,7 @@ class RunInbox:
         self._last: dict[str, int] = {}  # number of the newest signal of a name
         self._recent: dict[str, set[int]] = {}  # taken ones that do not count by ``low`` yet
         self._waiting: dict[str, deque[Message]] = {}  # signals that were not taken, by name
-        self._answers: dict[str, Message] = {}  # the first one of each ticket
+        self._answers: dict[str, deque[Message]] = {}  # by ticket
 
     def ring(self) -> None:
         """Note that there may be new messages."""
@@ -153,7 +144,16 @@ class RunInbox:
         """Return the first answer to a question."""
         with self._lock:
             self._look()
-            return self._answers.get(ticket)
+            given = self._answers.get(ticket)
+            return given[0] if given else None
+
+    def ignore(self, answer: Message) -> bool:
+        """Leave out an answer that does not count; return whether that is met the first time."""
+        with self._lock:
+            self._answers[answer.name].remove(answer)
+            known = answer in self.taken
+            self.taken.add(answer.number)
+            return not known
 
     def take(self, name: str) -> Message | None:
         """Take the first signal of a name; ``None`` if there is none.
@@ -220,7 +220,7 @@ class RunInbox:
         new, self._seen = messages[self._seen :], len(messages)
         for message in new:
             if message.kind == "answer":
-                self._answers.setdefault(message.name, message)
+                self._answers.setdefault(message.name, deque()).append(message)
             elif message.kind == "signal":
                 name, number = message.name, message.number
                 self._last[name] = number
@@ -265,7 +265,7 @@ class Waits:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._parked: dict[int, Parked] = {}
-        self._watch: Closes | None = None
+        self._watch: RunWatch | None = None
 
     def __bool__(self) -> bool:
         return bool(self._parked)
@@ -282,7 +282,7 @@ class Waits:
         return self._watch is not None
 
     @contextmanager
-    def parked(self, parked: Parked, watch: Callable[[], Closes]) -> Iterator[None]:
+    def parked(self, parked: Parked, watch: Callable[[], RunWatch]) -> Iterator[None]:
         """Note that a call waits, while the block runs.
 
         Args:

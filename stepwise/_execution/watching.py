@@ -1,8 +1,8 @@
 """One thread per process that notices what was sent to runs of this process, and moments that come.
 
 It looks at the bell of each store that somebody watches, with one read for all runs, and calls what
-the watched runs gave it.  Now and then it calls all of them, since a ring may be lost.  There is no
-such thread while nobody watches, and it never keeps the process alive.
+the watched runs gave it.  Now and then it calls all of them, a few at a time, since a ring may be
+lost.  There is no such thread while nobody watches, and it never keeps the process alive.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import heapq
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from itertools import count
 
-from stepwise._journal.bell import Bell
+from stepwise._journal.log import Bell
 from stepwise._journal.seal import Seal
 from stepwise._runtime.forks import process_lock
 from stepwise._runtime.messages import reports
 from stepwise.errors import RunStopped
 from stepwise.stores import Store
 
-__all__ = ["RunWatch", "Watcher", "watcher"]
-
 POLL = 0.1  # seconds between two looks at a bell
-SLOW_POLL = 15.0  # seconds after which every watch is called, rung or not
+SLOW_POLL = 15.0  # seconds after which a round begins, in which every watch is called
+_SWEPT = 2  # watches of a round that are called at each look
 _LONGEST_PAUSE = 5.0  # seconds between two looks at a store that cannot be read
 _DONE_AT_EXIT = 1.0  # seconds that the end of the program waits for a look in progress
 _SPARE = 64  # moments of closed watches that may lie in the heap
@@ -41,20 +41,16 @@ class RunWatch:
             neither block nor take long.
     """
 
-    __slots__ = ("_close", "ring", "run_id", "until")
+    __slots__ = ("_watcher", "ring", "run_id", "until")
 
     def __init__(
-        self,
-        run_id: str,
-        ring: Callable[[], object],
-        until: float | None,
-        close: Callable[[RunWatch], None],
+        self, run_id: str, ring: Callable[[], object], until: float | None, watcher: Watcher
     ) -> None:
-        self.run_id, self.ring, self.until, self._close = run_id, ring, until, close
+        self.run_id, self.ring, self.until, self._watcher = run_id, ring, until, watcher
 
     def close(self) -> None:
         """Stop watching; may be called again.  A call in progress may still end after it."""
-        self._close(self)
+        self._watcher._close(self)
 
     def __enter__(self) -> RunWatch:  # noqa: PYI034
         return self
@@ -70,6 +66,7 @@ class _WatchedStore:
         self.store, self.seal = store, seal
         self.watches: dict[str, list[RunWatch]] = {}
         self.new: list[RunWatch] = []  # not called yet since they are watched
+        self.round: deque[RunWatch] = deque()  # to be called, since a ring may have been lost
         self.bell: Bell | None = None
         self.failures, self.pause_until = 0, 0.0
 
@@ -83,16 +80,23 @@ class _WatchedStore:
         return new
 
     def look(self, new: list[RunWatch], now: float, everything: bool) -> list[RunWatch]:
-        """Return the watches to call, the new ones among them, for which the bell may have rung."""
+        """Return the watches to call, the new ones among them, for which the bell may have rung.
+
+        Args:
+            everything: begin a round, unless one is in progress.
+        """
         if now < self.pause_until:
             return []
         try:
-            # Begun anew now and then: a store that was put back from a backup counts from below.
-            if self.bell is None or everything:
+            before = self.bell
+            if before is None or (everything and not self.round):
+                # Begun anew: a store that was put back from a backup counts from below.
                 self.bell = Bell(self.store, self.seal)
                 self.bell.look()
-                return self.all
-            rung = self.bell.look()
+                if before is None:
+                    return self.all
+                self.round = deque(self.all)
+            rung = before.look()
         except (Exception, RunStopped):  # the runs themselves report what is wrong with a store
             self.failures += 1
             self.bell = None
@@ -100,7 +104,9 @@ class _WatchedStore:
             self.pause_until = time.monotonic() + pause  # a failure may have taken long
             return []
         self.failures = 0
-        return new + [watch for run_id in rung for watch in list(self.watches.get(run_id, ()))]
+        swept = [self.round.popleft() for _ in range(min(_SWEPT, len(self.round)))]
+        rung_for = (watch for run_id in rung for watch in list(self.watches.get(run_id, ())))
+        return [*new, *rung_for, *swept]
 
 
 class Watcher:
@@ -143,7 +149,7 @@ class Watcher:
         Args:
             until: a moment at which it is called, too, in seconds since 1970 by the wall clock.
         """
-        watch = RunWatch(run_id, ring, until, self._close)
+        watch = RunWatch(run_id, ring, until, self)
         try:
             with self._mutex:
                 self._add(store, seal, watch)

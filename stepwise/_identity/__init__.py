@@ -2,5 +2,5 @@
 
 The modules, each importing only from those before it::
 
-    module_names clients parts identity captures leaves call_parts holders sights
+    module_names clients identity sights call_parts
 """

@@ -1,43 +1,338 @@
-"""The parts that tell the calls of a workflow apart, each by its name and with a digest of its own.
+"""The parts that tell the calls of a workflow apart: arguments, captured variables, attributes.
 
-``arg:q`` is an argument, the default of a parameter that was not given included; ``captured:model``
-a variable of an enclosing function; ``self.model`` an attribute of the instance, and
-``self.agent.persona`` one of an object that it holds (see ``leaves``).  What has no digest counts
-by its class, or by the fields that distinguish clients.  A derived run id is made of the parts; a
-record that knows them tells what differs, and a part that it does not know does not count.
+They have the names that the parts of steps have (see ``identity``): ``q``, the default of a
+parameter that was not given included, ``closure.model``, ``self.model`` and ``self.agent.persona``.
+A run id is made of the parts; a record that knows them tells what differs, and a part that it does
+not know does not count.
+
+A captured number or text counts as it is at the call.  What the workflow or one of its steps may
+change (a list, an object, a ``nonlocal`` variable) counts as it was when the function was called
+first: what a run did to it must not make the next call another one.  A captured function counts
+by its module, its name, its defaults and what it captured; what has no digest by its class, there
+where it stands.  Times and random ids in an object count by their type.  What is defined beside the
+workflow (its steps) is code, not a value: it counts by what it captured only, so that an edited
+workflow may call another step.
+
+A body is part of no identity.  Its fingerprint knows a step again that was renamed.
 """
 
 from __future__ import annotations
 
 import collections
+import dis
 import functools
 import hashlib
 import inspect
+import itertools
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from stepwise._identity import identity
-from stepwise._identity.captures import (
-    FIXED,
-    captured_parts,
-    fixed_cells,
-    own_name,
-    plain_function,
-    within,
+from stepwise._identity.clients import field, fields_of, is_foreign
+from stepwise._identity.identity import (
+    CLASS,
+    HELD,
+    KEY,
+    Parameters,
+    attribute_path,
+    class_digest,
+    is_momentary,
+    lenient,
 )
-from stepwise._identity.clients import field, fields_of
-from stepwise._identity.identity import Parameters
-from stepwise._identity.leaves import NO_LEAVES, leaves_of
-from stepwise._identity.parts import class_digest, lenient
+from stepwise._identity.module_names import canonical_module
+from stepwise._identity.sights import MISSING, Holder, leaves_of
 from stepwise._runtime.forks import cached
+from stepwise._runtime.messages import is_ours
 from stepwise._values import digest
-from stepwise._values.instances import attributes
-from stepwise._values.moments import is_momentary
+from stepwise._values.digest import assigned_in, cell_content
+from stepwise._values.reducers import is_lock
+from stepwise._values.trees import ATOMS, attributes
 
-__all__ = ["CallParts", "HeldParts", "Parts", "instance_values", "spoken"]
+# -- captures -------------------------------------------------------------------------------------
+
+
+_MOST = 1000  # values that are looked at within one
+
+
+def captured_parts(
+    function: Callable[..., Any], first_seen: dict[str, bytes]
+) -> tuple[dict[str, bytes], set[str]]:
+    """Encode the captured variables of a function, by name.
+
+    Args:
+        first_seen: what stood for those that may change, when it was called first; filled here.
+
+    Returns:
+        the encodings, and the names of times and random ids.
+    """
+    cells = _cells(function)
+    if not cells:
+        return {}, set()
+    rebound = _rebound(function)
+    parts: dict[str, bytes] = {}
+    momentary = set()
+    for name, cell in cells.items():
+        value = cell.cell_contents
+        if name in first_seen:
+            parts[name] = first_seen[name]
+        else:
+            told = _Teller(function).tell(value, name)
+            if told is None:
+                continue
+            parts[name] = told
+            if type(value) not in ATOMS or id(cell) in rebound:
+                first_seen[name] = told
+        if is_momentary(value):
+            momentary.add(name)
+    return parts, momentary
+
+
+def fixed_cells(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the captured variables that nobody assigns to any more, with their values."""
+    rebound = _rebound(function)
+    for name, cell in _cells(function).items():
+        if id(cell) not in rebound:
+            yield name, cell.cell_contents
+
+
+def own_name(value: Any, function: Callable[..., Any]) -> str:
+    """The name of a class or function; without its module if ``function`` has the same."""
+    module = canonical_module(getattr(value, "__module__", None) or "builtins")
+    name = getattr(value, "__qualname__", None) or repr(value)
+    return name if module == canonical_module(function.__module__) else f"{module}.{name}"
+
+
+def _cells(function: Callable[..., Any]) -> dict[str, types.CellType]:
+    """The captured variables that have a value."""
+    found = identity.own_cells(function).items()
+    return {name: cell for name, cell in found if cell_content(cell, MISSING) is not MISSING}
+
+
+class _Teller:
+    """One telling of a captured value; functions that capture each other end it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._of = function
+        self._met: dict[int, Any] = {id(function): function}
+
+    def tell(self, value: Any, variable: str = "") -> bytes | None:
+        """Return the replacement of a value; ``None`` for code beside the function.
+
+        Args:
+            variable: that holds it; empty if it is part of another value.
+        """
+        cls = type(value)  # not isinstance: the __class__ of a proxy may raise
+        if issubclass(cls, type):
+            return self._class(value, variable)
+        if issubclass(cls, functools.partial):
+            keywords = sorted(value.keywords.items())
+            parts = [value.func, *value.args, *(part for pair in keywords for part in pair)]
+            return self._join("partial", parts)
+        if cls is types.MethodType:
+            return self._join("method", [value.__func__, value.__self__])
+        function = plain_function(value)
+        if function is not None:
+            return self._function(function, variable)
+        return digest.encode(value) if cls in ATOMS else lenient(value, masking=True)[0]
+
+    def _class(self, value: Any, variable: str) -> bytes | None:
+        name, content = own_name(value, self._of), class_digest(value)
+        if content:
+            return digest.encode(("class", name, content))
+        return None if self._is_beside(value, variable) else digest.encode(("class", name))
+
+    def _is_beside(self, value: Any, variable: str) -> bool:
+        """Return whether a function around this one defines the value under that name."""
+        scope = value.__qualname__.removesuffix(variable)
+        return (
+            value.__name__ == variable
+            and value.__module__ == self._of.__module__
+            and scope.endswith("<locals>.")
+            and self._of.__qualname__.startswith(scope)
+        )
+
+    def _join(self, kind: str, values: list[Any]) -> bytes:
+        return digest.encode((kind, *[self.tell(value) for value in values]))
+
+    def _function(self, function: types.FunctionType, variable: str) -> bytes | None:
+        name, beside = own_name(function, self._of), self._is_beside(function, variable)
+        if id(function) in self._met:
+            return None if beside else digest.encode(("met", name))
+        self._met[id(function)] = function
+        defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        told = [self.tell(value) for value in defaults]
+        told += [self.tell(cell.cell_contents, each) for each, cell in _cells(function).items()]
+        held = [each for each in told if each is not None]
+        return None if beside and not held else digest.encode(("function", name, *held))
+
+
+def plain_function(value: Any) -> types.FunctionType | None:
+    """The function in a step, a workflow or a method, or the value itself, if it is a function."""
+    while True:
+        if type(value) is types.MethodType:
+            value = value.__func__
+        elif type(value) is types.FunctionType and "__stepwise_step__" in vars(value):
+            value = vars(value)["__wrapped__"]
+        elif hasattr(type(value), "run_id_for"):
+            value = value.__wrapped__
+            value = getattr(value, "__func__", value)  # a class method
+        else:
+            return value if type(value) is types.FunctionType else None
+
+
+# -- what a value holds --------------------------------------------------------------------------
+
+
+def within(name: str, value: Any, *, objects: bool = True) -> Iterator[tuple[str, Any]]:
+    """Yield a value and what it holds, each by its path: ``ask.client`` of a captured step ``ask``.
+
+    Functions, methods and partials hold what they captured, their defaults and their arguments.
+
+    Args:
+        objects: look into containers and into objects of the user's own classes as well, which a
+            run may change.
+    """
+    waiting: list[tuple[str, Any, frozenset[int]]] = [(name, value, frozenset())]
+    for _ in range(_MOST):
+        if not waiting:
+            return
+        path, each, outer = waiting.pop()
+        yield path, each
+        if id(each) in outer:
+            continue
+        around = outer | {id(each)}
+        held = _held_by_function(each) or (_held_by_object(each) if objects else {})
+        waiting += [(f"{path}.{key}", inner, around) for key, inner in reversed(held.items())]
+
+
+def _held_by_function(value: Any) -> dict[str, Any]:
+    """Return what a function, a method or a partial holds, by name."""
+    if type(value) is types.MethodType:
+        return {"__self__": value.__self__, **_held_by_function(value.__func__)}
+    if issubclass(type(value), functools.partial):
+        arguments = {str(number): each for number, each in enumerate(value.args, 1)}
+        return {"func": value.func, **arguments, **value.keywords}
+    function = plain_function(value)
+    if function is None:
+        return {}
+    positional = function.__code__.co_varnames[: function.__code__.co_argcount]
+    defaults = function.__defaults__ or ()
+    named = zip(positional[len(positional) - len(defaults) :], defaults, strict=True)
+    return {**dict(named), **(function.__kwdefaults__ or {}), **dict(fixed_cells(function))}
+
+
+def _held_by_object(value: Any) -> dict[str, Any]:
+    """Return the items of a container, or the attributes of an object that is no client."""
+    cls: Any = type(value)
+    if issubclass(cls, dict):
+        first = itertools.islice(value.items(), _MOST)
+        return {str(key): each for key, each in first if type(key) in ATOMS}
+    if issubclass(cls, (list, tuple)):
+        return {str(number): each for number, each in enumerate(value[:_MOST])}
+    if cls in ATOMS or issubclass(cls, type) or is_foreign(cls) or fields_of(cls) is not None:
+        return {}
+    return attributes(value)
+
+
+# -- nonlocal ------------------------------------------------------------------------------------
+
+
+def _rebound(function: Callable[..., Any]) -> set[int]:
+    """Return the ids of the cells that a function, or one that it captured, assigns to."""
+    found: set[int] = set()
+    for each in _reached(function, set()):
+        assigned = assigned_in(each.__code__)
+        found.update(id(cell) for name, cell in _cells(each).items() if name in assigned)
+    return found
+
+
+def _reached(function: Any, met: set[int]) -> Iterator[types.FunctionType]:
+    met.add(id(function))
+    yield function
+    for cell in _cells(function).values():
+        inner = plain_function(cell.cell_contents)
+        if inner is not None and id(inner) not in met:
+            yield from _reached(inner, met)
+
+
+# -- the body -------------------------------------------------------------------------------------
+
+_OWN = "@"  # takes the place of the function's own name, which no identifier equals
+
+
+def body_digest(function: Any) -> str:
+    """Return 8 characters for the code of a function; empty if the function has no code.
+
+    Comments, layout and the function's own name do not count, annotations and defaults neither.
+    The code is that which the interpreter executes, so that it is at hand without a source file;
+    another version of Python gives another fingerprint.  Functions of installed packages have
+    none: they call what they were given, which is another function each time.
+    """
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, types.CodeType):
+        return ""
+    if "-packages" in code.co_filename or is_ours(code.co_filename):
+        return ""
+    shape = _shape(code, code.co_name, f"{getattr(function, '__qualname__', '')}.<locals>.")
+    return hashlib.sha256(repr(shape).encode("utf-8", "backslashreplace")).hexdigest()[:8]
+
+
+def same_code(one: types.CodeType, other: types.CodeType) -> bool:
+    """Return whether two codes do the same, wherever they stand in their files."""
+    return one.co_name == other.co_name and _shape(one, "", "@") == _shape(other, "", "@")
+
+
+def codes_within(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield the codes of the functions and classes that are defined inside a code, at any depth."""
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield each
+            yield from codes_within(each)
+
+
+def _shape(code: types.CodeType, own: str, inside: str) -> tuple[Any, ...]:
+    """Return what two functions that do the same have in common, as plain data.
+
+    Args:
+        own: the name of the outermost function.
+        inside: how qualified names of functions within it begin.
+    """
+    names = [
+        [_OWN if each == own and _calls_itself(code, own) else each for each in held]
+        for held in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    ]
+    counts = code.co_argcount, code.co_kwonlyargcount, code.co_posonlyargcount, code.co_flags
+    constants = [_constant(each, own, inside) for each in code.co_consts]
+    return code.co_code, getattr(code, "co_exceptiontable", b""), counts, names, constants
+
+
+def _calls_itself(code: types.CodeType, own: str) -> bool:
+    """Return whether a name means the function itself wherever its code has it.
+
+    It does as a global or captured variable, and does not as an attribute: ``client.search()``.
+    """
+    used = {each.opname for each in dis.get_instructions(code) if each.argval == own}
+    return all("GLOBAL" in each or "DEREF" in each or "CLOSURE" in each for each in used)
+
+
+def _constant(value: Any, own: str, inside: str) -> Any:
+    if isinstance(value, types.CodeType):
+        return value.co_name, _shape(value, own, inside)
+    if isinstance(value, str) and value.startswith(inside):  # Python 3.10 keeps such names here
+        return _OWN, value.removeprefix(inside)
+    if isinstance(value, frozenset):  # its order changes from process to process
+        return "frozenset", sorted(repr(_constant(each, own, inside)) for each in value)
+    if isinstance(value, tuple):
+        return "tuple", [_constant(each, own, inside) for each in value]
+    return repr(value)
+
+
+# -- call parts -----------------------------------------------------------------------------------
+
 
 _GROWS = (list, dict, set, bytearray, collections.deque)
+_NOTHING = frozenset[str]()
 
 
 class Parts:
@@ -54,8 +349,9 @@ class Parts:
     has_instance = False
 
     def __init__(self) -> None:
-        self._momentary: set[str] = set()  # times and UUIDs: they prefer, and never exclude
-        self._growing: set[str] = set()
+        # Shared, since they are empty as a rule: a suspended run of a server holds its parts.
+        self._momentary = _NOTHING  # times and UUIDs: they prefer, and never exclude
+        self._growing = _NOTHING
 
     def differing(
         self, other: Mapping[str, str] | None, *, momentary: bool = False, growing: bool = True
@@ -107,6 +403,7 @@ class CallParts(Parts):
         instance: Any,
     ) -> None:
         super().__init__()
+        self._parameters = parameters
         self._function = function
         self._instance = instance
         self.has_instance = instance is not None
@@ -119,38 +416,37 @@ class CallParts(Parts):
         if not parameters.is_computed:
             self._encoded, self._defaulted, unknown = parameters.in_force(bound)
             self._by_class += [f"{name}=" for name in unknown]
-            given = self._encoded.keys() - set(self._defaulted)
-            self.given = frozenset(f"arg:{name}" for name in given)
+            self.given = frozenset(self._encoded.keys() - set(self._defaulted))
             captured, momentary = captured_parts(function, first_seen)
-            self._captured = {f"captured:{name}": encoded for name, encoded in captured.items()}
-            self._momentary |= {f"captured:{name}" for name in momentary}
+            self._captured = {f"closure.{name}": encoded for name, encoded in captured.items()}
+            self._momentary |= {f"closure.{name}" for name in momentary}
         if instance is not None and not isinstance(instance, type):
-            self._look_at(instance, parameters.instance_ignored)
+            self._look_at(parameters, instance)
         self.arguments = parameters.digest(bound, call) if self.computed else self._of_arguments()
         self.instance = self._of_instance()
 
-    def _look_at(self, instance: object, ignored: frozenset[str]) -> None:
-        values = instance_values(instance, ignored)
-        leaves = leaves_of(values, instance)
-        if leaves is not NO_LEAVES:
-            values = leaves.values
+    def _look_at(self, parameters: Parameters, instance: object) -> None:
+        holder = Holder("", self._function, parameters, instance)
+        values, leaves = holder.values(), holder.leaves
         numbering = digest.Numbering()
-        for part, value in values.items():
+        # Sorted: the attributes may have been assigned in another order at an earlier start.
+        for part, value in sorted(values.items()):
             node = leaves.nodes.get(part)
+            if part.startswith("closure."):
+                continue  # it counts as it was when the function was called first
             if node is not None:
                 self._held[part] = node.encode()
             else:
-                around = leaves.around(part, (instance,))
-                self._held[part], unknown = lenient(value, around, numbering)
-                if unknown:
-                    self._by_class.append(part.removeprefix("self."))
+                self._held[part], unknown = lenient(value, holder.around(part), numbering)
+                if not all(map(is_lock, unknown)):
+                    self._by_class.append(attribute_path(part))
             if is_momentary(value):
-                self._momentary.add(part)
+                self._momentary |= {part}
             elif issubclass(type(value), _GROWS):
-                self._growing.add(part)
+                self._growing |= {part}
 
     def by_class(self) -> list[str]:
-        """Name the arguments (``client=``) and attributes in which something has no digest."""
+        """Name the arguments (``client=``) and attributes with more than locks without a digest."""
         return self._by_class
 
     # -- what ids are made of --------------------------------------------------------------------
@@ -158,10 +454,7 @@ class CallParts(Parts):
     def _of_arguments(self, *, kept: frozenset[str] = frozenset()) -> str:
         """Digest the arguments without those at their default, except the ``kept`` ones."""
         out = set(self._defaulted) - kept
-        parts: list[bytes] = []
-        for name in sorted(self._encoded.keys() - out):
-            parts += digest.framed(name), digest.framed(self._encoded[name])
-        return digest.combined(parts)
+        return self._parameters.combined({n: e for n, e in self._encoded.items() if n not in out})
 
     def _of_instance(self, module: str | None = None) -> str:
         """Digest the instance.
@@ -184,7 +477,7 @@ class CallParts(Parts):
         counted = {n: held for n, held in self._captured.items() if n not in self._momentary}
         content = self._instance is not None and class_digest(_class(self._instance))
         if content and not self.computed:
-            counted["class"] = content.encode()
+            counted[CLASS] = content.encode()
         return counted
 
     def digests(self, module: str | None = None) -> Iterator[tuple[str, ...]]:
@@ -238,15 +531,12 @@ class CallParts(Parts):
     @cached
     def recorded(self) -> dict[str, str]:  # type: ignore[override]
         """A short digest of each part, by its name."""
-        parts: dict[str, bytes] = {f"arg:{name}": held for name, held in self._encoded.items()}
         if self.computed:
-            parts["key"] = self.arguments.encode()
-            return {name: _short_digest(encoded) for name, encoded in parts.items()}
-        parts.update(self._captured)
-        parts.update(self._held)
+            return {KEY: _short_digest(self.arguments.encode())}
+        parts = {**self._encoded, **self._captured, **self._held}
         if self._instance is not None:
             cls = _class(self._instance)
-            parts["class"] = (own_name(cls, self._function) + class_digest(cls)).encode()
+            parts[CLASS] = (own_name(cls, self._function) + class_digest(cls)).encode()
         return {name: _short_digest(encoded) for name, encoded in parts.items()}
 
     @property
@@ -307,7 +597,7 @@ class HeldParts(Parts):
             if held is None:
                 held = known[id(function)] = [*self._held_by(function)]
             for path, encoded, attribute in held:
-                yield f"of:{where}:{path}", encoded, attribute
+                yield f"{HELD}{where}:{path}", encoded, attribute
 
     def _held_by(self, function: Any) -> Iterator[tuple[str, bytes, tuple[str, str] | None]]:
         for name, value, cls in _values_of(function):
@@ -331,7 +621,7 @@ class HeldParts(Parts):
         """Encode a value if it is a text, a number, a function or a class."""
         if path in self._ignored or attribute in _assigned or is_momentary(value):
             return
-        if type(value) in FIXED:
+        if type(value) in ATOMS:
             yield path, digest.encode(value), attribute
         elif issubclass(type(value), _NAMED):
             named = own_name(value, plain_function(function) or value)
@@ -359,35 +649,16 @@ def _values_of(function: Any) -> Iterator[tuple[str, Any, type | None]]:
 # -- digests -------------------------------------------------------------------------------------
 
 
-def instance_values(instance: object, ignored: Collection[str] = ()) -> dict[str, Any]:
-    """Return what tells an instance from others of its class, by the names of the parts."""
-    cls: Any = type(instance)
-    held = attributes(instance)
-    for extra in ("__pydantic_extra__", "__pydantic_private__"):
-        held.update(held.pop(extra, None) or {})
-    out = identity.uncompared(cls)
-    values = {f"self.{n}": held[n] for n in sorted(held) if n not in out and n not in ignored}
-    read = identity.reader_of(cls)
-    items = None if read is None else read(instance)
-    if items:
-        values["self.its items"] = items
-    return values
-
-
 def _combined(extras: Mapping[str, bytes]) -> list[str]:
     parts = [digest.framed(part) for pair in sorted(extras.items()) for part in pair]
     return [digest.combined(parts)] if parts else []
 
 
-def _fields_of(value: object) -> tuple[str, ...] | None:
-    cls: Any = type(value)
-    return fields_of(cls)
-
-
 def _clients_within(where: str, value: Any) -> Iterator[tuple[str, bytes]]:
     """Encode the fields that distinguish the clients that a value is or holds, by their paths."""
     for path, each in within(where, value):
-        for name in _fields_of(each) or ():
+        cls: Any = type(each)
+        for name in fields_of(cls) or ():
             yield f"{path}.{name}", digest.encode(field(each, name))
 
 
@@ -399,20 +670,3 @@ def _class(instance: Any) -> Any:
 def _short_digest(encoded: bytes) -> str:
     """Return the digest of a part as a record keeps it: 16 hexadecimal digits."""
     return hashlib.sha256(encoded).hexdigest()[:16]
-
-
-def spoken(names: list[str]) -> str:
-    """Parts in words: ``argument 'q', captured variable 'model', self.history``."""
-    words = {"arg": "argument", "captured": "captured variable"}
-    told = []
-    for name in names:
-        kind, _, rest = name.partition(":")
-        if kind == "of":
-            where, _, held = rest.rpartition(":")
-            told.append(f"{held} of {where}")
-            continue
-        told.append(f"{words[kind]} {rest!r}" if rest and kind in words else _WORDS.get(name, name))
-    return ", ".join(told)
-
-
-_WORDS = {"class": "the class of the instance", "key": "what its key= gives"}

@@ -9,17 +9,6 @@ from typing import Any
 
 from stepwise.errors import ConfigurationError
 
-__all__ = [
-    "declared",
-    "field",
-    "fields_of",
-    "has_key",
-    "identity",
-    "is_client",
-    "is_foreign",
-    "is_foreign_module",
-]
-
 _SCALARS = (str, int, float, bool, bytes, complex, type(None))
 _ADDRESS = " at 0x"  # in the repr of an object that has none of its own
 _CLIENT = ("base_url", "organization", "project", "api_version")
@@ -136,15 +125,19 @@ def field(value: Any, name: str) -> Any:
 
 def is_client(cls: type) -> bool:
     """Return whether a class is an SDK's client, which can be made again without loss."""
-    root = cls.__module__.partition(".")[0]
+    root = cls.__module__.partition(".")[0]  # a class of one's own may hold more
     return any(f"{root}.{base.__qualname__}" in _SDK for base in cls.__mro__)
 
 
-@functools.lru_cache(maxsize=1000)
 def has_key(cls: type) -> bool:
     """Return whether objects of a class are clients, or derived from one, which may hold a key."""
-    names = {f"{base.__module__.partition('.')[0]}.{base.__qualname__}" for base in cls.__mro__}
-    return not names.isdisjoint(_SDK | _HTTP)
+    return not _names_of(cls).isdisjoint(_SDK | _HTTP)
+
+
+@functools.lru_cache(maxsize=1000)
+def _names_of(cls: type) -> frozenset[str]:
+    """Return the names of a class and its bases: root package and qualified name."""
+    return frozenset(f"{e.__module__.partition('.')[0]}.{e.__qualname__}" for e in cls.__mro__)
 
 
 def is_foreign(cls: type) -> bool:

@@ -3,41 +3,612 @@
 A call is its step's name and the digest of its arguments, bound to the signature, those equal to
 their default left out: ``f(1, 2)``, ``f(1, b=2)`` and ``f(b=2, a=1)`` are one, and a new parameter
 with a default keeps old runs.  A run is its workflow's name and that digest.
+
+Beside the whole there are *parts*, a short digest of each argument, attribute and variable, which
+tell what differs.  A part is named ``question`` (an argument), ``self.model`` (an attribute of the
+instance), ``closure.unit`` (a captured variable), ``@class``, ``@function`` (these two are plain
+text) or ``@key`` (what a ``key`` function returned).  The text of a part of a call is
+
+- a ``.`` if the value is a scalar,
+- a digest of 8 characters in which times and UUIDs count by their type alone: they differ at each
+  start, and so cannot tell runs apart,
+- ``~`` and the exact digest, if there are times or UUIDs in the value (a scalar that is one has
+  the digest ``*``),
+- ``?`` and serial numbers of the objects in it that have no digest (a lock, a client) and count by
+  their class.
+
+What has no digest counts by its class, or by the fields that are declared or known of that, there
+where it stands; what stands beside it counts by its contents.  Attributes and captured variables
+never fail a call.  Arguments are told exactly where everything in them has a digest; only what a
+call uses up or what is nothing but data (an iterator, an array of a special kind) is an error.
 """
 
 from __future__ import annotations
 
+import binascii
 import builtins
 import collections
+import contextlib
+import datetime as dt
+import enum
 import functools
 import hashlib
 import inspect
 import os
 import re
 import sys
+import time
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from typing import Any, ClassVar
 
-from stepwise._identity.parts import KEY, digest_part, of_argument, parse, short, started_module
+from stepwise._identity.clients import declared, field, fields_of, is_foreign
 from stepwise._runtime import settings
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached
 from stepwise._values import digest as _digest
-from stepwise._values.digest_atoms import ATOMS, COMMON, LENGTH, main_name
-from stepwise._values.hidden_arguments import Hiding, Redact, attributes_in
+from stepwise._values.digest import (
+    ATOMS,
+    COMMON,
+    LENGTH,
+    Encoder,
+    Numbering,
+    cell_content,
+    class_name,
+    content_of,
+    encode,
+    fold,
+    form_of,
+    join,
+    module_key,
+    string,
+)
+from stepwise._values.preview import Hiding, Redact, attributes_in
+from stepwise._values.reducers import is_lock
+from stepwise._values.trees import NOT_STATE
 from stepwise.errors import ConfigurationError, DigestError
 
-__all__ = [
-    "Parameters",
-    "child_id",
-    "compensation_key",
-    "derived_id",
-    "idempotency_key",
-    "label_of",
-    "random_id",
-    "uncompared",
-]
+# -- moments --------------------------------------------------------------------------------------
+
+
+_RANDOM = "1467"  # versions of UUIDs; the others are made of a name, and stay
+_UUID = r"(?i)[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"  # compiled on use
+_WRITTEN = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d|[A-Z][a-z]{2},? [\w ]{5,15} \d\d:\d\d:\d\d "
+"""How a text begins that is a time: by ISO 8601, ``time.ctime()``, or as in mails and HTTP."""
+_LENGTHS = (32, 36)  # characters of a UUID's text
+_FORMS = ("%a %b %d %H:%M:%S %Y", "%a, %d %b %Y %H:%M:%S %z", "%a, %d %b %Y %H:%M:%S GMT")
+
+
+def is_momentary(value: object) -> bool:
+    """Return whether a value is a random UUID or a time since this process began."""
+    cls: Any = type(value)  # not isinstance: the __class__ of a proxy may raise
+    if cls in (int, float):
+        return is_clock(value)  # type: ignore[arg-type]
+    if issubclass(cls, str):
+        return _is_written(str(value))
+    if issubclass(cls, dt.datetime):
+        return _is_now(value)  # type: ignore[arg-type]
+    uuid: Any = sys.modules.get("uuid")  # where nobody imported it, there are none
+    return (
+        uuid is not None and issubclass(cls, uuid.UUID) and str(cls.version.fget(value)) in _RANDOM
+    )
+
+
+def has_volatile_form(text: str) -> bool:
+    """Return whether a text is a UUID or a time by its form, whenever it was made."""
+    return 16 <= len(text) <= 40 and (_is_uuid(text) or _of_form(_WRITTEN).match(text) is not None)
+
+
+@functools.cache
+def _of_form(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+def _is_uuid(text: str) -> bool:
+    return len(text) in _LENGTHS and _of_form(_UUID).fullmatch(text) is not None
+
+
+def _is_written(text: str) -> bool:
+    if _is_uuid(text):
+        digits = text.replace("-", "")
+        return digits[12] in _RANDOM and digits[16] in "89abAB"  # version and variant
+    if not has_volatile_form(text):
+        return False
+    for form in ("", *_FORMS):
+        with contextlib.suppress(ValueError):
+            return _is_now(_read(text, form))
+    return False
+
+
+def _read(text: str, form: str) -> dt.datetime:
+    if form:
+        return dt.datetime.strptime(text, form)  # noqa: DTZ007 (any zone is tried)
+    return dt.datetime.fromisoformat(text.removesuffix("Z"))
+
+
+def _is_now(moment: dt.datetime) -> bool:
+    begun, now = _began(), time.time()
+    try:
+        if moment.tzinfo is not None:
+            return begun <= moment.timestamp() <= now
+        # Without a zone, it is the time of here or of Greenwich.
+        here, there = moment.timestamp(), moment.replace(tzinfo=dt.timezone.utc).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return False
+    return begun - 1 <= here <= now or begun - 1 <= there <= now  # cut to a second
+
+
+def is_clock(number: float) -> bool:
+    """Return whether a clock of this process has shown a number, in seconds or in parts of them."""
+    if not 1 <= number <= 1 << 62:  # nor is NaN
+        return False
+    if number < 1000 and number == round(number, 3):
+        return False  # soon after boot, a clock shows what others count; but with finer digits
+    now, begun = time.time(), _began() - 1
+    for unit in (1, 10**3, 10**6, 10**9):
+        if begun * unit <= number <= now * unit:
+            return True
+    if type(number) is int:
+        return False
+    return any(
+        0 <= clock() - number <= now - begun for clock in (time.monotonic, time.perf_counter)
+    )
+
+
+@functools.cache
+def _began() -> float:
+    """Return when this process began, in seconds since 1970."""
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            ticks = int(file.read().rpartition(b")")[2].split()[19])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError, IndexError):
+        age = time.process_time() + 60  # no such file: it began at least that long ago
+    return time.time() - max(age, 0)
+
+
+# -- parts ----------------------------------------------------------------------------------------
+
+
+CLASS, FUNCTION, KEY = "@class", "@function", "@key"
+ITEMS = "self.[]"
+"""The part of an instance that is itself a list, a text or the like."""
+HELD = "of:"
+"""Begins the part of a function that a run was given: ``of:node 'ask':model``."""
+_VOLATILE = "*"
+_SCALARS = (str, int, float, bool, bytes, complex, type(None))
+_SHORT = 100  # characters
+_URLSAFE = bytes.maketrans(b"+/", b"-_")  # base64.urlsafe_b64encode is two Python functions
+
+uncounted: dict[type, str] = {}
+"""The field of a class that the library itself changes while calls that hold it are in flight."""
+
+_made: weakref.WeakKeyDictionary[type, bytes] = weakref.WeakKeyDictionary()
+"""The encodings of classes that no name leads to."""
+
+_CAPTURES_NOTHING: Mapping[str, types.CellType] = {}
+
+
+def short(encoded: bytes) -> str:
+    """Shorten canonical bytes to 8 characters (48 bits of their SHA-256).
+
+    ``None``, booleans and small whole numbers are shorter as they are, behind a ``=``.
+    """
+    if len(encoded) <= 6 and encoded[0] in b"NT!i":
+        return "=" + encoded.decode()
+    text = binascii.b2a_base64(hashlib.sha256(encoded).digest()[:6], newline=False)
+    return text.translate(_URLSAFE).decode()
+
+
+class Part(NamedTuple):
+    """The text of a part, taken apart.
+
+    Args:
+        scalar: the value is a text, a number, a moment or the like.
+        digest: in which times and UUIDs count by their type.
+        exact: the whole digest.
+        unknown: serial numbers of what has no digest.
+    """
+
+    scalar: bool
+    digest: str
+    exact: str
+    unknown: str
+
+    @property
+    def volatile(self) -> bool:
+        """True if the value itself is a time or a UUID."""
+        return self.digest == _VOLATILE
+
+    def same(self, other: Part) -> bool:
+        """Return whether both may be digests of one value, times and UUIDs aside."""
+        return (
+            self.volatile
+            or other.volatile
+            or self.digest == other.digest
+            or self.exact == other.exact
+        )
+
+
+@functools.lru_cache(maxsize=4096)
+def parse(text: str) -> Part:
+    """Take the text of a part apart."""
+    scalar = text.startswith(".")
+    rest, _, unknown = text.removeprefix(".").partition("?")
+    digest, _, exact = rest.partition("~")
+    return Part(scalar, digest, exact or digest, unknown)
+
+
+def unknown_in(parts: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
+    """Return the serial numbers of what has no digest, by the names of the parts that hold it."""
+    texts = {name: parse(text).unknown for name, text in parts.items() if "?" in text}
+    return {name: tuple(map(int, text.split(","))) for name, text in texts.items()}
+
+
+def digest_part(
+    value: object, around: Sequence[object] = (), *, once: bool = False
+) -> tuple[str, list[object]]:
+    """Digest the value of an attribute or a captured variable.
+
+    Args:
+        around: the objects that hold it, from the instance inwards, each of which counts as itself
+            wherever it is met; none for a captured variable.  A function in one counts without what
+            it captured itself, since that is a part of its own (see :func:`captured`).
+        once: it will hardly be digested again, so that nothing is kept for that.
+
+    Returns:
+        the text of the part, without serial numbers, and the objects that have no digest.
+    """
+    cls: Any = type(value)
+    if isinstance(value, str) and cls is str and len(value) < _SHORT:
+        return _text(value), []
+    if cls in _SCALARS:
+        test = _TESTS.get(cls)
+        exact = short(ATOMS[cls](value))
+        return (f".{_VOLATILE}~{exact}" if test is not None and test(value) else f".{exact}"), []
+    _meet_uuids()
+    if cls in _MOMENTS or isinstance(value, enum.Enum):
+        encoder = _Lenient(around, masking=False)
+        exact = short(encoder.encode(value))
+        return (f".{_VOLATILE}~{exact}" if encoder.volatile else f".{exact}"), []
+    masked = _Lenient(around, masking=True)
+    masked.grows = not once
+    masked.without_cells = not around and as_function(value) is not None
+    digest = short(masked.whole_of(value))
+    if not masked.volatile:
+        return digest, masked.unknown
+    whole = _Lenient(around, masking=False)
+    whole.grows = not once
+    return f"{digest}~{short(whole.whole_of(value))}", whole.unknown
+
+
+def lenient(
+    value: object,
+    around: Sequence[object] = (),
+    numbering: Numbering | None = None,
+    *,
+    masking: bool = False,
+    exactly: bool = False,
+) -> tuple[bytes, list[object]]:
+    """Encode a value that nobody chose to be part of an identity.
+
+    What has no digest counts by its class, or by the fields that are known of it, there where it
+    stands; the rest by its contents.
+
+    Args:
+        around: see :func:`digest_part`.
+        numbering: of the references in all that makes the identity.
+        masking: times and UUIDs count by their type.
+        exactly: a function that no name leads to counts by its code, too.
+
+    Returns:
+        the canonical bytes, and the objects that have no digest.
+    """
+    encoder = _Lenient(around, masking=masking)
+    encoder.exactly = exactly
+    if numbering is not None:
+        encoder.numbering = numbering
+    _meet_uuids()
+    return encoder.whole_of(value), encoder.unknown
+
+
+def of_argument(value: object, numbering: Numbering) -> tuple[bytes, list[object]]:
+    """Encode an argument: exactly, or leniently where something in it has no digest.
+
+    Args:
+        numbering: see :func:`lenient`.
+
+    Raises:
+        DigestError: what has no digest is used up by the call, or is data: nothing can replace it.
+    """
+    try:
+        return encode(value, numbering, by=_Exact), []
+    except DigestError:
+        found, unknown = lenient(value, (), numbering, exactly=True)
+        if any(map(_is_irreplaceable, unknown)):
+            raise
+        return found, unknown
+
+
+def _is_irreplaceable(value: object) -> bool:
+    """Return whether a value is consumed by a call, or is a container or an array of data."""
+    cls = type(value)
+    asyncio = sys.modules.get("asyncio")
+    used_up = (Iterator, AsyncIterator, Coroutine, *((asyncio.Future,) if asyncio else ()))
+    data = (list, tuple, dict, set, frozenset, deque, memoryview)
+    return issubclass(cls, (*used_up, *data)) or hasattr(cls, "__array__")
+
+
+@functools.lru_cache(maxsize=1000)
+def class_digest(cls: Any) -> str:
+    """Digest what tells a class from others of its name; empty if nothing does."""
+    return parse(digest_part(cls)[0]).digest if content_of(cls) else ""
+
+
+@functools.lru_cache(maxsize=1000)
+def _text(value: str) -> str:
+    """The part of a short text: names and models are asked for at every call."""
+    exact = short(string(value))
+    return f".{_VOLATILE}~{exact}" if has_volatile_form(value) else f".{exact}"
+
+
+class _Exact(Encoder):
+    """An encoder of arguments: classes that the user has declared count by their fields."""
+
+    def object(self, value: Any) -> bytes:
+        cls: Any = type(value)
+        fields = declared(cls)
+        return super().object(value) if fields is None else _by_fields(self, value, fields)
+
+
+def _by_fields(encoder: Encoder, value: Any, fields: Iterable[str]) -> bytes:
+    held = {name: field(value, name) for name in fields}
+    return join(b"K", [string(class_name(type(value))), encoder.dict_(held)])
+
+
+class _Lenient(Encoder):
+    """An encoder that never fails, whatever the value contains.
+
+    Args:
+        masking: times and UUIDs count by their type.
+    """
+
+    atoms: ClassVar = {
+        cls: form
+        for cls, form in ATOMS.items()
+        if cls not in (str, int, float, dt.datetime, dt.time)
+    }
+
+    def __init__(self, around: Sequence[object], *, masking: bool) -> None:
+        super().__init__(Numbering())
+        self.active.update((id(each), level) for level, each in enumerate(around))
+        self.masking = masking
+        self.volatile = False
+        self.without_cells = False  # variables that the function itself captured count elsewhere
+        self.in_class = False
+        self.exactly = False
+        self.whole = False  # in an object that counts by its class if any part has no digest
+        self.unknown: list[object] = []
+        # Long lists are remembered by what stands at the front of their digest.
+        self.list_tag = b"*" if masking else b"m"
+
+    def whole_of(self, value: Any) -> bytes:
+        """Encode a value; by its class alone if that fails."""
+        try:
+            return self.encode(value)
+        except MemoryError:
+            raise
+        except Exception:  # nested too deeply, or changed by another thread meanwhile
+            self.unknown, self.volatile = [value], False
+            return _by_class(type(value))
+
+    def encode(self, value: Any) -> bytes:
+        if type(value) is str and not has_volatile_form(value):
+            return string(value)  # most of what messages hold
+        test = _TESTS.get(type(value))
+        if test is not None and test(value):
+            self.volatile = True
+            if self.masking:
+                return join(b"*", [string(class_name(type(value)))])
+        return super().encode(value)
+
+    def object(self, value: Any) -> bytes:
+        cls: Any = type(value)
+        before = self.whole
+        try:
+            fields = fields_of(cls)
+            if fields is not None:
+                return _by_fields(self, value, fields)
+            if cls in uncounted:
+                held = {k: v for k, v in vars(value).items() if k != uncounted[cls]}
+                return join(b"K", [string(class_name(cls)), self.dict_(held)])
+            function = as_function(value)
+            if function is not None:
+                return self.code(function)
+            if isinstance(value, type):
+                return self.class_(value)
+            self.whole = before or (form_of(cls) is Encoder.reduced and is_foreign(cls))
+            encoded = super().object(value)
+            return join(b"k", [self.class_(cls), encoded]) if content_of(cls) else encoded
+        except (RecursionError, MemoryError):
+            raise
+        except Exception:
+            if before:
+                raise
+            self.unknown.append(value)
+            return _by_class(cls)
+        finally:
+            self.whole = before
+
+    def class_(self, cls: type) -> bytes:
+        """Encode a class by its name, and by its contents if it cannot be found by that name.
+
+        It counts as it was when it was first asked for: what is called may change what it holds.
+        """
+        known = _made.get(cls)
+        if known is not None and not self.in_class:
+            return known
+        held = content_of(cls)
+        if held is None:
+            return fold(b"c" + class_name(cls).encode())
+        encoder = self
+        if not self.in_class:
+            encoder = _Lenient((cls,), masking=True)
+            encoder.in_class = True
+        encoded = join(b"k", [string(class_name(cls)), encoder.dict_(held)])
+        if not self.in_class:
+            _made[cls] = encoded
+        return encoded
+
+    def code(self, function: types.FunctionType) -> bytes:
+        """Encode a function by its name, captured variables and defaults; not by its text."""
+        known = self.met.get(id(function))
+        if known is not None and known[1] is not None:
+            return known[1]
+        cells = {} if self.without_cells else own_cells(function)
+        self.without_cells = False
+        held = {name: cell_content(cell) for name, cell in cells.items()}
+        encoded = join(
+            b"F",
+            [
+                string(module_key(function.__module__)),
+                string(function.__qualname__),
+                *_text_of_code(function, local=self.exactly),
+                self.dict_(held),
+                self.tuple_(function.__defaults__ or ()),
+                self.dict_(function.__kwdefaults__ or {}),
+            ],
+        )
+        self.met[id(function)] = function, encoded
+        return encoded
+
+
+def _text_of_code(function: types.FunctionType, *, local: bool) -> list[bytes]:
+    """The code of a lambda: nothing else tells two of them apart that one function defines.
+
+    Args:
+        local: that of any function inside another one.
+    """
+    if function.__name__ != "<lambda>" and not (local and "<locals>" in function.__qualname__):
+        return []
+    code = function.__code__
+    constants = [each for each in code.co_consts if not isinstance(each, types.CodeType)]
+    inner = [each.co_code for each in code.co_consts if isinstance(each, types.CodeType)]
+    return [fold(repr((code.co_code, constants, inner, code.co_names)).encode())]
+
+
+def _by_class(cls: type) -> bytes:
+    return join(b"?", [string(class_name(cls))])
+
+
+def _wraps(cls: Any) -> bool:
+    """Return whether objects of a class may stand for a function: functions and wrapt's proxies."""
+    return cls is types.FunctionType or cls.__module__ in ("wrapt", "stepwise")
+
+
+# -- times and UUIDs -----------------------------------------------------------------------------
+
+
+_TESTS: dict[type, Callable[[Any], bool]] = {
+    str: has_volatile_form,
+    float: is_clock,
+    int: is_clock,
+    dt.datetime: lambda _: True,
+    dt.time: lambda _: True,
+}
+_MOMENTS = {dt.datetime, dt.time, dt.date, dt.timedelta}
+
+
+def _meet_uuids() -> None:
+    """Register UUIDs once their module is loaded; importing it here would slow every start."""
+    uuid = sys.modules.get("uuid")
+    if uuid is not None and uuid.UUID not in _TESTS:
+        _TESTS[uuid.UUID] = lambda _: True
+        _MOMENTS.add(uuid.UUID)
+
+
+_SPREAD = re.compile(r"__pydantic_(?:private|extra)__\['(\w+)'\]")
+
+
+def attribute_path(name: str) -> str:
+    """Return the part of an instance as its user writes it: ``agent.history``, ``_private``."""
+    return _SPREAD.sub(r"\1", name.removeprefix("self."))
+
+
+def shown_part(name: str) -> str:
+    """Return the name of a part in messages."""
+    kind, dot, rest = name.partition(".")
+    if name == ITEMS:
+        return "the content of its instance"
+    if kind == "self" and dot:
+        return f"the attribute {attribute_path(name)!r} of its instance"
+    if kind == "closure" and dot:  # else it is an argument of that name
+        return f"the captured variable {rest!r}"
+    if name.startswith(HELD):
+        where, _, held = name.removeprefix(HELD).rpartition(":")
+        return f"{held} of {where}"
+    kinds = {CLASS: "the class of its instance", FUNCTION: "the function", KEY: "its key"}
+    return kinds.get(name, f"the argument {name!r}")
+
+
+def shown_parts(names: Iterable[str]) -> str:
+    """Return the names of several parts in messages."""
+    return ", ".join(map(shown_part, names))
+
+
+# -- functions -----------------------------------------------------------------------------------
+
+
+def captured(function: Any) -> Mapping[str, types.CellType]:
+    """The variables that a function captured, by name, and those that captured functions did.
+
+    The latter under dotted names: ``helper.count``.
+    """
+    if not getattr(getattr(function, "__code__", None), "co_freevars", ()):
+        return _CAPTURES_NOTHING
+    cells: dict[str, types.CellType] = {}
+    met: set[int] = set()
+    waiting = [("", function)]
+    while waiting:
+        prefix, each = waiting.pop()
+        for name, cell in own_cells(each).items():
+            if id(cell) not in met:
+                met.add(id(cell))
+                cells[prefix + name] = cell
+                inner = as_function(cell_content(cell))
+                if inner is not None:
+                    waiting.append((f"{prefix}{name}.", inner))
+    return cells
+
+
+def own_cells(function: Any) -> dict[str, types.CellType]:
+    """Return the variables that a function itself captured, by name, whether they have a value."""
+    code = getattr(function, "__code__", None)  # a built-in function has none
+    names = getattr(code, "co_freevars", ())
+    cells = zip(names, getattr(function, "__closure__", None) or (), strict=False)
+    return {name: cell for name, cell in cells if name != "__class__"}
+
+
+def as_function(value: Any) -> types.FunctionType | None:
+    """The plain function that a value is, or is made of: a step, a tool, a workflow."""
+    wrapped = getattr(value, "__wrapped__", None) if _wraps(type(value)) else None
+    function = wrapped if isinstance(wrapped, types.FunctionType) else value
+    return function if isinstance(function, types.FunctionType) else None
+
+
+# -- identity -------------------------------------------------------------------------------------
+
 
 Key = Callable[..., Any] | Sequence[str] | None
 _FUNCTIONS = {
@@ -45,8 +616,6 @@ _FUNCTIONS = {
     "redact": ", or a function of a name and a value that gives a text",
 }
 
-_MAIN = "__main__"
-_PLAIN = frozenset(COMMON)
 _NOTHING = object()
 Unknown = Mapping[str, Sequence[object]]
 _NONE: Unknown = {}
@@ -100,8 +669,7 @@ class Parameters:
         self._framed = {name: _digest.framed(name) for name in self._names}
         self._required = {p.name for p in parameters if p.default is p.empty}
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
-        self._plain = ATOMS.keys() >= set(map(type, self._defaults.values()))
-        self._encoded_defaults: dict[tuple[str, str], bytes | None] = {}
+        self._encoded_defaults: dict[str, bytes | None] = {}
         self._key: Callable[..., Any] | None = key if callable(key) else None
         self._function = function
         ignored, secret = self._check(ignore, "ignore"), self._check(secret, "secret")
@@ -131,17 +699,18 @@ class Parameters:
         return {n: each for n, each in self._defaults.items() if type(each) not in ATOMS}
 
     @cached
-    def _all_by_place(self) -> int:
-        by_place = self._simple and len(self._positional) == len(self._names)
-        return len(self._names) if by_place else -1
-
-    @cached
     def _counting(self) -> list[str]:
         return sorted(self._names - self._left_out)
 
     @cached
     def _injected(self) -> set[str]:
         return _injected(self._function, self._signature)
+
+    @cached
+    def _rest(self) -> str:
+        """The name of ``*args``, if no parameter stands before it."""
+        first = next(iter(self._signature.parameters.values()), None)
+        return first.name if first is not None and first.kind is first.VAR_POSITIONAL else ""
 
     def _check(self, names: Iterable[str], option: str) -> set[str]:
         if isinstance(names, str):
@@ -157,16 +726,58 @@ class Parameters:
         if option in ("ignore", "secret") and self._positional:  # it may be a method
             unknown = [name for name in unknown if not attributes_in([name])]
         if unknown:
+            inner = inspect.signature(self._function).parameters
+            hint = (
+                f": put the decorator that supplies arguments above {self.what.partition(' ')[0]}"
+            )
             raise ConfigurationError(
                 f"{option}={sorted(chosen)!r} of {self.what}: it has no parameter {unknown[0]!r}; "
-                f"its parameters are {sorted(self._names)!r}"
+                f"its parameters are {sorted(self._names)!r}{hint if unknown[0] in inner else ''}"
             )
         return chosen
 
     @property
+    def names(self) -> list[str]:
+        """The names of the parameters."""
+        return list(self._signature.parameters)
+
+    @property
     def first(self) -> str | None:
-        """The name of the first positional parameter."""
+        """The name of the first positional parameter; ``self`` if that is one of ``*args``."""
+        if self._rest:
+            return "self"
         return self._positional[0] if self._positional else None
+
+    def take_instance(self, bound: dict[str, Any]) -> None:
+        """Take the instance of a method out of the arguments that :meth:`bind` gave."""
+        if self._rest:
+            bound[self._rest] = bound[self._rest][1:]
+        else:
+            bound.pop(self.first or "", None)
+
+    def has_instance(self, args: tuple[Any, ...], bound: Mapping[str, Any]) -> bool:
+        """Return whether the first argument was taken out."""
+        if self._rest:
+            return len(args) > len(bound.get(self._rest, ()))
+        return bool(args) and self.first not in bound
+
+    def call_of(
+        self, values: Mapping[str, Any], method: str
+    ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """Return the instance and the arguments by place and by name of a call.
+
+        Args:
+            values: by parameter.
+            method: the parameter that has the instance; empty for a function.
+        """
+        names = self._signature.parameters
+        by_name = {name: value for name, value in values.items() if name in names}
+        call = inspect.BoundArguments(self._signature, OrderedDict(by_name))
+        if not method:
+            return None, call.args, call.kwargs
+        if method in names:
+            return call.args[0], call.args[1:], call.kwargs
+        return values[method], call.args, call.kwargs
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by parameter name; extra ones under ``*args`` and their own names.
@@ -174,8 +785,6 @@ class Parameters:
         Raises:
             TypeError: the call does not fit the signature.
         """
-        if len(args) == self._all_by_place and not kwargs:
-            return dict(zip(self._positional, args))  # noqa: B905 -- strict= takes half as long again
         if self._simple and len(args) <= len(self._positional):
             bound = dict(zip(self._positional, args, strict=False))
             bound.update(kwargs)
@@ -203,11 +812,17 @@ class Parameters:
         }
 
     def replaced(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Mapping[str, Any]
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        bound: Mapping[str, Any],
+        values: Mapping[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call, some of them with other values."""
+        """Return the arguments of a call, some of those in ``bound`` with other values."""
         call = self._signature.bind(*args, **kwargs)
         call.arguments.update(values)
+        if self._rest in values and self.has_instance(args, bound):
+            call.arguments[self._rest] = (args[0], *values[self._rest])
         return call.args, call.kwargs
 
     def digest(
@@ -220,64 +835,62 @@ class Parameters:
         self,
         bound: Mapping[str, Any],
         call: tuple[tuple[Any, ...], Mapping[str, Any]],
-        *,
-        one_module: bool = False,
     ) -> tuple[str, dict[str, str], Unknown]:
         """Digest a call, as a whole and in parts.
 
         Args:
             bound: what :meth:`bind` gave, without a ``self``.
             call: the arguments as they were passed, for a ``key`` function.
-            one_module: classes of the started file count as those of the imported one.  For older
-                records, and in run ids, they are those of ``__main__``.
 
         Returns:
             the digest of the arguments that are not equal to their default; by name the parts
-            (see ``parts``) of all arguments, with the value in force; and by name the objects in
+            (see above) of all arguments, with the value in force; and by name the objects in
             them that have no digest.
 
         Raises:
             DigestError: an argument cannot be part of an identity; says which, and the way out.
         """
-        if self._key is None and self._plain and _PLAIN.issuperset(map(type, bound.values())):
-            return self._identify(bound)  # there are no classes in it
-        token = main_name.set(started_module() if one_module else _MAIN)
-        try:
-            if self._key is None:
-                return self._identify(bound)
+        if self._key is not None:
             args, kwargs = call
             digest = self._digest_key(self._key(*args, **kwargs))
             return digest, {KEY: digest[:8]}, _NONE
-        finally:
-            main_name.reset(token)
+        encoded, unknown = self._passed(bound)
+        parts = {name: short(each) for name, each in encoded.items()}
+        for name in self._defaults:
+            if name not in parts and name not in self._left_out:
+                parts[name] = self._default_part(name)
+        if self._defaults:
+            encoded = {n: each for n, each in encoded.items() if not self._is_default(n, each)}
+        return self.combined(encoded), parts, unknown
 
-    def _identify(self, bound: Mapping[str, Any]) -> tuple[str, dict[str, str], Unknown]:
-        defaults = self._defaults
-        framed: list[bytes] = []
-        parts: dict[str, str] = {}
+    def _passed(self, bound: Mapping[str, Any]) -> tuple[dict[str, bytes], Unknown]:
+        """Encode the arguments that were passed; return also what has no digest, by their names."""
+        encoded: dict[str, bytes] = {}
         unknown: Unknown = _NONE
-        numbering = None
+        numbering = None  # of the whole call: one argument may refer to another
         for name in self._counting:
-            if name not in bound:
-                continue
-            value = bound[name]
-            if name in defaults and value is defaults[name]:
+            value = bound.get(name, _NOTHING)
+            if value is _NOTHING or value is self._defaults.get(name, _NOTHING):
                 continue
             encode = COMMON.get(type(value))
             if encode is not None:
-                encoded = encode(value)
-            else:  # of the whole call: one argument may refer to another
-                numbering = _digest.Numbering() if numbering is None else numbering
-                encoded, without = self._encode(name, value, numbering)
-                if without:
-                    unknown = {**unknown, name: without}
-            parts[name] = short(encoded)
-            if name not in defaults or encoded != self._encoded_default(name):
-                framed += self._framed[name], LENGTH[len(encoded)], encoded  # no longer than that
-        for name in defaults:
-            if name not in parts and name not in self._left_out:
-                parts[name] = self._default_part(name)
-        return _digest.combined(framed), parts, unknown
+                encoded[name] = encode(value)
+                continue
+            numbering = numbering or _digest.Numbering()
+            encoded[name], without = self._encode(name, value, numbering)
+            if without:
+                unknown = {**unknown, name: without}
+        return encoded, unknown
+
+    def _is_default(self, name: str, encoded: bytes) -> bool:
+        return name in self._defaults and encoded == self._encoded_default(name)
+
+    def combined(self, encoded: Mapping[str, bytes]) -> str:
+        """Digest the encodings of arguments."""
+        parts: list[bytes] = []
+        for name in sorted(encoded):
+            parts += self._framed[name], LENGTH[len(encoded[name])], encoded[name]
+        return _digest.combined(parts)
 
     def _default_part(self, name: str) -> str:
         """The part of a parameter that is at its default."""
@@ -287,11 +900,7 @@ class Parameters:
 
     def default_parts(self) -> dict[str, str]:
         """The parts of the parameters of a step that have a default, at their default."""
-        token = main_name.set(started_module())
-        try:
-            return {n: self._default_part(n) for n in self._defaults if n not in self._left_out}
-        finally:
-            main_name.reset(token)
+        return {n: self._default_part(n) for n in self._defaults if n not in self._left_out}
 
     @property
     def is_computed(self) -> bool:
@@ -303,30 +912,24 @@ class Parameters:
 
         Returns:
             the encodings, and in the order of the signature the names of the parameters that are at
-            their default, and of those that hold what has no digest.
+            their default, and of those that hold what has no digest and is no lock.
 
         Raises:
             DigestError: see :meth:`digest`.
         """
+        passed, unknown = self._passed(bound)
         encoded: dict[str, bytes] = {}
-        defaulted, by_class, numbering = [], [], _digest.Numbering()
+        defaulted = []
         for name in self._signature.parameters:
-            if name in self._left_out or (name not in bound and name not in self._defaults):
-                continue
-            default = self._defaults.get(name, _NOTHING)
-            at_default = name not in bound or bound[name] is default
-            if not at_default:
-                encoded[name], without = self._encode(name, bound[name], numbering)
-                if without:
-                    by_class.append(name)
-                at_default = default is not _NOTHING and (
-                    encoded[name] == self._encoded_default(name)
-                )
-            if at_default:
+            if name in passed and not self._is_default(name, passed[name]):
+                encoded[name] = passed[name]
+            elif name in self._defaults and name not in self._left_out:
                 # A sentinel made for this parameter counts by its class.
+                cls = type(self._defaults[name])
                 stands = self._encoded_default(name)
-                encoded[name] = stands or _digest.encode(_digest.class_name(type(default)))
+                encoded[name] = stands or _digest.encode(_digest.class_name(cls))
                 defaulted.append(name)
+        by_class = [n for n in self.names if not all(map(is_lock, unknown.get(n, ())))]
         return encoded, defaulted, by_class
 
     def _digest_key(self, value: Any) -> str:
@@ -349,31 +952,49 @@ class Parameters:
         except DigestError as error:
             reason = str(error).replace("(at value", f"(at {name}")
             raise DigestError(
-                f"argument {name!r} of {self.what}: {reason}. Leave it out of the identity with "
-                f"ignore=({name!r},), or choose with key= what distinguishes two calls",
+                f"argument {name!r} of {self.what}: {reason}. {_way_out(name, value)}",
                 path=name + error.path,
                 type_name=error.type_name,
             ) from None
 
     def _encoded_default(self, name: str) -> bytes | None:
-        key = name, main_name.get()
-        if key not in self._encoded_defaults:
+        if name not in self._encoded_defaults:
             try:
                 encoded = _digest.encode(self._defaults[name], _digest.Numbering())
             except DigestError:
                 encoded = None  # equal to it only by being it
-            self._encoded_defaults[key] = encoded
-        return self._encoded_defaults[key]
+            self._encoded_defaults[name] = encoded
+        return self._encoded_defaults[name]
+
+
+def _way_out(name: str, value: Any) -> str:
+    if hasattr(value, "__next__") or hasattr(value, "__anext__"):
+        return (
+            "Pass a list of what it yields: a call that the journal answers would take nothing "
+            "from it"
+        )
+    return (
+        f"Leave it out of the identity with ignore=({name!r},), or choose with key= what "
+        "distinguishes two calls"
+    )
 
 
 def _signature(function: Callable[..., Any], what: str) -> inspect.Signature:
-    try:
-        if sys.version_info >= (3, 14):
-            import annotationlib
+    # functools.wraps names the parameters of the wrapped function; a wrapper may supply some.
+    if hasattr(function, "__wrapped__") or isinstance(
+        function, (functools.partial, types.MethodType)
+    ):
+        from stepwise._rewrite.wrappers import filled_in  # on use: few functions are wrapped
 
-            form = annotationlib.Format.FORWARDREF  # a name for the type checker only has no value
-            return inspect.signature(function, annotation_format=form)
-        return inspect.signature(function)
+        function = filled_in(function)
+    how: dict[str, Any] = {"follow_wrapped": hasattr(function, "__signature__")}
+    if sys.version_info >= (3, 14):
+        import annotationlib
+
+        # A name for the type checker only has no value.
+        how["annotation_format"] = annotationlib.Format.FORWARDREF
+    try:
+        return inspect.signature(function, **how)
     except ValueError:  # some built-in functions have none
         raise ConfigurationError(
             f"{what} has no signature by which its calls could be told apart: decorate a function "
@@ -426,9 +1047,6 @@ def idempotency_key(run_id: str, name: str, digest: str, ordinal: int, undone: i
 def compensation_key(key: str) -> str:
     """The same for the undoing of the call that was given ``key``."""
     return "sw-" + _digest.combine("compensate", key)
-
-
-NOT_STATE = {"__pydantic_fields_set__"}  # which fields were given is not part of ``==``
 
 
 @functools.lru_cache(maxsize=1000)

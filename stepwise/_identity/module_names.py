@@ -6,17 +6,12 @@ and an import of it are the same file all the same.  Imports nothing of ours.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
-
-__all__ = [
-    "canonical_module",
-    "file_of",
-    "holds_name",
-    "other_names",
-    "other_places",
-    "place_of",
-]
+import threading
+import types
+from typing import Any
 
 
 def place_of(module: str) -> str:
@@ -29,15 +24,48 @@ def place_of(module: str) -> str:
         name: str = spec.name  # python -m package.module: the same as when it is imported
         return name
     path: str | None = getattr(main, "__file__", None)
-    if path:
+    if path and path != _STDIN:
         return _text(os.path.realpath(path))
-    return os.environ.get("JPY_SESSION_NAME") or _text(os.getcwd())  # a notebook; a prompt
+    return os.environ.get("JPY_SESSION_NAME") or _text(os.getcwd()) + _program(vars(main))
+
+
+_STDIN = "<stdin>"
+_programs: dict[int, str] = {}  # by the id of the module that is ``__main__``
+
+
+def _program(names: dict[str, Any]) -> str:
+    """Return what tells programs of one folder apart that came by ``-c`` or on stdin.
+
+    They are one statement after the other in a notebook or at a prompt, of which this is empty.
+    """
+    if id(names) not in _programs:
+        frame, code = sys._current_frames().get(threading.main_thread().ident or 0), None
+        while frame is not None:
+            if frame.f_globals is names and frame.f_code.co_name == "<module>":
+                code = frame.f_code
+            frame = frame.f_back
+        if code is None or code.co_filename not in ("<string>", _STDIN) or hasattr(sys, "ps1"):
+            return ""
+        digest = hashlib.sha256(_content(code).encode("utf-8", "backslashreplace"))
+        _programs[id(names)] = f"/<program {digest.hexdigest()[:12]}>"
+    return _programs[id(names)]
+
+
+def _content(code: types.CodeType) -> str:
+    """Return what a code does, as text that is the same in each process."""
+    constants = [
+        _content(each)
+        if isinstance(each, types.CodeType)
+        else repr(sorted(map(repr, each)) if isinstance(each, frozenset) else each)
+        for each in code.co_consts
+    ]
+    return repr((code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants))
 
 
 def file_of(module: str) -> str:
     """The file of a module of this program; empty if it has none."""
     path: str | None = getattr(sys.modules.get(module), "__file__", None)
-    return _text(os.path.realpath(path)) if path else ""
+    return _text(os.path.realpath(path)) if path and path != _STDIN else ""
 
 
 def other_places(module: str) -> list[str]:

@@ -1,33 +1,514 @@
-"""The last seen contents of instances and captured variables, with their digests.
+"""The parts that a subject holds at any depth, and their digests at the last look.
+
+``self.agent`` that holds an object of the user's own class is a *node*: it counts by its class, and
+what it holds are parts of their own, ``self.agent.persona`` and ``self.agent.history``.  So is a
+small list, tuple or dict that holds such objects: it counts by its length or its keys, and
+``self.agents[0].persona`` is a part.  A step that changes a history makes that path state; the
+paths beside it still tell two agents apart.  A value with more than a hundred parts is opened level
+by level as far as these reach; what lies deeper counts in the part that holds it.
 
 A step of an agent looks at the agent twice, before its body and after it.  Mostly nothing has
 changed, and that is proved (see ``trees``) in a fraction of the time that the digests would take.
-
 What a sight holds is not alive for that: before anything follows from how many instances are, all
 sights are let go.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+import functools
+import gc
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from operator import is_
-from typing import TYPE_CHECKING, Any, Protocol
+from types import CellType, FunctionType
+from typing import Any
 
-from stepwise._identity.clients import fields_of
-from stepwise._identity.holders import Holder
-from stepwise._identity.leaves import NO_LEAVES, Leaves
-from stepwise._identity.parts import digest_part
-from stepwise._values.trees import Watch, changes, walk
+from stepwise._identity.clients import fields_of, is_foreign
+from stepwise._identity.identity import (
+    ITEMS,
+    Parameters,
+    captured,
+    class_digest,
+    digest_part,
+    has_volatile_form,
+    reader_of,
+    short,
+    uncompared,
+    uncounted,
+)
+from stepwise._runtime.facts import NamedTuple
+from stepwise._values import digest
+from stepwise._values.digest import module_key, rules_of
+from stepwise._values.trees import ATOMS, Watch, attributes, pickled_by_state, same, walk
 
-__all__ = ["ATOMS", "Sight", "Sights"]
+# -- leaves ---------------------------------------------------------------------------------------
 
-ATOMS = frozenset({str, int, float, bool, bytes, complex, type(None)})
+
+MISSING: Any = object()
+"""The value of an attribute or a variable that is not there."""
+
+_CONTAINERS = (list, tuple, dict)
+_FEW_ITEMS = 16  # of a container that is opened
+_DEPTH = 5  # containers in containers
+_PARTS = 100  # of one attribute or variable
+_KEY = 40  # characters
+_SPREAD = ("__pydantic_private__", "__pydantic_extra__")
+"""Attributes in which pydantic keeps attributes."""
+_SPREAD_OF_SELF = frozenset(f"self.{name}" for name in _SPREAD)
+
+
+class PartPlace(NamedTuple):
+    """Where a part stands.
+
+    Args:
+        around: the objects that hold it, the subject first, its own holder last.
+        key: name of the attribute, or index or key of the item.
+        is_item: whether it is an item.
+    """
+
+    around: tuple[Any, ...]
+    key: Any
+    is_item: bool
+
+
+class Leaves:
+    """Parts of a subject at paths of their own.
+
+    Attributes:
+        values: all values by the names of their parts; those of nodes, too.
+        nodes: the texts of the parts that were opened.
+        places: where the parts stand that are no attributes of the subject itself.
+    """
+
+    __slots__ = ("_held", "nodes", "places", "values")
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values = values
+        self.nodes: dict[str, str] = {}
+        self.places: dict[str, PartPlace] = {}
+        self._held: list[tuple[Any, list[Any], list[Any]]] = []
+
+    def stand(self) -> bool:
+        """Return whether the opened objects hold the very same objects as before."""
+        for node, names, values in self._held:
+            try:
+                now = dict(_contents(node))
+            except Exception:  # it is the user's, and another thread may change it
+                return False
+            if list(now) != names or not all(map(is_, now.values(), values)):
+                return False
+        return True
+
+    def around(self, part: str, subject: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the objects that hold a part: in its digest, each counts as itself.
+
+        Args:
+            subject: those that hold a part of the subject itself.
+        """
+        place = self.places.get(part)
+        return place.around if place is not None else subject
+
+    def place(self, part: str) -> PartPlace | None:
+        """Return where a part stands, or will stand; ``None`` for one of the subject itself."""
+        place = self.places.get(part)
+        if place is None and self.nodes:
+            outer, _, name = part.rpartition(".")
+            if outer in self.nodes:
+                place = PartPlace((self.values[outer],), name, is_item=False)
+        return place
+
+    def open(
+        self, name: str, value: Any, around: tuple[Any, ...], left_out: Collection[str]
+    ) -> None:
+        """Add the parts of a value, level by level."""
+        waiting, count = [(name, value, around)], 1
+        for part, node, outer in waiting:
+            if any(each is node for each in outer):
+                continue
+            held, found = _taken_apart(node)
+            if left_out and part in _SPREAD_OF_SELF and type(node) is dict:
+                counts = {key: each for key, each in held.items() if key not in left_out}
+                found = counts if found is not None else None
+                self.values[part] = counts  # what is not taken apart counts as a whole
+            if found is None or count + len(found) > _PARTS:
+                continue
+            count += len(found)
+            inside = (*outer, node)
+            self.nodes[part] = _text(node)
+            if type(node) is not tuple:
+                self._held.append((node, list(held), list(held.values())))
+            is_item = type(node) in _CONTAINERS
+            for key, each in found.items():
+                path = part + (item(key) if is_item else attribute(key))
+                self.values[path] = each
+                self.places[path] = PartPlace(inside, key, is_item)
+                if type(each) not in ATOMS and (_opens(each) or _is_spread(path, each)):
+                    waiting.append((path, each, inside))
+
+
+NO_LEAVES = Leaves({})
+
+
+def leaves_of(found: dict[str, Any], subject: object, left_out: Collection[str] = ()) -> Leaves:
+    """Open the values of a subject.
+
+    Args:
+        found: by the names of their parts.
+        subject: the instance; ``None`` for a function.
+        left_out: attributes of the instance that are no parts.
+    """
+    leaves = NO_LEAVES
+    for name, value in found.items():
+        if type(value) not in ATOMS and (_opens(value) or _is_spread(name, value)):
+            if leaves is NO_LEAVES:
+                leaves = Leaves(dict(found))
+            leaves.open(name, value, () if subject is None else (subject,), left_out)
+    return leaves
+
+
+# -- paths ---------------------------------------------------------------------------------------
+
+
+def attribute(name: str) -> str:
+    """Return the piece of a path that leads to an attribute."""
+    return f".{name}"
+
+
+def item(key: object) -> str:
+    """Return the piece of a path that leads to an item."""
+    return f"[{key!r}]"
+
+
+def below(part: str, other: str) -> bool:
+    """Return whether a part lies inside another one."""
+    return part.startswith(other) and part[len(other) : len(other) + 1] in (".", "[")
+
+
+def deepest(path: str, parts: Collection[str]) -> str:
+    """Return the deepest part that a path runs through; an empty text if none is on it."""
+    return max((each for each in parts if path == each or below(path, each)), key=len, default="")
+
+
+# -- what is opened ------------------------------------------------------------------------------
+
+
+def _opens(value: Any) -> bool:
+    """Return whether what a value holds are parts of their own."""
+    try:
+        return _holds_own(value) if type(value) in _CONTAINERS else _is_agent(value)
+    except Exception:  # it is the user's, and another thread may change it
+        return False
+
+
+def _is_agent(value: Any) -> bool:
+    """Return whether a value is an object of the user's own class that can change."""
+    cls: Any = type(value)
+    if not _is_own(cls) or rules_of(cls) is not None:
+        return False
+    fixed = getattr(getattr(cls, "__dataclass_params__", None), "frozen", False)
+    return not (fixed and ATOMS.issuperset(map(type, attributes(value).values())))
+
+
+def _is_spread(name: str, value: Any) -> bool:
+    return type(value) is dict and name.endswith(_SPREAD)
+
+
+def _holds_own(value: Any) -> bool:
+    """Return whether a small container holds objects of the user's own classes, at any depth.
+
+    Most hold messages, and are asked at every look: so level by level, not item by item.
+    """
+    level: Sequence[Any] = (value,)
+    for _ in range(_DEPTH):
+        inside: list[Any] = []
+        for each in level:
+            if len(each) <= _FEW_ITEMS:
+                inside += each.values() if type(each) is dict else each
+        kinds = set(map(type, inside)) - ATOMS
+        if any(map(_is_own, kinds.difference(_CONTAINERS))) and any(map(_is_agent, inside)):
+            return True
+        if kinds.isdisjoint(_CONTAINERS) or len(inside) > _PARTS:
+            return False
+        level = [each for each in inside if type(each) in _CONTAINERS]
+    return False
+
+
+def _is_name(key: object) -> bool:
+    """Return whether a key is short, and the same in the next process."""
+    if type(key) is str:
+        return len(key) <= _KEY and not has_volatile_form(key)
+    return type(key) in (int, bool, type(None))
+
+
+@functools.lru_cache(maxsize=1000)
+def _is_own(cls: Any) -> bool:
+    """Return whether a class is the user's own, and its objects consist of their attributes."""
+    if is_foreign(cls) or cls.__module__.partition(".")[0] == "stepwise":
+        return False
+    if fields_of(cls) is not None or cls in uncounted or reader_of(cls) is not None:
+        return False
+    eq_keys = [each.eq_key for each in getattr(cls, "__attrs_attrs__", ())]
+    if any(each is not None for each in eq_keys):
+        return False
+    if any(hasattr(cls, marked) for marked in _MARKS):
+        return True
+    made = digest.form_of(cls) is digest.Encoder.reduced and not issubclass(cls, type)
+    return made and pickled_by_state(cls)
+
+
+_MARKS = ("__dataclass_fields__", "__pydantic_validator__", "__attrs_attrs__", "__struct_fields__")
+
+
+def _contents(node: Any) -> Mapping[Any, Any]:
+    """Return what a node holds, by name, index or key, whether it counts or not."""
+    if type(node) is dict:
+        return node
+    return dict(enumerate(node)) if type(node) in _CONTAINERS else attributes(node)
+
+
+def _taken_apart(node: Any) -> tuple[dict[Any, Any], dict[Any, Any] | None]:
+    """Return what a node holds, and what of that counts; ``None`` if that is not known."""
+    try:
+        return dict(_contents(node)), _held_by(node)
+    except Exception:  # it is the user's, and another thread may change it
+        return {}, None
+
+
+def _held_by(node: Any) -> dict[Any, Any] | None:
+    """Return what of a node counts, by name, index or key; ``None`` if that is not known."""
+    held = _contents(node)
+    if type(node) in _CONTAINERS:
+        fits = 0 < len(node) <= _FEW_ITEMS and (type(node) is not dict or all(map(_is_name, node)))
+        return dict(held) if fits else None
+    names = _names(node, held)
+    return None if names is None else {k: v for k, v in held.items() if k in names}
+
+
+def _names(node: Any, held: Mapping[str, Any]) -> Collection[str] | None:
+    """Return the attributes that ``==`` compares, or that the pickled state has."""
+    cls: Any = type(node)
+    if hasattr(cls, "__pydantic_validator__"):
+        return {*cls.model_fields, *_SPREAD}
+    if hasattr(cls, "__struct_fields__"):
+        return set(cls.__struct_fields__)
+    for marked in ("__dataclass_fields__", "__attrs_attrs__"):
+        fields: Any = getattr(cls, marked, None)
+        if fields is not None:
+            names = [getattr(each, "name", each) for each in fields]
+            return set(names) - uncompared(cls)
+    given = getattr(cls, "__getstate__", None)
+    if given is None or given is getattr(object, "__getstate__", None):  # since Python 3.11
+        return held.keys()
+    try:
+        state = node.__getstate__()
+    except Exception:  # it is the user's
+        return None
+    return state.keys() if type(state) is dict else None
+
+
+def _text(node: Any) -> str:
+    """Return the text of a node: its class, or the number or the names of its items."""
+    cls: Any = type(node)
+    if cls not in _CONTAINERS:
+        return _text_of_class(cls)
+    names = sorted(map(repr, node)) if cls is dict else len(node)
+    return short(digest.encode((cls.__name__, names)))
+
+
+@functools.lru_cache(maxsize=1000)
+def _text_of_class(cls: type) -> str:
+    return digest_part(cls)[0]
+
+
+# -- holders --------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1000)
+def class_text(cls: Any) -> str:
+    """The part that names the class of an instance (see ``digest.content_of``)."""
+    return f"{_name_of(cls)} {class_digest(cls)}".rstrip()
+
+
+def _name_of(cls: Any) -> str:
+    return f"{module_key(cls.__module__)}:{cls.__qualname__}"
+
+
+class Holder:
+    """The places of a subject's parts: attributes, captured variables, and paths in them.
+
+    Args:
+        name: of the step.
+        function: the plain function.
+        parameters: its parameters, which know the attributes that are no part.
+        instance: that a method is bound to; ``None`` for a function and for a method of a class.
+        cls: of the instance, or that a method of a class is called on.
+        family: the function that made the step; by default the step alone.
+
+    Attributes:
+        leaves: the parts at paths, as they were when the values were last looked at.
+    """
+
+    __slots__ = ("cells", "cls", "family", "function", "instance", "leaves", "name", "parameters")
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        parameters: Parameters,
+        instance: object = None,
+        cls: type | None = None,
+        family: str = "",
+    ) -> None:
+        self.name = name
+        self.family = family or name
+        self.function = function
+        self.parameters = parameters
+        self.instance = instance
+        self.cls = cls
+        self.cells: Mapping[str, CellType] = captured(function)
+        self.leaves = NO_LEAVES
+
+    @property
+    def _left_out(self) -> frozenset[str]:
+        """The attributes that are no part."""
+        cls: Any = type(self.instance)
+        left_out, ignored = uncompared(cls), self.parameters.instance_ignored
+        return left_out | ignored if ignored else left_out
+
+    @property
+    def view(self) -> object:
+        """The same for steps of the subject that have the same parts."""
+        return self.function if self.cells else self._left_out
+
+    def key(self, part: str) -> tuple[str, str]:
+        """Return the key of a part in the collection of state."""
+        if self.cls is not None and part.startswith("self."):
+            return class_text(self.cls), part
+        return ("" if part.startswith("self.") else self.family), part
+
+    def place(self, part: str) -> object:
+        """Return the object that has a part as attribute or item, or the variable itself."""
+        place = self.leaves.place(part)
+        if place is not None:
+            return place.around[-1]
+        kind, _, name = part.partition(".")
+        return self.cells.get(name) if kind == "closure" else self.instance
+
+    def values(self) -> dict[str, Any]:
+        """The values by the names of their parts, those at paths last."""
+        found = self.direct()
+        self.leaves = leaves_of(found, self.instance, self._left_out)
+        return found if self.leaves is NO_LEAVES else self.leaves.values
+
+    def around(self, part: str) -> tuple[Any, ...]:
+        """Return the objects that hold a part; in its digest, each counts as itself."""
+        return self.leaves.around(part, () if self.instance is None else (self.instance,))
+
+    def digest(self, part: str, value: Any, *, once: bool = False) -> tuple[str, list[object]]:
+        """Digest the value of a part; see :func:`stepwise._identity.identity.digest_part`."""
+        text = self.leaves.nodes.get(part)
+        return (text, []) if text is not None else digest_part(value, self.around(part), once=once)
+
+    def direct(self) -> dict[str, Any]:
+        """The values of the attributes and captured variables themselves."""
+        found: dict[str, Any] = {}
+        instance = self.instance
+        if instance is not None:
+            held, left_out = attributes(instance), self._left_out
+            if left_out.isdisjoint(held):
+                found = dict(zip(map(_SELF.__getitem__, held), held.values(), strict=True))
+            else:
+                found = {_SELF[name]: held[name] for name in held if name not in left_out}
+            cls: Any = type(instance)
+            read = reader_of(cls)
+            if read is not None:
+                found[ITEMS] = read(instance)
+        for name, cell in self.cells.items():
+            value = digest.cell_content(cell, MISSING)
+            if value is not MISSING:  # else it has none yet
+                found[f"closure.{name}"] = value
+        return found
+
+    def parts_of(self, path: str, parts: Collection[str], names: Iterable[str] = ()) -> list[str]:
+        """Return the parts in which a change lies: the deepest that a path runs through.
+
+        Args:
+            path: of the changed object, as text: ``self.agent``.
+            parts: what the subject had before.
+            names: the changed attributes; none, if its items or its contents have changed.
+        """
+        if path == "self" and not names:
+            return [ITEMS]
+        found = []
+        for each in [f"{path}.{name}" for name in names] or [path]:
+            # An attribute that was added to an object whose attributes are parts is one, too.
+            added = names and (path == "self" or path in self.leaves.nodes) and each not in parts
+            if added and each.removeprefix("self.") not in self._left_out:
+                found.append(each)
+            else:
+                found.append(deepest(each, parts))
+        return [*filter(None, found)]
+
+    def others(self, text: str) -> Iterator[tuple[object, Holder]]:
+        """The other live subjects of the class that is named so, or the siblings of a function."""
+        if self.cls is None:
+            for each in _same_code(self.function):
+                parameters = Parameters(each, what=self.parameters.what)
+                yield each, Holder(self.name, each, parameters, family=self.family)
+            return
+        for cls in _classes(self.cls, text):
+            if self.instance is None:  # a method of a class: the class itself is the subject
+                if cls is not self.cls:
+                    yield cls, Holder(self.name, self.function, self.parameters, cls=cls)
+                continue
+            for each in gc.get_referrers(cls):
+                if type(each) is cls and each is not self.instance:
+                    yield each, Holder(self.name, self.function, self.parameters, each, cls)
+
+
+class _PartNames(dict[str, str]):
+    """The parts that attributes are, by their names."""
+
+    def __missing__(self, name: str) -> str:
+        part = self[name] = f"self.{name}"
+        return part
+
+
+_SELF = _PartNames()
+
+
+def _same_code(function: Any) -> list[Any]:
+    """The other live functions that the same code made: by a factory, or in a loop."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return []
+    found = [each for each in gc.get_referrers(code) if isinstance(each, FunctionType)]
+    return [each for each in found if each is not function and each.__code__ is code]
+
+
+def _classes(cls: type, text: str) -> list[type]:
+    """The classes of that name that have a base in common with a class."""
+    if class_text(cls) == text:
+        return [cls]
+    # Classes that share a name may have no more in common than ``object``.
+    alike = text.startswith(_name_of(cls))
+    waiting = [base for base in cls.__mro__ if base is not object or alike or "<locals>" in text]
+    met: set[type] = set()
+    while waiting:
+        each = waiting.pop()
+        if each not in met:
+            met.add(each)
+            waiting += type.__subclasses__(each)
+    return [each for each in met if text.startswith(_name_of(each)) and class_text(each) == text]
+
+
+# -- sights ---------------------------------------------------------------------------------------
+
+
 _TEXTS = (str, bytes)
 _LONG = 1000  # items of a container, and
 _LARGE = 1 << 20  # bytes of a value, from which on it is digested once
 _MOST = 100_000  # objects that are watched
 
-Raw = tuple[list[Any], list[Any]]
 State = Container[tuple[str, str]]
 
 
@@ -35,7 +516,7 @@ class HeldPart:
     """The digest of the value that a subject holds under one name.
 
     Args:
-        text: see ``parts``; without serial numbers.
+        text: of the part (see ``identity``), without serial numbers.
         unknown: what has no digest.
         shape: of a large value, which is digested once as long as that stays; else ``None``.
         fixed: it stays the digest of this very object.
@@ -57,7 +538,7 @@ class HeldPart:
         self.unknown = unknown
         self.shape = shape
         self.fixed = fixed
-        self.watch: Holds | None = None  # tells whether it is still the digest
+        self.watch: Watch | None = None  # tells whether it is still the digest
         self.looks = 0  # at a value that had this digest before
 
     def stands(self, value: Any) -> bool:
@@ -67,20 +548,11 @@ class HeldPart:
         return self.fixed or (self.watch is not None and self.watch.holds())
 
 
-if TYPE_CHECKING:
-
-    class Holds(Protocol):
-        """Checks whether a value has changed."""
-
-        def holds(self) -> bool:
-            """Return whether nothing has changed."""
-
-
 class Sight:
     """The contents of a subject at one moment.
 
     Args:
-        raw: names and values as the subject has them.
+        direct: the attributes and captured variables themselves, by the names of the parts.
         values, parts: by the names of the parts.
         texts: with serial numbers for what has no digest.
         moving: the parts that may be others although their values are the same objects.
@@ -88,10 +560,10 @@ class Sight:
     """
 
     __slots__ = (
+        "direct",
         "leaves",
         "moving",
         "parts",
-        "raw",
         "recorded",
         "state",
         "texts",
@@ -101,14 +573,14 @@ class Sight:
 
     def __init__(
         self,
-        raw: Raw,
+        direct: dict[str, Any],
         values: dict[str, Any],
         parts: dict[str, HeldPart],
         texts: dict[str, str],
         moving: list[str],
         leaves: Leaves,
     ) -> None:
-        self.raw = raw
+        self.direct = direct
         self.leaves = leaves
         self.values = values
         self.parts = parts
@@ -118,11 +590,10 @@ class Sight:
         self.recorded: dict[str, str] = {}  # what a record holds of it, when the run knew
         self.state = -1  # so much state
 
-    def is_of(self, raw: Raw) -> bool:
+    def is_of(self, direct: dict[str, Any]) -> bool:
         """Return whether the subject holds the very same objects; they may have changed inside."""
-        (names, values), (before, held) = raw, self.raw
-        same = names == before and len(values) == len(held) and all(map(is_, values, held))
-        return same and (self.leaves is NO_LEAVES or self.leaves.stand())
+        stays = [*direct] == [*self.direct] and all(map(is_, direct.values(), self.direct.values()))
+        return stays and (self.leaves is NO_LEAVES or self.leaves.stand())
 
 
 class Sights:
@@ -150,8 +621,8 @@ class Sights:
         Args:
             state: which parts step bodies change.
         """
-        raw, last = holder.raw(), self._last.get(holder.view)
-        if last is not None and last.is_of(raw):
+        direct, last = holder.direct(), self._last.get(holder.view)
+        if last is not None and last.is_of(direct):
             parts, values, holder.leaves = last.parts, last.values, last.leaves
             for name in last.moving:
                 if self.part(name, values[name], holder, state) is not parts[name]:
@@ -167,7 +638,7 @@ class Sights:
                     moving.append(name)
             parts[name] = part
             texts[name] = part.text + self._serials(part.unknown) if part.unknown else part.text
-        sight = Sight(raw, values, parts, texts, moving, holder.leaves)
+        sight = Sight(direct, values, parts, texts, moving, holder.leaves)
         self._last[holder.view] = sight
         return sight
 
@@ -203,7 +674,7 @@ class Sights:
         # One that the workflow changes will be digested again: from the second time on it is known.
         once = shape is not None and before is None
         text, unknown = digest_part(value, around, once=once)
-        if before is None or before.text != text or not _same_objects(before.unknown, unknown):
+        if before is None or before.text != text or not same(before.unknown, unknown):
             itself = len(unknown) == 1 and unknown[0] is value
             return HeldPart(value, text, unknown, shape, fixed=itself)
         before.looks = 0 if before.watch is not None else before.looks + 1
@@ -211,45 +682,10 @@ class Sights:
         return before
 
 
-def _same_objects(one: Sequence[object], other: Sequence[object]) -> bool:
-    return len(one) == len(other) and all(map(is_, one, other))
-
-
 # -- whether a value has changed -----------------------------------------------------------------
 
 
-class _Flat:
-    """Watches a list or dict of atoms."""
-
-    __slots__ = ("_items", "_names", "_value")
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-        self._names = list(value) if type(value) is dict else []
-        self._items = list(value.values()) if type(value) is dict else list(value)
-
-    def holds(self) -> bool:
-        """Return whether a container holds the very same objects under the same names."""
-        value, names, items = self._value, self._names, self._items
-        if len(value) != len(items):
-            return False
-        if names:
-            return all(map(is_, value, names)) and all(map(is_, value.values(), items))
-        return all(map(is_, value, items))
-
-
-class _Stays:
-    """Watches what cannot change."""
-
-    def holds(self) -> bool:
-        """Return True: the value cannot change."""
-        return True
-
-
-_STAYS = _Stays()
-
-
-def _watch(value: Any, around: Sequence[object]) -> Holds | None:
+def _watch(value: Any, around: Sequence[object]) -> Watch | None:
     """Return what tells whether a value has changed; ``None`` if nothing does.
 
     Args:
@@ -258,10 +694,6 @@ def _watch(value: Any, around: Sequence[object]) -> Holds | None:
     tree = walk(value, refused=set(map(id, around)), most=_MOST)
     if tree is None or any(fields_of(cls) is not None for cls in tree.classes):
         return None
-    if not tree.classes and not any(map(changes, tree.nodes)):
-        return _STAYS
-    if not tree.classes and len(tree.nodes) == 1 and type(value) in (list, dict):
-        return _Flat(value)
     watch = Watch(tree.nodes)
     if tree.classes:  # what instances do not hold is theirs
         watch.extend(Watch.of_classes(tree.classes))

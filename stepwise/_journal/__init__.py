@@ -2,6 +2,5 @@
 
 The modules, each importing only from those before it::
 
-    seal records header_text spending projection questions course run_facts heads lease chain log
-    inbox bell journal summary counters
+    seal records approvers projection course lease journal log inbox summary
 """

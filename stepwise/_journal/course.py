@@ -1,4 +1,4 @@
-"""The course of a run: its attempts, and the calls at which it stopped."""
+"""The course of a run by its records: its facts for listings, its questions, its attempts."""
 
 from __future__ import annotations
 
@@ -7,22 +7,224 @@ from typing import Any
 
 from stepwise._journal.projection import CallKey, Projection, call_key
 from stepwise._journal.records import (
+    NO_SUMS,
+    Answered,
     Call,
+    Cancelling,
+    Compensating,
     Ended,
     Entry,
+    Forgotten,
     Intent,
     Interrupted,
     Outcome,
+    Quarantined,
+    Restored,
     Resumed,
     Ruled,
+    RunFacts,
+    RunWait,
+    Settled,
     Started,
     Stopped,
+    Sums,
     Suspended,
+    Waiting,
+    plus,
 )
-from stepwise._journal.spending import NO_SUMS, Sums, plus
 from stepwise._runtime.facts import NamedTuple
 
-__all__ = ["Course", "Stop", "stops_in"]
+# -- run facts ------------------------------------------------------------------------------------
+
+
+def facts_at_start(run_id: str, started: Started) -> RunFacts:
+    """The facts of a run that begins."""
+    return RunFacts(
+        run_id=run_id,
+        workflow=started.workflow,
+        label=started.workflow.rpartition(":")[2],
+        status="running",
+        arguments=started.arguments,
+        digest=started.digest,
+        code=started.code,
+        parent=started.parent,
+        forked_from=started.forked_from,
+        secrets=started.secrets,
+        hidden=started.hidden,
+        created_at=started.at,
+        updated_at=started.at,
+        parts=started.parts,
+        tags=started.tags,
+        trace=started.trace,
+    )
+
+
+def asked_by(record: Cancelling) -> str:
+    """Return who asked for the end of a run, and why, in words."""
+    return ": ".join(each for each in (record.by or "somebody", record.reason) if each)
+
+
+class _Derived(Projection):
+    """The facts of a run, followed through its records; ``None`` before its first one."""
+
+    def __init__(self, run_id: str, facts: RunFacts | None = None) -> None:
+        self._run_id = run_id
+        self.facts = facts
+
+    def _change(self, **changes: Any) -> None:
+        if self.facts is not None:
+            self.facts = self.facts._replace(**changes)
+
+    def on_started(self, entry: Entry, record: Started) -> None:
+        self.facts = facts_at_start(self._run_id, record)
+
+    def on_ended(self, entry: Entry, record: Ended) -> None:
+        at = record.at
+        self._change(status=record.status, end=entry.number, updated_at=at, cancelling="")
+
+    def on_interrupted(self, entry: Entry, record: Interrupted) -> None:
+        if record.decided:
+            self._change(status="interrupted", error=record.why, updated_at=record.at)
+
+    def on_suspended(self, entry: Entry, record: Suspended) -> None:
+        waits, seen = (*(RunWait(*each) for each in record.waits),), record.seen
+        self._change(status="suspended", waits=waits, seen=seen, updated_at=record.at)
+
+    def on_cancelling(self, entry: Entry, record: Cancelling) -> None:
+        self._change(cancelling=asked_by(record), updated_at=record.at)
+        self._note_cancels(record.message)
+
+    def _note_cancels(self, number: int) -> None:
+        if self.facts is not None:
+            self._change(cancels=max(number, self.facts.cancels))
+
+    def on_compensating(self, entry: Entry, record: Compensating) -> None:
+        if self.facts is not None:
+            undone = self.facts.undone + (not self.facts.undoing)
+            at = record.at
+            status = "cancelled" if self.facts.status == "cancelled" else "failed"
+            self._change(status=status, end=0, undoing=True, undone=undone, updated_at=at)
+
+    def on_resumed(self, entry: Entry, record: Resumed) -> None:
+        self._change(status="running", end=0, undoing=False, updated_at=record.at, waits=())
+        self._note_cancels(record.seen)
+        if record.trace:
+            self._change(trace=record.trace)
+
+    def on_forgotten(self, entry: Entry, record: Forgotten | Quarantined) -> None:
+        if self.facts is not None:
+            self.facts = self.facts.reopened(record.at)
+
+    on_quarantined = on_forgotten
+
+    def on_restored(self, entry: Entry, record: Restored) -> None:
+        self._change(restored=True)
+
+
+def derive_facts(
+    run_id: str, entries: Iterable[Entry], facts: RunFacts | None = None
+) -> RunFacts | None:
+    """Derive a run's facts from its records; return ``None`` if they do not show how it began.
+
+    Args:
+        facts: those before these records.
+    """
+    derived = _Derived(run_id, facts)
+    for entry in entries:
+        derived.take(entry)
+    return derived.facts
+
+
+# -- questions ------------------------------------------------------------------------------------
+
+
+_OVER = ("completed", "failed", "cancelled")
+
+
+class Asked(NamedTuple):
+    """A question that a call asked last.
+
+    Args:
+        waiting: its record; ``payload`` holds the arguments of the call.
+        answer: to this question; ``None`` while there is none.
+    """
+
+    waiting: Waiting
+    payload: bytes
+    answer: Answered | None = None
+
+
+class Questions(Projection):
+    """The questions of a run.
+
+    Attributes:
+        asked: the last question of each call, by the call's number.
+        open: the numbers of the calls that wait for an answer.
+        earlier: the tickets of questions that a call has asked before its last one.
+        instead: of an open question whose call is made with other arguments now: the number of the
+            call that asks instead.
+    """
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self.asked: dict[int, Asked] = {}
+        self.earlier: set[str] = set()
+        self.open: set[int] = set()
+        self.instead: dict[int, int] = {}
+        for entry in entries:
+            self.take(entry)
+
+    def on_waiting(self, entry: Entry, record: Waiting) -> None:
+        number, instead_of = record.call.number, record.call.instead
+        if instead_of in self.open:
+            self.instead[instead_of] = number
+        if record.kind != "approval":
+            return
+        self.instead.pop(number, None)
+        self.open.discard(number)
+        before = self.asked.get(number)
+        if before is not None and before.waiting.ticket != record.ticket:
+            self.earlier.add(before.waiting.ticket)
+        if record.ticket:  # a fork knows the questions of its source, and asks its own
+            self.asked[number] = Asked(record, entry.payload)
+            self.open.add(number)
+
+    def on_answered(self, entry: Entry, record: Answered) -> None:
+        asked = self.asked.get(record.number)
+        if asked is not None and asked.waiting.ticket == record.ticket:
+            self.asked[record.number] = asked._replace(answer=record)
+            self.open.discard(record.number)
+
+    def on_intent(self, entry: Entry, record: Intent | Outcome) -> None:
+        if record.call.instead in self.open:
+            self.instead[record.call.instead] = record.call.number
+        self.open.discard(record.call.number)
+
+    on_outcome = on_intent
+
+    def on_settled(self, entry: Entry, record: Settled) -> None:
+        self.open.discard(record.number)
+
+    def on_forgotten(self, entry: Entry, record: Forgotten) -> None:
+        self.open.difference_update(record.numbers)
+
+    def of(self, number: int) -> Asked | None:
+        """Return the last question of a call."""
+        return self.asked.get(number)
+
+
+def open_questions(entries: Iterable[Entry], facts: RunFacts) -> list[Asked]:
+    """Return the questions that a run waits with, in the order of their calls."""
+    if facts.status in _OVER:
+        return []
+    known = Questions(entries)
+    if facts.status == "suspended":
+        waits = {each.number for each in facts.waits if each.kind == "approval"}
+        return [known.asked[number] for number in sorted(waits & known.open)]
+    return [known.asked[number] for number in sorted(known.open - known.instead.keys())]
+
+
+# -- course ---------------------------------------------------------------------------------------
+
 
 _RESUMES = 20  # resumes that are listed
 
@@ -127,8 +329,6 @@ class Course(Projection):
         self.deaths = 0
         self.stuck = 0
         self.asleep = False
-        if not facts.keys() <= vars(self).keys():
-            raise TypeError("facts of another version")
         vars(self).update(facts)
 
     @property
@@ -139,11 +339,7 @@ class Course(Projection):
     def on_outcome(self, entry: Entry, record: Outcome) -> None:
         if self.stops and _is_over(self.stopped, entry):
             self.stops = []
-        self.note_outcome(record.call, record)
-
-    def note_outcome(self, call: Call, record: Outcome) -> None:
-        """Note the end of a step, after which a stop, if there was one, is over or not."""
-        at = record.at
+        call, at = record.call, record.at
         if record.status == "completed" and not (call.scope or call.is_wait) and at > call.at:
             self.taken += at - call.at
         if record.spent:
@@ -168,10 +364,7 @@ class Course(Projection):
     def on_intent(self, entry: Entry, record: Intent) -> None:
         if self.stops and _is_over(self.stopped, entry):
             self.stops = []
-        self.note_intent(record.call)
-
-    def note_intent(self, call: Call) -> None:
-        """Note a call that is announced, after which a stop, if there was one, is over or not."""
+        call = record.call
         if call.child:
             self.children.setdefault(str(call.number), [call.child, NO_SUMS])
         else:

@@ -12,15 +12,22 @@ import os
 import time
 from typing import Any, Literal
 
-from stepwise._journal.chain import Mark, Position, inbox_name, is_begun
+from stepwise._journal.journal import (
+    Mark,
+    Position,
+    drop,
+    file_of,
+    inbox_name,
+    is_begun,
+    lift,
+    mark,
+)
 from stepwise._journal.log import LogEnd, SealedLog
 from stepwise._journal.seal import Seal
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import shell_word
 from stepwise.errors import CorruptStoreError, RunBusyError
 from stepwise.stores import Store
-
-__all__ = ["Inbox", "Message", "MessageKind", "this_person"]
 
 MessageKind = Literal["signal", "answer", "cancel", "given up"]
 
@@ -33,7 +40,7 @@ class Message(NamedTuple):
         kind: a signal; the answer to a question; a request to cancel the run; or the statement that
             the messages whose numbers are its value are lost.
         name: of the signal; of an answer, the ticket of the question.
-        value: of a signal: JSON, as bytes.
+        value: of a signal: JSON, as bytes; of an answer: the signature of an approver, if any.
         key: two messages of one kind and name with the same one are one; empty for none.
         step: of an answer: the number of the call.
         approved: of an answer: yes or no.
@@ -196,7 +203,10 @@ class Inbox:
         missing = self._log.missing(end)
         if missing:  # behind these: the number of a lost message is not given to another one
             end = LogEnd(Position(end.at.last + missing, None))
-        return self._log.append(epoch, end, [(header, value)]).at.last
+        log = self._log
+        at = log.append(epoch, end, [(header, value)]).at
+        drop(file_of(log.store, log.name), mark(log.seal, log.name, at))
+        return at.last
 
     def give_up(self) -> None:
         """Note that the lost messages are known to be lost, so that the run may take others."""
@@ -235,6 +245,7 @@ class Inbox:
         if is_begun(self._log.store, self._log.name):
             with self._log.owned() as epoch:
                 self._log.delete(epoch)
+            lift(self._log.store, self._log.name)
 
 
 def _header(kind: MessageKind) -> list[Any]:

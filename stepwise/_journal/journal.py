@@ -1,62 +1,580 @@
 """The append-only records of a run: sealed, chained, and read back only after they verify.
 
 Each envelope holds the link of the record before it (a hash chain) and the number of intents before
-it, and after each acknowledged batch the store keeps a *mark* apart from the database that says how
-far the journal went.  So a damaged record, a missing one, a lost tail and an emptied database are
-all noticed, and even then it is known whether a side effect is concerned.
+it, and after each acknowledged batch the store keeps a *mark*, apart from the database, that says
+how far the journal went.  So a damaged record, a missing one, a lost tail and an emptied database
+are all noticed, and even then it is known whether a side effect is concerned.  A mark also tells
+one history of a run from another.
+
+The *head* of a run holds the facts for listings, so that they need not read the journal.  It says
+where the journal ended when it was written: what decides anything asks :func:`facts_of`, which
+reads the records behind it.  Damaged, it is made again from the records.
+
+An *anchor* keeps the last mark of a run beside the key, in ``$STEPWISE_HOME/anchors``: somebody who
+can write a store, and has no key, can put back what lay there before, its marks included.  It is
+written when the run announces a side effect, waits or ends, without waiting for the disk; a plain
+step writes none.  A deleted run leaves word of it.  Only where the key is a file of this machine: a
+store that is used from several homes is changed without an anchor of this one.
+
+The *note* of a run names its steps in progress, for displays alone: a plain step is recorded when
+it ends.  It is written for every step as its body begins, without waiting for the disk: a text and
+a tag, since JSON in an envelope took twice as many instructions.  It is not encrypted, so with
+encryption there is none.
+
+Rejected: a random id for each life of a run.  The link in a mark covers the whole history before
+it, so it is such an id already.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
+import struct
 import threading
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
-from stepwise._journal.chain import (
-    Lost,
-    Position,
-    holds,
-    identity,
-    is_another_history,
-    marker,
-    newest_mark,
-    read,
-    read_end,
-    read_entries,
-    read_one,
-    read_start,
+from stepwise._journal import records
+from stepwise._journal.projection import effects_seen, given_up, start_of
+from stepwise._journal.records import (
+    ANNOUNCES,
+    NO_SUMS,
+    Call,
+    Entry,
+    Intent,
+    Record,
+    RunFacts,
+    RunWait,
+    Started,
+    Sums,
+    is_turn,
+    sums_after,
+    to_header,
 )
-from stepwise._journal.header_text import record_text
-from stepwise._journal.heads import read_head, seal_head
-from stepwise._journal.projection import effects_seen, given_up
-from stepwise._journal.records import ANNOUNCES, Entry, Record, RunFacts
-from stepwise._journal.seal import NO_LINK, Seal, ephemeral_seal, load_seal
-from stepwise._journal.spending import sums_after
-from stepwise._runtime.group_commit import Group, Share
+from stepwise._journal.seal import (
+    NO_LINK,
+    DamagedError,
+    Envelope,
+    ForeignKeyError,
+    Seal,
+    ephemeral_seal,
+    load_seal,
+    named,
+)
+from stepwise._runtime import settings
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.interrupts import Uninterrupted
 from stepwise._runtime.limits import stopped
 from stepwise._runtime.messages import Once, notice, shell_word
-from stepwise._values.buffers import Data
-from stepwise.errors import JournalLostError, StoreError
-from stepwise.stores import Batch, Store
+from stepwise._values.unpickling import Data
+from stepwise.errors import ConfigurationError, JournalLostError, StoreError
+from stepwise.stores import Batch, Head, Store
+from stepwise.stores._commits import Chain, Commits, Share, commits_of, interrupted
 
-__all__ = [
-    "COPYING",
-    "Journal",
-    "Lost",
-    "Position",
-    "facts_of",
-    "holds",
-    "identity",
-    "is_another_history",
-    "newest_mark",
-    "read",
-    "read_end",
-    "read_entries",
-    "read_one",
-    "read_start",
-    "seal_for",
-]
+# -- heads ----------------------------------------------------------------------------------------
+
+
+def seal_head(seal: Seal, facts: RunFacts, last: int, link: bytes) -> Head:
+    """The head of a run, as the store keeps it.
+
+    Args:
+        last, link: the number of the last record, and the link to it.
+    """
+    data, _ = seal.close(f"head/{facts.run_id}", [facts._asdict(), last, link.hex()])
+    index = seal.index(facts.workflow)
+    return Head(facts.run_id, index, facts.status in ("completed", "cancelled"), bytes(data))
+
+
+def open_head(seal: Seal, head: Head) -> RunFacts | None:
+    """Return the facts in a head, or ``None`` if the head does not verify."""
+    found = _opened(seal, head)
+    return None if found is None else found[0]
+
+
+def _opened(seal: Seal, head: Head) -> tuple[RunFacts, int, bytes] | None:
+    try:
+        kept, last, link = seal.open(f"head/{head.run_id}", head.data).header
+        facts = RunFacts(**kept)
+        facts = facts._replace(waits=(*(RunWait(*each) for each in facts.waits),))
+        return facts, last, bytes.fromhex(link)
+    except (DamagedError, TypeError, ValueError):
+        return None
+
+
+def read_head(store: Store, seal: Seal, run_id: str) -> tuple[RunFacts, int, bytes] | None:
+    """Return the facts in a run's head, and the last record then: its number, the link to it.
+
+    ``None`` if the head is missing, does not verify, or is of another run.
+    """
+    head = store.head(run_id)
+    return _opened(seal, head) if head is not None and head.run_id == run_id else None
+
+
+_LOOKED_AT = 10  # heads; one that verifies is enough
+
+
+def check_key(store: Store, seal: Seal) -> None:
+    """Refuse a store whose runs were written with another key.
+
+    A new run under another key would stop the listings of every other machine.  A store that holds
+    runs of both keys already is not refused.
+
+    Raises:
+        ConfigurationError: none of the heads that were looked at verifies, since the key differs.
+    """
+    foreign = False
+    for head in islice(store.heads(), _LOOKED_AT):
+        try:
+            seal.open(f"head/{head.run_id}", head.data)
+        except ForeignKeyError:
+            foreign = True
+        except DamagedError:
+            pass  # nothing is known of its key; verify reports the damage
+        else:
+            return
+    if foreign:
+        raise ConfigurationError(
+            f"{store.url} was written with another key than the one that is set here. "
+            "All machines that use a store need the same key: set STEPWISE_KEY to it"
+        )
+
+
+def unfinished_heads(store: Store, seal: Seal, workflow: str) -> Iterator[Head]:
+    """Yield the heads of a workflow's unfinished runs, also those indexed by an older key."""
+    for index in seal.indexes(workflow):
+        yield from store.heads(index, unfinished=True)
+
+
+def children_of(store: Store, seal: Seal) -> dict[str, list[str]]:
+    """Return the ids of the child runs of each run that has some."""
+    found: dict[str, list[str]] = {}
+    for head in list(store.heads()):
+        facts = open_head(seal, head)
+        if facts is not None and facts.parent:
+            found.setdefault(facts.parent, []).append(facts.run_id)
+    return found
+
+
+def is_ready(facts: RunFacts) -> bool:
+    """Return whether a run is a fork that nobody has executed yet."""
+    # The process that executes the run writes when that began.
+    return bool(facts.forked_from) and facts.updated_at <= facts.created_at
+
+
+# -- anchors --------------------------------------------------------------------------------------
+
+
+_FORM = struct.Struct("<40sd?")
+
+
+class Anchor(NamedTuple):
+    """The last mark of a run, when it was written, and whether the run was deleted then."""
+
+    mark: bytes
+    at: float
+    deleted: bool
+
+
+def drop(path: str, mark: bytes, *, deleted: bool = False) -> None:
+    """Keep the last mark of a run in its file, as far as that can be: it only helps."""
+    if not path:
+        return
+    data = _FORM.pack(mark, time.time(), deleted)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    with contextlib.suppress(OSError):
+        try:
+            descriptor = os.open(path, flags, 0o600)
+        except FileNotFoundError:
+            os.mkdir(os.path.dirname(path), 0o700)
+            descriptor = os.open(path, flags, 0o600)
+        try:
+            os.pwrite(descriptor, data, 0)
+        finally:
+            os.close(descriptor)
+
+
+def anchor_of(store: Store, run_id: str) -> Anchor | None:
+    """Return what is kept of a run, or ``None``."""
+    path = file_of(store, run_id)
+    with contextlib.suppress(OSError, struct.error):
+        if path:
+            with open(path, "rb") as file:
+                return Anchor(*_FORM.unpack(file.read(_FORM.size)))
+    return None
+
+
+def bury(store: Store, run_id: str) -> None:
+    """Note that a run was deleted: one that began before is not the next of its id."""
+    kept = anchor_of(store, run_id)
+    if kept is not None:
+        drop(file_of(store, run_id), kept.mark, deleted=True)
+
+
+def lift(store: Store, run_id: str) -> None:
+    """Forget a run: somebody said that it is put back, or that what is lost is lost."""
+    if path := file_of(store, run_id):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def file_of(store: Store, run_id: str) -> str:
+    """Return the file of a run; empty if none is kept."""
+    if not store.persistent or os.environ.get("STEPWISE_KEY"):
+        return ""
+    name = f"{store.url}\0{run_id}".encode("utf-8", "surrogatepass")
+    return os.path.join(
+        settings.home(), "anchors", hashlib.blake2b(name, digest_size=16).hexdigest()
+    )
+
+
+# -- chain ----------------------------------------------------------------------------------------
+
+
+INBOX = "inbox:"
+"""The beginning of the names of inboxes in a store, with which no run id begins."""
+
+_MARK = struct.Struct("<QQ8s")
+_SIZE = _MARK.size + 16
+
+
+class Position(NamedTuple):
+    """The end of a journal: its last number, the link to it, the intents up to it, its sums."""
+
+    last: int = 0
+    link: bytes | None = NO_LINK  # None: the last record cannot be read
+    effects: int = 0
+    sums: Sums = NO_SUMS
+
+    def kept(self) -> list[Any]:
+        """Return the position as JSON-able facts."""
+        return [self.last, (self.link or b"").hex(), self.effects, self.sums]
+
+    @classmethod
+    def from_kept(cls, kept: Sequence[Any]) -> Position:
+        """Return the position of these facts."""
+        last, link, effects, sums = kept
+        return cls(last, bytes.fromhex(link) or None, effects, Sums(*sums))
+
+
+class Lost(NamedTuple):
+    """A record that does not verify, or is missing before one that does."""
+
+    number: int
+
+
+def read(
+    store: Store, seal: Seal, run_id: str, start: Position | None = None
+) -> Iterator[tuple[Entry | Lost, Position]]:
+    """The records after a position, verified, each with the position that it makes.
+
+    Raises:
+        ConfigurationError: they were written with another key.
+    """
+    at = start or Position()
+    rows = store.read(run_id, after=at.last)
+    for number, opened, _ in verified(store, seal, run_id, rows, at):
+        entry, at = followed(at, number, opened)
+        yield entry, at
+
+
+def followed(at: Position, number: int, opened: Envelope | None) -> tuple[Entry | Lost, Position]:
+    """Return what :func:`verified` gave after a position as an entry, and the new position."""
+    if number > at.last + 1:
+        return Lost(number), at  # at the end: the number itself may be damaged
+    if opened is None:
+        return Lost(number), Position(number, None, at.effects, at.sums._replace(at_least=True))
+    record = records.from_header(opened.header)
+    effects = opened.effects + isinstance(record, ANNOUNCES)
+    at = Position(number, opened.link, effects, sums_after(at.sums, record))
+    return Entry(number, record, opened.payload), at
+
+
+def verified(
+    store: Store, seal: Seal, run_id: str, rows: Iterable[tuple[int, bytes]], start: Position
+) -> Iterator[tuple[int, Envelope | None, bytes]]:
+    """Open the rows after a position: number, envelope and row of each.
+
+    The envelope is ``None`` for a row that does not verify or does not follow the one before it,
+    and for each missing row.  Damaged rows at the end that follow a gap come as the last of them.
+
+    Raises:
+        ConfigurationError: they were written with another key.
+    """
+    last, link, stray = start.last, start.link, 0
+    for number, data in rows:
+        try:
+            opened: Envelope | None = seal.open(identity(run_id, number), data)
+        except ForeignKeyError:
+            if not _knows(store, seal, run_id):
+                raise foreign(store, run_id) from None
+            opened = None
+        except DamagedError:
+            opened = None
+        if opened is None and number > last + 1:
+            stray = number  # the number itself may be damaged, so it does not prove a gap
+            continue
+        stray = 0
+        for missing in range(last + 1, number):
+            link = None
+            yield missing, None, b""
+        if opened is not None and link is not None and opened.previous != link:
+            opened = None
+        last, link = number, opened.link if opened is not None else None
+        yield number, opened, data
+    if stray:
+        yield stray, None, b""
+
+
+def read_entries(
+    store: Store, seal: Seal, run_id: str, start: Position | None = None
+) -> Iterator[Entry]:
+    """The records after a position that verify."""
+    for entry, _ in read(store, seal, run_id, start):
+        if isinstance(entry, Entry):
+            yield entry
+
+
+def holds(store: Store, seal: Seal, run_id: str, at: Position) -> bool:
+    """Return whether the journal reaches this position, with the same record there."""
+    for number, data in store.read(run_id, after=at.last - 1):
+        try:
+            return number == at.last and seal.open(identity(run_id, number), data).link == at.link
+        except DamagedError:
+            return False
+    return at.last == 0
+
+
+def read_one(store: Store, seal: Seal, run_id: str, number: int) -> Entry | None:
+    """One record; ``None`` if it is not there or does not verify."""
+    for found, data in store.read(run_id, after=number - 1):
+        if found == number:
+            try:
+                opened = seal.open(identity(run_id, number), data)
+            except DamagedError:
+                break
+            return Entry(number, records.from_header(opened.header), opened.payload)
+        break
+    return None
+
+
+def read_start(
+    store: Store, seal: Seal, run_id: str, number: int = 1
+) -> tuple[Started, bytes] | None:
+    """The record of a run's beginning and its payload; see :func:`read_one`."""
+    entry = read_one(store, seal, run_id, number) if number else None
+    return start_of([entry]) if entry is not None else None
+
+
+def place_of_run(facts: RunFacts) -> str:
+    """The script or module of a run's workflow."""
+    return facts.workflow.removesuffix(f":{facts.label}")
+
+
+def is_of_file(store: Store, seal: Seal, old: RunFacts, names: Container[str], file: str) -> bool:
+    """Return whether a run's workflow is defined in a file, however that was started or imported.
+
+    Args:
+        names: the full names that the workflow may have had.
+        file: where it is defined, resolved.
+    """
+    if not file or old.workflow not in names:
+        return False
+    if place_of_run(old) == file:
+        return True
+    start = read_start(store, seal, old.run_id)
+    if start is None or not start[0].file:
+        return False
+    return os.path.realpath(os.path.join(start[0].cwd, start[0].file)) == file
+
+
+def read_end(store: Store, seal: Seal, facts: RunFacts) -> Entry | None:
+    """The record of a run's end; see :func:`read_one`."""
+    entry = read_one(store, seal, facts.run_id, facts.end) if facts.end else None
+    return entry if entry is not None and entry.ended is not None else None
+
+
+def identity(run_id: str, number: int) -> str:
+    """Return the name under which a record is sealed."""
+    return f"record/{number}/{run_id}"
+
+
+def inbox_name(run_id: str) -> str:
+    """Return the name of a run's inbox in its store."""
+    return f"{INBOX}{run_id}"
+
+
+def is_begun(store: Store, name: str) -> bool:
+    """Return whether anything was ever written to an inbox or a log, be it damaged or lost."""
+    return bool(store.marks(name)) or next(store.read(name), None) is not None
+
+
+def _knows(store: Store, seal: Seal, run_id: str) -> bool:
+    """Return whether this key verifies the run's head; a record's key id is then damaged."""
+    return read_head(store, seal, run_id) is not None
+
+
+def foreign(store: Store, run_id: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"run {run_id!r} in {store.url} was written with another key. Bring back the key file "
+        "($STEPWISE_HOME/key), or set STEPWISE_KEY to the key it was written with; to start over "
+        "with this key, use another store"
+    )
+
+
+# -- marks -----------------------------------------------------------------------------------------
+
+
+def mark(seal: Seal, run_id: str, at: Position) -> bytes:
+    """The mark for a position."""
+    return marker(seal, run_id)(at)
+
+
+def marker(seal: Seal, run_id: str) -> Callable[[Position], bytes]:
+    """Return what makes the marks of a run."""
+    tag = seal.tagger(f"mark/{run_id}")
+
+    def mark(at: Position) -> bytes:
+        last, link, effects, _ = at
+        data = _MARK.pack(last, effects, link[:8] if link else NO_LINK[:8])
+        return data + tag(data)
+
+    return mark
+
+
+class Mark(NamedTuple):
+    """The end of a journal: its last number, the intents up to it, the link to that record."""
+
+    last: int = 0
+    effects: int = 0
+    link: bytes = b""
+
+
+def newest_mark(store: Store, seal: Seal, run_id: str) -> Mark:
+    """Return the newest mark that verifies, or zeros.
+
+    Where the records contradict the one that is kept beside the key, it is that one.
+    """
+    marks, kept = store.marks(run_id), anchor_of(store, run_id)
+    newest = max(_marks_in(marks, seal, run_id), default=Mark())
+    if kept is None or kept.deleted:
+        return newest
+    for anchored in _marks_in([kept.mark], seal, run_id):
+        if anchored > newest:
+            return anchored if marks or _was_there(store, seal, run_id, kept) else newest
+        if is_another_history(store, seal, run_id, anchored):
+            return anchored
+    return newest
+
+
+def _marks_in(marks: Iterable[bytes], seal: Seal, run_id: str) -> Iterator[Mark]:
+    """Yield those that verify."""
+    for each in marks:
+        data, tag = each[: _MARK.size], each[_MARK.size : _SIZE]
+        if len(data) == _MARK.size and seal.is_tag(f"mark/{run_id}", data, tag):
+            yield Mark(*_MARK.unpack(data))
+
+
+def _was_there(store: Store, seal: Seal, run_id: str, kept: Anchor) -> bool:
+    """Return whether a store is the one that had a run, not a new one in a folder of that name."""
+    if next(iter(store.read(run_id)), None) is not None:
+        return True
+    opened = (open_head(seal, head) for head in store.heads())
+    return any(facts is not None and facts.created_at < kept.at for facts in opened)
+
+
+def is_another_history(
+    store: Store, seal: Seal, run_id: str, marked: Mark, at: Position | None = None
+) -> bool:
+    """Return whether the database holds another record than the marked one under its number.
+
+    So it is where an older database lies beside newer marks: that of a run which was deleted and
+    begun again, say.  What is missing or damaged proves nothing.
+
+    Args:
+        at: where the journal ends, if that is known.
+    """
+    if not marked.last or marked.link == NO_LINK[:8]:
+        return False
+    if at is not None and at.last == marked.last:
+        return at.link is not None and at.link[:8] != marked.link
+    entry = next(iter(store.read(run_id, after=marked.last - 1)), None)
+    if entry is None or entry[0] != marked.last:
+        return False
+    try:
+        link = seal.open(identity(run_id, marked.last), entry[1]).link
+    except DamagedError:
+        return False
+    return link[:8] != marked.link
+
+
+# -- journal --------------------------------------------------------------------------------------
+
+
+# -- doing ----------------------------------------------------------------------------------------
+
+
+_TAG = 16  # bytes
+_MOST = 20  # calls in a note, the newest: a run may have thousands in progress
+_FIELD, _CALL = "\x1f", "\x1e"  # what separates the fields of a call, and the calls
+
+
+def shown_call(call: Call) -> str:
+    """Return what a note says of a call."""
+    number, name, module, digest, ordinal = call[:5]
+    begun = f"{number}{_FIELD}{name}{_FIELD}{module}{_FIELD}{digest}{_FIELD}{ordinal}{_FIELD}"
+    at = int(call.at * 1e6) + 1  # to write a float takes twenty times as long
+    return f"{begun}{call.branch}{_FIELD}{at}{_FIELD}{call.site}{_FIELD}{call.arguments}"
+
+
+def noter(
+    store: Store, seal: Seal, run_id: str, epoch: int
+) -> Callable[[dict[int, str]], None] | None:
+    """Return what notes the calls in progress of a run; ``None`` if its store keeps no notes."""
+    keep, tag = getattr(store, "note", None), seal.tagger(_identity(run_id))
+    if keep is None or seal.encrypts:
+        return None
+
+    def note(calls: dict[int, str]) -> None:
+        newest = calls.values() if len(calls) == 1 else [*calls.values()][-_MOST:]
+        data = _CALL.join(newest).encode("utf-8", "surrogatepass")
+        keep(run_id, epoch, tag(data) + data)
+
+    return note
+
+
+def noted_calls(store: Store, seal: Seal, run_id: str, since: float) -> list[Entry]:
+    """Return the calls of the last note that began since a moment, in their order.
+
+    Some of them may have ended after the note.  Each is an entry with the number 0.
+    """
+    noted = getattr(store, "noted", None)
+    note: bytes = noted(run_id) if noted is not None else b""
+    tag, data = note[:_TAG], note[_TAG:]
+    if not seal.is_tag(_identity(run_id), data, tag):  # torn, or of another run
+        return []
+    calls = map(_call, data.decode("utf-8", "surrogatepass").split(_CALL))
+    begun = [each for each in calls if each is not None and each.at >= since]
+    return [Entry(0, Intent(each), b"") for each in begun]
+
+
+def _call(text: str) -> Call | None:
+    fields = text.split(_FIELD, 8)
+    if len(fields) < 9:
+        return None  # a user's text with the separator in it
+    number, name, module, digest, ordinal, branch, at, site, arguments = fields
+    made = Call(int(number), name, module, digest, int(ordinal), branch=branch, at=int(at) / 1e6)
+    return made._replace(site=site, arguments=arguments)
+
+
+def _identity(run_id: str) -> str:
+    return f"doing/{run_id}"
+
+
+# -- journal --------------------------------------------------------------------------------------
+
 
 COPYING = "copying"
 """The name of an object that lies beside the records of a run whose copy is not whole yet."""
@@ -73,14 +591,16 @@ class Records(Share):
         head: the run's new head.
 
     Attributes:
-        numbers: of the records, once they are written.
-        end: where the journal ends with the batch that it was last part of.
+        numbers: of the records, once they are sealed.
+        end: where the journal ends with them.
+        anchors: they are worth an anchor.
     """
 
-    __slots__ = ("durable", "end", "head", "items", "numbers")
+    __slots__ = ("anchors", "durable", "end", "head", "items", "journal", "numbers")
 
     def __init__(
         self,
+        journal: Journal,
         items: tuple[tuple[Record, Data], ...],
         *,
         durable: bool,
@@ -88,11 +608,22 @@ class Records(Share):
         future: Any = None,
     ) -> None:
         super().__init__(future)
+        self.journal = journal
         self.items = items
         self.durable = durable
         self.head = head
         self.numbers: list[int] = []
-        self.end: Position | None = None
+        self.end = Position()
+        self.anchors = False
+
+    def join(self, commits: Commits) -> None:
+        """Seal the records behind those that were sealed last, and get in line behind them."""
+        self.journal.enter(self, commits)
+
+    def ended(self) -> None:
+        super().ended()
+        if self.error is None:
+            self.journal.reached(self)
 
 
 class Journal:
@@ -107,6 +638,7 @@ class Journal:
         lost: the numbers of records that could not be read.
         tail: how many acknowledged records are gone from the end.
         unknown_effects: how many of them may be intents of side effects that nothing else tells of.
+        note: notes the calls in progress for displays; ``None`` if the store keeps no notes.
     """
 
     def __init__(self, store: Store, seal: Seal, run_id: str, epoch: int, *, fsync: bool) -> None:
@@ -120,10 +652,14 @@ class Journal:
         self.unknown_effects = 0
         self.fsync = fsync
         self._lock = threading.RLock()
-        self._group = Group[Records](store.url)
+        self._sealing: Any = threading.RLock()
+        self._commits = commits_of(store, fsync=fsync)
+        self._chain = Chain()
         self._mark = marker(seal, run_id)
-        self._at = self._next = Position()
-        self._known = True  # whether _at is the current end of the store's journal
+        self.note = noter(store, seal, run_id, epoch)
+        self._at = self._next = Position()  # what is written; what is sealed
+        self._head: RunFacts | None = None  # the newest one that was given
+        self._anchor: str | None = None  # the file of the anchor, once it is known
         self._is_first = Once()
         self._tolerant = False
         self._other = False  # the marks belong to another history
@@ -156,7 +692,7 @@ class Journal:
             else:
                 entries.append(entry)
                 self.count(entry)
-        self._known = True
+        self._begin_chain()
         known = given_up(entries)
         self.lost = [number for number in self.lost if number not in known]
         if not tolerant and self._at.last:
@@ -185,13 +721,9 @@ class Journal:
             durable: somebody relies on it; it is then acknowledged at the run's durability.
             head: the run's new head.
         """
-        with Uninterrupted():
-            numbers = self._group.at_once(self._write_now, items, durable, head)
-        if numbers is None:  # others write
-            share = Records(items, durable=durable, head=head)
-            self._group.write(share, self.write)
-            numbers = share.numbers
-        return numbers
+        share = Records(self, items, durable=durable, head=head)
+        self._commits.write(share)
+        return share.numbers
 
     def submit(self, *items: tuple[Record, Data], durable: bool, future: Any) -> Records:
         """Append records as :meth:`append` does, but in another thread.
@@ -199,75 +731,57 @@ class Journal:
         Args:
             future: of an event loop; done when they are written, or cannot be.
         """
-        share = Records(items, durable=durable, future=future)
-        self._group.submit(share, self.write, halves=self)
+        share = Records(self, items, durable=durable, future=future)
+        self._commits.submit(share)
         return share
 
-    def _write_now(
-        self, items: tuple[tuple[Record, Data], ...], durable: bool, head: RunFacts | None
-    ) -> list[int]:
-        """Write the records of a caller who is alone; return their numbers."""
-        if not self._known:
-            self._catch_up()
-        try:
-            sealed, at = self._follow(self._at, items)
-        except MemoryError as error:
-            raise stopped("a record was sealed", error, path=self.store.url) from None
-        self.store.write(*self._ready(sealed, at, durable, head))
-        before, self._at, self._known = self._at, at, True
-        return list(range(before.last + 1, at.last + 1))
-
-    def write(self, shares: list[Records]) -> None:
-        """Write the shares of several callers in one transaction, in their order."""
-        wanted = self.prepare(shares)
-        if wanted is not None:
-            self.store.write(*wanted)
-            self.settle()
-
-    def prepare(self, shares: list[Records]) -> tuple[str, int, Batch] | None:
-        """Seal the shares of several callers; return what the store is to write for them."""
-        if not self._known:
-            self._catch_up()
-        sealed: list[tuple[int, Data]] = []  # list[...]() takes ten times as long
-        at, head, durable = self._at, None, False
-        written = []
-        for share in shares:
-            if share.items and share.end == self._at:  # an interrupted write that was done
-                share.done = True
-                continue
+    def enter(self, share: Records, commits: Commits) -> None:
+        """Seal records, and put them in line: no others come between."""
+        self._refuse_inside()
+        commits.check(share)
+        with self._sealing:
+            if self._chain.error is not None:
+                commits.alone(self._catch_up)
+            at, chain, durable = self._next, self._chain, share.durable
             try:
-                following, at = self._follow(at, share.items)
+                sealed, end = self._follow(at, share.items)
             except MemoryError as error:
-                share.error = stopped("a record was sealed", error, path=self.store.url)
-                continue
-            except Exception as error:
-                share.error = error
-                continue
-            sealed += following
-            share.numbers = [number for number, _ in following]
-            head = share.head or head
-            durable = durable or share.durable
-            written.append(share)
-        if not written:
-            return None
-        for share in written:
-            share.end = at
-        return self._ready(sealed, at, durable, head)
+                raise stopped("a record was sealed", error, path=self.store.url) from None
+            head = self._sealed(share.head, end) if share.head is not None else None
+            marked = self._mark(end) if durable else b""
+            facts = (tuple(sealed), _NO_OBJECTS, (), 0, head, marked, durable and self.fsync)
+            batch = tuple.__new__(Batch, facts)  # the constructor is a Python function
+            share.wanted = self.run_id, self.epoch, batch
+            share.numbers = [number for number, _ in sealed]
+            # What a run has done to the outside is to be known here even if the store forgets it.
+            share.anchors = durable and (head is not None or end.effects != at.effects)
+            share.chain, share.end = chain, end
+            try:
+                commits.join(share)
+                self._next = end
+            except BaseException:  # it is not known whether it is in line
+                chain.error = interrupted(self.store.url)
+                raise
 
-    def _ready(
-        self, sealed: list[tuple[int, Data]], at: Position, durable: bool, head: RunFacts | None
-    ) -> tuple[str, int, Batch]:
-        """Return what the store is to write for sealed records, with which the journal ends."""
-        head_row = seal_head(self.seal, head) if head is not None else None
-        marked = self._mark(at) if durable else b""
-        facts = (tuple(sealed), _NO_OBJECTS, (), 0, head_row, marked, durable and self.fsync)
-        batch = tuple.__new__(Batch, facts)  # the constructor is a Python function
-        self._known, self._next = False, at  # until the write has returned
-        return self.run_id, self.epoch, batch
+    def _refuse_inside(self) -> None:
+        """Raise an error in code that this thread runs while it seals or writes."""
+        if self._sealing._is_owned():
+            raise self._commits.refused()
 
-    def settle(self) -> None:
-        """Note that what was prepared last is written."""
-        self._at, self._known = self._next, True
+    def reached(self, share: Records) -> None:
+        """Note that records are written."""
+        self._at = share.end
+        if share.anchors:
+            self._drop_anchor(share.wanted[2].mark)
+
+    def _begin_chain(self) -> None:
+        """Seal what comes behind what is written."""
+        self._next, self._chain = self._at, Chain()
+
+    def _drop_anchor(self, mark: bytes) -> None:
+        if self._anchor is None:
+            self._anchor = file_of(self.store, self.run_id)
+        drop(self._anchor, mark)
 
     def _follow(
         self, at: Position, items: Iterable[tuple[Record, Data]]
@@ -277,7 +791,7 @@ class Journal:
         number, link, effects, sums = at
         for record, payload in items:
             number += 1
-            name, header = identity(self.run_id, number), record_text(record)
+            name, header = identity(self.run_id, number), to_header(record)
             data, link = self.seal.close(name, header, payload, link or NO_LINK, effects)
             effects += type(record) in ANNOUNCES
             sums = sums_after(sums, record)
@@ -305,13 +819,15 @@ class Journal:
         batch = Batch(
             tuple(sealed),
             put=put(positions),
-            head=seal_head(self.seal, head),
+            head=self._sealed(head, positions[-1]),
             mark=self._mark(positions[-1]),
             durable=self.fsync,
         )
-        self._known = False
+        self._chain.error = interrupted(self.store.url)  # until the write has returned
         self._put(batch)
-        self._at, self._known = positions[-1], True
+        self._at = positions[-1]
+        self._begin_chain()
+        self._drop_anchor(batch.mark)
 
     def put(
         self,
@@ -324,22 +840,38 @@ class Journal:
         prune: int = 0,
         head: RunFacts | None = None,
         durable: bool = False,
+        renew: bool = False,
     ) -> int:
-        """Write an object beside the records, and others that are sealed; its size in bytes."""
-        data, _ = self.seal.close(f"{name}/{self.run_id}", header, payload)
+        """Write an object beside the records, and others that are sealed; its size in bytes.
+
+        Args:
+            renew: write the head as it is once more, so that few records come after it.
+        """
+        data, _ = self.seal.close(named(name, self.run_id), header, payload)
         put = {**also, name: data} if also else {name: data}
-        head_row = seal_head(self.seal, head) if head is not None else None
+        head_row = self._sealed(head, self._at) if head is not None else None
         facts = ((), put, delete, prune, head_row, b"", durable and self.fsync)
-        self._put(tuple.__new__(Batch, facts))  # the constructor is a Python function
+        self._put(tuple.__new__(Batch, facts), renew=renew)  # the constructor is Python's
         return len(data)
+
+    def _sealed(self, head: RunFacts, at: Position) -> Head:
+        self._head = head
+        return seal_head(self.seal, head, at.last, at.link or b"")
 
     def drop(self, names: tuple[str, ...]) -> None:
         """Delete objects."""
         self._put(Batch(delete=names, durable=False))
 
-    def _put(self, batch: Batch) -> None:
-        with Uninterrupted():
-            self._group.alone(self.store.write, self.run_id, self.epoch, batch)
+    def _put(self, batch: Batch, *, renew: bool = False) -> None:
+        self._refuse_inside()
+        with Uninterrupted(), self._sealing:
+            if self._next is not self._at or self._chain.error is not None:
+                # Records are in line, or their end is not known: a store has one batch of a run.
+                self._commits.alone(self.store.write, self.run_id, self.epoch, batch)
+                return
+            if renew and self._head is not None:
+                batch = batch._replace(head=self._sealed(self._head, self._at))
+            self.store.write(self.run_id, self.epoch, batch)
 
     def disown(self) -> None:
         """In a forked child: nothing is written here any more, and no thread of the parent helps.
@@ -347,8 +879,8 @@ class Journal:
         A store refuses the epoch that nobody has.
         """
         self.epoch = 0
-        self._lock = threading.RLock()
-        self._group = Group[Records](self.store.url)
+        self._lock, self._sealing = threading.RLock(), threading.RLock()
+        self._commits = Commits(self.store)
 
     def next_call(self) -> int:
         """A number for a new call."""
@@ -362,7 +894,7 @@ class Journal:
             if isinstance(entry, Entry):
                 self.count(entry)
             self._at = at
-        self._known = True
+        self._begin_chain()
 
     def _refuse_half(self) -> None:
         """Raise for a run of which a copy was begun and not finished: what lacks would repeat."""
@@ -448,14 +980,45 @@ def seal_for(store: Store) -> Seal:
     return load_seal() if store.persistent else _ephemeral
 
 
+_seen: dict[tuple[str, str], tuple[bytes, Position]] = {}
+"""The run that was looked at last: the link of its head, and up to where its journal is known."""
+
+
 def facts_of(store: Store, seal: Seal, run_id: str) -> RunFacts | None:
-    """Return a run's facts for a listing: from its head, or from its records if that is damaged.
+    """Return a run's facts, as its journal says: those of its head, and what came after it.
 
     ``None`` if there is no such run.
     """
-    facts = read_head(store, seal, run_id)
-    if facts is not None:
-        return facts
-    from stepwise._journal.run_facts import derive_facts  # on use: heads are rarely damaged
+    found = read_head(store, seal, run_id)
+    if found is not None:
+        facts, last, link = found
+        start, seen = _seen.get((store.url, run_id), (link, Position(last, link)))
+        if start != link:
+            seen = Position(last, link)
+        before = Position(max(0, seen.last - 1), None)
+        held, turned, other = last <= facts.pruned, False, False
+        rows = store.read(run_id, before.last)
+        for number, opened, _ in verified(store, seal, run_id, rows, before):
+            if opened is not None and number == seen.last:
+                held = opened.link == seen.link
+                other = not held  # the head is of another history
+            elif opened is not None:
+                turned = turned or is_turn(opened.header)
+                seen = Position(number, opened.link)
+        if held and not turned:
+            _seen.clear()
+            _seen[store.url, run_id] = link, seen
+            return facts
+    from stepwise._journal.course import derive_facts  # on use: few heads are old or damaged
 
-    return derive_facts(run_id, read_entries(store, seal, run_id))
+    derived = (
+        None
+        if found is not None and held
+        else derive_facts(run_id, read_entries(store, seal, run_id))
+    )
+    if found is None:
+        return derived
+    # Where its record is damaged or gone, the head of this life of the run knows more.
+    if derived is None or (not other and derived.created_at == facts.created_at):
+        return derive_facts(run_id, read_entries(store, seal, run_id, Position(last, None)), facts)
+    return derived._replace(pruned=facts.pruned, codec=facts.codec)

@@ -13,8 +13,6 @@ from stepwise._runtime.interrupts import Uninterrupted
 from stepwise.errors import RunBusyError, RunOwnedError
 from stepwise.stores import Owner, Store
 
-__all__ = ["Lease", "describe_owner", "here"]
-
 
 class Lease:
     """The right to execute a run, held by this process from :meth:`acquire` to :meth:`release`.
@@ -77,6 +75,16 @@ def here() -> str:
     return name if task is None else f"task {task.get_name()} in {name}"
 
 
+def _stopped(owner: Owner) -> str:
+    """Return that an owner on this machine is stopped, and what to do; empty if it moves."""
+    if owner.host != os.uname().nodename:
+        return ""
+    with contextlib.suppress(OSError), open(f"/proc/{owner.pid}/stat", "rb") as file:
+        if file.read().rpartition(b")")[2].split()[0] in (b"T", b"t"):  # elsewhere, no such file
+            return f", which is stopped (Ctrl-Z?): kill -CONT {owner.pid} lets it go on"
+    return ""
+
+
 def describe_owner(owner: Owner | None) -> str:
     """``by process 123 on host since 12:00:00``."""
     if owner is None:
@@ -88,4 +96,4 @@ def describe_owner(owner: Owner | None) -> str:
     if owner.pid == os.getpid() and owner.host == os.uname().nodename:
         return f"by this process, in {owner.thread or 'another thread'},{since}"
     process = f"process {owner.pid}" if owner.pid else "another process"
-    return f"by {process} on {owner.host}{since}"
+    return f"by {process} on {owner.host}{since}{_stopped(owner)}"

@@ -1,20 +1,28 @@
-"""A log that a host keeps in a store: records of its own kinds, sealed and chained like a run's.
+"""Logs that a host keeps in a store, and the bell of a store.
 
-Several processes append to it in turn, each under a lease that it holds for one write.  A rewrite
-puts records of new numbers in the place of all earlier ones; the object ``start`` then names the
-record after which the log begins.
+A log has records of its own kinds, sealed and chained like a run's.  Several processes append to it
+in turn, each under a lease that it holds for one write.  A rewrite puts records of new numbers in
+the place of all earlier ones; the object ``start`` then names the record after which the log
+begins.
+
+The bell is a short log that every sender appends to: who waits for messages learns that some came,
+without reading each inbox.  A process looks at it with one read for all runs that it waits with.
+It only saves time: whoever waits looks into the inbox now and then, too.
+
+Rejected: an object that each ring replaces (two rings between two looks are one), a socket or a
+pipe (a store on another machine has none).
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
-from stepwise._journal.chain import (
+from stepwise._journal.journal import (
     Mark,
     Position,
     identity,
@@ -24,25 +32,16 @@ from stepwise._journal.chain import (
     verified,
 )
 from stepwise._journal.lease import Lease
-from stepwise._journal.seal import NO_LINK, DamagedError, Seal
+from stepwise._journal.seal import NO_LINK, DamagedError, Seal, named
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.interrupts import Uninterrupted
-from stepwise._values.buffers import Data
+from stepwise._runtime.messages import reports
+from stepwise._values.unpickling import Data
 from stepwise.errors import RunBusyError
 from stepwise.stores import Batch, Store
 
-__all__ = [
-    "LOG_KINDS",
-    "SESSIONS",
-    "START",
-    "THREADS",
-    "LogEnd",
-    "LogEntry",
-    "LogIndex",
-    "LogKind",
-    "SealedLog",
-    "start_of_log",
-]
+# -- log ------------------------------------------------------------------------------------------
+
 
 START = "start"
 """The name of the object that says after which record a rewritten log begins."""
@@ -199,7 +198,7 @@ class SealedLog:
         put: dict[str, Data] = {}
         if instead:
             put[START], _ = self.seal.close(
-                f"{START}/{self.name}", [end.at.last, (end.at.link or NO_LINK).hex()]
+                named(START, self.name), [end.at.last, (end.at.link or NO_LINK).hex()]
             )
         batch = Batch(
             tuple(sealed),
@@ -224,7 +223,7 @@ def start_of_log(store: Store, seal: Seal, name: str) -> Position:
     if data is None:
         return Position()
     try:
-        last, link = seal.open(f"{START}/{name}", data).header
+        last, link = seal.open(named(START, name), data).header
     except DamagedError:
         return Position()  # the missing records before the first one are reported as lost
     return Position(last, bytes.fromhex(link))
@@ -264,7 +263,7 @@ class LogIndex:
         for name in self._store.names(index, f"{field}/"):
             data = self._store.get(index, name) or b""
             try:
-                yield str(self._seal.open(f"{name}/{index}", data).header[field])
+                yield str(self._seal.open(named(name, index), data).header[field])
             except DamagedError:
                 yield None
 
@@ -275,7 +274,7 @@ class LogIndex:
     def add(self, which: str) -> None:
         """Put a log on the list."""
         name = self._entry(which)
-        data, _ = self._seal.close(f"{name}/{self._kind.list_name}", {self._kind.field: which})
+        data, _ = self._seal.close(named(name, self._kind.list_name), {self._kind.field: which})
         self._write(Batch(put={name: data}))
 
     def remove(self, which: str) -> None:
@@ -289,3 +288,80 @@ class LogIndex:
     def _write(self, batch: Batch) -> None:
         with SealedLog(self._store, self._seal, self._kind.list_name).owned() as epoch:
             self._store.write(self._kind.list_name, epoch, batch)
+
+
+# -- bell -----------------------------------------------------------------------------------------
+
+
+BELL = "bell:"
+"""The name of the log, which no run may have."""
+_MANY = 200  # records; with more, one record takes the place of all
+_LOOK_PAUSE = 0.5  # seconds between two looks, where a server would notify and does not
+_RING_PATIENCE = 2.0  # seconds that a ring waits for other senders
+
+
+class Bell:
+    """The bell of one store, as one process rings it and looks at it; not for several threads."""
+
+    def __init__(self, store: Store, seal: Seal) -> None:
+        self._log = SealedLog(store, seal, BELL)
+        self._end: LogEnd | None = None
+        changes = getattr(store, "changes", None)
+        self._notifies = changes is not None
+        self._changes: Callable[[], int | None] = lambda: changes and changes(BELL)
+        self._seen: int | None = None  # how often it had changed at the last look
+        self._looked = 0.0
+
+    def look(self) -> list[str]:
+        """Return the ids of the runs that were rung since the last look; at the first one, none.
+
+        A run may be among them that was not rung.
+        """
+        end, changes = self._end, self._changes()
+        if end is not None and not self._may_have_rung(changes):
+            return []
+        self._seen, self._looked = changes, time.monotonic()
+        if end is None:
+            _, self._end = self._whole()
+            return []
+        # One row in one query: a rewrite gives its record a higher number, too.
+        if next(self._log.store.read(BELL, after=end.at.last), None) is None:
+            return []
+        found, self._end = self._log.read(end) or self._whole()
+        return _ids(found)
+
+    def _may_have_rung(self, changes: int | None) -> bool:
+        if changes is not None:
+            return changes != self._seen
+        # It is not known.  Reading costs nothing on this machine, and a request to a server.
+        return not self._notifies or time.monotonic() - self._looked >= _LOOK_PAUSE
+
+    @reports
+    def ring(self, run_id: str) -> None:
+        """Ring for a run.  A ring that fails is reported, and costs time only."""
+        with self._log.owned(patience=_RING_PATIENCE) as epoch:
+            end, records = self._log.find_end()
+            if records < _MANY:
+                self._log.append(epoch, end, [([run_id], b"")], durable=False)
+            else:  # who has not looked since must not miss the last ones
+                recent = list(dict.fromkeys([*_ids(self._whole()[0]), run_id]))
+                self._log.append(epoch, end, [(recent[-_MANY:], b"")], instead=True, durable=False)
+
+    def forget(self, run_id: str) -> None:
+        """Leave out a run that is being deleted."""
+        if run_id not in _ids(self._whole()[0]):
+            return
+        with self._log.owned(patience=_RING_PATIENCE) as epoch:
+            entries, end = self._whole()
+            others = [each for each in _ids(entries) if each != run_id]
+            self._log.append(epoch, end, [(others[-_MANY:], b"")], instead=True, durable=False)
+
+    def _whole(self) -> tuple[list[LogEntry], LogEnd]:
+        read = self._log.read(LogEnd())
+        assert read is not None  # from the beginning, there is always an answer
+        return read
+
+
+def _ids(entries: list[LogEntry]) -> list[str]:
+    headers = (entry.header or () for entry in entries)  # a damaged one rings for nobody
+    return list(dict.fromkeys(chain.from_iterable(headers)))

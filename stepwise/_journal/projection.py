@@ -35,27 +35,6 @@ from stepwise._journal.records import (
     Waiting,
 )
 
-__all__ = [
-    "CallKey",
-    "Calls",
-    "Flags",
-    "Places",
-    "Projection",
-    "RecordedCall",
-    "Ruling",
-    "announcements",
-    "call_key",
-    "effects_seen",
-    "end_of_step",
-    "given_up",
-    "handled_in",
-    "is_only_submitted",
-    "last_end",
-    "made_again",
-    "met_messages",
-    "start_of",
-]
-
 _EMPTY = bytes(8 * 1024)  # places for so many calls more
 
 Flags = tuple[bool, bool, bool]

@@ -1,7 +1,12 @@
-"""Records of the journal: frozen facts, and their form as a header.
+"""Records of the journal: frozen facts, their form as a header, and what they say was spent.
 
 A record has a header (JSON, this module) and at most one payload (an encoded value or exception).
 Everything that a listing shows is in the header, so that looking at a run never unpickles.
+
+The end of a journal (:class:`.journal.Position`) carries the sums of what the records before it say
+was spent, each counted once, as it carries the number of side effects.  A checkpoint keeps that
+position, so that a resumed run and a reader know the sums without the records, pruned ones
+included.
 """
 
 from __future__ import annotations
@@ -10,42 +15,10 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from stepwise._runtime.facts import NamedTuple
+from stepwise.errors import StoreError
 
-__all__ = [
-    "ANNOUNCES",
-    "KINDS",
-    "WAITS",
-    "Answered",
-    "AttemptFailed",
-    "Call",
-    "Cancelling",
-    "Compensated",
-    "Compensating",
-    "Ended",
-    "Entry",
-    "Forgotten",
-    "Handled",
-    "Intent",
-    "Interrupted",
-    "Outcome",
-    "Quarantined",
-    "Record",
-    "Refused",
-    "Restored",
-    "Resumed",
-    "Ruled",
-    "RunFacts",
-    "RunWait",
-    "Settled",
-    "Started",
-    "Stopped",
-    "Suspended",
-    "WaitKind",
-    "Waiting",
-    "from_header",
-    "holds_plainly",
-    "to_header",
-]
+# -- records --------------------------------------------------------------------------------------
+
 
 StepStatus = Literal["completed", "failed", "cancelled"]
 WaitKind = Literal["time", "signal", "approval"]
@@ -81,7 +54,7 @@ class Call(NamedTuple):
         at: when it began, seconds since 1970.
         branch: of the branches that an executor runs side by side, the one that makes the call.
         serial: number in the run of the instance that is called; 0 for a plain function.
-        parts: short digests of what tells the call from others, by name; see ``parts``.
+        parts: short digests of what tells the call from others, by name; see ``identity``.
         instead: number of the recorded call of its name and ordinal, which did not answer it.
         code: fingerprint of the function's body, its own name left out; empty if it has none.
         around: numbers of the steps that were executing it, the outermost first.
@@ -120,7 +93,7 @@ class Started(NamedTuple):
     Args:
         forked_from: the run that this one is a fork of.
         command, cwd: how the program was started, and where; empty if that is not known.
-        form: of the payload; see :func:`stepwise._execution.inputs.record_inputs`.  ``None`` for
+        form: of the payload; see :func:`stepwise._execution.outcomes.record_inputs`.  ``None`` for
             one that holds the mutable arguments only.
         secrets, hidden: as of :class:`RunFacts`.
         parts: what tells its call apart, by name; ``None`` if that is not known.
@@ -201,6 +174,7 @@ class Waiting(NamedTuple):
         schema: of a signal: the JSON schema of its values, as JSON; empty if any value will do.
         details: of an approval: what the person is shown, as text.
         form: of the payload.
+        approvers: of an approval: the public keys of those who may answer; empty for anybody.
     """
 
     call: Call
@@ -214,6 +188,7 @@ class Waiting(NamedTuple):
     details: str = ""
     form: str | None = None
     at: float = 0.0
+    approvers: tuple[str, ...] = ()
 
 
 class Answered(NamedTuple):
@@ -226,6 +201,7 @@ class Answered(NamedTuple):
         note: what the person said about it; of a denial, the reason.
         message: number of the answer in the inbox.
         sent_at: when the person answered; ``at`` is when the run took it.
+        signature: of an approver, see ``approvers``; empty if the tool lists none.
     """
 
     number: int
@@ -236,6 +212,7 @@ class Answered(NamedTuple):
     message: int = 0
     sent_at: float = 0.0
     at: float = 0.0
+    signature: str = ""
 
 
 class Refused(NamedTuple):
@@ -244,7 +221,7 @@ class Refused(NamedTuple):
     Args:
         message: number in the inbox.
         number: of the call.
-        name: of the signal.
+        name: of the signal; of an answer, the ticket of the question.
         why: in words.
     """
 
@@ -539,8 +516,9 @@ Record = (
 _STATES = (Intent, Waiting, Outcome)
 """Records that hold the call whose state they are."""
 
-ANNOUNCES = (Intent, Compensating)
-"""Records that announce an outside change before it is made; the envelope counts these."""
+ANNOUNCES = (Intent, Compensating, Cancelling)
+"""Records that announce an outside change before it is made, or a person's decision to end the run:
+none may be lost without a question.  The envelope counts these."""
 
 
 def holds_plainly(record: Record) -> bool:
@@ -666,47 +644,167 @@ class Entry(NamedTuple):
 
 KINDS: dict[str, Any] = {cls.__name__.lower(): cls for cls in get_args(Record)}
 _NAMES = {cls: name for name, cls in KINDS.items()}
+_TURNS = frozenset(
+    _NAMES[cls]
+    for cls in (
+        Started, Ended, Interrupted, Suspended, Cancelling, Compensating, Resumed, Forgotten,
+        Quarantined, Restored,
+    )
+)  # fmt: skip
 _TUPLES = {
     cls: [place for place, kind in enumerate(cls.__annotations__.values()) if "tuple[" in str(kind)]
     for cls in KINDS.values()
 }
 _OF_CALLS = (*_STATES, Stopped, Ruled)
-_AROUND = Call._fields.index("around")  # the last one
+
+
+def is_turn(header: list[Any]) -> bool:
+    """Return whether a record changes the facts of its run, so that a head is written with it."""
+    return header[0] in _TURNS
 
 
 def to_header(record: Record) -> list[Any]:
-    """The record as JSON-able facts: its kind, and the values of its fields in their order.
-
-    So a new field goes behind those that there are, and has a default.
-    """
+    """Return the record as JSON-able facts: its kind, and its fields' values in their order."""
     return [_NAMES[type(record)], *record]
 
 
-def from_header(header: list[Any] | dict[str, Any]) -> Record:
-    """The inverse of :func:`to_header`.  Facts that this version does not know are ignored."""
-    if isinstance(header, dict):
-        return _from_named(header)
-    cls = KINDS[header[0]]
-    facts = header[1 : 1 + len(cls._fields)]
+def from_header(header: list[Any]) -> Record:
+    """Return the record of a verified header; the inverse of :func:`to_header`.
+
+    Raises:
+        StoreError: a newer version of stepwise wrote it.
+    """
+    kind, *facts = header
+    cls = KINDS.get(kind)
+    if cls is None or len(facts) != len(cls._fields):
+        raise StoreError(
+            f"a record of the kind {kind!r}, with {len(facts)} facts, is not known to this version "
+            "of stepwise: a newer one wrote it. Use that version for this store",
+            path="",
+            errno=None,
+        )
     if cls in _OF_CALLS:
-        facts[0] = Call(*facts[0][:_AROUND], *map(tuple, facts[0][_AROUND : _AROUND + 1]))
+        call = Call(*facts[0])
+        facts[0] = call._replace(around=tuple(call.around))
     for place in _TUPLES[cls]:
-        if place < len(facts):
-            facts[place] = (*facts[place],)  # JSON has lists only
+        facts[place] = (*facts[place],)  # JSON has lists only
     record: Record = cls(*facts)
     return record
 
 
-def _from_named(header: dict[str, Any]) -> Record:
-    """A record of format 1: facts by name, without those at their default."""
-    cls = KINDS[header["kind"]]
-    facts = {name: header[name] for name in cls._fields if name in header}
-    if cls in _OF_CALLS:
-        call = facts["call"]
-        facts["call"] = Call(**{name: call[name] for name in Call._fields if name in call})
-    for place in _TUPLES[cls]:
-        name = cls._fields[place]
-        if name in facts:
-            facts[name] = (*facts[name],)
-    record: Record = cls(**facts)
+# -- spending -------------------------------------------------------------------------------------
+
+
+_NO_AMOUNTS: Mapping[str, Any] = {}
+_NO_STEP: Mapping[str, float] = {"steps": 0}
+
+
+class Sums(NamedTuple):
+    """Amounts that records say were spent.
+
+    Args:
+        usd: US dollars.
+        tokens: of language models, input and output.
+        steps: that were executed.
+        seconds: in which the run was executed.
+        at_least: something may have been spent that no record says.
+        open: an attempt has begun, and its end is not recorded.
+    """
+
+    usd: float = 0.0
+    tokens: float = 0
+    steps: int = 0
+    seconds: float = 0.0
+    at_least: bool = False
+    open: bool = False
+
+
+NO_SUMS = Sums()
+
+
+def sums_after(before: Sums, record: Record) -> Sums:
+    """Return the sums of a journal to which a record is added.
+
+    Each outcome is a step that was executed, unless it says how many steps it stands for.  So is
+    a call that was settled as landed, which has no outcome.
+    """
+    if isinstance(record, Outcome):
+        more = record.spent
+        if not more:  # as _replace() does it, but faster: it is asked for every step
+            usd, tokens, steps, seconds, at_least, is_open = before
+            return tuple.__new__(Sums, (usd, tokens, steps + 1, seconds, at_least, is_open))
+        return plus(before, more if "steps" in more else {**more, "steps": 1})
+    if isinstance(record, Settled):
+        return plus(before, record.spent) if record.spent else before
+    if isinstance(record, (Started, Resumed)):
+        unknown = isinstance(record, Resumed) and record.unknown
+        return before._replace(open=True, at_least=before.at_least or unknown)
+    if isinstance(record, (Ended, Interrupted, Suspended)):
+        return plus(before, record.rest)._replace(open=False)
+    return before
+
+
+def uncounted(record: Record) -> Record:
+    """Return a record that counts nothing: of a call that another run has executed."""
+    if isinstance(record, Outcome):
+        return record._replace(spent=_NO_STEP)
+    if isinstance(record, Settled):
+        return record._replace(spent=_NO_AMOUNTS)
+    if isinstance(record, Resumed):
+        return record._replace(unknown=False)
+    if isinstance(record, (Ended, Interrupted, Suspended)):
+        return record._replace(rest=_NO_AMOUNTS)
     return record
+
+
+def plus(before: Sums, more: Mapping[str, Any]) -> Sums:
+    """Return sums to which the amounts of a record are added, by unit."""
+    return Sums(
+        before.usd + more.get("usd", 0),
+        before.tokens + more.get("tokens", 0),
+        before.steps + int(more.get("steps", 0)),
+        before.seconds + more.get("seconds", 0),
+        before.at_least or bool(more.get("at_least")),
+        before.open,
+    )
+
+
+def together(*all_of: Sums) -> Sums:
+    """Return the sum of several sums."""
+    usd, tokens, steps, seconds, at_least, _ = zip(NO_SUMS, *all_of, strict=True)
+    return Sums(sum(usd), sum(tokens), sum(steps), sum(seconds), any(at_least))
+
+
+def difference(sums: Sums, less: Sums) -> Sums:
+    """Return what some sums of a child run say beyond others; its time is its parent's, too."""
+    return Sums(
+        max(0.0, sums.usd - less.usd),
+        max(0, sums.tokens - less.tokens),
+        max(0, sums.steps - less.steps),
+        0.0,
+        sums.at_least,
+    )
+
+
+class Claims:
+    """The child runs that a run has announced, and what its records say that they have spent.
+
+    A child run may be executed in several attempts of one call, and each outcome of the call says
+    what no earlier one said.
+    """
+
+    def __init__(self) -> None:
+        self.said: dict[int, Sums] = {}  # by the number of the call
+        self.open: dict[int, str] = {}  # the child runs without an outcome, by the same
+
+    def take(self, record: Record) -> None:
+        """Take the next record."""
+        if isinstance(record, Intent):
+            if record.call.child:
+                self.said.setdefault(record.call.number, NO_SUMS)
+                self.open[record.call.number] = record.call.child
+        elif isinstance(record, Outcome) and record.call.child:
+            number, spent = record.call.number, record.spent
+            before = self.said.get(number, NO_SUMS)
+            self.said[number] = plus(before, spent)
+            self.open.pop(number, None)

@@ -3,7 +3,7 @@
 ::
 
     0   2  magic "SW"
-    2   1  format version
+    2   1  the format of the store
     3   1  flags: 1 if what follows the MAC is encrypted; 2 if the payload is digested by itself
     4   4  how many intents of side effects the journal holds before this record
     8   8  key id
@@ -21,6 +21,9 @@ over this digest in the place of the payload, so that nothing is read twice.
 The *identity* (run, kind, sequence number) is not stored but part of the MAC, so that a sealed
 record is refused in any place but its own.  The key is made at first use and lives outside the
 store's folder.
+
+Rejected: keyed BLAKE2b.  A step of 1 KB takes as long, values of some KB twice as long on
+processors with SHA instructions, and where FIPS rules it is missing.
 """
 
 from __future__ import annotations
@@ -37,26 +40,12 @@ from typing import Any
 
 from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
-from stepwise._runtime.file_trust import check_folder, read_trusted
 from stepwise._runtime.forks import cached
-from stepwise._runtime.limits import met, way_out
-from stepwise._values.buffers import Data, Pieces
+from stepwise._runtime.limits import check_folder, make_private, met, read_trusted, way_out
+from stepwise._values.unpickling import Data, Pieces
 from stepwise.errors import ConfigurationError, StoreError
+from stepwise.stores.base import FORMAT
 
-__all__ = [
-    "FORMAT",
-    "NO_LINK",
-    "DamagedError",
-    "Envelope",
-    "ForeignKeyError",
-    "Seal",
-    "ephemeral_seal",
-    "load_seal",
-    "to_json",
-]
-
-FORMAT = 2
-_READABLE = (1, FORMAT)  # 1: the facts of a record have names
 _MAGIC = b"SW"
 _FRONT = struct.Struct("<2sBBI8s16s")
 _BACK = struct.Struct("<I")
@@ -132,7 +121,7 @@ class Seal:
         """Seal a header and a payload; the sealed bytes and the link for the next record.
 
         Args:
-            header: a text is the JSON of one; see ``header_text``.
+            header: a text is the JSON of one.
             digest: the SHA-256 of the payload, if it is known.
         """
         text = (header if type(header) is str else to_json(header)).encode("utf-8", "surrogatepass")
@@ -191,8 +180,8 @@ class Seal:
         mac = _mac(key, identity, view[:_MAC_AT], *covered)
         if not hmac.compare_digest(mac, view[_MAC_AT:_BACK_AT]):
             raise DamagedError("the digest does not match")
-        if version not in _READABLE or flags not in (0, _ENCRYPTED, _DIGESTED):
-            raise DamagedError(f"format {version}; this version of stepwise reads 1 to {FORMAT}")
+        if version != FORMAT or flags not in (0, _ENCRYPTED, _DIGESTED):
+            raise DamagedError(f"format {version}; this version of stepwise reads {FORMAT}")
         start = _BACK_AT
         if flags & _ENCRYPTED:
             data = _decrypt(key, _named(identity) + data[:_MAC_AT], data[_BACK_AT:])
@@ -237,6 +226,14 @@ class Seal:
         """Return whether ``tag`` was made for ``data``, with any of the keys."""
         made = (_mac(key, identity, data)[:16] for key in self.keys)
         return any(hmac.compare_digest(each, tag) for each in made)
+
+
+def named(name: str, run_id: str) -> str:
+    """Return the identity of an object of a run: the length tells where its name ends.
+
+    Names and run ids may hold slashes, so that ``a`` of ``b/c`` would be ``a/b`` of ``c``.
+    """
+    return f"{len(name)}:{name}/{run_id}"
 
 
 def _mac(key: bytes, identity: str, *parts: bytes | memoryview) -> bytes:
@@ -362,7 +359,7 @@ def _from_file_if_any(path: str) -> tuple[bytes, ...]:
 def _make(path: str) -> None:
     """Create the key file whole or not at all, and only one, however many processes try."""
     home = os.path.dirname(path)
-    os.makedirs(home, 0o700, exist_ok=True)
+    make_private(home)
     check_folder(home)
     draft = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -5,6 +5,9 @@ every ``EVERY`` records: which calls there are, how those that did not complete 
 in doubt, when it was gone on with.  Who looks takes it and adds the records after it.  It does not
 follow what changes calls of long ago (forgetting, undoing): such a run has none that counts, and is
 read whole.
+
+How often a run died, and whether ``stepwise up`` has given it up, the records alone decide, so that
+every supervisor and every listing come to the same answer.
 """
 
 from __future__ import annotations
@@ -13,11 +16,19 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stepwise._journal.chain import Lost, Position, holds, read, read_entries, read_one, read_start
-from stepwise._journal.journal import Journal
+from stepwise._journal.journal import (
+    Journal,
+    Lost,
+    Position,
+    facts_of,
+    holds,
+    read,
+    read_entries,
+    read_one,
+    read_start,
+)
 from stepwise._journal.projection import Calls, Flags, Projection, RecordedCall
 from stepwise._journal.records import (
-    Call,
     Entry,
     Intent,
     Outcome,
@@ -28,31 +39,24 @@ from stepwise._journal.records import (
     Started,
     Waiting,
 )
-from stepwise._journal.seal import DamagedError, Seal
+from stepwise._journal.seal import DamagedError, Seal, named
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import reports
-from stepwise._values.buffers import Data
+from stepwise._values.unpickling import Data
 from stepwise.errors import RunStopped
 from stepwise.stores import Store
 
 if TYPE_CHECKING:
     from stepwise._journal.course import Course
 
-__all__ = [
-    "NAME",
-    "Summary",
-    "SummaryKeeper",
-    "course_of",
-    "follow",
-    "how_started",
-    "kept_summary",
-    "open_waits",
-    "sealed_summary",
-    "with_unclear",
-]
+
+# -- summary --------------------------------------------------------------------------------------
+
 
 EVERY = 1000  # records
 NAME = "summary"
 _OTHERS = 200  # calls that did not complete; with more it is not worth keeping
+_BUNCH = 50  # records of this process that are summed up at once
 
 
 class _NotFollowedError(Exception):
@@ -117,34 +121,6 @@ class Summary(Projection):
         """
         self.course.take(entry)
         self._takers[type(entry.record)](self, entry, entry.record)  # as super().take(), but faster
-
-    def take_plain(self, number: int, record: Record) -> Call | None:
-        """Take the next record as :meth:`take` does, if the newest call is announced or returns.
-
-        Almost all records of a long run are such.  Return the call, or ``None`` for another record,
-        which is not taken.
-        """
-        if (
-            not isinstance(record, (Outcome, Intent))
-            or number != self.position[0] + 1
-            or self.course.stops
-            or not self.calls
-        ):
-            return None
-        call, newest = record.call, self.calls[-1]
-        step = call.number
-        if call.unwinding is not None or not newest[1] <= step <= newest[1] + 1:
-            return None
-        if isinstance(record, Intent):
-            self.others[step] = "started"
-            self.course.note_intent(call)
-        elif record.status == "completed":
-            self.others.pop(step, None)
-            self.course.note_outcome(call, record)
-        else:
-            return None
-        self.position[0], newest[1] = number, step
-        return call
 
     def on_outcome(self, entry: Entry, record: Outcome) -> None:
         number = record.call.number
@@ -219,7 +195,7 @@ def kept_summary(store: Store, seal: Seal, run_id: str) -> Summary | None:
     if data is None:
         return None
     try:
-        return _from_header(seal.open(f"{NAME}/{run_id}", data).header)
+        return _from_header(seal.open(named(NAME, run_id), data).header)
     except (DamagedError, TypeError, KeyError):
         return None
 
@@ -323,7 +299,7 @@ def sealed_summary(
     summary.close(at, Calls(effects))
     if at.last < EVERY or not summary.is_small():
         return {}
-    return {NAME: seal.close(f"{NAME}/{run_id}", summary.header())[0]}
+    return {NAME: seal.close(named(NAME, run_id), summary.header())[0]}
 
 
 class SummaryKeeper:
@@ -335,61 +311,56 @@ class SummaryKeeper:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._lock = threading.Lock()
-        self._summary: Summary | None = None  # covers all records
+        self._lock: Any = threading.RLock()
+        self._summary: Summary | None = None
         self._effects: list[Entry] = []  # since it was kept
-        self._early: dict[int, Entry] = {}  # entries of threads that overtook earlier ones
+        self._new: dict[int, Record] = {}  # what it is to cover; threads overtake each other
+        self._last = 0  # the highest number of a record that was noted
         self._due = 0  # the number of the record at which it is kept next
         self._given_up = False
 
-    @reports
     def note(self, numbers: Sequence[int], items: Sequence[tuple[Record, Data]]) -> None:
         """These records were appended by this process, under these numbers."""
         if self._given_up or not numbers:
             return
+        for number, (record, _) in zip(numbers, items, strict=True):
+            self._new[number] = record
+        self._last = max(self._last, numbers[-1])
+        self._due = self._due or _next_due(numbers[0] - 1)
+        if len(self._new) >= _BUNCH or self._last >= self._due:
+            self._sum_up()
+
+    @reports
+    def _sum_up(self) -> None:
+        """Take in the records that were noted, and keep the summary if that is due."""
+        if self._lock._is_owned():
+            return  # code that this call interrupts does it
         with self._lock:
-            summary, self._summary = self._summary, None  # an interrupt leaves none, not half
-            if numbers[0] == 1:
-                summary = Summary()
             try:
-                if (
-                    summary is not None
-                    and numbers[0] < self._due
-                    and not self._early
-                    and len(numbers) == 1
-                    and (call := summary.take_plain(numbers[0], items[0][0])) is not None
-                ):
-                    if call.effect:
-                        self._effects.append(Entry(numbers[0], items[0][0], b""))
-                    self._summary = summary
-                    return
+                summary, self._summary = self._summary, None  # an interrupt leaves none, not half
+                if summary is None and 1 in self._new:
+                    summary = Summary()
                 if summary is not None:
-                    for number, (record, _) in zip(numbers, items, strict=True):
-                        self._follow(summary, Entry(number, record, b""))
+                    self._follow(summary)
+                else:
+                    self._new.clear()
                 self._summary = summary
-                last = max(numbers[-1], summary.position[0] if summary is not None else 0)
-                self._due = self._due or _next_due(numbers[0] - 1)
-                if last >= self._due:
-                    self._keep(patient=last < self._due + EVERY)
+                if self._last >= self._due:
+                    self._keep(patient=self._last < self._due + EVERY)
             except _NotFollowedError:
                 self._given_up = True
             except (Exception, RunStopped):  # looking at the run reads it whole
                 self._given_up = True
                 raise
 
-    def _follow(self, summary: Summary, entry: Entry) -> None:
-        ahead = entry.number - summary.position[0]
-        if ahead > 1:
-            self._early[entry.number] = entry
-        if ahead != 1:  # or it was read before it was told
-            return
-        following: Entry | None = entry
-        while following is not None:
-            summary.position[0] = following.number
-            summary.take(following)
-            if following.concerns_effects:
-                self._effects.append(following)
-            following = self._early.pop(following.number + 1, None) if self._early else None
+    def _follow(self, summary: Summary) -> None:
+        """Take in the noted records that follow the last one."""
+        while (record := self._new.pop(summary.position[0] + 1, None)) is not None:
+            summary.position[0] += 1
+            entry = Entry(summary.position[0], record, b"")
+            summary.take(entry)
+            if entry.concerns_effects:
+                self._effects.append(entry)
 
     def _keep(self, *, patient: bool) -> None:
         """Keep it.
@@ -403,19 +374,68 @@ class SummaryKeeper:
         if summary is None or summary.position[0] != at.last:
             if patient and summary is not None:
                 return
-            self._early = {}
             summary = kept_summary(*place) or Summary()
             followed = follow(*place, summary)
             if followed is None:
                 raise _NotFollowedError
             at, effects = summary.start, followed[1]
+            self._new = {n: each for n, each in self._new.copy().items() if n > at.last}
         self._summary, self._effects = None, []
         summary.close(at, with_unclear(*place, summary.unclear, effects))
         if not summary.is_small():
             raise _NotFollowedError
-        journal.put(NAME, summary.header(), b"")
+        journal.put(NAME, summary.header(), b"", renew=True)
         self._summary, self._due = summary, _next_due(at.last)
 
 
 def _next_due(number: int) -> int:
     return (number // EVERY + 1) * EVERY
+
+
+# -- deaths ---------------------------------------------------------------------------------------
+
+
+DEADLY = 3
+"""A run that died so often at the same step is left."""
+
+
+class Deaths(NamedTuple):
+    """How often a run died, until now.
+
+    Args:
+        attempts: how many of its attempts died, one after the other.
+        stuck: how many of these died before any step had ended, with the same code.
+        at: its last sign of life, in seconds since 1970.
+        waits: it was waiting, so that nothing that it did need have been what killed it.
+    """
+
+    attempts: int = 0
+    stuck: int = 0
+    at: float = 0.0
+    waits: bool = False
+
+    @property
+    def are_deadly(self) -> bool:
+        """True if the run is left, since it would die once more."""
+        return self.stuck >= DEADLY and not self.waits
+
+
+def deaths_of(store: Store, seal: Seal, facts: RunFacts, code: str = "") -> Deaths:
+    """Return how often a crashed run died.
+
+    Args:
+        code: fingerprint of its workflow now; an attempt with other code died of that, perhaps.
+    """
+    course = course_of(store, seal, facts)
+    if code and course.code and code != course.code:
+        return Deaths(at=course.at)
+    stuck, waits = course.stuck + course.open, False
+    if stuck > 1:  # its child runs may have got on
+        calls = [*Calls(read_entries(store, seal, facts.run_id, Position(facts.pruned, None)))]
+        children = [each.call.child for each in calls if each.status == "open"]
+        known = [facts_of(store, seal, child) for child in children if child]
+        theirs = [deaths_of(store, seal, each) for each in known if each is not None]
+        stuck = min([stuck, *(each.stuck for each in theirs)])
+        waits = any(each.status == "waiting" for each in calls)
+        waits = waits or any(each.waits for each in theirs)
+    return Deaths(course.deaths + course.open, stuck, course.at, waits)

@@ -2,5 +2,5 @@
 
 The modules, each importing only from those before it::
 
-    attempts held attributed subjects callers rulings pool
+    held attributed subjects pool
 """

@@ -6,14 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from stepwise._changes.edits import BEFORE, NEITHER, Edit, edit_of
-from stepwise._changes.layouts import ATOMS
 from stepwise._changes.snapshots import Changed, Path, Snapshot, follow, path_text, steps_of
-from stepwise._identity.leaves import below
+from stepwise._identity.sights import below
 from stepwise._matching.held import Held, Targets, roots_of
 from stepwise._runtime.facts import NamedTuple
-from stepwise._values.secrets import is_secret_name
-
-__all__ = ["SHARED", "CallChanges", "changes_of", "undecided"]
+from stepwise._values.trees import ATOMS
 
 _MOST = 10_000  # objects in which a secret is looked for
 SHARED = "while other calls that hold it were in progress"
@@ -105,6 +102,8 @@ def _why_not(held: Held, each: Changed, path: Path, text: str, edit: Edit | None
 
 
 def _says_secret(step: tuple[Any, ...]) -> bool:
+    from stepwise._values.credentials import is_secret_name  # on use
+
     return step[0] in ("attr", "key") and type(step[1]) is str and is_secret_name(step[1])
 
 

@@ -13,14 +13,13 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from stepwise._identity.holders import Holder
-from stepwise._identity.sights import ATOMS, Sight
+from stepwise._identity.sights import Holder, Sight
 from stepwise._runtime.facts import NamedTuple
+from stepwise._values.trees import ATOMS, reference
 
 if TYPE_CHECKING:
     from stepwise._changes.snapshots import Snapshot
 
-__all__ = ["NOTHING_WATCHED", "Held", "InFlight", "Targets", "Watched", "let_go_of", "roots_of"]
 
 _NOTHING: Mapping[str, Any] = {}
 _TRIES = 3  # snapshots that another thread may disturb
@@ -198,7 +197,7 @@ class InFlight:
 
     def remember(self, number: int, roots: Mapping[str, Any]) -> None:
         """Remember in which objects a call of this process left its changes."""
-        self.made[number] = {name: _reference(each) for name, each in roots.items()}
+        self.made[number] = {name: reference(each) for name, each in roots.items()}
         while len(self.made) > _REMEMBERED:
             self.made.popitem(last=False)
 
@@ -220,10 +219,3 @@ def let_go_of(made: Mapping[int, dict[str, Callable[[], object]]]) -> None:
 
 def _key(roots: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple((name, id(each)) for name, each in roots.items())
-
-
-def _reference(obj: Any) -> Callable[[], object]:
-    try:
-        return weakref.ref(obj)
-    except TypeError:  # a list or a dict
-        return lambda: obj

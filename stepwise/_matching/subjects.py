@@ -8,27 +8,17 @@ out of the identity from then on, and is put back when the call is answered from
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from stepwise._identity.holders import Holder, class_text
-from stepwise._identity.parts import CLASS, FUNCTION
-from stepwise._identity.sights import Sight, Sights
+from stepwise._identity.identity import CLASS, FUNCTION, Parameters
+from stepwise._identity.sights import Holder, Sight, Sights, class_text
 from stepwise._journal.records import Call
 from stepwise._matching.held import Held, InFlight, Targets, Watched, let_go_of, roots_of
 from stepwise._runtime.facts import NamedTuple
-
-__all__ = [
-    "FIRST",
-    "UNKNOWN",
-    "Identity",
-    "Subjects",
-    "attempt_of",
-    "complete",
-    "owner",
-]
+from stepwise._values import digest
+from stepwise._values.trees import reference
 
 FIRST = "@"
 """Suffix of a part's name: the value when the run first saw the subject."""
@@ -66,7 +56,6 @@ class Identity:
         "held",
         "holder",
         "noted",
-        "older",
         "parts",
         "sight",
         "subject",
@@ -79,8 +68,6 @@ class Identity:
         self.noted: list[str] = []  # parts found to be state when it began
         self.holder: Holder | None = None
         self.subject: Subject | None = None
-        # Digest and parts by an older rule: classes of the started file counted as ``__main__``'s.
-        self.older: Callable[[], tuple[str, dict[str, str]]] | None = None
         self.sight: Sight | None = None  # when the call was made
         self.given: Mapping[str, Sequence[object]] = _NOTHING  # what has no digest, by argument
         self.arguments: Sequence[object] = ()  # those that hold it
@@ -99,15 +86,6 @@ class Identity:
     def unknown(self) -> Mapping[str, Sequence[object]]:
         """The objects among these values that have no digest."""
         return self.sight.unknown if self.sight is not None else _NOTHING
-
-    def as_older(self, call: Call) -> Call | None:
-        """The call as an older version would have recorded it; ``None`` if that is the same."""
-        if self.older is None:
-            return None
-        digest, parts = self.older()
-        if digest == call.digest:
-            return None
-        return call._replace(digest=digest, parts={**call.parts, **parts})
 
     def began(self, number: int) -> None:
         """The call has a number, by which the calls made in it know it."""
@@ -139,19 +117,6 @@ class Subject:
 
 if TYPE_CHECKING:
     from stepwise._matching.attributed import CallChanges
-
-    class HasParameters(Protocol):
-        """The callee: a step, or a workflow as a child."""
-
-        name: str
-
-        @property
-        def function(self) -> Callable[..., Any]:
-            """The plain function."""
-
-        @property
-        def parameters(self) -> Any:
-            """Its parameters."""
 
 
 class _Left(NamedTuple):
@@ -198,12 +163,30 @@ class Subjects:
 
     # -- the identity of a call ------------------------------------------------------------------
 
-    def complete(self, identity: Identity, subject: object, holder: Holder) -> None:
-        """Add the parts of its subject to the identity of a call.
+    def complete(
+        self,
+        identity: Identity,
+        name: str,
+        function: Callable[..., Any],
+        parameters: Parameters,
+        instance: object,
+    ) -> None:
+        """Add the parts of the call's subject to an identity.
 
         Args:
-            subject: the instance or the step.
+            name, function, parameters: those of the step or workflow that is called.
+            instance: the object or class that a method is bound to.
         """
+        cls: type | None = None
+        if instance is not None:
+            cls = instance if isinstance(instance, type) else type(instance)
+            identity.parts[CLASS] = class_text(cls)
+        held, family = (
+            None if cls is instance else instance,
+            owner(name, identity.parts, "closure."),
+        )
+        holder = Holder(name, function, parameters, held, cls, family)
+        subject = function if instance is None else instance
         identity.holder = holder
         with self._lock:
             known = identity.subject = self._subject(subject)
@@ -255,10 +238,11 @@ class Subjects:
     def outlives(self, obj: object) -> None:
         """Note an object that is alive right after a garbage collection."""
         here = id(obj)
-        self._alive[here] = _reference(obj, lambda _: self._alive.pop(here, None))
+        self._alive[here] = reference(obj, lambda _: self._alive.pop(here, None))
 
     def let_go(self) -> None:
         """Release the looked-at values, so that unused objects become garbage."""
+        digest.forget()
         with self._lock:
             self._flying.let_go()
             for made in (self._flying.made, *(each.made for each in list(_left.values()))):
@@ -288,9 +272,9 @@ class Subjects:
 
     def _add(self, obj: object, serial: int, *, restored: bool) -> Subject:
         here = id(obj)
-        reference = _reference(obj, lambda _: self._known.pop(here, None))
+        alive = reference(obj, lambda _: self._known.pop(here, None))
         sights = Sights(self._numbered)
-        known = self._known[here] = Subject(reference, serial, sights, restored=restored)
+        known = self._known[here] = Subject(alive, serial, sights, restored=restored)
         left = self._first.get(here)
         if left is not None and left[0]() is obj and not restored:
             known.first = dict(left[1])  # an attempt in this process met it
@@ -301,8 +285,8 @@ class Subjects:
         found = self._serials.get(here)
         if found is None or found[0]() is not obj:
             self.last += 1
-            reference = _reference(obj, lambda _: self._serials.pop(here, None))
-            found = self._serials[here] = reference, self.last
+            alive = reference(obj, lambda _: self._serials.pop(here, None))
+            found = self._serials[here] = alive, self.last
         return found[1]
 
     # -- checkpoints -----------------------------------------------------------------------------
@@ -460,39 +444,8 @@ class Subjects:
             for here, known in self._known.items():
                 obj = known.reference()
                 if obj is not None and known.first:  # its own reference would keep all of this
-                    first[here] = _reference(obj), known.first
+                    first[here] = reference(obj), known.first
             obj = None
             _left[self._run_id] = _Left(set(self.state), self._flying.made, first)
             while len(_left) > _STOPPED:
                 _left.popitem(last=False)
-
-
-def _reference(obj: object, gone: Callable[[Any], object] | None = None) -> Callable[[], object]:
-    try:
-        return weakref.ref(obj, gone)
-    except TypeError:  # no weak references: hold the object as long as the run
-        return lambda: obj
-
-
-def complete(
-    subjects: Subjects, identity: Identity, called: HasParameters, instance: object
-) -> None:
-    """Add the parts of the call's subject to an identity.
-
-    Args:
-        instance: the object or class that a method is bound to.
-    """
-    cls: type | None = None
-    if instance is not None:
-        cls = instance if isinstance(instance, type) else type(instance)
-        identity.parts[CLASS] = class_text(cls)
-    held = None if cls is instance else instance
-    holder = Holder(
-        called.name,
-        called.function,
-        called.parameters,
-        held,
-        cls,
-        owner(called.name, identity.parts, "closure."),
-    )
-    subjects.complete(identity, called.function if instance is None else instance, holder)

@@ -19,27 +19,28 @@ somebody gives it a frame, which is asked to save at statement boundaries, and c
     rewritten("task")                       # goes on after that statement, with those locals
 
 ``source``     a function's source, taken when its decorator runs, and its syntax tree
-``points``     structural positions of statements, what follows them, a fingerprint of the code
+``positions``  structural positions of statements, what follows them, a fingerprint of the code
 ``ahead``      what a statement names and calls
 ``scope``      declarations, and the hidden names
-``made``       variables that one call makes
+``bound_once`` variables that one call makes
 ``transform``  the rewrite of a body
 ``frame``      what the rewritten function asks while it runs
 ``build``      from the rewritten tree to a function
 ``cells``      what a notebook's cell reads, binds and defines; imported by who needs it
+``wrappers``   whose parameters a call of a wrapped function fills in; imported by who needs it
 
 The modules, each importing only from those before it::
 
-    source points ahead frame made scope transform build cells
+    source positions ahead frame bound_once scope transform build cells wrappers
 """
 
 from __future__ import annotations
 
 from stepwise._rewrite.ahead import Ahead
+from stepwise._rewrite.bound_once import Made
 from stepwise._rewrite.build import Rewritten, UnsupportedError, build, rewrite
 from stepwise._rewrite.frame import Frame, pending
-from stepwise._rewrite.made import Made
-from stepwise._rewrite.points import (
+from stepwise._rewrite.positions import (
     Place,
     Points,
     finally_lines,
@@ -50,7 +51,7 @@ from stepwise._rewrite.points import (
     handler_at,
     prefix_fingerprint,
 )
-from stepwise._rewrite.scope import renamed
+from stepwise._rewrite.scope import visited_in
 from stepwise._rewrite.source import FunctionNode, Source, capture
 from stepwise._rewrite.transform import Point
 
@@ -75,6 +76,6 @@ __all__ = [
     "handler_at",
     "pending",
     "prefix_fingerprint",
-    "renamed",
     "rewrite",
+    "visited_in",
 ]

@@ -11,11 +11,9 @@ import copy
 from collections import Counter
 from collections.abc import Iterable
 
-from stepwise._rewrite.points import TRIES, opens
+from stepwise._rewrite.positions import TRIES, opens
 from stepwise._rewrite.source import walk
 from stepwise._runtime.facts import NamedTuple
-
-__all__ = ["Ahead", "ahead_of", "each_pass", "head_of", "loop_over_file", "mentions", "with_file"]
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LITERALS = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Constant, ast.JoinedStr)

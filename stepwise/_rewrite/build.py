@@ -13,10 +13,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from stepwise._rewrite.bound_once import Made, made_by_calls
 from stepwise._rewrite.frame import enter, visible
-from stepwise._rewrite.made import Made, made_by_calls
-from stepwise._rewrite.points import yields
+from stepwise._rewrite.positions import yields
 from stepwise._rewrite.scope import (
+    ASKS,
     ENTER,
     FRAME,
     LISTING,
@@ -32,8 +33,6 @@ from stepwise._rewrite.scope import (
 )
 from stepwise._rewrite.source import FunctionNode, Source, capture, walk
 from stepwise._rewrite.transform import Transformed, ask, transform
-
-__all__ = ["Rewritten", "UnsupportedError", "build", "rewrite"]
 
 _FUTURE_FLAGS = sum(getattr(__future__, n).compiler_flag for n in __future__.all_feature_names)
 _FACTORY, _SELF = "@factory", "@self"
@@ -130,7 +129,7 @@ def build(
         code = _compile(plain, _body(changed, plain, alone, made), function)
     except RecursionError as error:
         raise UnsupportedError("its statements or expressions are nested too deeply") from error
-    _check_same(original, code)
+    _check_same(original, code, plain.body[0].lineno)
     cells = dict(zip(original.co_freevars, function.__closure__ or (), strict=True))
     cells |= {ENTER: types.CellType(enter), VISIBLE: types.CellType(visible)}
     rewritten = types.FunctionType(
@@ -199,7 +198,7 @@ def _body(
     names = list(dict.fromkeys((*code.co_varnames, *code.co_cellvars)))
     frame = ast.Name(FRAME, ast.Load())
     captured = [_captured(code.co_cellvars)] if code.co_cellvars else []
-    begin = ast.Call(ast.Attribute(frame, "begin", ast.Load()), captured, [])
+    begin = ask("begin", ast.Constant(len(changed.points)), *captured)
     arguments = set(names[: code.co_argcount + code.co_kwonlyargcount + _stars(code)])
     restore: list[ast.stmt] = [
         _assign(VALUES, ast.Attribute(frame, "values", ast.Load())),
@@ -212,6 +211,7 @@ def _body(
     ]
     resumable: list[ast.stmt] = [
         _assign(TARGET, begin),
+        _assign(ASKS, ast.Attribute(frame, "asks", ast.Load())),
         ast.If(test=ast.Name(TARGET, ast.Load()), body=restore, orelse=[]),
         *changed.body,
     ]
@@ -296,9 +296,12 @@ def _compile(
     module = ast.Module([factory], [])
     complete(module)
     flags = original.co_flags & _FUTURE_FLAGS
+    pytest = function.__globals__.get("@pytest_ar")  # in a module whose assertions it rewrote
     try:
         with warnings.catch_warnings():  # compiling the original has shown them already
             warnings.simplefilter("ignore")
+            if pytest is not None:
+                pytest.rewrite_asserts(module, b"", original.co_filename)
             outer = compile(module, original.co_filename, "exec", flags=flags, dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         raise UnsupportedError(f"its rewritten form does not compile: {error}") from error
@@ -341,8 +344,12 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(constant)
 
 
-def _check_same(original: types.CodeType, code: types.CodeType) -> None:
-    """Rewrite nothing if the source may belong to another version of the file."""
+def _check_same(original: types.CodeType, code: types.CodeType, first: int) -> None:
+    """Rewrite nothing if the source may belong to another version of the file.
+
+    Args:
+        first: line of the body; with ``-OO`` there is a line for the docstring above it.
+    """
 
     def shape(code: types.CodeType) -> tuple[Any, ...]:
         count = code.co_argcount + code.co_kwonlyargcount + _stars(code)
@@ -352,7 +359,8 @@ def _check_same(original: types.CodeType, code: types.CodeType) -> None:
 
     same = shape(original) == shape(code) and original.co_firstlineno == code.co_firstlineno
     cells = {*original.co_cellvars} <= {*code.co_cellvars}
-    if not (same and cells and _lines(original) <= _lines(code)):
+    lines = {line for line in _lines(original) if line >= first}
+    if not (same and cells and lines <= _lines(code)):
         raise UnsupportedError("its source does not match its code")
 
 

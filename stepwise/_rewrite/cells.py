@@ -7,11 +7,9 @@ import inspect
 from collections.abc import Iterable
 from typing import Any
 
-from stepwise._rewrite.points import code_digest
+from stepwise._rewrite.positions import code_digest
 from stepwise._rewrite.source import parsed
 from stepwise._runtime.facts import NamedTuple
-
-__all__ = ["AWAIT", "Cell", "parse_cell"]
 
 AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 """The compiler's flag for ``await`` at the top level."""

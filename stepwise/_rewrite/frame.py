@@ -1,7 +1,6 @@
 """The protocol between a rewritten function and the code that resumes it.
 
 The base class saves nothing; a function that runs under it behaves as the original, guards and all.
-Imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -10,9 +9,10 @@ import builtins
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextvars import ContextVar
+from types import AsyncGeneratorType
 from typing import Any
 
-__all__ = ["Frame", "enter", "pending", "visible"]
+from stepwise._values.reducers import Iterating, gives_itself
 
 pending: ContextVar[Frame | None] = ContextVar("stepwise_pending_frame", default=None)
 """The frame that the next rewritten function to be entered in this context takes."""
@@ -41,27 +41,37 @@ class Frame:
 
     Attributes:
         due: a checkpoint is wanted at the next boundary.
-        asking: points at which one may be wanted though none is due.
+        asking: by point, whether one may be wanted there though none is due.
+        asks: by point, whether ``save`` is to be called there; one list, kept by ``due``.
         values: the local variables to begin with, on resume.
-        visit: gets the number of each branch that is entered.
         locals: the builtin, called in the rewritten function's own frame.
     """
 
-    __slots__ = ("asking", "due", "locals", "target", "values", "visit", "visited")
+    __slots__ = ("_due", "_everywhere", "asking", "asks", "locals", "target", "values")
 
     def __init__(self) -> None:
-        self.due = False
-        self.asking: set[int] = set()
+        self.asks: list[bool] = []
+        self.asking: list[bool] = []
+        self._everywhere: list[bool] = []
+        self._due = False
         self.target = 0
         self.values: Mapping[str, Any] = {}
-        self.visited: set[int] = set()
-        self.visit: Callable[[int], None] = self.visited.add
         self.locals = builtins.locals
 
-    def begin(self, captured: Callable[[], Any] | None = None) -> int:
+    @property
+    def due(self) -> bool:
+        return self._due
+
+    @due.setter
+    def due(self, due: bool) -> None:
+        self._due = due
+        self.asks[:] = self._everywhere if due else self.asking
+
+    def begin(self, points: int, captured: Callable[[], Any] | None = None) -> int:
         """The function has this frame now, and no other function will take it.
 
         Args:
+            points: the number of the last one.
             captured: a function that closes over every variable of the frame that a nested
                 function shares; its closure holds the frame's cells.
 
@@ -69,6 +79,9 @@ class Frame:
             The number of the point to resume after; 0 to begin at the beginning.
         """
         pending.set(None)
+        self._everywhere = [True] * (points + 1)
+        self.asking = self.asking or [False] * (points + 1)
+        self.due = self._due
         return self.target
 
     def save(self, number: int, values: dict[str, Any]) -> None:
@@ -84,8 +97,8 @@ class Frame:
     def iter(self, iterable: Any) -> Iterator[Any]:
         """The iterator of a loop, which is part of the state."""
         iterator = builtins.iter(iterable)
-        # A for loop needs only __next__, but the rewritten one calls iter() again.
-        return iterator if hasattr(type(iterator), "__iter__") else _Iterator(iterator)
+        # The rewritten loop asks for it once more, and a resumed one again.
+        return iterator if gives_itself(iterator) else Iterating(iterator)
 
     def again(self, iterator: Iterator[Any]) -> Iterator[Any]:
         """For a resumed loop: its first pass takes no item."""
@@ -110,9 +123,19 @@ class Frame:
 
     def aiter(self, iterable: Any) -> AsyncIterator[Any]:
         """The iterator of an asynchronous loop."""
-        iterator = builtins.aiter(iterable)
-        # As above: an async for loop needs only __anext__.
-        return iterator if hasattr(type(iterator), "__aiter__") else _AsyncAgain(iterator, skip=0)
+        cls: Any = type(iterable)
+        if not hasattr(cls, "__aiter__"):
+            raise TypeError(
+                f"'async for' requires an object with __aiter__ method, got {cls.__name__}"
+            )
+        iterator = cls.__aiter__(iterable)
+        cls = type(iterator)
+        if not hasattr(cls, "__anext__"):
+            raise TypeError(
+                "'async for' received an object from __aiter__ that does not implement "
+                f"__anext__: {cls.__name__}"
+            )
+        return iterator if cls is AsyncGeneratorType else _AsyncAgain(iterator, skip=0)
 
     def aagain(self, iterator: AsyncIterator[Any]) -> AsyncIterator[Any]:
         """For a resumed asynchronous loop: its first pass takes no item."""
@@ -130,19 +153,6 @@ class Frame:
     def manager(self, number: int, index: int, manager: Any) -> Any:
         """One of them was; it is returned."""
         return manager
-
-
-class _Iterator:
-    """An iterator around one that has no ``__iter__``."""
-
-    def __init__(self, iterator: Any) -> None:
-        self.iterator = iterator
-
-    def __iter__(self) -> _Iterator:
-        return self
-
-    def __next__(self) -> Any:
-        return builtins.next(self.iterator)
 
 
 class _AsyncAgain:

@@ -8,34 +8,16 @@ holds, so that they are like none and no ``NameError`` suggests them.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from stepwise._rewrite.source import FunctionNode, children, walk
 
-__all__ = [
-    "CHOICE",
-    "ENTER",
-    "FRAME",
-    "LISTING",
-    "TARGET",
-    "VALUES",
-    "VISIBLE",
-    "attributes_stored",
-    "complete",
-    "hide_names",
-    "hoist",
-    "item_name",
-    "iterator_name",
-    "part_comprehensions",
-    "placed",
-    "released",
-    "renamed",
-]
-
 ENTER, VISIBLE = "@(", "@)"  # functions of ours, in cells
-FRAME, TARGET, VALUES, CHOICE = "@[]", "@>", "@{}", "@|"  # local variables
-_ITERATOR, _ITEM = "@::", "@=="  # prefixes of loop variables, before their numbers
+# Local variables.
+FRAME, TARGET, VALUES, CHOICE, ASKS = "@[]", "@>", "@{}", "@|", "@?"
+# Prefixes, before a number: of the variables of loops, and of the branches that were entered.
+_ITERATOR, _ITEM, _VISITED = "@::", "@==", "@^^"
 LISTING = ("locals", "vars", "dir")
 
 
@@ -49,12 +31,14 @@ def item_name(number: int) -> str:
     return f"{_ITEM}{number}"
 
 
-def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Variables under their names of today: version a6cd4d2 called the iterators ``@i0``."""
-    return {
-        f"{_ITERATOR}{name[2:]}" if name[:2] == "@i" else name: value
-        for name, value in values.items()
-    }
+def visited_name(number: int) -> str:
+    """The hidden variable that is there if a branch was entered."""
+    return f"{_VISITED}{number}"
+
+
+def visited_in(names: Iterable[str]) -> set[int]:
+    """Return the numbers of the branches that were entered."""
+    return {int(name[len(_VISITED) :]) for name in names if name.startswith(_VISITED)}
 
 
 def placed(nodes: Sequence[ast.stmt], like: ast.AST) -> list[ast.stmt]:

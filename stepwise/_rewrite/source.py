@@ -15,8 +15,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Union
 
-__all__ = ["FunctionNode", "Source", "capture", "children", "parsed", "remove_docstring", "walk"]
-
 FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
 _LOOKS = 4  # for the end of a definition

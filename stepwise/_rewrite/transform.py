@@ -5,11 +5,12 @@ the *target*: 0 in normal running, on resume the number of the last finished sta
 ``k`` that contains a call, ``await`` or ``yield`` becomes::
 
     if @t < k:
-        if not @t and (@f.due or j in @f.asking): @f.save(j, @f.locals())
+        if @a[j] and not @t: @f.save(j, @f.locals())
         @t = 0
         <statement>
 
-with ``j`` for the point before it: so what the statements between two calls did is saved with it.
+with ``j`` for the point before it, and ``@a`` for the frame's list of the points where it wants to
+be asked: so what the statements between two calls did is saved with it.
 Statements without calls share one guard: none is ever executed while the target is not 0.  A
 compound statement is numbered after its parts; on resume it is entered without evaluating its head:
 ``if`` and ``match`` take the branch that holds the target, ``while`` skips its first test, ``for``
@@ -47,8 +48,9 @@ from stepwise._rewrite.ahead import (
     mentions,
     with_file,
 )
-from stepwise._rewrite.points import TRIES, any_calls, calls, opens
+from stepwise._rewrite.positions import TRIES, any_calls, calls, opens
 from stepwise._rewrite.scope import (
+    ASKS,
     CHOICE,
     FRAME,
     TARGET,
@@ -57,11 +59,10 @@ from stepwise._rewrite.scope import (
     iterator_name,
     placed,
     released,
+    visited_name,
 )
 from stepwise._rewrite.source import FunctionNode, walk
 from stepwise._runtime.facts import NamedTuple
-
-__all__ = ["Point", "Reading", "Transformed", "With", "ask", "transform"]
 
 _FORS = (ast.For, ast.AsyncFor)
 
@@ -115,7 +116,7 @@ class Transformed(NamedTuple):
         declarations: its ``global`` and ``nonlocal`` statements.
         body: the body that can be resumed.
         points: by number, from 1.
-        blocks: paths of the branches, by the number that ``visit`` gets, from 0.
+        blocks: paths of the branches, by the number of their hidden variable, from 0.
         withs: by number, from 0.
         loops: hidden iterators, with the line of their loop.
         ahead: what is executed after a point, by its number; of those at which it can be saved,
@@ -199,7 +200,7 @@ class _Rewriter:
         return number
 
     def save(self, number: int | None, ahead: Ahead | None) -> list[ast.stmt]:
-        """``if not @t and (@f.due or number in @f.asking): @f.save(number, @f.locals())``.
+        """``if @a[number] and not @t: @f.save(number, @f.locals())``.
 
         Args:
             number: of the last point; ``None`` where there is none, since nothing was executed.
@@ -210,13 +211,14 @@ class _Rewriter:
         if number is None or ahead is None:
             return []
         self.ahead[number] = ahead
-        due = ast.Attribute(load(FRAME), "due", ast.Load())
-        asking = ast.Attribute(load(FRAME), "asking", ast.Load())
-        asked = ast.Compare(ast.Constant(number), [ast.In()], [asking])
-        resumed = ast.UnaryOp(ast.Not(), load(TARGET))
-        test = ast.BoolOp(ast.And(), [resumed, ast.BoolOp(ast.Or(), [due, asked])])
+        asked = ast.Subscript(load(ASKS), ast.Constant(number), ast.Load())
+        test = ast.BoolOp(ast.And(), [asked, ast.UnaryOp(ast.Not(), load(TARGET))])
         call = ast.Expr(ask("save", ast.Constant(number), ask("locals")))
         return [ast.If(test=test, body=[call], orelse=[])]
+
+    def visit(self) -> ast.stmt:
+        """Note that the newest block is entered: a store, since each pass of a loop does it."""
+        return store(visited_name(len(self.blocks) - 1), ast.Constant(value=True))
 
     def key(self, stmt: ast.stmt) -> str | int:
         """By which a loop or ``with`` statement that is rewritten next is known."""
@@ -272,7 +274,7 @@ class _Rewriter:
         if not stmts:
             return []
         self.blocks.append(path)
-        front: list[ast.stmt] = [ast.Expr(ask("visit", ast.Constant(len(self.blocks) - 1)))]
+        front = [self.visit()]
         number = None
         if enter or around.sees(ahead_of(stmts[:1])) is not None:
             number = self.point(f"enter {path}", stmts[0].lineno, around)
@@ -395,7 +397,7 @@ class _Rewriter:
     def open_try(self, node: ast.Try, path: str, around: _Around) -> list[ast.stmt]:
         before = len(self.loops)
         self.blocks.append(f"{path}.body")
-        visit = ast.Expr(ask("visit", ast.Constant(len(self.blocks) - 1)))
+        visit = self.visit()
         # The first statement has no point before it: that would be the point before ``try`` itself.
         ends = any_calls(node.finalbody)
         inside = around._replace(caught=around.caught or ends or any_calls(node.handlers))
@@ -406,7 +408,7 @@ class _Rewriter:
             self.blocks.append(f"{path}.handlers[{index}].body")
             front: list[ast.stmt] = [
                 reset(),  # a manager or a ``finally`` may have failed on the way to the target
-                ast.Expr(ask("visit", ast.Constant(len(self.blocks) - 1))),
+                self.visit(),
             ]
             # Without this, iterators of loops that the exception left live until the function ends.
             front += [store(name, ast.Constant(None)) for name in left]

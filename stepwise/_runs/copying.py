@@ -1,47 +1,85 @@
 """Copying runs, and logs that belong to no run, from one store into another.
 
+An *entry* is what a store has under one name: the records and objects of a run, of its inbox, or of
+a log that belongs to no run.  Bytes are copied as they are: the seal covers the name of the entry
+and the number of the record, and not the store.  Two stores hold the same history of an entry if
+they hold the same record under one number, since a record's seal covers the one before it.
+
 A run is copied with its child runs and their inboxes, under the leases of both stores, so that
 nobody executes it meanwhile.  Everything is compared first: where something keeps a run from being
-copied, nothing of it is written.  A copy that was cut off is continued by the next one.
+copied, nothing of it is written.  Then each entry is marked as not whole, so that nobody executes
+it, and written in batches; each batch is read back and compared.  The last batch takes the mark
+away.  A copy that was cut off is continued by the next one.  No more than some megabytes, or one
+record or object, are in memory.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Literal
 
+from stepwise._checkpoints.checkpoints import PREFIX
 from stepwise._execution.active_run import current_scope
-from stepwise._journal.chain import inbox_name, is_begun
-from stepwise._journal.heads import check_key, children_of
 from stepwise._journal.inbox import Inbox
-from stepwise._journal.journal import facts_of, seal_for
+from stepwise._journal.journal import (
+    COPYING,
+    INBOX,
+    Journal,
+    Lost,
+    Position,
+    check_key,
+    children_of,
+    facts_of,
+    followed,
+    foreign,
+    identity,
+    inbox_name,
+    is_another_history,
+    is_begun,
+    lift,
+    mark,
+    newest_mark,
+    open_head,
+    seal_for,
+    verified,
+)
 from stepwise._journal.lease import Lease, describe_owner
-from stepwise._journal.log import LOG_KINDS, LogIndex, LogKind
+from stepwise._journal.log import LOG_KINDS, START, LogIndex, LogKind, start_of_log
+from stepwise._journal.projection import given_up
 from stepwise._journal.records import RunFacts
-from stepwise._runs.transfer import Transfer
+from stepwise._journal.seal import DamagedError, Envelope, ForeignKeyError, Seal, named
+from stepwise._journal.summary import NAME
+from stepwise._runs.messages import unacted
+from stepwise._runs.verify import append_restored
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count, shell_word
+from stepwise._values.unpickling import Data
 from stepwise.errors import (
     ConfigurationError,
     CorruptStoreError,
     RunBusyError,
+    RunConflictError,
     RunNotFoundError,
     RunOwnedError,
     RunStopped,
     StepwiseError,
     StoreError,
 )
-from stepwise.stores import Store
+from stepwise.stores import Batch, Store
 
-__all__ = ["Copied", "Copier", "Outcome", "log_kind_of"]
-
-Outcome = Literal["copied", "there", "busy", "refused"]
+_COPIED = "copied"  # an object of the copy: how far the source went
+_OWN = (COPYING, _COPIED)  # what is said of a copy does not travel
+_BATCH, _MOST = 4_000_000, 500  # bytes and records of one transaction
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _SHORTEST, _LONGEST = 0.05, 0.5  # seconds between two looks at who has a run
 _PATIENCE = 60.0  # seconds for which a log is waited for, whose lease is held for one write
+
+Outcome = Literal["copied", "there", "busy", "refused"]
 
 
 class Copied(NamedTuple):
@@ -63,23 +101,325 @@ class Copied(NamedTuple):
     problem: str = ""
 
 
-class _RunCopy(NamedTuple):
-    """One run on its way, with its inbox."""
+class _Lack(NamedTuple):
+    """The part of an entry that another store lacks.
 
-    run: Transfer
-    inbox: Transfer | None
-    restored: bool
+    Args:
+        end: where the source ends.
+        before: the position before the first missing record.
+        records, size: how many records are missing, and bytes of records and objects.
+        put, drop: names of the objects that are missing or others, and of those to delete.
+        ahead: the target has records after the end of the source.
+        rest: something else is missing: the head, the mark, the end of a copy.
+    """
+
+    end: Position
+    before: Position
+    records: int = 0
+    size: int = 0
+    put: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    ahead: bool = False
+    rest: bool = False
+
+
+class _StoreEntry:
+    """One entry on its way from a store to another one.
+
+    Args:
+        copier: has the stores.
+        name: the id of a run, or what stands in its place.
+        facts: of the run; ``None`` for an inbox, a log, and objects that belong to no run.
+
+    Attributes:
+        lack: what the target lacks, since :meth:`compare`.
+    """
+
+    lack: _Lack
+
+    def __init__(self, copier: Copier, name: str, facts: RunFacts | None = None) -> None:
+        self.source, self.target, self.seal = copier.source, copier.target, copier.seal
+        self.name, self.facts = name, facts
+        self.run_id = name.removeprefix(INBOX)
+        self._is_inbox = name != self.run_id
+        self._restored = copier.restored
+
+    # -- comparing -------------------------------------------------------------------------------
+
+    @property
+    def to_mark(self) -> bool:
+        """Return whether the copy is to be marked as restored from a backup."""
+        unfinished = self.facts is not None and self.facts.status != "completed"
+        return self._restored and unfinished and not self.lack.ahead
 
     @property
     def is_whole(self) -> bool:
-        inbox = self.inbox is None or self.inbox.lack.nothing
-        return self.run.lack.nothing and inbox and not self.restored
+        """Return whether the target has all of it."""
+        lack = self.lack
+        return not (lack.records or lack.put or lack.drop or lack.rest or self.to_mark)
+
+    def compare(self) -> _StoreEntry:
+        """Verify the source, and find out what the target lacks.
+
+        Raises:
+            CorruptStoreError: one of the two is damaged.
+            RunConflictError: the target has another history.
+            ConfigurationError: one of them was written with another key.
+        """
+        if self.source.get(self.name, COPYING) is not None:
+            way = "give the command again that made it"
+            raise self._damaged(self.source, "it is a copy that is not whole itself", way)
+        marked = newest_mark(self.source, self.seal, self.name)
+        half = self.target.get(self.name, COPYING) is not None
+        there = newest_mark(self.target, self.seal, self.name)
+        lack, their_end = self._records(half)
+        other = is_another_history(self.source, self.seal, self.name, marked, lack.end)
+        if marked.last > lack.end.last or other:
+            raise self._damaged(self.source, "acknowledged records are gone from its end")
+        if there.last > their_end and not half:
+            raise self._damaged(self.target, "acknowledged records are gone from its end")
+        rest = half or (not lack.ahead and (there.last != marked.last or self._other_head()))
+        self.lack = lack._replace(rest=rest)
+        if half or not lack.ahead:
+            self._compare_objects()
+        return self
+
+    def _records(self, half: bool) -> tuple[_Lack, int]:
+        """Read the records of both; return what is missing, and where the target ends at least."""
+        start = Position(self.facts.pruned, None) if self.facts is not None else self._start_of_log
+        theirs, nothing = self.target.read(self.name, after=start.last), (math.inf, b"")
+        there: tuple[float, bytes] = next(theirs, nothing)
+        at = before = start
+        missing = size = 0
+        met = half
+        lost, known = set[int](), set[int]()
+        rows = self.source.read(self.name, after=start.last)
+        for number, opened, row in verified(self.source, self.seal, self.name, rows, start):
+            while there[0] < number:
+                there = next(theirs, nothing)
+            if opened is None:
+                lost.add(number)
+            elif there[0] == number:
+                met = True
+                if there[1] != row:
+                    raise self._differs(number, there[1])
+            else:
+                if not (met or missing):
+                    self._check_follows(start)
+                before = before if missing else at
+                missing, size = missing + 1, size + len(row)
+            at = self._follow(at, number, opened, known)
+        if lost - known:
+            numbers = ", ".join(map(str, sorted(lost - known)[:10]))
+            raise self._damaged(self.source, f"records of it cannot be read ({numbers})")
+        left = (int(n) for n, _ in chain((there,), theirs) if at.last < n < math.inf)
+        their_end = max(left, default=at.last)
+        return _Lack(at, before, missing, size, ahead=their_end > at.last), their_end
 
     @property
-    def lacks(self) -> tuple[int, int]:
-        """The records and bytes that are missing."""
-        both = [each.lack for each in (self.run, self.inbox) if each is not None]
-        return sum(each.records for each in both), sum(each.size for each in both)
+    def _start_of_log(self) -> Position:
+        return start_of_log(self.source, self.seal, self.name)
+
+    def _follow(
+        self, at: Position, number: int, opened: Envelope | None, known: set[int]
+    ) -> Position:
+        """Return the position after a row, and add the numbers whose loss was given up."""
+        if self.facts is None:  # records of another kind, whose losses others have to judge
+            if opened is None and self._is_inbox:  # the caller has asked the inbox
+                known.add(number)
+            return Position(number, opened.link if opened is not None else None)
+        entry, at = followed(at, number, opened)
+        if not isinstance(entry, Lost):
+            known |= given_up([entry])
+        return at
+
+    def _check_follows(self, start: Position) -> None:
+        """Check a source whose first records were pruned, where the target has only such.
+
+        Raises:
+            RunConflictError: nothing proves that both are one history: the target's copy went on.
+        """
+        last, row = 0, b""
+        for number, data in self.target.read(self.name):
+            if number > start.last:
+                return
+            last, row = number, data
+        try:
+            link = self.seal.open(identity(self.name, last), row).link if last else b""
+        except DamagedError:
+            link = b""
+        if last and self.target.get(self.name, _COPIED) != _end_text(Position(last, link)):
+            raise self._other(f"its records up to {start.last} were pruned since")
+
+    def _compare_objects(self) -> None:
+        names = [each for each in self.source.names(self.name) if each not in _OWN]
+        put, size = [], self.lack.size
+        for name in names:
+            data = self.source.get(self.name, name) or b""
+            if name.startswith(PREFIX) or name == NAME:
+                self._check_object(name, data)
+            if self.target.get(self.name, name) != data:
+                put.append(name)
+                size += len(data)
+        gone = set(self.target.names(self.name)) - {*names, *_OWN}
+        self.lack = self.lack._replace(put=tuple(put), drop=tuple(sorted(gone)), size=size)
+
+    def _check_object(self, name: str, data: bytes) -> None:
+        try:
+            self.seal.open(named(name, self.name), data)
+        except DamagedError:
+            raise self._damaged(self.source, f"its {name.partition('/')[0]} is damaged") from None
+
+    def _other_head(self) -> bool:
+        """Return whether the target's head is missing, or another one."""
+        if self.facts is None:
+            return False
+        head = self.source.head(self.name)
+        if head is None or open_head(self.seal, head) is None:
+            raise self._damaged(self.source, "its entry in the listing is damaged")
+        return self.target.head(self.name) != head
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def begin(self, epoch: int) -> None:
+        """Write that the copy is not whole, with the first missing record.
+
+        The mark of the whole comes with it: a log, which nobody guards, is then recognised as one
+        that lacks its end.
+        """
+        first = tuple(next(self._batches(), [])[:1])  # copy() writes it again
+        # Nobody guards a log, which goes on meanwhile: only a run says that it is not whole.
+        put = {COPYING: b"by stepwise copy"} if self.facts is not None else {}
+        self._write(epoch, Batch(first, put=put, mark=self._mark()))
+
+    def copy(self, epoch: int) -> None:
+        """Write what is missing after :meth:`begin`; from now on the copy is whole."""
+        for records in self._batches():
+            self._write(epoch, Batch(tuple(records), durable=False))
+        put: dict[str, Data] = {}
+        for name in self.lack.put:
+            if name != START:
+                put[name] = self.source.get(self.name, name) or b""
+            if sum(map(len, put.values())) > _BATCH:
+                self._write(epoch, Batch(put=put, durable=False))
+                put = {}
+        if put:
+            self._write(epoch, Batch(put=put, durable=False))
+        self._finish(epoch)
+
+    def _finish(self, epoch: int) -> None:
+        """Write the head and the mark, and take away what says that the copy is not whole."""
+        put, facts, lack = dict[str, Data](), self.facts, self.lack
+        if START in lack.put:
+            put[START] = self.source.get(self.name, START) or b""
+        head = self.source.head(self.name) if facts is not None and not lack.ahead else None
+        last = self._mark()
+        if not lack.ahead:
+            put[_COPIED] = _end_text(lack.end)
+        if facts is not None and self.to_mark:
+            journal = Journal(self.target, self.seal, self.name, epoch, fsync=True)
+            journal.load(lack.end, tolerant=True)
+            append_restored(journal, facts)
+            head, last = None, b""  # it has others
+        pruned = facts.pruned if facts is not None else self._start_of_log.last
+        delete = (*lack.drop, COPYING)
+        self._write(epoch, Batch(put=put, delete=delete, prune=pruned, head=head, mark=last))
+        lift(self.target, self.name)  # what was deleted there comes back on purpose
+        if head is not None and self.target.head(self.name) != head:
+            raise self._damaged(self.target, "it does not give back what was written to it")
+
+    def _batches(self) -> Iterator[list[tuple[int, Data]]]:
+        """Yield the missing records, verified, as parts of a size that one transaction takes."""
+        if not self.lack.records:
+            return
+        part, weight, at = list[tuple[int, Data]](), 0, self.lack.before
+        rows = self.source.read(self.name, after=at.last)
+        for number, opened, row in verified(self.source, self.seal, self.name, rows, at):
+            at = self._follow(at, number, opened, set())
+            if opened is None:
+                continue  # it was given up; a missing record says the same as a damaged one
+            part.append((number, row))
+            weight += len(row)
+            if weight >= _BATCH or len(part) == _MOST:
+                yield part
+                part, weight = [], 0
+        if at.last < self.lack.end.last:
+            raise self._damaged(self.source, "records are gone that were there a moment ago")
+        self.lack = self.lack._replace(end=at)
+        if part:
+            yield part
+
+    def _write(self, epoch: int, batch: Batch) -> None:
+        """Write a batch, and compare what the target gives back."""
+        self.target.write(self.name, epoch, batch)
+        written = 0
+        if batch.records:
+            rows = self.target.read(self.name, after=batch.records[0][0] - 1)
+            for record, row in zip(batch.records, rows, strict=False):
+                written += record == row
+        objects = (self.target.get(self.name, name) == data for name, data in batch.put.items())
+        if written < len(batch.records) or not all(objects):
+            raise self._damaged(self.target, "it does not give back what was written to it")
+
+    def _mark(self) -> bytes:
+        """Return the newest mark of the source; none for a target that is further."""
+        last, effects, link = newest_mark(self.source, self.seal, self.name)
+        if self.lack.ahead or not last:
+            return b""
+        return mark(self.seal, self.name, Position(last, link, effects))
+
+    # -- what keeps it from being copied ---------------------------------------------------------
+
+    def _damaged(self, store: Store, problem: str, way: str = "") -> CorruptStoreError:
+        where = "" if store is self.source else f" --store {shell_word(store.url)}"
+        if not way and self.is_of_run:
+            way = f"stepwise verify {shell_word(self.run_id)} --repair{where}"
+        way = way or "put that store back from a backup, or delete the log there"
+        return CorruptStoreError(
+            f"{self._what} is not copied, since {problem} in {store.url}. Repair it, then copy "
+            f"again: {way}",
+            path=store.url,
+            errno=None,
+        )
+
+    def _differs(self, number: int, there: bytes) -> StepwiseError | StoreError:
+        """Return the error for a record that the target has with other bytes."""
+        try:
+            self.seal.open(identity(self.name, number), there)
+        except ForeignKeyError:
+            return foreign(self.target, self.name)
+        except DamagedError:
+            return self._damaged(self.target, f"record {number} of it is damaged")
+        return self._other(f"record {number} is another one there")
+
+    def _other(self, why: str) -> RunConflictError:
+        way = "the copy there was continued, or both began apart"
+        if self.is_of_run:
+            target = shell_word(self.target.url)
+            way += f". To replace it: stepwise forget {shell_word(self.run_id)} --store {target}"
+        return RunConflictError(
+            f"{self._what} is not copied, since {self.target.url} holds another history of it: "
+            f"{why}; {way}",
+            run_id=self.run_id,
+            recorded=f"another history in {self.target.url}",
+            given=f"the history in {self.source.url}",
+        )
+
+    @property
+    def is_of_run(self) -> bool:
+        """Return whether it is a run or the inbox of one."""
+        return self.facts is not None or self._is_inbox
+
+    @property
+    def _what(self) -> str:
+        if self._is_inbox:
+            return f"the inbox of run {self.run_id!r}"
+        return f"run {self.name!r}" if self.facts is not None else f"the log {self.name!r}"
+
+
+def _end_text(at: Position) -> bytes:
+    """Return what a copy says of the end that its source had."""
+    return f"{at.last} {(at.link or b'').hex()}".encode()
 
 
 class Copier:
@@ -88,8 +428,8 @@ class Copier:
     Args:
         restored: mark the unfinished runs as restored from a backup.
         wait: wait for runs that somebody executes.
+        messages: copy unfinished runs that may still act on what they were sent, as the copy does.
         dry_run: only compare.
-        tell: called with the numbers of records and bytes just written.
 
     Raises:
         ConfigurationError: one of them ends with the process, both are the same store, or they were
@@ -103,21 +443,22 @@ class Copier:
         *,
         restored: bool = False,
         wait: bool = False,
+        messages: bool = False,
         dry_run: bool = False,
-        tell: Callable[[int, int], None] = lambda _records, _size: None,
     ) -> None:
-        self.source, self.target = source, target
-        self._restored, self._wait, self._dry_run, self._tell = restored, wait, dry_run, tell
+        self.source, self.target, self.restored = source, target, restored
+        self._wait, self._dry_run = wait, dry_run
+        self._messages = messages or restored  # of a backup, the original is gone
         for store in (source, target):
             if not store.persistent:
                 raise ConfigurationError(
                     f"{store.url} ends with its process: copy between stores that last, such as "
-                    "disk:, sqlite: and postgresql:"
+                    "disk: and postgresql:"
                 )
         if source is target or source.url == target.url:
             raise ConfigurationError(f"source and target are the same store, {source.url}")
-        self._seal = seal_for(source)
-        check_key(self.target, self._seal)
+        self.seal: Seal = seal_for(source)
+        check_key(self.target, self.seal)
 
     def copy_each(
         self, run_ids: Iterable[str], children: Mapping[str, list[str]] | None = None
@@ -130,7 +471,7 @@ class Copier:
             run_ids: of runs, whose child runs come along, or names of logs.
             children: the child runs of each run.
         """
-        known = children_of(self.source, self._seal) if children is None else children
+        known = children_of(self.source, self.seal) if children is None else children
         for run_id in run_ids:
             try:
                 yield self.copy(run_id, known)
@@ -142,7 +483,7 @@ class Copier:
                 if is_of_store and not isinstance(problem, CorruptStoreError):
                     raise
 
-    def copy(self, run_id: str, children: Mapping[str, list[str]] | None = None) -> Copied:
+    def copy(self, name: str, children: Mapping[str, list[str]] | None = None) -> Copied:
         """Copy one run with its child runs, or one log.
 
         Raises:
@@ -151,63 +492,92 @@ class Copier:
             CorruptStoreError: it is damaged, here or there.
             RunNotFoundError: there is nothing of it.
         """
-        kind = log_kind_of(run_id)
-        if kind is not None:
-            return self._copy_log(run_id, kind)
-        facts = facts_of(self.source, self._seal, run_id)
-        if facts is None:
-            return self._copy_objects(run_id)
-        known = children_of(self.source, self._seal) if children is None else children
-        with self._held(self.source, run_id), self._held(self.target, run_id) as epoch:
-            parts = [self._compared(each) for each in _tree(run_id, known)]
-            lacking = [each for each in parts if not each.is_whole]
-            records, size = (sum(each) for each in zip(*(p.lacks for p in parts), strict=True))
-            if not lacking:
-                return Copied(run_id, "there")
-            if not self._dry_run:
-                self._copy_tree(parts[0], [each for each in lacking if each is not parts[0]], epoch)
-        below = len(lacking) - (lacking[0] is parts[0])
-        return Copied(run_id, "copied", records, size, below)
+        facts = self._facts(name)
+        known = children_of(self.source, self.seal) if facts and children is None else children
+        patience = 0.0 if facts is not None else _PATIENCE
+        with (
+            self._held(self.source, name, patience),
+            self._held(self.target, name, patience) as epoch,
+        ):
+            entries = [*self._entries(name, known or {})]
+            lacking = [each for each in entries if not each.is_whole]
+            if lacking and not self._messages:
+                self._refuse_messages(name, lacking)
+            if lacking and not self._dry_run:
+                self._write(entries, epoch)
+        self._list(name)
+        below = {each.run_id for each in lacking} - {name}
+        records = sum(each.lack.records for each in entries)
+        size = sum(each.lack.size for each in entries)
+        return Copied(name, "copied" if lacking else "there", records, size, len(below))
 
-    def _copy_tree(self, top: _RunCopy, below: list[_RunCopy], epoch: int) -> None:
-        """Write a run and its child runs.
+    def _entries(self, name: str, children: Mapping[str, list[str]]) -> Iterator[_StoreEntry]:
+        """Yield what is copied under a name, compared: of a run, with what belongs to it."""
+        facts = self._facts(name)
+        yield _StoreEntry(self, name, facts).compare()
+        if facts is not None and is_begun(self.source, inbox_name(name)):
+            self._check_inbox(name)
+            yield _StoreEntry(self, inbox_name(name)).compare()
+        for child in children.get(name, ()):
+            yield from self._entries(child, children)
+
+    def _facts(self, name: str) -> RunFacts | None:
+        """Return the facts of a run; ``None`` for a log, and for objects that belong to no run.
+
+        Raises:
+            RunNotFoundError: there is nothing of that name.
+        """
+        facts = facts_of(self.source, self.seal, name) if log_kind_of(name) is None else None
+        is_there = facts or next(self.source.read(name), None) or self.source.names(name)
+        if not is_there:
+            raise RunNotFoundError(f"there is no run {name!r} in {self.source.url}", run_id=name)
+        return facts
+
+    def _write(self, entries: list[_StoreEntry], epoch: int) -> None:
+        """Write a run and what belongs to it.
 
         The run is there first, not whole: nobody begins it anew.  It is whole when its child runs
         are.
         """
-        top.run.begin(epoch)
-        for part in reversed(below):
-            run_id = part.run.name
+        top = entries[0]
+        top.begin(epoch)
+        known = {each.name for each in entries}
+        inboxes = {inbox_name(each.name) for each in entries if each.facts is not None} - known
+        begun = (name for name in inboxes if is_begun(self.source, name))  # the first message came
+        entries += [_StoreEntry(self, name) for name in begun]
+        for each in reversed(entries[1:]):
             # Nobody executes it without the top run; a command may hold it for a moment.
-            held = [self._held(each, run_id, _PATIENCE) for each in (self.source, self.target)]
-            with held[0], held[1] as of_child:
-                part.run.begin(of_child)
-                self._copy_rest(part, of_child)
-        self._copy_rest(top, epoch)
+            held = [self._held(store, each.name, _PATIENCE) for store in (self.source, self.target)]
+            with held[0], held[1] as of_it:
+                if each.facts is None:  # others may have sent something
+                    before = each.lack.records if each.name in known else 0
+                    if each.compare().lack.records > before and not self._messages:
+                        self._refuse_messages(top.name, [each])
+                if not each.is_whole:
+                    each.begin(of_it)
+                    each.copy(of_it)
+        top.copy(epoch)
 
-    def _copy_rest(self, part: _RunCopy, epoch: int) -> None:
-        if part.inbox is not None:
-            self._copy_leased(part.inbox)
-        part.run.copy(epoch)
-        part.run.finish(epoch, restored=part.restored)
+    def _refuse_messages(self, run_id: str, lacking: list[_StoreEntry]) -> None:
+        """Refuse to copy a run that may still act on what it was sent, as its copy would.
 
-    def _compared(self, run_id: str) -> _RunCopy:
-        """Compare a run with its copy; both are held, or the run that called it is."""
-        facts = facts_of(self.source, self._seal, run_id)
-        if facts is None:
-            raise RunNotFoundError(f"run {run_id!r} is gone from {self.source.url}", run_id=run_id)
-        run = self._transfer(run_id, facts)
-        ahead = run.compare().ahead
-        name = inbox_name(run_id)
-        inbox = None
-        if is_begun(self.source, name):
-            self._check_inbox(run_id)
-            inbox = self._transfer(name, inbox=True)
-            inbox.compare()
-        return _RunCopy(run, inbox, self._restored and facts.status != "completed" and not ahead)
+        Raises:
+            ConfigurationError: there is such a message, or a yes; says which.
+        """
+        found = []
+        for each in {each.run_id: None for each in lacking if each.is_of_run}:
+            facts = facts_of(self.source, self.seal, each)
+            if facts is not None and facts.status not in ("completed", "cancelled"):
+                found += unacted(self.source, self.seal, facts)
+        if found:
+            raise ConfigurationError(
+                f"run {run_id!r} is not copied, since both would act on what was sent to it: "
+                f"{', '.join(found)}. If only one of them goes on: stepwise copy --messages, or "
+                "copy_to(messages=True)"
+            )
 
     def _check_inbox(self, run_id: str) -> None:
-        inbox = Inbox(self.source, self._seal, run_id)
+        inbox = Inbox(self.source, self.seal, run_id)
         inbox.look(tolerant=True)
         lost = inbox.all_lost()
         if lost:
@@ -219,63 +589,38 @@ class Copier:
                 errno=None,
             )
 
-    def _transfer(
-        self, name: str, facts: RunFacts | None = None, *, inbox: bool = False
-    ) -> Transfer:
-        tell = self._tell
-        return Transfer(self.source, self.target, self._seal, name, facts, inbox=inbox, tell=tell)
-
-    # -- what is no run --------------------------------------------------------------------------
+    # -- logs ------------------------------------------------------------------------------------
 
     def logs(self) -> list[str]:
         """Return the names of the logs in the source that belong to no run."""
         return [
             f"{kind.prefix}{each}"
             for kind in LOG_KINDS
-            for each in LogIndex(self.source, self._seal, kind).ids()
+            for each in LogIndex(self.source, self.seal, kind).ids()
             if each is not None
         ]
 
-    def _copy_log(self, name: str, kind: LogKind) -> Copied:
-        copied = self._copy_objects(name)
-        index = LogIndex(self.target, self._seal, kind)
-        which = name.removeprefix(kind.prefix)
-        if not self._dry_run and not index.has(which):
+    def _list(self, name: str) -> None:
+        """Put a copied log on the list of logs."""
+        kind = log_kind_of(name)
+        if kind is None or self._dry_run:
+            return
+        index, which = LogIndex(self.target, self.seal, kind), name.removeprefix(kind.prefix)
+        if not index.has(which):
             index.add(which)
-        return copied
 
-    def _copy_objects(self, name: str) -> Copied:
-        """Copy what has no place in a listing."""
-        if next(self.source.read(name), None) is None and not self.source.names(name):
-            raise RunNotFoundError(f"there is no run {name!r} in {self.source.url}", run_id=name)
-        transfer = self._transfer(name)
-        if self._dry_run:
-            transfer.compare()
-        else:
-            self._copy_leased(transfer)
-        lack = transfer.lack
-        return Copied(name, "there" if lack.nothing else "copied", lack.records, lack.size)
-
-    def _copy_leased(self, transfer: Transfer) -> None:
-        """Copy an entry whose lease others hold for one write only."""
-        name = transfer.name
-        held = self._held(self.source, name, _PATIENCE), self._held(self.target, name, _PATIENCE)
-        with held[0], held[1] as epoch:
-            if not transfer.compare().nothing:
-                transfer.begin(epoch)
-                transfer.copy(epoch)
-                transfer.finish(epoch)
-
-    # -- leases and listings ---------------------------------------------------------------------
+    # -- leases ----------------------------------------------------------------------------------
 
     @contextmanager
     def _held(self, store: Store, name: str, patience: float = 0.0) -> Iterator[int]:
         """Hold the lease of an entry; gives its epoch.
 
-        A comparison only looks who holds it, and a source that cannot be written is read without.
+        A comparison only looks who holds a run, and a source that cannot be written is read
+        without.
         """
         if self._dry_run:
-            self._refuse_owned(store, name)
+            if not patience:
+                self._refuse_owned(store, name)
             yield 0
             return
         lease = Lease(store, name)
@@ -316,10 +661,3 @@ class Copier:
 def log_kind_of(name: str) -> LogKind | None:
     """Return the kind of a log that belongs to no run; ``None`` for any other name."""
     return next((each for each in LOG_KINDS if name.startswith(each.prefix)), None)
-
-
-def _tree(run_id: str, children: Mapping[str, list[str]]) -> Iterator[str]:
-    """Yield a run, and the runs below it."""
-    yield run_id
-    for child in children.get(run_id, ()):
-        yield from _tree(child, children)

@@ -16,17 +16,15 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from stepwise._runs.listing import listed
+from stepwise._runs.run import listed
 from stepwise._runtime import settings
-from stepwise._runtime.file_trust import check_file, check_folder
+from stepwise._runtime.limits import check_file, check_folder, distrusted
 from stepwise._runtime.messages import count
 from stepwise._runtime.store_urls import public_url
 from stepwise.errors import ConfigurationError, RunStopped, StepwiseError
 from stepwise.stores import open_store
-from stepwise.stores._folder_store import FolderStore
 from stepwise.stores._locks import has_ofd
-
-__all__ = ["Finding", "findings"]
+from stepwise.stores.disk import DiskStore
 
 _PACKAGES = ("click", "cloudpickle", "diskcache", "tenacity", "wrapt")
 _SQLITE = (3, 31)
@@ -49,13 +47,31 @@ class Finding:
     todo: str = ""
 
 
-def findings(version: str) -> list[Finding]:
+def findings(version: str) -> Iterator[Finding]:
     """Return the result of every check.
 
     Args:
         version: the version of stepwise.
     """
-    return [*_versions(version), *_store(), *_server(), *_locks(), *_key(), *_runs()]
+    yield from _versions(version)
+    try:
+        store: Any = open_store(settings.store())  # touches nothing
+    except StepwiseError as error:  # what the settings say is no store
+        yield Finding("store", "problem", str(error))
+        yield from (*_locks(is_server=False), *_key(is_server=False, is_untouched=True))
+        return
+    folder = store.path if isinstance(store, DiskStore) else None
+    is_untouched = folder is not None and not os.path.isdir(folder)
+    is_server = hasattr(store, "server_facts")
+    yield from _store(store, folder)
+    if is_server:
+        yield from _server(store)
+    yield from _locks(is_server=is_server)
+    yield from _key(is_server=is_server, is_untouched=is_untouched)
+    if not is_untouched:
+        yield from _runs()
+    elif folder is not None and not os.path.exists(folder):
+        yield _NO_RUNS
 
 
 def _versions(version: str) -> Iterator[Finding]:
@@ -71,29 +87,18 @@ def _versions(version: str) -> Iterator[Finding]:
         yield Finding("SQLite", "ok", sqlite3.sqlite_version)
 
 
-def _store() -> Iterator[Finding]:
-    url, folder = public_url(str(settings.store())), None
+def _store(store: Any, folder: str | None) -> Iterator[Finding]:
+    url = public_url(str(settings.store()))
+    if folder is not None and not os.path.isdir(folder):
+        yield _to_be_made(url, folder)
+        return
     try:
-        folder = _place()
-        if folder is not None and not os.path.isdir(folder):
-            yield _to_be_made(url, folder)
-            return
-        runs = sum(1 for _ in open_store(settings.store()).heads())
+        runs = sum(1 for _ in store.heads())
         yield Finding("store", "ok", f"{url} holds {count(runs, 'run')}")
     except (StepwiseError, RunStopped) as error:
         yield Finding("store", "problem", str(error))
     if folder is not None:
         yield from _folder(folder)
-
-
-def _place() -> str | None:
-    """The folder of the store, which need not exist; a store without one has none.
-
-    Raises:
-        ConfigurationError: what the settings say is no store.
-    """
-    store = open_store(settings.store())  # touches nothing
-    return store.path if isinstance(store, FolderStore) else None
 
 
 def _to_be_made(url: str, folder: str) -> Finding:
@@ -110,14 +115,14 @@ def _to_be_made(url: str, folder: str) -> Finding:
 
 
 def _folder(folder: str) -> Iterator[Finding]:
-    mode = os.stat(folder).st_mode & 0o777
+    found = os.stat(folder)
+    mode, reason = found.st_mode & 0o777, distrusted(folder, found)
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         yield Finding(
             "permissions", "problem", f"{folder} cannot be written", f"chmod u+rwx {folder}"
         )
-    elif mode & 0o022:
-        text = f"other users may write to {folder} ({mode:o})"
-        yield Finding("permissions", "warning", text, f"chmod go-w {folder}")
+    elif reason is not None:
+        yield Finding("permissions", "problem", f"{folder}: {reason[0]}", reason[1])
     else:
         yield Finding("permissions", "ok", f"{folder} ({mode:o})")
     free = shutil.disk_usage(folder).free
@@ -128,26 +133,11 @@ def _folder(folder: str) -> Iterator[Finding]:
         yield Finding("disk", "ok", text)
 
 
-def _facts() -> Any:
-    """Return what the store's server says of itself; ``None`` if there is none, or no answer."""
+def _server(store: Any) -> Iterator[Finding]:
     try:
-        ask = getattr(open_store(settings.store()), "server_facts", None)
-        return ask() if ask is not None else None
+        facts = store.server_facts()
     except (StepwiseError, RunStopped):
-        return None  # the finding about the store says so
-
-
-def _is_server() -> bool:
-    try:
-        return hasattr(open_store(settings.store()), "server_facts")
-    except StepwiseError:
-        return False
-
-
-def _server() -> Iterator[Finding]:
-    facts = _facts()
-    if facts is None:
-        return
+        return  # the finding about the store says so
     answered = f"{facts.seconds * 1000:.1f} ms for a request"
     yield Finding("server", "ok", f"PostgreSQL {facts.settings['server_version']}, {answered}")
     yield _durability(facts)
@@ -195,8 +185,8 @@ def _replication(facts: Any) -> Iterator[Finding]:
         yield Finding("replication", "warning", text, todo)
 
 
-def _locks() -> Iterator[Finding]:
-    if _is_server():
+def _locks(*, is_server: bool) -> Iterator[Finding]:
+    if is_server:
         return  # leases are rows
     if has_ofd():
         yield Finding("locks", "ok", "of open file descriptions")
@@ -206,7 +196,7 @@ def _locks() -> Iterator[Finding]:
         yield Finding("locks", "warning", text, todo)
 
 
-def _key() -> Iterator[Finding]:
+def _key(*, is_server: bool, is_untouched: bool) -> Iterator[Finding]:
     if os.environ.get("STEPWISE_KEY"):
         yield Finding("key", "ok", "from STEPWISE_KEY")
         return
@@ -214,7 +204,7 @@ def _key() -> Iterator[Finding]:
     if not path.exists():
         if path.parent.exists() and (problem := _distrusted(path)):
             yield Finding("key", "problem", problem)
-        elif _is_untouched():
+        elif is_untouched:
             yield Finding("key", "ok", f"{path} is made by the first run")
         else:
             todo = "bring it back from a backup, or set STEPWISE_KEY; else no run can be verified"
@@ -228,7 +218,7 @@ def _key() -> Iterator[Finding]:
         yield Finding("key", "problem", f"{path} cannot be read", f"chmod 600 {path}")
     elif mode & 0o077:
         yield Finding("key", "warning", f"others may read {path} ({mode:o})", f"chmod 600 {path}")
-    elif _is_server():
+    elif is_server:
         todo = "set STEPWISE_KEY to the same secret on every machine that uses the store"
         yield Finding("key", "warning", f"{path}: other machines do not have it", todo)
     else:
@@ -244,12 +234,10 @@ def _distrusted(path: pathlib.Path) -> str:
     return ""
 
 
+_NO_RUNS = Finding("runs", "ok", "none yet; to see one killed and resumed: stepwise demo")
+
+
 def _runs() -> Iterator[Finding]:
-    none = Finding("runs", "ok", "none yet; to see one killed and resumed: stepwise demo")
-    if _is_untouched():
-        if _can_be_made():
-            yield none
-        return
     if not (os.environ.get("STEPWISE_KEY") or pathlib.Path(settings.home(), "key").exists()):
         return  # the finding about the key says what that means
     try:
@@ -259,27 +247,12 @@ def _runs() -> Iterator[Finding]:
         return
     told = ", ".join(f"{number} {status}" for status, number in counted.most_common())
     if not counted:
-        yield none
-        return
-    if counted["crashed"]:
+        yield _NO_RUNS
+    elif counted["stuck"]:
+        todo = "stuck ones died at one step three times, and are left: stepwise runs --status stuck"
+        yield Finding("runs", "warning", told, todo)
+    elif counted["crashed"]:
         todo = "their processes are gone, and so are their leases: stepwise resume --all-crashed"
         yield Finding("runs", "warning", told, todo)
     else:
         yield Finding("runs", "ok", told)
-
-
-def _can_be_made() -> bool:
-    """Return whether the settings name a store, with nothing in its place."""
-    try:
-        folder = _place()
-    except ConfigurationError:
-        return False
-    return folder is None or not os.path.exists(folder)
-
-
-def _is_untouched() -> bool:
-    try:
-        folder = _place()
-    except ConfigurationError:
-        return True  # the finding about the store says so
-    return folder is not None and not os.path.isdir(folder)

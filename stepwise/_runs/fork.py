@@ -15,8 +15,8 @@ from typing import Any
 from stepwise._checkpoints.checkpoints import Loaded, State, sealed
 from stepwise._execution.outcomes import outcome
 from stepwise._execution.viewer import look_into
+from stepwise._execution.waits import Taken
 from stepwise._identity.identity import random_id
-from stepwise._journal.counters import key_of
 from stepwise._journal.inbox import Inbox
 from stepwise._journal.journal import Journal, Lost, Position, facts_of, read
 from stepwise._journal.lease import Lease
@@ -41,27 +41,26 @@ from stepwise._journal.records import (
     Started,
     Suspended,
     Waiting,
+    uncounted,
 )
 from stepwise._journal.seal import Seal
-from stepwise._journal.spending import uncounted
 from stepwise._journal.summary import how_started, sealed_summary
-from stepwise._runs.checkpoints import checkpoints_of
+from stepwise._matching.pool import key_of
+from stepwise._runs.messages import untaken
+from stepwise._runs.steps import checkpoints_of, known_facts
 from stepwise._runtime.messages import shell_word
 from stepwise._runtime.options import check_values
 from stepwise._values import codec as _codec
-from stepwise._values.buffers import Data
 from stepwise._values.codec import Codec
+from stepwise._values.unpickling import Data
 from stepwise.errors import (
     CodeChangedError,
     ConfigurationError,
     CorruptStoreError,
     RunConflictError,
-    RunNotFoundError,
     StepNotFoundError,
 )
 from stepwise.stores import Store
-
-__all__ = ["Change", "fork"]
 
 
 @dataclass(frozen=True)
@@ -72,11 +71,13 @@ class Change:
         at: the step up to which records are shared; ``None`` for the newest checkpoint.
         variables: other values of local variables.
         results: other results of steps, by number or name.
+        messages: it takes along what was sent to the source, which takes it, too.
     """
 
     at: int | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     results: Mapping[int | str, Any] = field(default_factory=dict)
+    messages: bool = False
 
 
 def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | None) -> str:
@@ -95,6 +96,8 @@ def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | No
         )
     results = {source.number_of(step): value for step, value in change.results.items()}
     cut, loaded = point_of(source, change, results)
+    if not change.messages:
+        _refuse_messages(source, cut, loaded)
     _write(source, new_id, cut, loaded, change.variables, results)
     return new_id
 
@@ -111,9 +114,7 @@ class ForkedRun:
     """
 
     def __init__(self, store: Store, seal: Seal, run_id: str) -> None:
-        facts = facts_of(store, seal, run_id)
-        if facts is None:
-            raise RunNotFoundError(f"run {run_id!r} is gone from {store.url}", run_id=run_id)
+        facts = known_facts(store, seal, run_id)
         self.store, self.seal, self.facts = store, seal, facts
         self.entries: list[Entry] = []
         lost: set[int] = set()
@@ -209,6 +210,36 @@ def _has_used(source: ForkedRun, state: State, results: Mapping[int, Any]) -> bo
     unused = {number for origin, last, *_ in state.unused for number in (origin, last)}
     waiting = {each.step for each in source.entries if each.number in unused and each.call}
     return any(number <= state.calls and number not in waiting for number in results)
+
+
+def _refuse_messages(source: ForkedRun, cut: int, loaded: Loaded | None) -> None:
+    """Refuse a fork that would take messages which its source takes, or has taken, itself.
+
+    Raises:
+        ConfigurationError: there are such; says which.
+    """
+    found = _untaken(source, cut, loaded)
+    if found:
+        raise ConfigurationError(
+            f"a fork of run {source.facts.run_id!r} at this point takes what was sent to that run, "
+            f"so that it counts twice: {', '.join(found)}. If that is meant: "
+            "stepwise fork --messages, or fork(messages=True)"
+        )
+
+
+def _untaken(source: ForkedRun, cut: int, loaded: Loaded | None) -> list[str]:
+    """Return the messages that a fork takes, with those of child runs that have not answered."""
+    store, seal = source.store, source.seal
+    shared = [each for each in source.entries if each.number <= cut]
+    taken = Taken(loaded.state.taken if loaded is not None else {}, shared)
+    found = untaken(store, seal, source.facts.run_id, taken)
+    for recorded in Calls(shared):
+        child = recorded.call.child
+        if child and not recorded.answers and facts_of(store, seal, child) is not None:
+            below = ForkedRun(store, seal, child)
+            end = below.entries[-1].number
+            found += _untaken(below, end, next(iter(below.checkpoints(end)), None))
+    return found
 
 
 # -- writing it ----------------------------------------------------------------------------------

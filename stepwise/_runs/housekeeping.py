@@ -9,31 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from stepwise._journal.journal import seal_for
-from stepwise._runs import listing
-from stepwise._runs.as_dict import RunStatus
-from stepwise._runs.children import ChildRuns
 from stepwise._runs.copying import Copier
-from stepwise._runs.listing import Listed, each_listed, listed
-from stepwise._runs.verify import note_restored
+from stepwise._runs.run import Listed, each_listed, listed
+from stepwise._runs.steps import RunStatus
+from stepwise._runs.verify import ChildRuns, erase, note_restored
 from stepwise._runtime import settings
 from stepwise._runtime.store_urls import public_url, with_password
 from stepwise.errors import RunStopped, StepwiseError, StoreError
 from stepwise.stores import open_store
-
-__all__ = [
-    "compact",
-    "copier",
-    "delete_each",
-    "free_space",
-    "hand_down",
-    "has_objects",
-    "number_of_runs",
-    "old_runs",
-    "put_back",
-    "store_url",
-    "to_copy",
-    "url_for_programs",
-]
 
 
 def _store() -> Any:
@@ -56,11 +39,6 @@ def hand_down(url: str) -> str:
     if shown != url:
         os.environ["STEPWISE_STORE"] = url
     return shown
-
-
-def number_of_runs() -> int | None:
-    """Return how many runs the store has, child runs included; ``None`` if it cannot count them."""
-    return listing.number_of_runs(_store())
 
 
 def old_runs(before: float, keep: int, limit: int | None = None) -> Iterator[Listed]:
@@ -102,6 +80,8 @@ def delete_each(
                 return
         else:
             yield each, None
+    if children is not None:
+        erase(_store())
 
 
 def free_space() -> int:

@@ -1,21 +1,39 @@
-"""The messages in the inbox of a run, as people see them."""
+"""Messages to a run from outside of it: signals, requests to cancel it, and its inbox."""
 
 from __future__ import annotations
 
+import json
+import math
+import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from stepwise._execution.active_run import current_scope, live_runs
 from stepwise._execution.waits import Taken
-from stepwise._journal.inbox import Inbox, Message
-from stepwise._journal.journal import Position, read_entries
-from stepwise._journal.projection import met_messages
-from stepwise._journal.records import RunFacts
+from stepwise._journal.course import Questions, asked_by
+from stepwise._journal.inbox import Inbox, Message, MessageKind, this_person
+from stepwise._journal.journal import Journal, Position, facts_of, read_entries
+from stepwise._journal.lease import Lease
+from stepwise._journal.log import Bell
+from stepwise._journal.projection import Calls, met_messages
+from stepwise._journal.records import Cancelling, RunFacts
 from stepwise._journal.seal import Seal
-from stepwise._runs.checkpoints import newest_checkpoint
-from stepwise._runtime.public_names import public
+from stepwise._journal.summary import open_waits
+from stepwise._runs.steps import gone, known_facts, newest_checkpoint
+from stepwise._runtime.facts import public
+from stepwise._runtime.messages import notice, reports, shell_word
+from stepwise._runtime.options import check_signal
+from stepwise._values.data import json_bytes, misfit, plain
+from stepwise.errors import (
+    ConfigurationError,
+    RunBusyError,
+    RunEndedError,
+    RunOwnedError,
+    SignalRefusedError,
+)
 from stepwise.stores import Store
 
-__all__ = ["InboxMessage", "messages_of"]
+# -- messages -------------------------------------------------------------------------------------
 
 
 @public
@@ -68,6 +86,31 @@ def messages_of(store: Store, seal: Seal, facts: RunFacts) -> list[InboxMessage]
     return [_shown(each, met.get(each.number)) for each in found]
 
 
+def untaken(store: Store, seal: Seal, run_id: str, taken: Taken) -> list[str]:
+    """Return the signals that a run was sent and has not taken, in words."""
+    return [
+        f"the signal {each.name!r} (message {each.number})"
+        for each in Inbox(store, seal, run_id).look(tolerant=True)
+        if each.kind == "signal" and each not in taken
+    ]
+
+
+def unacted(store: Store, seal: Seal, facts: RunFacts) -> list[str]:
+    """Return what a run was sent and has not acted on yet, answers among it, in words."""
+    entries = [*read_entries(store, seal, facts.run_id, Position(facts.pruned, None))]
+    kept = {each.number for each in messages_of(store, seal, facts) if each.status == "kept"}
+    asked = Questions(entries)
+    tickets = {asked.asked[number].waiting.ticket for number in asked.open}
+    found = []
+    for each in Inbox(store, seal, facts.run_id).look(tolerant=True):
+        if each.number in kept and each.kind == "signal":
+            found.append(f"the signal {each.name!r} (message {each.number})")
+        elif each.number in kept and each.kind == "answer" and each.name in tickets:
+            found.append(f"the answer to step {each.step} (message {each.number})")
+    yes = (each for each in Calls(entries) if each.answer is not None and each.answer.approved)
+    return [*found, *(f"the yes to step {each.call.number} ({each.call.name})" for each in yes)]
+
+
 def _shown(message: Message, met: tuple[int, str] | None) -> InboxMessage:
     step, why = met or (message.step, "")
     signal = message.kind == "signal"
@@ -83,4 +126,247 @@ def _shown(message: Message, met: tuple[int, str] | None) -> InboxMessage:
         "kept" if met is None else "refused" if why else "taken",
         step or None,
         why,
+    )
+
+
+# -- sending --------------------------------------------------------------------------------------
+
+
+LARGEST = 16_000_000  # bytes of JSON; all that was sent is in the memory of the process that waits
+ENDED = ("completed", "failed", "cancelled")
+
+
+def send(store: Store, seal: Seal, run_id: str, name: str, value: Any, key: str | None) -> int:
+    """Put a signal into a run's inbox; see :meth:`stepwise.Run.send`."""
+    check_signal(name)
+    if key is not None and not (isinstance(key, str) and key):
+        raise ConfigurationError(f"key is {key!r}; give a text, not empty, or leave it out")
+    facts = known_facts(store, seal, run_id)
+    data = _to_json(value, run_id, name)
+    names = {each.name for each in facts.waits if each.kind == "signal"}
+    if facts.status != "suspended" or name in names:  # else the journal need not be read
+        waits = [call.wait for call in open_waits(store, seal, facts)]
+        signals = [each for each in waits if each and each.kind == "signal"]
+        schemas = {each.schema for each in signals if each.name == name}
+        _check_schemas(schemas, run_id, name, data)
+        names = {each.name for each in signals}
+    number, before = deliver(store, seal, facts, "signal", name, data, key=key or "")
+    if before is not None and before != data:
+        _report_other_value(run_id, name, number, key)
+    _report_near_name(run_id, name, names)
+    return number
+
+
+def deliver(
+    store: Store,
+    seal: Seal,
+    facts: RunFacts,
+    kind: MessageKind,
+    name: str = "",
+    value: bytes = b"",
+    **more: Any,
+) -> tuple[int, bytes | None]:
+    """Put a message into the inbox of a run that has not ended, and ring for it.
+
+    Args:
+        more: as of :meth:`stepwise._journal.inbox.Inbox.post`.
+
+    Returns:
+        its number; and the value of the message with its key that was there already, if one was.
+
+    Raises:
+        RunEndedError: the run has completed, failed or been cancelled.
+        RunNotFoundError: it was deleted meanwhile.
+    """
+    refuse_ended(facts)
+    inbox = Inbox(store, seal, facts.run_id)
+    number = inbox.post(kind, name, value, **more)
+    if facts_of(store, seal, facts.run_id) is None:  # deleted meanwhile: nobody else deletes this
+        inbox.delete()
+        raise gone(store, facts.run_id)
+    Bell(store, seal).ring(facts.run_id)
+    return number, next((each.value for each in inbox.messages if each.number == number), None)
+
+
+def ended_error(facts: RunFacts) -> RunEndedError:
+    """Return the error for a message to a run that has ended."""
+    return RunEndedError(
+        f"run {facts.run_id!r} has ended ({facts.status}), so nothing in it can take what is "
+        f"sent to it. Look at it: stepwise show {shell_word(facts.run_id)}",
+        run_id=facts.run_id,
+        status=facts.status,
+    )
+
+
+def refuse_ended(facts: RunFacts) -> None:
+    """Refuse what only a run in progress can take.
+
+    Raises:
+        RunEndedError: it has completed, failed or been cancelled.
+    """
+    if facts.status in ENDED:
+        raise ended_error(facts)
+
+
+@reports
+def _report_other_value(run_id: str, name: str, number: int, key: str | None) -> None:
+    notice(
+        f"message {number} of run {run_id!r} is a signal {name!r} with the key {key!r} and another "
+        "value; it counts, and what was sent now does not"
+    )
+
+
+@reports
+def _report_near_name(run_id: str, name: str, waited_for: set[str]) -> None:
+    """Report a signal that nobody waits for, while the run waits for one with nearly that name."""
+    if name in waited_for or not waited_for:
+        return
+    import difflib  # on use: few signals have a wrong name
+
+    for meant in difflib.get_close_matches(name, waited_for, 1):
+        notice(
+            f"run {run_id!r} does not wait for {name!r}, which is kept for later; it waits for "
+            f"{meant!r}. Did you mean that? stepwise send {shell_word(run_id)} "
+            f"{shell_word(meant)} JSON"
+        )
+
+
+# -- values --------------------------------------------------------------------------------------
+
+
+def _to_json(value: Any, run_id: str, name: str) -> bytes:
+    """Encode what is sent.
+
+    Raises:
+        SignalRefusedError: it is no data, or too much; says where in the value.
+    """
+    try:
+        data = json_bytes(_plain(value, "value"))
+    except _NoDataError as error:
+        why = str(error)
+    except RecursionError:
+        why = "it is nested too deeply, or holds itself"
+    else:
+        if len(data) <= LARGEST:
+            return data
+        why = (
+            f"it is {len(data) / 1e6:.0f} MB of JSON, and {LARGEST / 1e6:.0f} MB are the limit: "
+            "put it into a file or a database, and send where it is"
+        )
+    raise SignalRefusedError(
+        f"{name!r} cannot be sent to run {run_id!r}: {why}", run_id=run_id, name=name
+    )
+
+
+class _NoDataError(Exception):
+    """A part of a value has no form in JSON."""
+
+
+def _plain(value: Any, where: str) -> Any:
+    """Return a value as JSON data; what is no such data is asked for its form.
+
+    What JSON would change silently is refused: keys that are no texts, numbers that it lacks.
+    """
+    kind = type(value)
+    if kind in (str, int, bool) or value is None:
+        return value
+    if kind is float:
+        if math.isfinite(value):
+            return value
+        raise _NoDataError(f"{where} is {value}, which JSON does not have")
+    if kind in (list, tuple):
+        return [_plain(each, f"{where}[{number}]") for number, each in enumerate(value)]
+    if kind is dict:
+        for key in value:
+            if type(key) is not str:
+                raise _NoDataError(f"{where} has the key {key!r:.80}; in JSON, keys are texts")
+        return {key: _plain(each, f"{where}[{key!r:.80}]") for key, each in value.items()}
+    try:
+        return _plain(plain(value), where)
+    except TypeError as error:
+        raise _NoDataError(f"{where} is a {kind.__qualname__}: {error}") from None
+
+
+# -- what the run waits for ----------------------------------------------------------------------
+
+
+def _check_schemas(schemas: set[str], run_id: str, name: str, data: bytes) -> None:
+    """Check a value against the schemas of the open waits for its signal.
+
+    Raises:
+        SignalRefusedError: it does not fit.
+    """
+    if not schemas or "" in schemas:
+        return
+    problems = [misfit(each, json.loads(data)) for each in sorted(schemas)]
+    if all(problems):
+        raise SignalRefusedError(
+            f"run {run_id!r} waits for {name!r} with a value of another form. At "
+            f"{problems[0]}. To see what it waits for: stepwise show {shell_word(run_id)}",
+            run_id=run_id,
+            name=name,
+        )
+
+
+# -- cancelling -----------------------------------------------------------------------------------
+
+
+def cancel(store: Store, seal: Seal, run_id: str, reason: str) -> None:
+    """Ask for the end of a run; see :meth:`stepwise.Run.cancel`.
+
+    Its owner, if there is one, finds the request in the inbox.  Otherwise it is recorded now, so
+    that listings show it, and whoever takes the run up next unwinds it.
+    """
+    facts = _facts(store, seal, run_id)
+    if facts.cancelling:
+        return
+    lease = Lease(store, run_id)
+    try:
+        lease.acquire(child=current_scope() is not None)
+    except (RunBusyError, RunOwnedError):
+        if not _is_asked(store, seal, facts):
+            deliver(store, seal, facts, "cancel", note=reason)
+        for each in list(live_runs):  # one that cancels itself executes nothing more
+            if each.run_id == run_id and each.journal.store is store:
+                each.steering.look_soon()
+        return
+    try:
+        facts = _facts(store, seal, run_id)  # it may have ended a moment ago
+        if not facts.cancelling:
+            _record(store, seal, lease, facts, reason)
+    finally:
+        lease.release()
+    Bell(store, seal).ring(run_id)
+
+
+def _facts(store: Store, seal: Seal, run_id: str) -> RunFacts:
+    """Return the facts of a run that can be cancelled.
+
+    Raises:
+        RunNotFoundError, RunEndedError, ConfigurationError: there is none, or it cannot.
+    """
+    facts = known_facts(store, seal, run_id)
+    refuse_ended(facts)
+    if facts.parent:
+        raise ConfigurationError(
+            f"run {run_id!r} is a child run of {facts.parent!r}, and ends with that one: "
+            f"stepwise cancel {shell_word(facts.parent)}"
+        )
+    return facts
+
+
+def _is_asked(store: Store, seal: Seal, facts: RunFacts) -> bool:
+    """Return whether a request that the run's owner has not taken lies in the inbox."""
+    inbox = Inbox(store, seal, facts.run_id)
+    inbox.look()
+    new = (each for each in inbox.messages if each.number > facts.cancels)
+    return any(each.kind == "cancel" for each in new)
+
+
+def _record(store: Store, seal: Seal, lease: Lease, facts: RunFacts, reason: str) -> None:
+    record = Cancelling(this_person(), reason, 0, time.time())
+    journal = Journal(store, seal, facts.run_id, lease.epoch, fsync=True)
+    journal.load(Position(facts.pruned, None))
+    journal.append(
+        (record, b""), head=facts._replace(cancelling=asked_by(record), updated_at=record.at)
     )

@@ -17,31 +17,26 @@ from stepwise._execution.active_run import live_runs
 from stepwise._execution.budget import Spent
 from stepwise._execution.suspension import pending
 from stepwise._journal.course import Course
-from stepwise._journal.heads import is_ready
-from stepwise._journal.journal import Lost, Position, facts_of, read
+from stepwise._journal.journal import Lost, Position, facts_of, is_ready, noted_calls, read
 from stepwise._journal.lease import describe_owner
 from stepwise._journal.projection import Calls, Places, given_up
-from stepwise._journal.records import Entry, RunFacts
+from stepwise._journal.records import NO_SUMS, Entry, RunFacts, Sums, difference, together
 from stepwise._journal.seal import Seal
-from stepwise._journal.spending import NO_SUMS, Sums, difference, together
 from stepwise._journal.summary import Summary, follow, how_started, kept_summary, with_unclear
 from stepwise._rewrite import following_line, function_like
-from stepwise._runs.as_dict import status_of
-from stepwise._runs.checkpoints import newest_checkpoint
-from stepwise._runs.steps import StepRecord, each_step, step_record, steps_with
-from stepwise._runs.stops import StoppedCall, stopped_calls
-from stepwise._runtime.public_names import public
-from stepwise._values.codec import Codec
+from stepwise._runs.steps import (
+    RunStatus,
+    StepRecord,
+    StoppedCall,
+    each_step,
+    newest_checkpoint,
+    step_record,
+    steps_with,
+    stopped_calls,
+)
+from stepwise._runtime import settings
+from stepwise._runtime.facts import public
 from stepwise.stores import Owner, Store
-
-__all__ = [
-    "SHOWN",
-    "Overview",
-    "Program",
-    "goes_on",
-    "overview",
-    "shown",
-]
 
 SHOWN = 50  # steps of a long run
 
@@ -74,6 +69,8 @@ class Overview:
         unreadable: how many of its records do not verify, or are missing.
         stops: the calls at which it stopped, each with the recorded calls that it could be.
         sums: what it has spent, with its child runs.
+        doing: the plain steps in progress, which the journal does not have yet; they are among
+            ``steps`` too.
     """
 
     steps: list[StepRecord]
@@ -84,6 +81,7 @@ class Overview:
     unreadable: int = 0
     stops: Sequence[StoppedCall] = ()
     sums: Sums = NO_SUMS
+    doing: Sequence[StepRecord] = ()
 
     @property
     def spent(self) -> Spent:
@@ -96,15 +94,15 @@ class Overview:
 
 
 def overview(
-    store: Store, seal: Seal, facts: RunFacts, *, owned: bool, count: int | None = SHOWN
+    store: Store, seal: Seal, facts: RunFacts, owner: Owner | None, count: int | None = SHOWN
 ) -> Overview:
     """Look at a run.
 
     Args:
-        owned: somebody is executing it, so that what is open is not in doubt yet.
+        owner: who is executing it, so that what is open is not in doubt yet.
         count: how many of its steps; ``None`` for all.
     """
-    seen = None
+    seen, owned = None, owner is not None
     if count is not None:
         summary = kept_summary(store, seal, facts.run_id)
         followed = follow(store, seal, facts.run_id, summary) if summary is not None else None
@@ -112,24 +110,26 @@ def overview(
             seen = _from_summary(store, seal, facts, summary, followed, owned, count)
     if seen is None:
         seen = _whole(store, seal, facts, owned, count)
-    seen = replace(seen, sums=_with_children(store, seal, facts, seen, owned=owned))
+    seen = replace(seen, sums=_with_children(store, seal, facts, seen, owner))
+    if owner is not None:
+        seen = _with_doing(seen, noted_calls(store, seal, facts.run_id, owner.since), facts.run_id)
     if owned or facts.status != "running" or not seen.course.stops:
         return seen
     return replace(seen, stops=stopped_calls(store, seal, facts.run_id, seen.course.stops))
 
 
 def _with_children(
-    store: Store, seal: Seal, facts: RunFacts, seen: Overview, *, owned: bool
+    store: Store, seal: Seal, facts: RunFacts, seen: Overview, owner: Owner | None
 ) -> Sums:
     """Return the sums of a run, with what its child runs have spent since its records said it."""
     sums = spent_so_far(store, facts.run_id, seal) if facts.pruned else seen.sums
-    if sums.open and not owned and not is_ready(facts):  # it crashed
+    if sums.open and owner is None and not is_ready(facts):  # it crashed
         sums = sums._replace(at_least=True)
     found = [sums]
     for child, said in seen.course.children.values():
         about = facts_of(store, seal, child)
         if about is not None:
-            theirs = overview(store, seal, about, owned=owned, count=1)
+            theirs = overview(store, seal, about, owner, count=1)
             found.append(difference(theirs.sums, Sums(*said)))
     found += [
         active.account.unsaid()
@@ -137,6 +137,23 @@ def _with_children(
         if active.run_id == facts.run_id and active.journal.store is store
     ]
     return together(*found)
+
+
+def _with_doing(seen: Overview, noted: list[Entry], run_id: str) -> Overview:
+    """Add the noted steps that are newer than the newest steps of the journal, or among them."""
+    known = {each.number for each in seen.steps}
+    oldest = min(known, default=0)
+    doing = [
+        step_record(run_id, each.call, each, None)
+        for each in noted
+        if each.call and each.step > oldest and each.step not in known
+    ]
+    if not doing:
+        return seen
+    steps = sorted([*seen.steps, *doing], key=lambda step: step.number)
+    counts = Counter(seen.statuses) + Counter(started=len(doing))
+    total = seen.total + len(doing)
+    return replace(seen, steps=steps, total=total, statuses=dict(counts), doing=doing)
 
 
 def _whole(store: Store, seal: Seal, facts: RunFacts, owned: bool, count: int | None) -> Overview:
@@ -220,7 +237,7 @@ def goes_on(store: Store, seal: Seal, facts: RunFacts) -> tuple[str, str]:
     It names the statement that is executed next, or else the one that was done last.
     """
     loaded = newest_checkpoint(store, seal, facts.run_id)
-    if loaded is None or not Codec(facts.codec).trusting:
+    if loaded is None or settings.trusts_data_only():
         return "from the top, answered by the journal", ""
     state = loaded.state
     how = how_started(store, seal, facts)
@@ -237,12 +254,14 @@ def goes_on(store: Store, seal: Seal, facts: RunFacts) -> tuple[str, str]:
     return (f"at {state.file}:{line}" if line is not None else f"after {state.where}"), text
 
 
-def shown(facts: RunFacts, owner: Owner | None, seen: Overview | None) -> RunShown:
+def shown(
+    facts: RunFacts, status: RunStatus, owner: Owner | None, seen: Overview | None
+) -> RunShown:
     """Build the display form of a run, with its steps if they were read."""
     about = RunShown(
         facts.run_id,
         f"{facts.label}({facts.arguments})",
-        status_of(facts, owned=owner is not None),
+        status,
         facts.workflow,
         describe_owner(owner) if owner is not None else "",
         facts.created_at,

@@ -1,28 +1,57 @@
-"""The questions of a run that wait for a person, and the answers to them."""
+"""Open questions of a run, its calls in doubt, and what a person says of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepwise._calls.terms import load_arguments
-from stepwise._display.asked import buttons, question_text, questions_html
+from stepwise._calls.approvals import load_arguments
+from stepwise._display.render import buttons, question_text, questions_html
+from stepwise._display.terminal import when
+from stepwise._execution.outcomes import settled
+from stepwise._journal.approvers import (
+    approvers_of,
+    sign,
+    signer,
+    statement,
+    why_unsigned,
+)
+from stepwise._journal.course import Asked, Questions, Stop, open_questions, stops_in
 from stepwise._journal.inbox import Inbox, Message, this_person
 from stepwise._journal.journal import Position, facts_of, read_entries
-from stepwise._journal.projection import Calls
-from stepwise._journal.questions import Asked, Questions, open_questions
-from stepwise._journal.records import RunFacts
+from stepwise._journal.projection import Calls, RecordedCall
+from stepwise._journal.records import Entry, Record, Resumed, Ruled, RunFacts
 from stepwise._journal.seal import Seal
-from stepwise._runs.sending import ENDED, deliver, ended_error
-from stepwise._runtime.public_names import public
+from stepwise._runs.messages import ENDED, deliver, ended_error
+from stepwise._runs.steps import known_facts
+from stepwise._runtime.facts import NamedTuple, public
+from stepwise._runtime.messages import shell_word
 from stepwise._values.codec import Codec
-from stepwise.errors import ConfigurationError, RunNotFoundError, StepNotFoundError, StepwiseError
+from stepwise._values.unpickling import Data
+from stepwise.errors import ConfigurationError, StepNotFoundError, StepwiseError
 from stepwise.stores import Store
 
-__all__ = ["Question", "give_answer", "questions_of"]
+# -- questions ------------------------------------------------------------------------------------
+
 
 _KEY = "answer"  # of every answer: the first one to a question is the only one
+
+
+class Decision(NamedTuple):
+    """The answer of a person to a question.
+
+    Args:
+        note: of a no, the reason.
+        key: of an approver, who signs it: a file, or an object that signs; ``None`` for neither.
+        passphrase: asks for that of the file.
+    """
+
+    approved: bool
+    note: str
+    key: Any = None
+    passphrase: Callable[[], str] | None = None
 
 
 @public
@@ -40,6 +69,7 @@ class Question:
         until: when the call gives up waiting; ``None`` for never.
         ticket: of this question; a call that asks again has another one.
         site: ``file:line`` of the call.
+        approvers: the public keys of those who may answer; empty for anybody with the store's key.
     """
 
     run_id: str
@@ -51,6 +81,7 @@ class Question:
     until: float | None
     ticket: str
     site: str
+    approvers: tuple[str, ...]
     _asked: Any = field(repr=False)  # an Asked: hints of a public class name what is public
     _where: Any = field(repr=False)  # the store and its seal
 
@@ -66,22 +97,22 @@ class Question:
         if not self._asked.payload:
             return {}
         store, seal = self._where
-        facts = _facts(store, seal, self.run_id)
+        facts = known_facts(store, seal, self.run_id)
         return load_arguments(
             Codec(facts.codec), None, self._asked.payload, self._asked.waiting.form
         )
 
-    def approve(self, note: str = "") -> None:
+    def approve(self, note: str = "", *, key: Any = None) -> None:
         """Answer with yes; see :meth:`Run.approve`."""
-        self._answer(approved=True, note=note)
+        self._answer(Decision(True, note, key))
 
-    def deny(self, reason: str) -> None:
+    def deny(self, reason: str, *, key: Any = None) -> None:
         """Answer with no; see :meth:`Run.deny`."""
-        self._answer(approved=False, note=reason)
+        self._answer(Decision(False, reason, key))
 
-    def _answer(self, *, approved: bool, note: str) -> None:
+    def _answer(self, said: Decision) -> None:
         store, seal = self._where
-        give_answer(store, seal, self.run_id, self.step, approved=approved, note=note, of=self)
+        give_answer(store, seal, self.run_id, self.step, self.ticket, said)
 
     def __str__(self) -> str:
         return question_text(self)
@@ -97,15 +128,14 @@ class Question:
 
     def to_dict(self) -> dict[str, Any]:
         """Its attributes as plain data, for JSON; nothing is unpickled."""
-        names = ("run_id", "step", "name", "text", "details", "asked_at", "until", "ticket", "site")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in self.__slots__ if name[0] != "_"}
 
 
 def questions_of(store: Store, seal: Seal, facts: RunFacts) -> list[Question]:
     """Return the questions that a run and its child runs wait with."""
-    entries = [*read_entries(store, seal, facts.run_id, Position(facts.pruned, None))]
+    entries = _entries(store, seal, facts)
     asked = open_questions(entries, facts)
-    given = _answers(store, seal, facts.run_id) if asked else {}
+    given = _answers(store, seal, facts, asked) if asked else {}
     found = [
         _question(store, seal, facts.run_id, each)
         for each in asked
@@ -137,19 +167,30 @@ def _question(store: Store, seal: Seal, run_id: str, asked: Asked) -> Question:
         waiting.until,
         waiting.ticket,
         call.site,
+        waiting.approvers,
         asked,
         (store, seal),
     )
 
 
-def _facts(store: Store, seal: Seal, run_id: str) -> RunFacts:
-    facts = facts_of(store, seal, run_id)
-    if facts is None:
-        raise RunNotFoundError(f"run {run_id!r} is gone from {store.url}", run_id=run_id)
-    return facts
-
-
 # -- answering -----------------------------------------------------------------------------------
+
+
+def question_of(store: Store, seal: Seal, facts: RunFacts, step: int | str) -> Question:
+    """Return the open question of a step: of the run's own, else of a child run's.
+
+    Args:
+        step: its number, or the name of the tool.
+
+    Raises:
+        StepNotFoundError: none of them asks, or several do; says who has answered.
+    """
+    found = questions_of(store, seal, facts)
+    named = [each for each in found if _is_of(step, each.step, each.name)]
+    own = [each for each in named if each.run_id == facts.run_id] or named
+    if len(own) == 1:
+        return own[0]
+    raise _not_asked(store, seal, facts, step, "", found)
 
 
 def give_answer(
@@ -157,41 +198,74 @@ def give_answer(
     seal: Seal,
     run_id: str,
     step: int | str,
-    *,
-    approved: bool,
-    note: str,
-    of: Question | None = None,
+    ticket: str,
+    said: Decision,
 ) -> None:
     """Answer the question of a step; durable when this returns.
 
     Args:
-        step: its number; or the name of the tool, if one call of it asks.
-        note: of a no, the reason.
-        of: the question that the person has seen; ``None`` for the one that is open now.
+        step: its number, or the name of the tool.
+        ticket: of the question that the person has seen.
 
     Raises:
-        StepNotFoundError: the step does not wait for an answer, or not any more.
+        StepNotFoundError: the step does not ask that, or not any more; says who has answered.
         RunEndedError: the run has ended.
         RunNotFoundError: there is no such run any more.
-        ConfigurationError: a no without a reason.
+        ConfigurationError: a no without a reason; an answer that an approver has to sign.
     """
-    if not isinstance(note, str) or not (approved or note.strip()):
+    note = said.note
+    if not isinstance(note, str) or not (said.approved or note.strip()):
         raise ConfigurationError(
             f"a no needs a reason, and {note!r} is none: the workflow gets it, and so does whoever "
-            'looks at the run: deny(step, "too expensive")'
+            'looks at the run: question.deny("too expensive")'
         )
-    facts = _facts(store, seal, run_id)
+    facts = known_facts(store, seal, run_id)
     found = questions_of(store, seal, facts)
-    number = int(step) if str(step).isdecimal() else None
-    named = [e for e in found if e.run_id == run_id and (e.step == number or e.name == step)]
-    question = named[0] if len(named) == 1 else None
-    if question is None or (of is not None and of.ticket != question.ticket):
-        raise _not_asked(store, seal, facts, step if number is None else number, found, of)
-    ticket, by = question.ticket, this_person()
-    said: Any = {"step": question.step, "approved": approved, "note": note, "by": by}
-    _, before = deliver(store, seal, facts, "answer", ticket, key=_KEY, **said)
-    if before is not None:  # another person was faster
-        raise _not_asked(store, seal, facts, question.step, found, question)
+    meant = (each for each in found if each.ticket == ticket)
+    question = next((each for each in meant if _is_of(step, each.step, each.name)), None)
+    if question is None:
+        raise _not_asked(store, seal, facts, step, ticket, found)
+    facts = facts if question.run_id == run_id else known_facts(store, seal, question.run_id)
+    signature = _signature(question, said)
+    # Of answers with one key the first is the only one; a wrong one must not keep others out.
+    more: Any = {"step": question.step, "approved": said.approved, "note": note}
+    more |= {"by": this_person(), "key": "" if question.approvers else _KEY}
+    number, before = deliver(store, seal, facts, "answer", ticket, signature.encode(), **more)
+    first = _answers(store, seal, facts, [question._asked]).get(ticket)
+    if before is not None or (first is not None and first.number != number):
+        raise _not_asked(store, seal, facts, step, ticket, found)  # another person was faster
+
+
+def _signature(question: Question, said: Decision) -> str:
+    """Return the signature of an answer; empty if nobody has to sign it, and no key is given.
+
+    Raises:
+        ConfigurationError: an approver has to sign it, and this is no key of one.
+    """
+    approvers = approvers_of(question.approvers)
+    names = ", ".join(map(str, approvers))
+    if said.key is None:
+        if not approvers:
+            return ""
+        command = f"{shell_word(question.run_id)} {question.step} {question.ticket}"
+        raise ConfigurationError(
+            f"step {question.step} ({question.name}) of run {question.run_id!r} takes an answer "
+            f"that one of its approvers has signed: {names}. With the key of one: stepwise "
+            f"{'approve' if said.approved else 'deny'} {command} --key FILE"
+        )
+    waiting, note = question._asked.waiting, said.note
+    text = statement(question.run_id, waiting, approved=said.approved, note=note)
+    public, signature = sign(said.key, text, said.passphrase)
+    if approvers and not signer(approvers, signature):
+        raise ConfigurationError(
+            f"the key {public} is none of the approvers of step {question.step} ({question.name}) "
+            f"of run {question.run_id!r}: {names}"
+        )
+    return signature
+
+
+def _is_of(step: int | str, number: int, name: str) -> bool:
+    return str(step) in (str(number), name)
 
 
 def _not_asked(
@@ -199,29 +273,39 @@ def _not_asked(
     seal: Seal,
     facts: RunFacts,
     step: int | str,
+    ticket: str,
     found: list[Question],
-    of: Question | None,
 ) -> StepwiseError:
-    """Return the error for an answer to a step that does not ask."""
+    """Return the error for an answer to a step that does not ask that.
+
+    Args:
+        ticket: what the person named; empty for the last question of the step.
+    """
     run_id, asking = facts.run_id, ", ".join(map(_named, found)) or "none"
-    entries = read_entries(store, seal, run_id, Position(facts.pruned, None))
-    known = Questions(entries)
-    asked = known.asked.get(step) if isinstance(step, int) else None
-    ticket = of.ticket if of is not None else asked.waiting.ticket if asked is not None else ""
-    given = _answers(store, seal, run_id).get(ticket)
+    known, last = _last_asked(store, seal, facts, step)
+    wanted = ticket or (last.waiting.ticket if last is not None else "")
+    number = last.waiting.call.number if last is not None else 0
+    questions = Questions(_entries(store, seal, known))
+    given = _answers(store, seal, known, questions.asked.values()).get(wanted)
+    instead = questions.instead.get(number)
     if given is not None:
         said = "yes" if given.approved else "no"
         note = f" ({given.note})" if given.note else ""
-        why = f"{given.by} has answered that already, with {said}{note}: the first answer counts"
+        why = (
+            f"{given.by} answered that at {when(given.at)}, with {said}{note}: the first answer "
+            "counts"
+        )
     elif facts.status in ENDED:
         return ended_error(facts)
-    elif asked is not None and ticket != asked.waiting.ticket:
-        why = "it has asked again since, as what it is about has changed: look at it anew"
-    elif asked is not None and step in known.instead:
-        other = known.instead[asked.waiting.call.number]
-        why = f"its call is made with other arguments now, for which step {other} asks"
-    elif [each.name for each in found].count(str(step)) > 1:
+    elif not ticket and len([each for each in found if _is_of(step, each.step, each.name)]) > 1:
         why = "several calls of that name ask; give the number of one"
+    elif instead is not None:
+        why = f"its call is made with other arguments now, for which step {instead} asks"
+    elif ticket in questions.earlier:
+        why = "it has asked again since, as what it is about has changed: look at it anew"
+    elif last is not None and ticket != last.waiting.ticket:
+        look = f"stepwise show {shell_word(known.run_id)}"
+        why = f"{ticket!r} is not the ticket of what it asks; look at it: {look}"
     else:
         why = "it does not wait for an approval"
     return StepNotFoundError(
@@ -232,14 +316,208 @@ def _not_asked(
     )
 
 
+def _last_asked(
+    store: Store, seal: Seal, facts: RunFacts, step: int | str
+) -> tuple[RunFacts, Asked | None]:
+    """Return the last question of a step, of the run or of a child run, and whose it is."""
+    entries = _entries(store, seal, facts)
+    asked = Questions(entries).asked
+    of_step = [n for n, each in asked.items() if _is_of(step, n, each.waiting.call.name)]
+    if of_step:
+        return facts, asked[max(of_step)]
+    below = (
+        _last_asked(store, seal, each, step) for each in _unfinished_children(store, seal, entries)
+    )
+    return next((each for each in below if each[1] is not None), (facts, None))
+
+
+def _entries(store: Store, seal: Seal, facts: RunFacts) -> list[Entry]:
+    return [*read_entries(store, seal, facts.run_id, Position(facts.pruned, None))]
+
+
 def _named(question: Question) -> str:
     return f"{question.step} ({question.name}) of run {question.run_id!r}"
 
 
-def _answers(store: Store, seal: Seal, run_id: str) -> dict[str, Message]:
-    """Return the first answer to each question, by its ticket."""
+def _answers(
+    store: Store, seal: Seal, facts: RunFacts, asked: Iterable[Asked]
+) -> dict[str, Message]:
+    """Return the first answer to each question that counts, by its ticket."""
     found: dict[str, Message] = {}
-    for message in Inbox(store, seal, run_id).look():
-        if message.kind == "answer":
-            found.setdefault(message.name, message)
+    questions = {each.waiting.ticket: each for each in asked}
+    for message in Inbox(store, seal, facts.run_id).look():
+        if message.kind == "answer" and message.name not in found:
+            question = questions.get(message.name)
+            counts = message if question is None else _counted(facts.run_id, question, message)
+            if counts is not None:
+                found[message.name] = counts
     return found
+
+
+def _counted(run_id: str, asked: Asked, message: Message) -> Message | None:
+    """Return an answer if it is signed where it has to be, with who has signed it.
+
+    The run itself looks again.
+    """
+    waiting = asked.waiting
+    if not waiting.approvers:
+        return message
+    try:
+        approvers = approvers_of(waiting.approvers)
+    except ConfigurationError:  # without the extra nobody here can say
+        return None
+    said = statement(run_id, waiting, approved=message.approved, note=message.note)
+    signature = message.value.decode("utf-8", "replace")
+    if why_unsigned(approvers, said, signature):
+        return None
+    return message._replace(by=signer(approvers, signature))
+
+
+# -- settling -------------------------------------------------------------------------------------
+
+
+UNSET: Any = object()
+
+
+def choose(run_id: str, step: int | str, among: list[RecordedCall], what: str) -> RecordedCall:
+    """The one of these calls that a number or a name means.
+
+    Raises:
+        StepNotFoundError: none, or more than one.
+    """
+    number = int(step) if isinstance(step, int) or step.isdecimal() else None
+    found = [each for each in among if step == each.call.name or number == each.call.number]
+    if len(found) == 1:
+        return found[0]
+    listed = ", ".join(f"{each.call.number} ({each.call.name})" for each in among[:20])
+    problem = f"is not a step {what}" if not found else "names more than one; give its number"
+    raise StepNotFoundError(
+        f"{step!r} of run {run_id!r} {problem}. Steps {what}: {listed or 'none'}",
+        run_id=run_id,
+        step=step,
+    )
+
+
+class _Said(NamedTuple):
+    """A person's answer.
+
+    Args:
+        happened: of a step in doubt, whether it did; ``value`` is what it returned.
+        same: of a stopped call, whether it is the recorded one.
+        stop: number of the record that tells of the stopped call; needed if several could be it.
+    """
+
+    happened: bool | None = None
+    value: Any = None
+    same: bool | None = None
+    stop: int | None = None
+
+
+def said_of(
+    landed: Any, did_not_happen: bool, same: bool, another: bool, stop: int | None
+) -> _Said:
+    """Return the answer in the arguments of ``resolve``.
+
+    Raises:
+        ConfigurationError: not exactly one thing is said.
+    """
+    given = [landed is not UNSET, did_not_happen, same, another]
+    if sum(map(bool, given)) != 1:
+        raise ConfigurationError(
+            "give exactly one answer: for a step in doubt, resolve(step, landed=value) or "
+            "resolve(step, did_not_happen=True); for a call at which the run stopped because of a "
+            "step, resolve(step, same=True) or resolve(step, another=True)"
+        )
+    if same or another:
+        return _Said(same=bool(same), stop=stop)
+    if stop is not None:
+        raise ConfigurationError(
+            "stop= chooses a stopped call, for same=True and another=True only"
+        )
+    return _Said(happened=False) if did_not_happen else _Said(happened=True, value=landed)
+
+
+def to_record(
+    run_id: str, step: int | str, entries: list[Entry], said: _Said, codec: Codec
+) -> list[tuple[Record, Data]]:
+    """Build the records of a person's answer for a step; none, if it is recorded already.
+
+    Raises:
+        StepNotFoundError: no such step is in doubt, or no stopped call could be it.
+        ConfigurationError: it contradicts what was said of another stopped call.
+        NotRecordableError: the value cannot be recorded.
+    """
+    if said.same is not None:
+        ruled = _ruling(run_id, step, entries, said.same, said.stop)
+        return [] if ruled is None else [(ruled, b"")]
+    # Those in doubt, and the cancelled calls that the workflow handled.
+    among = [
+        each
+        for each in Calls(entries)
+        if each.in_doubt or (each.cancelled and each.may_have_happened and not each.call.child)
+    ]
+    recorded = choose(run_id, step, among, "in doubt")
+    happened, is_open = bool(said.happened), recorded.outcome is None
+    return [settled(codec, recorded.call, landed=happened, value=said.value, is_open=is_open)]
+
+
+# -- stopped calls -------------------------------------------------------------------------------
+
+
+def _ruling(
+    run_id: str, step: int | str, entries: list[Entry], same: bool, wanted: int | None
+) -> Ruled | None:
+    """Build a ruling on a stopped call; return ``None`` if it is recorded already."""
+    stops = stops_in(entries)
+    if not stops:
+        raise StepNotFoundError(
+            f"run {run_id!r} has not stopped at a call that could be a recorded one. Run the "
+            "program again: if it stops at such a call, it names the step to resolve",
+            run_id=run_id,
+            step=step,
+        )
+    steps = {number for each in stops for number in each.steps}
+    among = [each for each in Calls(entries) if each.call.number in steps]
+    number = choose(run_id, step, among, "that a stopped call could be").call.number
+    chosen = _stop_at(run_id, number, stops, wanted)
+    for other in stops:
+        if same and other is not chosen and (other.ruled or ())[1:3] == ((number,), True):
+            raise ConfigurationError(
+                f"step {number} of run {run_id!r} was resolved as the call of stop {other.number}, "
+                f"{_text(other)}, and a recorded call answers one call only. To take that back: "
+                f"stepwise resolve {shell_word(run_id)} {number} --another --stop {other.number}"
+            )
+    beside = not same and _were_beside(chosen, entries)
+    ruled = Ruled(chosen.call, (number,) if same else chosen.steps, same, time.time(), beside)
+    return None if ruled[1:3] == (chosen.ruled or ())[1:3] else ruled
+
+
+def _were_beside(stop: Stop, entries: list[Entry]) -> bool:
+    """Return whether the stopped tool was called by the attempts that made the recorded calls."""
+    made = min(stop.records, default=0)
+    for entry in entries:
+        if isinstance(entry.record, Resumed) and entry.number > made:
+            return False
+        if entry.call is not None and entry.call.name == stop.call.name:
+            return True
+    return False
+
+
+def _stop_at(run_id: str, number: int, stops: list[Stop], wanted: int | None) -> Stop:
+    found = [each for each in stops if number in each.steps and wanted in (None, each.number)]
+    if len(found) == 1:
+        return found[0]
+    listed = "; ".join(f"{each.number} is {_text(each)}" for each in stops if number in each.steps)
+    raise StepNotFoundError(
+        f"stop {wanted} of run {run_id!r} is not a call that could be step {number}: {listed}"
+        if wanted is not None
+        else f"several stopped calls of run {run_id!r} could be step {number}; choose one with "
+        f"stop= or --stop: {listed}",
+        run_id=run_id,
+        step=number,
+    )
+
+
+def _text(stop: Stop) -> str:
+    at = f" at {stop.call.site}" if stop.call.site else ""
+    return f"{stop.call.name}({stop.call.arguments}){at}"

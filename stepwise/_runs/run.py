@@ -1,4 +1,4 @@
-"""Looking at a run: :class:`Run`, and settling calls in doubt.
+"""Looking at a run (:class:`Run`), finding runs, and the command that starts one again.
 
 A ``Run`` is a handle: what it says is read from the store when it is asked.  Nothing here unpickles
 unless a result or an exception is asked for.
@@ -6,29 +6,42 @@ unless a result or an exception is asked for.
 
 from __future__ import annotations
 
+import itertools
+import math
+import os
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from stepwise._calls.compensation import compensate
-from stepwise._calls.doubt import DidNotHappen, Landed
 from stepwise._calls.driver import drive
-from stepwise._display.asked import buttons, question_text, questions_html
-from stepwise._display.render import RunShown, run_html
-from stepwise._display.text import run_text
+from stepwise._display.render import (
+    RunShown,
+    buttons,
+    question_text,
+    questions_html,
+    run_html,
+    run_text,
+    runs_html,
+    runs_text,
+)
 from stepwise._execution.active_run import current_scope, live_runs
 from stepwise._execution.budget import Spent
-from stepwise._execution.inputs import load_inputs
-from stepwise._execution.registry import known_workflow
+from stepwise._execution.outcomes import load_inputs
+from stepwise._execution.process_memory import known_workflow
 from stepwise._execution.suspension import PendingWait, pending
 from stepwise._execution.viewer import error_of, look_into, result_of
-from stepwise._journal.heads import is_ready
 from stepwise._journal.journal import (
     Journal,
     Position,
     facts_of,
+    is_of_file,
+    is_ready,
     newest_mark,
+    open_head,
     read_entries,
     seal_for,
 )
@@ -37,14 +50,10 @@ from stepwise._journal.projection import Calls
 from stepwise._journal.records import Entry, Forgotten, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import how_started
-from stepwise._runs.as_dict import RunStatus, duration_of, run_dict, status_of
-from stepwise._runs.cancelling import cancel
-from stepwise._runs.checkpoints import RunCheckpoint, checkpoints_of, newest_checkpoint
-from stepwise._runs.children import ChildRuns
+from stepwise._matching.pool import key_of
 from stepwise._runs.copying import Copier
-from stepwise._runs.deleting import delete_run
 from stepwise._runs.fork import Change, fork
-from stepwise._runs.messages import InboxMessage, messages_of
+from stepwise._runs.messages import InboxMessage, cancel, messages_of, send
 from stepwise._runs.overview import (
     SHOWN,
     Overview,
@@ -53,20 +62,44 @@ from stepwise._runs.overview import (
     overview,
     shown,
 )
-from stepwise._runs.questions import Question, give_answer, questions_of
-from stepwise._runs.sending import send
-from stepwise._runs.settling import UNSET, choose, said_of, to_record
-from stepwise._runs.steps import StepRecord, each_step, steps_of
-from stepwise._runs.verify import Verification, repair, verify
-from stepwise._runtime.messages import shell_word
-from stepwise._runtime.public_names import public
-from stepwise._runtime.tracebacks import fold
+from stepwise._runs.questions import (
+    UNSET,
+    Decision,
+    Question,
+    choose,
+    give_answer,
+    questions_of,
+    said_of,
+    to_record,
+)
+from stepwise._runs.steps import (
+    RunCheckpoint,
+    RunStatus,
+    StepRecord,
+    checkpoints_of,
+    duration_of,
+    each_step,
+    newest_checkpoint,
+    run_dict,
+    status_of,
+    steps_of,
+)
+from stepwise._runs.verify import ChildRuns, Verification, delete_run, erase, repair, verify
+from stepwise._runtime import options, settings
+from stepwise._runtime.facts import public
+from stepwise._runtime.forks import cached
+from stepwise._runtime.messages import count, fold, printable, shell_word
 from stepwise._values.codec import Codec
-from stepwise._values.hidden_arguments import NOT_SHOWN
-from stepwise.errors import RunNotFoundError, StepNotFoundError
-from stepwise.stores import Owner, Store, open_store
+from stepwise._values.preview import HIDDEN, NOT_SHOWN
+from stepwise.errors import (
+    ConfigurationError,
+    RunNotFoundError,
+    StepNotFoundError,
+    UnreadableValueError,
+)
+from stepwise.stores import Head, Owner, Store, open_store
 
-__all__ = ["Run"]
+# -- run ------------------------------------------------------------------------------------------
 
 
 @public
@@ -105,12 +138,12 @@ class Run:
         return self.questions if {"waiting", "started"} & seen.statuses.keys() else []
 
     def _shown(self, seen: Overview | None = None) -> RunShown:
-        return shown(self._facts(), self.owner, seen)
+        facts, owner = self._facts(), self.owner
+        return shown(facts, self._status(facts, owner), owner, seen)
 
     def _seen(self, count: int | None = SHOWN) -> Overview:
         """Read its newest steps; all of them, if there is no ``count``."""
-        owned = self.owner is not None
-        seen = overview(self.store, self._seal, self._facts(), owned=owned, count=count)
+        seen = overview(self.store, self._seal, self._facts(), self.owner, count)
         for active in list(live_runs):
             if active.run_id == self.id and active.journal.store is self.store:
                 seen.course.resumed_from = active.progress.resumed_from
@@ -121,7 +154,8 @@ class Run:
     def _each_step(self, seen: Overview) -> Iterator[StepRecord]:
         """Read all of its steps, one after the other, with only the next one in memory."""
         doubtful = {step.number for step in seen.in_doubt}
-        return each_step(self.store, self._seal, self._facts(), doubtful)
+        recorded = each_step(self.store, self._seal, self._facts(), doubtful)
+        return itertools.chain(recorded, seen.doing)
 
     def _goes_on(self) -> tuple[str, str]:
         """Return where the run resumes, and the line of source there, if it is known."""
@@ -196,9 +230,13 @@ class Run:
         ``running``, ``completed`` or ``failed``; ``interrupted`` if somebody stopped it: Ctrl-C, a
         cancellation, a timeout; ``suspended`` if it gave up its process and waits for a time, a
         signal or a person (``waits``); ``crashed`` if it had not ended, and its process is gone;
+        ``stuck`` if that happened three times at the same step, so that ``stepwise up`` leaves it;
         ``ready`` if it is a fork that nobody has executed yet.
         """
-        return status_of(self._facts(), owned=self.owner is not None)
+        return self._status(self._facts(), self.owner)
+
+    def _status(self, facts: RunFacts, owner: Owner | None) -> RunStatus:
+        return status_of(self.store, self._seal, facts, owned=owner is not None)
 
     @property
     def waits(self) -> list[PendingWait]:
@@ -316,14 +354,34 @@ class Run:
         """The raised exception, or ``None`` if the run did not fail."""
         return error_of(self.store, self._seal, self._facts())
 
+    def _error_text(self) -> str | None:
+        """Return the text of its exception, even if the exception's ``__str__`` fails.
+
+        ``None`` also if it cannot be loaded here.
+        """
+        try:
+            error = self.error
+        except UnreadableValueError:
+            return None
+        if error is None:
+            return None
+        name = type(error).__name__
+        try:
+            return printable(f"{name}: {error}")
+        except Exception as problem:
+            return f"{name} (its text cannot be shown: {type(problem).__name__})"
+
     def to_dict(self) -> dict[str, Any]:
         """The facts of a listing as plain data, for JSON; nothing is unpickled.
 
         The names are those of the attributes; ``error`` is a text (for an interrupted run: what
         interrupted it), ``owner`` the process.  ``stepwise runs --json`` prints the same.
         """
+        return self._dict_of(self._facts(), self.owner)
+
+    def _dict_of(self, facts: RunFacts, owner: Owner | None) -> dict[str, Any]:
         seen = self._seen(1)
-        return run_dict(self._facts(), self.owner, seen.statuses, seen.spent)
+        return run_dict(facts, self._status(facts, owner), owner, seen.statuses, seen.spent)
 
     @property
     def resumed_from_step(self) -> int | None:
@@ -368,7 +426,6 @@ class Run:
     def resolve(
         self,
         step: int | str,
-        answer: Landed | DidNotHappen | type[DidNotHappen] | None = None,
         *,
         landed: Any = UNSET,
         did_not_happen: bool = False,
@@ -386,7 +443,6 @@ class Run:
             step: its number, or its name if only one call of that name is in question.
             landed: it happened, and returned this.
             did_not_happen: it did not, and may run.
-            answer: the same as an object: ``Landed(value)`` or ``DidNotHappen``.
             same: the stopped call is this recorded one, whose outcome answers it.
             another: they are two acts: the record stays, and the stopped call runs, once.
             stop: which stopped call, if several could be this step; ``stepwise show`` lists them.
@@ -396,7 +452,7 @@ class Run:
             ConfigurationError: not exactly one thing is said.
             RunBusyError: the run is being executed.
         """
-        said = said_of(answer, landed, did_not_happen, same, another, stop)
+        said = said_of(landed, did_not_happen, same, another, stop)
         with self._journal() as (journal, entries):
             codec = Codec(self._facts().codec)
             items = to_record(self.id, step, entries, said, codec)
@@ -408,40 +464,45 @@ class Run:
         """The questions that it and its child runs wait with, for somebody to answer."""
         return questions_of(self.store, self._seal, self._facts())
 
-    def approve(self, step: int | str, note: str = "") -> None:
+    def approve(self, step: int | str, ticket: str, note: str = "", *, key: Any = None) -> None:
         """Answer the question of a step with yes: its call is made, with the arguments shown.
 
         The answer is on disk when this returns, whether somebody executes the run or not.
 
         Args:
-            step: the number of the call that asks, see :attr:`questions`; or the name of its tool,
-                if one call of that name asks.
+            step: the number of the call that asks, see :attr:`questions`; or the name of its tool.
+            ticket: of the question that the person has seen: ``Question.ticket``.
             note: what the workflow, and whoever looks at the run, is told.
+            key: of an approver who signs the answer, where the tool has ``approvers=``: the file
+                that ``stepwise approver-key`` made, or an object with the methods ``sign`` and
+                ``public_key`` of an ``Ed25519PrivateKey``.
 
         Raises:
-            StepNotFoundError: the step does not wait for an answer, or somebody was faster; says
-                which steps wait.
+            StepNotFoundError: the step asks something else by now, or nothing, or somebody was
+                faster; says who, and which steps wait.
             RunEndedError: the run has completed, failed or been cancelled.
             RunNotFoundError: there is no such run any more.
+            ConfigurationError: an approver has to sign it, and this is no key of one.
         """
-        give_answer(self.store, self._seal, self.id, step, approved=True, note=note)
+        give_answer(self.store, self._seal, self.id, step, ticket, Decision(True, note, key))
 
-    def deny(self, step: int | str, reason: str) -> None:
+    def deny(self, step: int | str, ticket: str, reason: str, *, key: Any = None) -> None:
         """Answer the question of a step with no: its call raises :class:`ApprovalDenied`.
 
         Args:
-            step: the number of the call that asks, see :attr:`questions`; or the name of its tool,
-                if one call of that name asks.
+            step: the number of the call that asks, see :attr:`questions`; or the name of its tool.
+            ticket: of the question that the person has seen: ``Question.ticket``.
             reason: what the workflow, and whoever looks at the run, is told.
+            key: as of :meth:`approve`.
 
         Raises:
-            StepNotFoundError: the step does not wait for an answer, or somebody was faster; says
-                which steps wait.
+            StepNotFoundError: the step asks something else by now, or nothing, or somebody was
+                faster; says who, and which steps wait.
             RunEndedError: the run has completed, failed or been cancelled.
             RunNotFoundError: there is no such run any more.
-            ConfigurationError: there is no reason.
+            ConfigurationError: there is no reason; an approver has to sign it.
         """
-        give_answer(self.store, self._seal, self.id, step, approved=False, note=reason)
+        give_answer(self.store, self._seal, self.id, step, ticket, Decision(False, reason, key))
 
     def send(self, name: str, value: Any = None, key: str | None = None) -> int:
         """Send a signal to the run: a value for its ``wait_for(name)``, from any process.
@@ -491,6 +552,8 @@ class Run:
         run_id: str | None = None,
         locals: Mapping[str, Any] | None = None,  # noqa: A002
         results: Mapping[int | str, Any] | None = None,
+        *,
+        messages: bool = False,
     ) -> Run:
         """Start a new run from a point of this one, which stays as it is.
 
@@ -506,13 +569,15 @@ class Run:
             locals: variables that have other values at that checkpoint, by name.
             results: steps that returned something else, by number or name; the fork resumes at a
                 checkpoint before them.
+            messages: take along the signals that the run has been sent and had not taken by that
+                point; both then take them.  Without it, such a fork is refused.
 
         Raises:
             StepNotFoundError: there is no such step, or no checkpoint to change variables at.
-            ConfigurationError: there is no such variable.
+            ConfigurationError: there is no such variable; there are such signals.
             RunConflictError: the run id is taken.
         """
-        change = Change(at, locals or {}, results or {})
+        change = Change(at, locals or {}, results or {}, messages)
         return Run(self.store, fork(self.store, self._seal, self.id, change, run_id))
 
     def forget(self, step: int | str) -> None:
@@ -570,7 +635,9 @@ class Run:
         """
         return repair(self.store, self._seal, self.id, fsync=True, accept_loss=accept_loss)
 
-    def copy_to(self, store: Any, *, restored: bool = False, wait: bool = False) -> Run:
+    def copy_to(
+        self, store: Any, *, restored: bool = False, wait: bool = False, messages: bool = False
+    ) -> Run:
         """Copy the run with its child runs and inboxes into another store; return the copy.
 
         The copy has the same id, and a call there continues it.  So does a call here continue the
@@ -581,15 +648,19 @@ class Run:
             restored: the run comes from a backup: it asks about each side effect that is not
                 recorded, as after ``stepwise restore``.
             wait: wait while it is being executed.
+            messages: copy it although it has been sent signals or answers that it has not acted on
+                yet, and which the copy would act on, too.  Without it, that is refused.
 
         Raises:
+            ConfigurationError: it has been sent such.
             RunBusyError: it is being executed.
             RunConflictError: the store holds another history of it.
             CorruptStoreError: it is damaged, here or there.
         """
         target = open_store(store)
         self._facts()
-        Copier(self.store, target, restored=restored, wait=wait).copy(self.id)
+        copier = Copier(self.store, target, restored=restored, wait=wait, messages=messages)
+        copier.copy(self.id)
         return Run(target, self.id, self._seal)
 
     def delete(self) -> None:
@@ -599,6 +670,7 @@ class Run:
             RunBusyError: it, or a child run of it, is being executed.
         """
         self._delete(ChildRuns(self.store, self._seal))
+        erase(self.store)
 
     def _delete(self, children: ChildRuns) -> None:
         """Delete the run and its child runs."""
@@ -615,3 +687,277 @@ class Run:
             yield journal, journal.load(Position(self._facts().pruned, None))
         finally:
             lease.release()
+
+
+# -- listing --------------------------------------------------------------------------------------
+
+
+_NEAR = 1000  # newest runs among which an id is looked for that was meant
+_SHOWN = 100  # runs of a list
+_NEVER_RUNNING = ("completed", "failed", "interrupted", "suspended", "cancelled")
+_UNFINISHED = ("running", "crashed", "stuck", "failed", "interrupted", "suspended", "ready")
+
+
+class Runs(list[Run]):
+    """A list of runs that shows as a table."""
+
+    def __repr__(self) -> str:
+        return runs_text(*self._few())
+
+    def _repr_html_(self) -> str:
+        return runs_html(*self._few())
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))
+
+    def _few(self) -> tuple[list[RunShown], int]:
+        """Return the first runs for display, and the number of remaining ones."""
+        shown = []
+        for run in self[:_SHOWN]:
+            try:
+                shown.append(run._shown())
+            except RunNotFoundError:
+                shown.append(RunShown(run.id, "", "deleted"))
+        return shown, len(self) - len(shown)
+
+
+def current_run() -> Run | None:
+    """Return the run that executes this code, or ``None`` outside of a run."""
+    scope = current_scope()
+    return None if scope is None else Run(scope.run.journal.store, scope.run.run_id)
+
+
+def get_run(run_id: str, *, store: Any = None) -> Run:
+    """Return a run by its id.
+
+    A run of which only marks are left, since its database is gone, can be verified, repaired and
+    deleted; reading anything else of it raises :class:`JournalLostError`.
+
+    Args:
+        run_id: the whole id; the command line takes the beginning of one, too.
+        store: a URL, path or store object; by default the configured one.
+
+    Raises:
+        RunNotFoundError: there is none; names those with a similar id.
+    """
+    opened = open_store(store if store is not None else settings.store())
+    run, seal = Run(opened, run_id), seal_for(opened)
+    if facts_of(opened, seal, run_id) is None and not newest_mark(opened, seal, run_id).last:
+        heads = _newest(opened, seal)
+        ids = [head.run_id for head in itertools.islice(heads, _NEAR)]
+        total = number_of_runs(opened) or len(ids)
+        import difflib  # on use: only a mistake needs it
+
+        near = difflib.get_close_matches(run_id, ids, n=3, cutoff=0.5)
+        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        hint = hint or (" They are listed by: stepwise runs" if ids else "")
+        raise RunNotFoundError(
+            f"there is no run {run_id!r} in {opened.url}, which holds {count(total, 'run')}.{hint}",
+            run_id=run_id,
+        )
+    return run
+
+
+def runs(
+    workflow: Any = None,
+    status: RunStatus | None = None,
+    *,
+    tags: Mapping[str, str] | None = None,
+    store: Any = None,
+    limit: int | None = None,
+) -> list[Run]:
+    """Return the runs in the store, the newest first.
+
+    Args:
+        workflow: only those of this workflow: the workflow itself, its name or its full name.
+        status: only those of this status.
+        tags: only those that have all of these tags.
+        store: a URL, path or store object; by default the configured one.
+        limit: at most this many; a store of many runs is then not read whole.
+    """
+    found = listed(workflow, status, store, tags, limit=options.check_limit("runs()", limit))
+    return Runs(each.run for each in found)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A run, with the facts from one look."""
+
+    run: Run
+    facts: RunFacts
+    owner: Owner | None
+
+    @cached
+    def status(self) -> RunStatus:
+        """The status of the run."""
+        return self.run._status(self.facts, self.owner)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as :meth:`Run.to_dict`."""
+        return self.run._dict_of(self.facts, self.owner)
+
+
+def listed(
+    workflow: Any = None,
+    status: RunStatus | None = None,
+    store: Any = None,
+    tags: Mapping[str, str] | None = None,
+    *,
+    limit: int | None = None,
+    where: Callable[[RunFacts], bool] | None = None,
+) -> list[Listed]:
+    """Return the runs for :func:`runs`, with the facts that were read for them.
+
+    Args:
+        where: only those of which this is true.
+    """
+    found = [*itertools.islice(each_listed(workflow, status, store, tags, where=where), limit)]
+    # The store has them in its own order: copied runs, say, as they were copied.
+    return sorted(found, key=lambda each: each.facts.created_at, reverse=True)
+
+
+def each_listed(
+    workflow: Any = None,
+    status: RunStatus | None = None,
+    store: Any = None,
+    tags: Mapping[str, str] | None = None,
+    *,
+    where: Callable[[RunFacts], bool] | None = None,
+    begins: str = "",
+    oldest: bool = False,
+) -> Iterator[Listed]:
+    """Yield the runs of :func:`listed` one by one, the newest first, as the store has them.
+
+    Args:
+        begins: only runs whose id begins so.
+        oldest: about the oldest first, if the store has them in an order at all.
+    """
+    if tags is not None:
+        options.check_tags("runs()", tags)
+    opened = open_store(store if store is not None else settings.store())
+    seal = seal_for(opened)
+    unfinished = status in _UNFINISHED
+    heads = opened.heads(unfinished=unfinished) if oldest else None
+    for head in heads or _newest(opened, seal, unfinished=unfinished):
+        if not head.run_id.startswith(begins):
+            continue
+        facts = open_head(seal, head) or facts_of(opened, seal, head.run_id)
+        if facts is None or not _is_of(opened, seal, facts, workflow):
+            continue
+        if (tags and not tags.items() <= facts.tags.items()) or (where and not where(facts)):
+            continue
+        if facts.status == "running" and status in _NEVER_RUNNING:
+            continue
+        owner = opened.owner(facts.run_id) if facts.status == "running" else None
+        each = Listed(Run(opened, facts.run_id, seal), facts, owner)
+        if status in (None, each.status):
+            yield each
+
+
+def number_of_runs(store: Store | None = None) -> int | None:
+    """Return how many runs a store has, child runs included; ``None`` if it cannot count them."""
+    store = open_store(settings.store()) if store is None else store
+    count_heads = getattr(store, "count_heads", None)
+    return int(count_heads()) if count_heads is not None else None
+
+
+def _newest(store: Store, seal: Seal, *, unfinished: bool = False) -> Iterator[Head]:
+    """Yield the heads, those of the newest runs first."""
+    newest_heads = getattr(store, "newest_heads", None)
+    if newest_heads is not None:
+        yield from newest_heads(unfinished=unfinished)
+        return
+
+    def begun(head: Head) -> float:
+        facts = open_head(seal, head)
+        return facts.created_at if facts is not None else math.inf
+
+    yield from sorted(store.heads(unfinished=unfinished), key=begun, reverse=True)
+
+
+def _is_of(store: Store, seal: Seal, facts: RunFacts, workflow: Any) -> bool:
+    """Return whether a run is of a workflow, whose file may have been started another way."""
+    if getattr(workflow, "full_name", workflow) in (None, facts.workflow, facts.label):
+        return True
+    definition = getattr(workflow, "definition", None)
+    return definition is not None and is_of_file(
+        store, seal, facts, definition.other_names, definition.file
+    )
+
+
+# -- current --------------------------------------------------------------------------------------
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class CurrentStep:
+    """The step that is being executed.
+
+    Args:
+        name: of the step; empty outside of one.
+        idempotency_key: the same whenever this very call is repeated, and no other call's: send it
+            outside so that repeats are dropped there.
+        attempt: which try of the body this is, from 1.
+        run_id: of the run; empty outside of one.
+    """
+
+    name: str
+    idempotency_key: str
+    attempt: int
+    run_id: str
+
+
+def current_step() -> CurrentStep:
+    """Return the step that is being executed, with its idempotency key.
+
+    Outside of a run, where nothing is repeated, each call returns a new key, so that a tool works
+    there as well.
+    """
+    scope = current_scope()
+    if scope is None or scope.call is None:
+        return CurrentStep("", f"sw-{os.urandom(16).hex()}", 1, "")
+    call = scope.call
+    run_id = scope.run.run_id
+    return CurrentStep(call.name, call.key or key_of(run_id, call), scope.attempt, run_id)
+
+
+# -- program --------------------------------------------------------------------------------------
+
+
+def check_start(run: Run) -> None:
+    """Refuse to start what a record says, where records are not trusted.
+
+    Raises:
+        ConfigurationError: ``trust="data"`` is set.
+    """
+    if settings.trusts_data_only():
+        raise ConfigurationError(
+            "trust='data' starts no command line of a record, which somebody else with the key may "
+            "have written. Start the program yourself, or without STEPWISE_TRUST=data. If it does "
+            f"not find the run, set STEPWISE_RESUME={shell_word(run.id)}"
+        )
+
+
+def start_command(run: Run) -> tuple[tuple[str, ...], str]:
+    """Return the command that starts the program of a run, and the folder to start it in.
+
+    Raises:
+        ConfigurationError: the program is gone, or was not started from a command line.
+    """
+    program = run.program
+    command, folder = (program.command, program.cwd) if program is not None else ((), "")
+    script = program.file if program and run.workflow.startswith(f"{program.file}:") else ""
+    if script and not command:
+        command, folder = (sys.executable, script), os.path.dirname(script)
+    needed = (*command[:1], folder, *([script] if script else []))
+    missing = [part for part in needed if not os.path.exists(part)]
+    if command and not missing and not any(HIDDEN in part for part in command):
+        return command, folder
+    why = f"{missing[0]} is gone" if missing else "it was not started from a command line"
+    if any(HIDDEN in part for part in command):
+        why = "its command line held a secret, which is never stored"
+    raise ConfigurationError(
+        f"the program of run {run.id!r} cannot be started from here: {why}. Start it yourself (in "
+        f"a notebook, run the cell): the call {run.label}({run.arguments}) resumes. If it "
+        f"does not find the run, set STEPWISE_RESUME={shell_word(run.id)}"
+    )

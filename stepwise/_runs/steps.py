@@ -1,4 +1,4 @@
-"""The steps of a run, in the order in which they were first called, however many they are.
+"""The parts of a run as people see them: its facts, checkpoints, stops and steps.
 
 A call is found at two places of the journal: its first record and its last one.  One pass notes
 both as numbers; another one makes the steps, since what becomes of a call may be recorded long
@@ -7,24 +7,285 @@ after the calls that follow it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
 
-from stepwise._display.render import step_html
+from stepwise._calls.doubt import ruling_commands
+from stepwise._checkpoints.checkpoints import PREFIX, Loaded, load_checkpoint, number_of
+from stepwise._checkpoints.references import Vault
+from stepwise._display.render import facts_html, step_html
+from stepwise._execution.budget import Spent
+from stepwise._execution.suspension import pending
 from stepwise._execution.viewer import view
-from stepwise._identity.parts import shown_part
-from stepwise._journal.counters import key_of
-from stepwise._journal.journal import Position, read, read_entries, read_one
+from stepwise._identity.identity import shown_part, shown_parts
+from stepwise._journal.course import Stop, stops_in
+from stepwise._journal.journal import Position, facts_of, is_ready, read, read_entries, read_one
 from stepwise._journal.projection import Calls, Places
 from stepwise._journal.records import Call, Entry, RunFacts
 from stepwise._journal.seal import Seal
-from stepwise._matching.rulings import differing
-from stepwise._runs.as_dict import error_line
-from stepwise._runtime.public_names import public
-from stepwise.stores import Store
+from stepwise._journal.summary import deaths_of
+from stepwise._matching.pool import differing, key_of
+from stepwise._runtime.facts import public
+from stepwise.errors import RunNotFoundError
+from stepwise.stores import Owner, Store
 
-__all__ = ["StepRecord", "each_step", "step_record", "steps_of", "steps_with"]
+# -- as dict --------------------------------------------------------------------------------------
+
+
+RunStatus = Literal[
+    "running",
+    "completed",
+    "failed",
+    "interrupted",
+    "crashed",
+    "stuck",
+    "ready",
+    "suspended",
+    "cancelling",
+    "cancelled",
+]
+
+
+UNFINISHED = ("crashed", "stuck", "failed", "interrupted", "ready", "suspended")
+"""The statuses of runs that resume when their program is started again."""
+
+
+def known_facts(store: Store, seal: Seal, run_id: str) -> RunFacts:
+    """Return the facts of a run that was there a moment ago.
+
+    Raises:
+        RunNotFoundError: it was deleted since.
+    """
+    facts = facts_of(store, seal, run_id)
+    if facts is None:
+        raise gone(store, run_id)
+    return facts
+
+
+def gone(store: Store, run_id: str) -> RunNotFoundError:
+    """Return the error for a run that was deleted."""
+    return RunNotFoundError(f"run {run_id!r} is gone from {store.url}", run_id=run_id)
+
+
+def status_of(store: Store, seal: Seal, facts: RunFacts, *, owned: bool) -> RunStatus:
+    """The status of a run, as a listing shows it."""
+    ended = facts.status in ("completed", "failed", "cancelled")
+    if (facts.cancelling and not ended) or (facts.undoing and facts.status == "cancelled"):
+        return "cancelling"
+    if facts.status != "running" or owned:
+        return facts.status
+    if is_ready(facts):
+        return "ready"
+    return "stuck" if deaths_of(store, seal, facts).are_deadly else "crashed"
+
+
+def duration_of(facts: RunFacts) -> float | None:
+    """Return the seconds from the start of a run to its end; ``None`` before its end."""
+    if facts.status in ("running", "suspended"):
+        return None
+    return max(0.0, facts.updated_at - facts.created_at)
+
+
+def error_line(preview: str) -> str:
+    """Return ``Name: text`` for the ``repr`` of an exception; another ``repr`` stays as it is."""
+    match = re.fullmatch(r"(\w+)\((['\"])([^\\]*)\2\)", preview)
+    return f"{match[1]}: {match[3]}" if match is not None else preview
+
+
+def run_dict(
+    facts: RunFacts,
+    status: RunStatus,
+    owner: Owner | None,
+    counts: Mapping[str, int],
+    spent: Spent,
+) -> dict[str, Any]:
+    """Return what a listing shows of a run.
+
+    Args:
+        status: as :func:`status_of`.
+        counts: how many of its steps have each status.
+        spent: what it has spent.
+    """
+    return {
+        "id": facts.run_id,
+        "workflow": facts.workflow,
+        "label": facts.label,
+        "arguments": facts.arguments,
+        "status": status,
+        "tags": dict(facts.tags),
+        "error": error_line(facts.error) if facts.error else None,
+        "counts": dict(counts),
+        "spent": spent.to_dict(),
+        "duration": duration_of(facts),
+        "waits": [each.to_dict() for each in pending(facts)],
+        "created_at": facts.created_at,
+        "updated_at": facts.updated_at,
+        "parent": facts.parent or None,
+        "forked_from": facts.forked_from or None,
+        "owner": None if owner is None else {"pid": owner.pid, "host": owner.host},
+    }
+
+
+# -- checkpoints ----------------------------------------------------------------------------------
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class RunCheckpoint:
+    """A checkpoint of a run, as :attr:`Run.checkpoints` lists it.
+
+    Args:
+        number: of the journal record that it follows.
+        step: how many steps were done.
+        position: ``file:line`` of the statement that was done last.
+        size: bytes.
+        created_at: seconds since 1970.
+        verified: its digest matches; otherwise the run resumes at an older one.
+    """
+
+    number: int
+    step: int
+    position: str
+    size: int
+    created_at: float
+    verified: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its attributes as plain data, for JSON."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def _repr_html_(self) -> str:
+        facts = {name: str(value) for name, value in self.to_dict().items()}
+        return facts_html(f"checkpoint after step {self.step}, at {self.position}", facts)
+
+
+def newest_checkpoint(
+    store: Store, seal: Seal, run_id: str, at: int | None = None
+) -> Loaded | None:
+    """The newest checkpoint that verifies; of those after so many steps or fewer, if ``at``."""
+    vault = Vault(store, seal, run_id)
+    for name in reversed(store.names(run_id, PREFIX)):
+        loaded = load_checkpoint(vault, name)
+        if loaded is not None and (at is None or loaded.state.step <= at):
+            return loaded
+    return None
+
+
+def checkpoints_of(
+    store: Store, seal: Seal, run_id: str
+) -> list[tuple[RunCheckpoint, Loaded | None]]:
+    """The checkpoints of a run, the oldest first, each with its content if it verifies."""
+    found: list[tuple[RunCheckpoint, Loaded | None]] = []
+    vault = Vault(store, seal, run_id)
+    for name in store.names(run_id, PREFIX):
+        size = len(store.get(run_id, name) or b"")
+        loaded = load_checkpoint(vault, name)
+        number = number_of(name)
+        if loaded is None:
+            found.append((RunCheckpoint(number, 0, "", size, 0.0, verified=False), None))
+            continue
+        state = loaded.state
+        listed = RunCheckpoint(number, state.step, state.where, size, state.at, verified=True)
+        found.append((listed, loaded))
+    return found
+
+
+# -- stops ----------------------------------------------------------------------------------------
+
+
+@public
+@dataclass(frozen=True)
+class PossibleStep:
+    """A recorded side effect that a stopped call could be.
+
+    Args:
+        differs: the parts of the call (arguments by name) in which the two differ.
+    """
+
+    number: int
+    name: str
+    arguments: str
+    differs: tuple[str, ...]
+
+    @property
+    def why(self) -> str:
+        """The differing parts, in words."""
+        return shown_parts(self.differs)
+
+
+@public
+@dataclass(frozen=True)
+class StoppedCall:
+    """A call at which a run stopped, to be answered with :meth:`Run.resolve`.
+
+    Args:
+        stop: its number, for ``resolve(..., stop=...)``.
+        site: ``file:line`` it was made from.
+        at: seconds since 1970.
+        could_be: the recorded side effects that it could be.
+        said: the answer: ``same``, ``another``, or ``None`` while nobody gave one.
+        step: the recorded step that it is, if somebody said so.
+        commands: the commands that answer it.
+        meanings: what each of the commands says of the call, in their order.
+    """
+
+    stop: int
+    name: str
+    arguments: str
+    site: str
+    at: float
+    could_be: tuple[PossibleStep, ...]
+    said: str | None
+    step: int | None
+    commands: tuple[str, ...]
+    meanings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its attributes as plain data, for JSON."""
+        return asdict(self)
+
+
+def stopped_calls(
+    store: Store, seal: Seal, run_id: str, numbers: Iterable[int]
+) -> list[StoppedCall]:
+    """Return the calls that these records of stops and answers tell of."""
+
+    def records(numbers: Iterable[int]) -> list[Entry]:
+        found = (read_one(store, seal, run_id, number) for number in numbers)
+        return [each for each in found if each is not None]
+
+    stops = stops_in(records(numbers))
+    return [
+        _stopped(run_id, stop, [e.call for e in records(stop.records) if e.call is not None], stops)
+        for stop in stops
+    ]
+
+
+def _stopped(run_id: str, stop: Stop, others: list[Call], stops: list[Stop]) -> StoppedCall:
+    call, ruled = stop.call, stop.ruled
+    said = None if ruled is None else ("same" if ruled.same else "another")
+    answers = ruling_commands(run_id, stop, stops) if ruled is None else []
+    return StoppedCall(
+        stop=stop.number,
+        name=call.name,
+        arguments=call.arguments,
+        site=call.site,
+        at=stop.at,
+        could_be=tuple(
+            PossibleStep(each.number, each.name, each.arguments, tuple(differing(call, each)))
+            for each in others
+        ),
+        said=said,
+        step=ruled.steps[0] if ruled is not None and ruled.same else None,
+        commands=tuple(command for command, _ in answers),
+        meanings=tuple(meaning for _, meaning in answers),
+    )
+
+
+# -- steps ----------------------------------------------------------------------------------------
+
 
 _NEAR = 256  # records that are kept, since tasks do not end in the order in which they begin
 _LARGE = 10_000  # bytes; a larger record is read again when it is needed again

@@ -1,4 +1,4 @@
-"""Looking at every stored byte of a run before it is needed, and putting right what can be.
+"""A look at every stored byte of a run, its repair, its children, its deletion.
 
 Nothing is unpickled.  Repairing never guesses: bytes that do not verify are moved aside under
 ``quarantine/``, what can be derived again (the listing) is, and what cannot is said.  Where records
@@ -11,22 +11,102 @@ import time
 from dataclasses import dataclass
 
 from stepwise._checkpoints.checkpoints import PREFIX, load_checkpoint, number_of
-from stepwise._checkpoints.chunks import Vault
-from stepwise._journal.heads import open_head, read_head
+from stepwise._checkpoints.references import Vault
+from stepwise._execution.active_run import current_scope
 from stepwise._journal.inbox import Inbox
-from stepwise._journal.journal import Journal, Position, facts_of
+from stepwise._journal.journal import (
+    Journal,
+    Lost,
+    Position,
+    bury,
+    children_of,
+    facts_of,
+    inbox_name,
+    lift,
+    read,
+    read_head,
+)
 from stepwise._journal.lease import Lease
+from stepwise._journal.log import Bell
 from stepwise._journal.records import Quarantined, Restored, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import NAME, kept_summary
-from stepwise._runs.checkpoints import checkpoints_of
-from stepwise._runs.deleting import delete_run
+from stepwise._runs.steps import checkpoints_of
+from stepwise._runtime.facts import public
+from stepwise._runtime.forks import cached
 from stepwise._runtime.messages import count
-from stepwise._runtime.public_names import public
 from stepwise.errors import RunNotFoundError
 from stepwise.stores import Batch, Store
 
-__all__ = ["QUARANTINE", "Verification", "append_restored", "note_restored", "repair", "verify"]
+# -- children -------------------------------------------------------------------------------------
+
+
+class ChildRuns:
+    """The child runs of the runs in a store, as it was at the first look.
+
+    Args:
+        store: where the runs are.
+        seal: of its records.
+    """
+
+    def __init__(self, store: Store, seal: Seal) -> None:
+        self._store, self._seal = store, seal
+
+    def of(self, run_id: str) -> list[str]:
+        """Return the ids of a run's child runs.
+
+        Its journal names them.  If that is not whole any more, all runs are asked for their parent.
+        """
+        facts = facts_of(self._store, self._seal, run_id)
+        if facts is None or facts.pruned:
+            return self._all.get(run_id, [])
+        named = dict[str, None]()
+        for entry, _ in read(self._store, self._seal, run_id):
+            if isinstance(entry, Lost):
+                return self._all.get(run_id, [])
+            if entry.call is not None and entry.call.child:
+                named[entry.call.child] = None
+        return [child for child in named if self._parent(child) == run_id]
+
+    def _parent(self, run_id: str) -> str:
+        # The journal of a fork names child runs of its source.
+        facts = facts_of(self._store, self._seal, run_id)
+        return facts.parent if facts is not None else ""
+
+    @cached
+    def _all(self) -> dict[str, list[str]]:
+        return children_of(self._store, self._seal)
+
+
+# -- deleting -------------------------------------------------------------------------------------
+
+
+def erase(store: Store) -> None:
+    """Leave nothing of deleted runs in the files of a store, as far as it can; once after many."""
+    if hasattr(store, "erase"):
+        store.erase()
+
+
+def delete_run(store: Store, seal: Seal, run_id: str) -> None:
+    """Delete a run without its child runs, also one of which only marks are left.
+
+    Raises:
+        RunBusyError: the run is being executed.
+    """
+    lease = Lease(store, run_id).acquire(child=current_scope() is not None)
+    inbox = Inbox(store, seal, run_id)
+    try:
+        Bell(store, seal).forget(run_id)
+        inbox.delete()  # first: one without its run would be the inbox of the next such run
+        store.delete(run_id, lease.epoch)
+        bury(store, run_id)
+        inbox.delete()  # what somebody sent meanwhile
+    finally:
+        lease.release()
+
+
+# -- verify ---------------------------------------------------------------------------------------
+
 
 QUARANTINE = "quarantine/"
 _MARKS = 4  # appends that overwrite both marks, however a store uses its two slots
@@ -139,7 +219,10 @@ def note_restored(store: Store, seal: Seal) -> list[str]:
     Raises:
         RunBusyError: one of them is being executed.
     """
-    found = [open_head(seal, head) or facts_of(store, seal, head.run_id) for head in store.heads()]
+    found = [facts_of(store, seal, head.run_id) for head in store.heads()]
+    for facts in filter(None, found):
+        for name in (facts.run_id, inbox_name(facts.run_id)):
+            lift(store, name)
     unfinished = [each for each in found if each is not None and each.status != "completed"]
     for facts in unfinished:
         lease = Lease(store, facts.run_id).acquire()
@@ -219,6 +302,7 @@ def _raw(journal: Journal, before: Verification) -> list[tuple[int, bytes]]:
 
 def _give_up(journal: Journal, before: Verification, facts: RunFacts | None) -> None:
     """Record that damaged records are known to be lost, so that no later start reports them."""
+    lift(journal.store, journal.run_id)
     record = Quarantined(before.lost, before.effects, time.time())
     if facts is not None:
         facts = facts.reopened(time.time())

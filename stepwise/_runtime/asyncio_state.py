@@ -13,22 +13,6 @@ import weakref
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-__all__ = [
-    "TaskReference",
-    "cancellation",
-    "closes_generator",
-    "context_of",
-    "current",
-    "is_cancellation",
-    "known_references",
-    "loaded",
-    "loop_of",
-    "loop_runs",
-    "reference_to",
-    "references",
-    "who",
-]
-
 TaskReference = weakref.ReferenceType[Any]
 _asyncio: Any = None
 

@@ -9,8 +9,6 @@ import time
 
 from stepwise._runtime.facts import NamedTuple
 
-__all__ = ["End", "elapsed", "now"]
-
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", None)
 
 

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from stepwise._runtime.public_names import public
-
-__all__ = ["Event", "Kind"]
+from stepwise._runtime.facts import public
 
 Kind = Literal[
     "run_started",

@@ -17,7 +17,6 @@ from stepwise.errors import RunStopped
 if TYPE_CHECKING:
     from stepwise._runtime.event import Event, Kind
 
-__all__ = ["emit", "heard", "listen"]
 
 Listener = Callable[["Event"], object]
 _logger = logging.getLogger("stepwise")

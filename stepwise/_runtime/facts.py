@@ -1,4 +1,4 @@
-"""Named tuples that cost little at import.
+"""Classes of facts: named tuples that cost little at import, and public names.
 
 ``typing.NamedTuple`` compiles every annotation, since ``from __future__ import annotations`` makes
 them texts, and ``collections.namedtuple`` compiles a ``__new__``: 1.35 million instructions for a
@@ -6,15 +6,21 @@ class of eight fields, and 85 such classes were an eighth of a resume.  Here a c
 ``__new__`` from a function that was compiled with this module, and keeps its annotations as texts:
 0.1 million.  In everything else it is what ``typing.NamedTuple`` makes (a test compares them): a
 subclass of ``tuple`` with ``_fields``, ``_replace``, ``_asdict``, defaults, and a real signature.
+
+Public names for classes that are defined in private modules.
+
+Imports nothing of ours.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections import _tuplegetter  # type: ignore[attr-defined]
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ForwardRef, TypeVar
 
-__all__ = ["NamedTuple"]
+# -- facts ----------------------------------------------------------------------------------------
+
 
 _make = tuple.__new__
 _TEMPLATES = (
@@ -65,7 +71,10 @@ def _constructor(name: str, fields: dict[str, Any], defaults: tuple[Any, ...]) -
     else:  # rare enough to compile
         names = ", ".join(fields)
         template = eval(f"lambda _cls, {names}: _make(_cls, ({names},))", globals())  # noqa: S307
-    code = template.__code__.replace(co_varnames=("_cls", *fields), co_name="__new__")
+    # As of a class of collections.namedtuple(), its code is of no file.
+    code = template.__code__.replace(
+        co_varnames=("_cls", *fields), co_name="__new__", co_filename=f"<{name}>"
+    )
     made = FunctionType(code, globals(), "__new__", defaults)
     made.__qualname__ = f"{name}.__new__"  # shown by the error of a wrong call
     made.__annotations__ = fields
@@ -137,8 +146,30 @@ class _Maker(type):
 
 
 if TYPE_CHECKING:
-    from typing import NamedTuple
+    from typing import NamedTuple as NamedTuple
 else:
 
     class NamedTuple(metaclass=_Maker):
         """Base of a named tuple."""
+
+
+# -- public names ---------------------------------------------------------------------------------
+
+
+C = TypeVar("C", bound=type)
+
+
+def public(cls: C, package: str = "stepwise") -> C:
+    """Give a class the name that tracebacks, pickles and users see.
+
+    Its annotations are texts, which ``typing.get_type_hints`` reads where the class says that it is
+    from: each remembers the module in which it means something.
+    """
+    defined, cls.__module__ = cls.__module__, package
+    texts = inspect.get_annotations(cls)
+    if texts:
+        cls.__annotations__ = {
+            name: ForwardRef(text, module=defined, is_class=True) if isinstance(text, str) else text
+            for name, text in texts.items()
+        }
+    return cls

@@ -1,17 +1,37 @@
-"""Resources that a forked child can still use: process-wide locks, values computed once.
+"""Inheritance of a fork, a thread and a worker process from the process that makes it.
+
+Resources that a forked child can still use: process-wide locks, values computed once.
 
 A child has the one thread that forked.  A lock that another thread held stays held in it for ever.
+
+Threads that a run's code starts belong to the run; worker processes know of it.
+
+``asyncio.to_thread`` carries context variables over; ``threading.Thread`` and
+``ThreadPoolExecutor.submit`` do not (before Python 3.14's ``thread_inherit_context``), and a step
+called there would run unrecorded.  While a run is in progress those two are wrapped so that they
+carry one variable over: which run and step they were called in (``None`` for outside of any).
+The run is told when they begin and end.  Nothing else of theirs changes, and with the last run they
+are themselves again.
+
+A worker process that is started anew (``spawn``, ``forkserver``) gets what ``multiprocessing``
+hands down to each process, which says meanwhile that there is a run.  The environment would not do:
+a fork server keeps that of its own start, and a step that is given ``os.environ`` would have other
+arguments in each process.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from typing import Any, Generic, TypeVar, overload
 
-__all__ = ["cached", "process_lock"]
+# -- forks ----------------------------------------------------------------------------------------
+
 
 T = TypeVar("T")
 Self = TypeVar("Self", bound="cached[Any]")
@@ -56,3 +76,167 @@ class cached(Generic[T]):  # noqa: N801 -- a decorator
             return self
         value = instance.__dict__[self._name] = self._compute(instance)
         return value
+
+
+# -- thread context -------------------------------------------------------------------------------
+
+
+_IN_RUN = "stepwise_in_run"  # the process in which a run is in progress
+
+
+@functools.cache
+def call_at_exit(callback: Callable[[], None]) -> None:
+    """Have ``callback`` called when the program has ended, while threads and pools still work.
+
+    Not ``atexit``: those callbacks come after the interpreter has waited for its threads, and pools
+    take no jobs any more.  The newest one is called first, so before that of the pools.
+    """
+    import concurrent.futures.thread
+
+    assert concurrent.futures.thread is not None  # its own fork callback is registered first
+    threading._register_atexit(callback)  # type: ignore[attr-defined]
+
+
+@functools.cache
+def works_for_a_run() -> bool:
+    """Return whether this worker process was freshly started while a run was in progress."""
+    processes = sys.modules.get("multiprocessing.process")
+    parent = processes.parent_process() if processes is not None else None
+    return parent is not None and _handed_down().get(_IN_RUN) == parent.pid
+
+
+def _handed_down() -> dict[str, Any]:
+    """Return the data that this process passes to later ``multiprocessing`` processes."""
+    processes = sys.modules.get("multiprocessing.process")
+    return processes.current_process()._config if processes is not None else {}
+
+
+def _pools() -> list[Any]:
+    """Return the class of thread pools; imported for the first run, not with the library."""
+    try:
+        from concurrent.futures import ThreadPoolExecutor
+    except RuntimeError:  # the main thread has ended: nobody can make a pool any more
+        return []
+    return [ThreadPoolExecutor]
+
+
+class Carrier:
+    """Carries one context variable into new threads while a run is in progress.
+
+    Args:
+        begin: gets the variable's value, the name of the thread or job, and whether it is a daemon,
+            before it begins.  Returns ``None``, or a listener: its ``enter()`` is called in the
+            thread when the thread or job starts, its ``leave()`` when that has ended or will never
+            begin, perhaps twice.
+    """
+
+    def __init__(self, variable: ContextVar[Any], begin: Callable[[Any, str, bool], Any]) -> None:
+        self._variable = variable
+        self._begin = begin
+        self._mutex = process_lock()
+        self._users = 0
+        self._installed: list[_Wrapped] = []
+
+    def __enter__(self) -> None:
+        pools = _pools()
+        with self._mutex:
+            self._users += 1
+            _handed_down()[_IN_RUN] = os.getpid()
+            if not self._installed:
+                self._installed = [
+                    _Wrapped(threading.Thread, "start", self._start),
+                    *(_Wrapped(each, "submit", self._submit) for each in pools),
+                ]
+
+    def __exit__(self, *exception: object) -> None:
+        with self._mutex:
+            self._users -= 1
+            if self._users == 0:
+                _handed_down().pop(_IN_RUN, None)
+            # Below a wrapper that was installed after ours, ours stays in place, idle.
+            if self._users == 0 and all(each.on_top for each in self._installed):
+                for each in self._installed:
+                    each.undo()
+                self._installed = []
+
+    def _start(self, start: Callable[..., None], thread: threading.Thread) -> None:
+        value, run = self._variable.get(None), thread.run
+        told = self._begin(value, thread.name, thread.daemon)
+
+        def carrying() -> None:
+            del thread.run  # the instance's attribute, which would form a cycle
+            self._variable.set(value)
+            if told is None:
+                run()
+                return
+            told.enter()
+            try:
+                run()
+            finally:
+                told.leave()
+
+        thread.run = carrying  # type: ignore[method-assign]
+        try:
+            start(thread)
+        except BaseException:
+            if told is not None and thread.ident is None:
+                told.leave()
+            raise
+
+    def _submit(
+        self,
+        submit: Callable[..., Any],
+        pool: Any,
+        fn: Callable[..., Any],
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        value = self._variable.get(None)
+        told = self._begin(value, f"{getattr(fn, '__qualname__', fn)} in a pool", False)
+
+        def carrying(*args: Any, **kwargs: Any) -> Any:
+            token = self._variable.set(value)
+            if told is not None:
+                told.enter()
+            try:
+                return fn(*args, **kwargs)
+            finally:
+                self._variable.reset(token)
+                if told is not None:  # before a waiter of the result can continue
+                    told.leave()
+
+        # A worker thread that this submit starts outlives the call, and must not keep the value.
+        token = self._variable.set(None)
+        try:
+            future = submit(pool, carrying, *args, **kwargs)
+        except BaseException:
+            if told is not None:
+                told.leave()
+            raise
+        finally:
+            self._variable.reset(token)
+        if told is not None:
+            future.add_done_callback(lambda _: told.leave())  # for a cancelled future
+        return future
+
+
+class _Wrapped:
+    """A method replaced by a function that gets the original first."""
+
+    def __init__(self, owner: type, name: str, function: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return function(original, *args, **kwargs)
+
+        self._owner, self._name, self._original, self._wrapper = owner, name, original, wrapper
+        setattr(owner, name, wrapper)
+
+    @property
+    def on_top(self) -> bool:
+        return getattr(self._owner, self._name) is self._wrapper
+
+    def undo(self) -> None:
+        setattr(self._owner, self._name, self._original)

@@ -15,9 +15,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-__all__ = ["AFTER_SIGTERM", "Ending", "SigtermWatch", "Uninterrupted", "ending", "sigterms"]
-
-
 AFTER_SIGTERM = 128 + 15
 """The exit status of a program that ends since SIGTERM came, where it cannot end by the signal."""
 
@@ -51,8 +48,6 @@ class SigtermWatch:
 
     Attributes:
         draining: a SIGTERM has come, and the program had no handler.
-        drain: called when that happens; may raise what ends the code of the main thread.
-        at_end: called when the time of the steps in flight is over, before the process ends.
         ends_process: the process ends with the last run; a program may end by itself instead.
     """
 
@@ -60,13 +55,17 @@ class SigtermWatch:
         self.count = 0
         self.draining = False
         self.ends_process = True
-        self.drain: Callable[[], None] = _nothing
-        self.at_end: Callable[[], None] = _nothing
+        self._drain: Callable[[], None] | None = None
         self._handler: Any = None
         self._forks_known = False
 
-    def begin(self) -> None:
-        """A run begins: the handler that is installed now is watched, or ours is installed."""
+    def begin(self, drain: Callable[[], None]) -> None:
+        """A run begins: the handler that is installed now is watched, or ours is installed.
+
+        Args:
+            drain: called by ours; may raise what ends the code of the main thread.
+        """
+        self._drain = drain
         handler = _signal.getsignal(_signal.SIGTERM)
         # Only the main thread may install one.
         if not _in_main_thread() or self._is_ours(handler):
@@ -98,17 +97,14 @@ class SigtermWatch:
         self.count += 1
         _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
         self.draining = True
-        self.drain()
+        if self._drain is not None:
+            self._drain()
 
     def _in_child(self) -> None:
         """Give a forked process, in which no run is in progress, the default handler again."""
         self.draining = False
         if _signal.getsignal(_signal.SIGTERM) == self._begin_draining:
             _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 sigterms = SigtermWatch()

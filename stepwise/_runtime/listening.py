@@ -10,8 +10,6 @@ from collections.abc import Callable
 from stepwise._runtime.event import Event
 from stepwise._runtime.events import listen
 
-__all__ = ["on_event"]
-
 
 def on_event(callback: Callable[[Event], object]) -> Callable[[], None]:
     """Have ``callback`` called with an :class:`Event` whenever something happens in a run here.

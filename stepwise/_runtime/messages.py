@@ -1,4 +1,6 @@
-"""One-line notices to the person at the terminal, and warnings that point at the user's line.
+"""Messages for a person at the terminal: notices, warnings, tracebacks, the end of a program.
+
+One-line notices to the person at the terminal, and warnings that point at the user's line.
 
 Notices go to stderr, beginning with ``stepwise:``, so that a program's own output stays clean, and
 to the logger ``stepwise`` at level DEBUG for whoever collects logs.  A notebook shows what is on
@@ -7,39 +9,35 @@ stderr as an error: there, a notice is an output of its own, in the grey of what
 Everything that only reports is guarded by :func:`reports`: what fails in it (a closed stderr, a
 handler of a log, a ``__repr__``, a callback) never reaches the run that is reported on.  So the
 text of a report is made there, too, unless it is put together of texts and numbers.
+
+Linked exceptions, and tracebacks without our frames.
+
+Between the user's line and the user's error there is one of our frames at most.  Tracebacks are
+folded where an exception leaves our outermost function, so it costs nothing while nothing fails.
+
+The end of a program whose run was suspended or cancelled: one line on stderr, an exit code.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import logging
 import os
 import re
 import sys
+import threading
 import warnings
-from collections.abc import Callable
-from types import FrameType
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from stepwise._runtime import settings
-from stepwise.errors import RunStopped, StepwiseWarning
+from stepwise.errors import RunCancelled, RunStopped, RunSuspended, StepwiseWarning, escaped
 
-__all__ = [
-    "Once",
-    "caller",
-    "count",
-    "file_name",
-    "is_ours",
-    "kernel_shell",
-    "notice",
-    "printable",
-    "publisher",
-    "reporters",
-    "reports",
-    "shell_word",
-    "warn",
-]
+# -- messages -------------------------------------------------------------------------------------
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,6 +53,7 @@ _STYLE = (
 )
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _EXAMPLES = _PACKAGE + "examples" + os.sep
+_NEARLY = 0.85  # of a name has to be right
 _logger = logging.getLogger("stepwise")
 
 
@@ -127,14 +126,7 @@ def printable(text: str, limit: int = 20_000) -> str:
     if len(text) > limit:
         half = limit // 2
         text = f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
-    if text.isprintable():
-        return text
-    return "".join(
-        each
-        if each.isprintable() or each in "\n\t"
-        else each.encode("unicode_escape").decode("ascii")
-        for each in text
-    )
+    return escaped(text)
 
 
 def _html(text: str) -> str:
@@ -208,6 +200,18 @@ _nowhere: dict[Any, int] = {}  # warnings that were given without a place
 
 
 @reports
+@functools.cache
+@reports
+def report_misspelled() -> None:
+    """Report variables of the environment whose names are nearly those of settings, once."""
+    unknown = [each for each in os.environ if each.startswith("STEPWISE_")]
+    for name in sorted({*unknown}.difference(settings.NAMES)):
+        import difflib  # on use: it takes long, and names are mostly right
+
+        for meant in difflib.get_close_matches(name, settings.NAMES, 1, _NEARLY):
+            notice(f"there is no setting {name}, which the environment has; did you mean {meant}?")
+
+
 def warn(text: str, category: type[StepwiseWarning]) -> None:
     """Warn; the place of the warning is the nearest code that is not ours."""
     text, frame = printable(text, sys.maxsize), caller()
@@ -222,3 +226,178 @@ def warn(text: str, category: type[StepwiseWarning]) -> None:
         module=frame.f_globals.get("__name__"),
         registry=frame.f_globals.setdefault("__warningregistry__", {}),
     )
+
+
+# -- tracebacks -----------------------------------------------------------------------------------
+
+
+E = TypeVar("E", bound=BaseException)
+
+_LINKS = 50  # exceptions of a chain that are recorded with their causes and contexts
+
+_LIBRARY = os.path.dirname(os.path.abspath(threading.__file__)) + os.sep
+_MACHINERY = tuple(
+    _LIBRARY + name for name in ("asyncio", "concurrent", "contextlib.py", "threading.py")
+)
+
+
+def fold(error: E) -> E:
+    """Take our frames out of the tracebacks of an exception and of those that it refers to.
+
+    Frames of pools and event loops go with them, where they stand between two of ours.
+    """
+    if settings.debug():
+        return error
+    for each in chain(error):
+        if each.__traceback__ is not None:
+            each.__traceback__ = _without_ours(each.__traceback__)
+    return error
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    entries: list[TracebackType] = []
+    held: list[TracebackType] = []  # library frames that follow one of ours
+    after_ours = changed = False
+    while trace is not None:
+        path = trace.tb_frame.f_code.co_filename
+        if is_ours(path):
+            after_ours = changed = True
+            held.clear()
+        elif after_ours and path.startswith(_MACHINERY):
+            held.append(trace)
+        else:
+            entries += (*held, trace)
+            held.clear()
+            after_ours = False
+        trace = trace.tb_next
+    entries += held
+    if not changed:
+        return entries[0] if entries else None
+    folded = None
+    for entry in reversed(entries):
+        frame = entry.tb_frame
+        line = entry.tb_lineno or frame.f_code.co_firstlineno  # a signal may come between lines
+        folded = TracebackType(folded, frame, entry.tb_lasti, line)
+    return folded
+
+
+# -- linked exceptions ---------------------------------------------------------------------------
+
+
+def chain(
+    error: BaseException | None, ambient: BaseException | None = None
+) -> Iterator[BaseException]:
+    """An exception, its causes and contexts, and the members of groups, up to ``ambient``."""
+    todo, seen = [error], {id(None), id(ambient)}
+    while todo:
+        each = todo.pop(0)
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        todo += [each.__cause__, each.__context__, *_attached(each)]
+
+
+def _attached(error: BaseException) -> list[BaseException]:
+    """Return the exceptions in the attribute ``exceptions``: of a group, or of a user's class.
+
+    Not by the class: on Python 3.10 groups come from more than one package.
+    """
+    try:
+        found = getattr(error, "exceptions", ())
+    except Exception:  # a property of a user's class may raise anything
+        return []
+    if not isinstance(found, (list, tuple)):
+        return []
+    return [each for each in found if isinstance(each, BaseException)]
+
+
+def linked_to(
+    error: BaseException, held: Callable[[BaseException], Iterable[BaseException]]
+) -> tuple[list[BaseException], dict[int, int]]:
+    """Return an exception with all that it is linked to, and the place of each by its id.
+
+    Args:
+        held: returns the exceptions that one holds.
+    """
+    chain, index = [error], {id(error): 0}
+    for each in chain:
+        links = (each.__cause__, each.__context__) if len(chain) < _LINKS else ()
+        for other in (*held(each), *links):
+            if other is not None and id(other) not in index:
+                index[id(other)] = len(chain)
+                chain.append(other)
+    return chain, index
+
+
+def members(error: BaseException) -> tuple[BaseException, ...]:
+    """Return the exceptions of a group."""
+    group = getattr(builtins, "BaseExceptionGroup", ())  # since Python 3.11
+    return error.exceptions if isinstance(error, group) else ()
+
+
+class RemoteTraceback(Exception):  # noqa: N818
+    """The traceback of a body in another process."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+# -- exits ----------------------------------------------------------------------------------------
+
+
+EX_TEMPFAIL = 75
+"""The exit code: nothing failed, and the program has to be started again."""
+
+_before: Any = None  # the hooks that were installed
+_before_in_threads: Any = None
+
+
+def hook_exits() -> None:
+    """Have uncaught errors of suspended and cancelled runs reported in one line from now on."""
+    global _before, _before_in_threads
+    if sys.excepthook is not _report:
+        _before, sys.excepthook = sys.excepthook, _report
+    if threading.excepthook is not _report_thread:
+        _before_in_threads, threading.excepthook = threading.excepthook, _report_thread
+
+
+def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    found = _stopped(error)
+    if not found:
+        _before(kind, error, trace)
+        return
+    _print(found)
+    if not (sys.flags.interactive or hasattr(sys, "ps1")):
+        suspended = all(isinstance(each, RunSuspended) for each in found)
+        # Python heeds it here, too, and ends in good order.
+        raise SystemExit(EX_TEMPFAIL if suspended else 1)
+
+
+def _report_thread(given: Any) -> None:
+    found = _stopped(given.exc_value)
+    if found:
+        _print(found)
+    else:
+        _before_in_threads(given)
+
+
+def _stopped(error: BaseException | None) -> list[RunStopped]:
+    """Return the suspensions and cancellations that an exception is, or its group has."""
+    if isinstance(error, (RunSuspended, RunCancelled)):
+        return [error]
+    found = []
+    for each in members(error) if error is not None else ():
+        inner = _stopped(each)
+        if not inner:
+            return []
+        found += inner
+    return found
+
+
+def _print(found: list[RunStopped]) -> None:
+    for each in dict.fromkeys(found):
+        if not each.__dict__.get("_told"):
+            each.__dict__["_told"] = True
+            if sys.stderr is not None:
+                sys.stderr.write(f"stepwise: {each}\n")

@@ -1,4 +1,4 @@
-"""Validation of options: the same checks and messages for every decorator."""
+"""Options of the decorators, checked with the same messages."""
 
 from __future__ import annotations
 
@@ -6,23 +6,11 @@ import contextlib
 import inspect
 import os
 import reprlib
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stepwise._runtime import retries
+from stepwise._runtime.retries import check_retries, is_seconds
 from stepwise.errors import ConfigurationError
-
-__all__ = [
-    "check",
-    "check_kind",
-    "check_limit",
-    "check_signal",
-    "check_tags",
-    "check_takes",
-    "check_values",
-    "no_function",
-]
 
 _LONGEST_NAME = 200  # characters
 Allowed = tuple[Callable[[Any], bool], str]
@@ -58,7 +46,7 @@ def check(kind: str, name: str, given: Mapping[str, Any]) -> None:
             f"@{kind}(executor='ray', resources=...)"
         )
     if kind != "workflow":
-        retries.check(
+        check_retries(
             given.get("retries", 0),
             given.get("retry_on", Exception),
             given.get("backoff"),
@@ -216,12 +204,8 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def _is_seconds(value: Any) -> bool:
-    return (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and 0 < value <= threading.TIMEOUT_MAX
-    )
+def _is_positive(value: Any) -> bool:
+    return is_seconds(value) and value > 0
 
 
 def _are_exceptions(value: Any) -> bool:
@@ -274,7 +258,7 @@ _OF_STEPS: dict[str, Allowed | None] = {
     "retry_on": None,
     "backoff": None,
     "timeout": (
-        _or_none(_is_seconds),
+        _or_none(_is_positive),
         "seconds, above 0; None for as long as it takes",
     ),
     "executor": None,
@@ -294,6 +278,10 @@ _OF_EFFECTS: dict[str, Allowed] = {
     "approve": (
         lambda value: isinstance(value, bool) or callable(value),
         "True, or a function of the tool's arguments that returns True if a call needs an approval",
+    ),
+    "approvers": (
+        lambda value: isinstance(value, (list, tuple)) and all(map(_is_text, value)),
+        "a list of public keys, as stepwise approver-key prints them",
     ),
     "compensate": (
         _or_none(callable),
@@ -316,7 +304,7 @@ _OF_WORKFLOWS: dict[str, Allowed | None] = {
         "a stepwise.Budget(usd=..., tokens=..., steps=..., seconds=...), or None",
     ),
     "timeout": (
-        _or_none(_is_seconds),
+        _or_none(_is_positive),
         "seconds, above 0; None for as long as it takes",
     ),
     "checkpoint_every": (_is_count, "a number of steps, 1 or more"),
@@ -329,7 +317,6 @@ _OF_WORKFLOWS: dict[str, Allowed | None] = {
         "True or False; None for what STEPWISE_PROGRESS says",
     ),
     "codec": (_or_none(_one_of("pickle", "json")), "'pickle' or 'json'"),
-    "trust": (_or_none(_one_of("all", "data")), "'all' or 'data'"),
     "durability": (_or_none(_one_of("fsync", "os")), "'fsync' or 'os'"),
     "store": (
         _or_none(lambda value: isinstance(value, (str, os.PathLike)) or hasattr(value, "acquire")),

@@ -1,4 +1,4 @@
-"""When a failed attempt of a step is tried again, and after how long.  On tenacity."""
+"""Attempts of a step: how many there are, and the seconds between two of them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any, Union
 from stepwise._runtime import asyncio_state
 from stepwise.errors import ConfigurationError, RunStopped
 
-__all__ = ["Attempts", "Backoff", "RetryOn", "check"]
-
 RetryOn = Union[
     type[BaseException], tuple[type[BaseException], ...], Callable[[BaseException], bool]
 ]
@@ -19,7 +17,7 @@ Backoff = Union[float, Callable[..., float], None]
 _FIRST_WAIT, _LONGEST_WAIT, _JITTER = 0.1, 30.0, 0.1  # seconds
 
 
-def check(retries: int, retry_on: RetryOn, backoff: Backoff, what: str) -> None:
+def check_retries(retries: int, retry_on: RetryOn, backoff: Backoff, what: str) -> None:
     """Refuse options that cannot mean anything.
 
     Raises:
@@ -36,14 +34,15 @@ def check(retries: int, retry_on: RetryOn, backoff: Backoff, what: str) -> None:
                 f"retry_on={retry_on!r} of {what}: it must be an exception class, a tuple of them, "
                 "or a function of the exception that returns a bool"
             )
-    if not (backoff is None or callable(backoff) or _is_seconds(backoff)):
+    if not (backoff is None or callable(backoff) or is_seconds(backoff)):
         raise ConfigurationError(
             f"backoff={backoff!r} of {what}: it must be a number of seconds, a function of the "
             "number of the attempt that returns seconds, or one of tenacity's wait strategies"
         )
 
 
-def _is_seconds(value: Any) -> bool:
+def is_seconds(value: Any) -> bool:
+    """Return whether a value is a number of seconds that a program can wait."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return 0 <= value <= threading.TIMEOUT_MAX
@@ -111,7 +110,7 @@ class Attempts:
             delay = self._backoff(self.number)
         else:
             delay = self._backoff
-        if not _is_seconds(delay):
+        if not is_seconds(delay):
             raise ConfigurationError(
                 f"backoff= of {self._what} returned {delay!r} after attempt {self.number}: it "
                 "must return seconds to wait, 0 or more"

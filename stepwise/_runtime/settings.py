@@ -17,6 +17,8 @@
 ``STEPWISE_SUSPEND_AFTER``
                        seconds that a run waits in its process before it suspends (default 60), or
                        ``never``
+``STEPWISE_TRUST``     ``data``: load no pickles, not even those that verify; see
+                       :func:`configure`; or ``all`` (the default)
 ``STEPWISE_QUIET``     ``1``: no notices on stderr
 ``STEPWISE_DEBUG``     ``1``: tracebacks show the library's own frames
 ``STEPWISE_ALLOW_NETWORK``
@@ -33,39 +35,34 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from stepwise.errors import ConfigurationError
-
-__all__ = [
-    "Fields",
-    "adopt",
-    "configure",
-    "debug",
-    "encrypt",
-    "fields",
-    "fresh",
-    "grace",
-    "home",
-    "injected",
-    "progress",
-    "quiet",
-    "resume",
-    "start",
-    "store",
-    "store_of_commands",
-    "suspend_after",
-    "suspend_soon",
-    "test_home",
-    "traveling",
-]
-
 
 ClassFields = Mapping[Any, "str | Iterable[str]"]
 FieldNames = Mapping[str, tuple[str, ...]]
 
 _LONGEST = 1e9  # seconds, 32 years: more than any clock of the system takes
 _PATH = r"\w+(\[\])*(\.\w+(\[\])*)*"
+
+
+NAMES = (
+    "STEPWISE_ALLOW_NETWORK",
+    "STEPWISE_DEBUG",
+    "STEPWISE_ENCRYPT",
+    "STEPWISE_FRESH",
+    "STEPWISE_HOME",
+    "STEPWISE_KEY",
+    "STEPWISE_PROGRESS",
+    "STEPWISE_QUIET",
+    "STEPWISE_RESUME",
+    "STEPWISE_START",
+    "STEPWISE_STORE",
+    "STEPWISE_SUSPEND_AFTER",
+    "STEPWISE_TEST_HOME",
+    "STEPWISE_TRUST",
+)
+"""The variables that are read."""
 
 
 class Fields:
@@ -90,9 +87,11 @@ class _Settings:
         self.store: Any = None
         self.quiet: bool | None = None
         self.encrypt: bool | None = None
+        self.trust: str | None = None
         self.grace = 10.0
         self.injected: frozenset[str] = frozenset()
         self.fields = Fields({}, {})
+        self.secret_names: frozenset[str] = frozenset()
         self.suspend_after: float | object | None = _UNSET
         self.suspend_by_default = _SUSPEND_AFTER
 
@@ -105,36 +104,37 @@ def configure(
     store: Any = None,
     quiet: bool | None = None,
     encrypt: bool | None = None,
+    trust: Literal["all", "data"] | None = None,
     injected: Iterable[str] | None = None,
     volatile: ClassFields | None = None,
     references: ClassFields | None = None,
     grace: float | None = None,
     suspend_after: float | None = _UNSET,  # type: ignore[assignment]
+    secret_names: Iterable[str] | None = None,
 ) -> None:
     """Set defaults for this process; omitted settings stay as they are.
 
     Args:
-        store: a URL (``"disk:/path"``, ``"memory:"``), a path, or a store object.  Runs in
-            progress keep the store they started on.
+        store: a URL (``"disk:/path"``), a path, or a store; runs in progress keep theirs.
         quiet: print no notices on stderr.
         encrypt: encrypt what is stored from now on, with a key derived from that of the records
-            (``pip install 'stepwise-agents[encryption]'``).  Run ids, sizes, times and process
-            numbers stay readable; what was stored before stays as it is.
+            (extra ``encryption``).  Run ids, sizes, times and process ids stay readable.
+        trust: ``"data"``: this process loads no pickle from a store, not even one that verifies.
+            Workflows record as ``codec="json"`` then, and resume from the top, answered by the
+            journal; what was recorded as a pickle is unreadable.  ``"all"`` by default.
         injected: full names of classes (``"mypackage.Context"``) whose instances a framework
             injects as arguments: parameters annotated with them do not tell calls apart.
         volatile: fields that do not tell calls apart, by class or full name of a class, for its
-            subclasses too: ``{"mypackage.Message": ("created", "usage")}``.  The messages of
-            pydantic-ai, LangChain, openai, openai-agents and anthropic are known; what is given
-            for one of their classes replaces what is known of it.
+            subclasses too: ``{"mypackage.Message": ("created", "usage")}``.  It replaces what is
+            known of a class, as of the messages of pydantic-ai, LangChain, openai and anthropic.
         references: the same for ids that are made up anew at every start: they count by the order
-            in which they first appear in a call.  ``"calls[].id"`` is the key ``id`` of each item
-            of the field ``calls``.
-        grace: seconds that steps in flight have when SIGTERM comes, 10 by default.  No other step
-            begins, and then the process ends as SIGTERM ends it; with 0 it ends at once.  A program
-            with a SIGTERM handler of its own decides for itself.
+            in which they first appear in a call.  ``"calls[].id"``: of each item of ``calls``.
+        grace: seconds that steps in flight have when SIGTERM comes, 10 by default, before the
+            process ends; a program with a SIGTERM handler of its own decides for itself.
         suspend_after: seconds that a run waits in its process (``sleep``, ``wait_for``,
-            ``approve``) before it suspends: it then gives up the process, and goes on later where
-            it waited.  ``None`` for never, 0 for at once; 60 by default.
+            ``approve``) before it suspends and gives up the process.  ``None`` for never, 0 for at
+            once; 60 by default.
+        secret_names: further names whose values are masked in requests (``door_code``).
 
     Raises:
         ConfigurationError: one of them is not what it should be.
@@ -149,12 +149,20 @@ def configure(
         _settings.suspend_after = None if never else _seconds(suspend_after, what, "None")
     if encrypt is not None:
         _settings.encrypt = encrypt
+    if trust is not None:
+        _settings.trust = _checked_trust(trust, f"configure(trust={trust!r})")
     if grace is not None:
         _settings.grace = _seconds(grace, f"configure(grace={grace!r})")
     if injected is not None:
-        _settings.injected = frozenset((injected,) if isinstance(injected, str) else injected)
+        _settings.injected = _names(injected)
+    if secret_names is not None:
+        _settings.secret_names = frozenset(map(plain_name, _names(secret_names)))
     if volatile is not None or references is not None:
         _settings.fields = _changed_fields(_settings.fields, volatile, references)
+
+
+def _names(given: Iterable[str]) -> frozenset[str]:
+    return frozenset((given,) if isinstance(given, str) else given)
 
 
 def _changed_fields(
@@ -213,6 +221,17 @@ def fields() -> Fields:
 def injected() -> frozenset[str]:
     """Full names of further classes that a framework injects."""
     return _settings.injected
+
+
+def secret_names() -> frozenset[str]:
+    """Plain names of further fields that hold a secret."""
+    return _settings.secret_names
+
+
+def plain_name(name: str) -> str:
+    """Return ``api_key`` for ``apiKey``, ``APIKey``, ``Api-Key`` and ``_api_key``."""
+    parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
+    return re.sub(r"[^a-z0-9]+", "_", parted.lower()).strip("_")
 
 
 def home() -> str:
@@ -274,6 +293,21 @@ def encrypt() -> bool:
     return _flag("STEPWISE_ENCRYPT") if _settings.encrypt is None else _settings.encrypt
 
 
+def trusts_data_only() -> bool:
+    """Return whether this process loads no pickles."""
+    trust = _settings.trust
+    if trust is None:
+        text = os.environ.get("STEPWISE_TRUST", "").strip().lower()
+        trust = _checked_trust(text or "all", f"STEPWISE_TRUST={text!r}")
+    return trust == "data"
+
+
+def _checked_trust(trust: Any, what: str) -> str:
+    if trust not in ("all", "data"):
+        raise ConfigurationError(f"{what}: use 'all' or 'data'")
+    return str(trust)
+
+
 def grace() -> float:
     """Return the seconds that steps in flight have after SIGTERM."""
     return _settings.grace
@@ -302,9 +336,11 @@ def traveling() -> dict[str, Any]:
     known = _settings
     found: dict[str, Any] = {
         "encrypt": encrypt(),
+        "trust": "data" if trusts_data_only() else "all",
         "injected": known.injected,
         "volatile": known.fields.volatile,
         "references": known.fields.references,
+        "secret_names": known.secret_names,
     }
     said = os.environ.get("STEPWISE_SUSPEND_AFTER", "").strip()
     if said or known.suspend_after is not _UNSET:
@@ -315,8 +351,9 @@ def traveling() -> dict[str, Any]:
 def adopt(settings: Mapping[str, Any]) -> None:
     """Take over the settings of another process; see :func:`traveling`."""
     known = _settings
-    known.encrypt = settings["encrypt"]
+    known.encrypt, known.trust = settings["encrypt"], settings["trust"]
     known.injected |= settings["injected"]
+    known.secret_names |= settings["secret_names"]
     known.fields = Fields(
         {**known.fields.volatile, **settings["volatile"]},
         {**known.fields.references, **settings["references"]},

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["hide_passwords", "public_url", "remember_url", "with_password"]
-
 _SECRET = ("password", "sslpassword")
 _given: dict[str, str] = {}  # by the URL that may be shown, the one with the password
 

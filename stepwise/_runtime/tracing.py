@@ -12,18 +12,6 @@ from typing import Any, Protocol, TypeVar
 
 from stepwise._runtime.messages import reports
 
-__all__ = [
-    "Tracer",
-    "begin",
-    "end",
-    "enter",
-    "enter_attempt",
-    "is_on",
-    "leave",
-    "set_tracer",
-    "trace",
-]
-
 Leave = Callable[[BaseException | None], object]
 
 AttemptT = TypeVar("AttemptT")
@@ -63,38 +51,34 @@ class Tracer(Protocol):
         """Called when the process has given a run up."""
 
 
-_tracer: Tracer | None = None
+tracer: Tracer | None = None
+"""The tracer of the process."""
 
 
-def set_tracer(tracer: Tracer | None) -> None:
+def set_tracer(new: Tracer | None) -> None:
     """Set the tracer of the process; ``None`` ends tracing."""
-    global _tracer  # noqa: PLW0603
-    _tracer = tracer
-
-
-def is_on() -> bool:
-    """Return whether the process has a tracer."""
-    return _tracer is not None
+    global tracer  # noqa: PLW0603
+    tracer = new
 
 
 def begin(run: Any, previous: Mapping[str, str], scope: Any) -> Mapping[str, str]:
     """Have a run traced that is about to be executed; return what to record."""
-    if _tracer is None:
+    if tracer is None:
         return previous
-    begun = _begin(_tracer, run, previous, scope)
+    begun = _ask(tracer.begin, run, previous, scope)
     return begun if begun is not None else previous
 
 
 def enter(run_id: str) -> Leave | None:
     """Enter the function of a run; see :func:`leave`."""
-    return _enter(_tracer, run_id) if _tracer is not None else None
+    return _ask(tracer.enter, run_id) if tracer is not None else None
 
 
 def enter_attempt(attempt: Any) -> Leave | None:
     """Enter the body of a step; see :func:`leave`."""
-    if _tracer is None or attempt.scope is None:
+    if tracer is None or attempt.scope is None:
         return None
-    return _enter_attempt(_tracer, attempt)
+    return _ask(tracer.enter_attempt, attempt)
 
 
 @reports
@@ -121,25 +105,9 @@ def trace(execute: Callable[[AttemptT], ResultT], attempt: AttemptT) -> ResultT:
 
 def end(run_id: str) -> None:
     """Tell the tracer that a run is over here."""
-    if _tracer is not None:
-        _end(_tracer, run_id)
+    if tracer is not None:
+        _ask(tracer.end, run_id)
 
 
-@reports
-def _begin(tracer: Tracer, run: Any, previous: Mapping[str, str], scope: Any) -> Mapping[str, str]:
-    return tracer.begin(run, previous, scope)
-
-
-@reports
-def _enter(tracer: Tracer, run_id: str) -> Leave:
-    return tracer.enter(run_id)
-
-
-@reports
-def _enter_attempt(tracer: Tracer, attempt: Any) -> Leave:
-    return tracer.enter_attempt(attempt)
-
-
-@reports
-def _end(tracer: Tracer, run_id: str) -> None:
-    tracer.end(run_id)
+def _ask(hook: Callable[..., ResultT], *given: Any) -> ResultT | None:
+    return reports(hook)(*given)  # each hook for itself: a notice names the one that failed

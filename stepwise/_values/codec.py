@@ -2,55 +2,491 @@
 
 Plain pickle first: it stores classes and functions by name, which is what must happen to those of
 ``__main__``, and it is the fastest.  Where it fails (a lambda, a class made inside a function),
-code goes by value; what ``__main__`` holds under a name is still stored by that name, since a
-by-value copy comes back as a stranger (``isinstance`` is False, an enum member is no longer
-itself).  Bytes are only ever loaded after their envelope was verified.
+code goes by value, by cloudpickle, which only this module knows; what ``__main__`` holds under a
+name is still stored by that name, since a by-value copy comes back as a stranger (``isinstance`` is
+False, an enum member is no longer itself).  Bytes are only ever loaded after their envelope was
+verified.
 """
 
 from __future__ import annotations
 
 import builtins
 import collections
-import copy
+import functools
 import inspect
 import io
 import pickle
 import sys
+import threading
 import traceback
-from collections.abc import Callable
-from typing import Any, cast
+import types
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from typing import Any, TypeVar, cast
 
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.limits import ran_out
-from stepwise._runtime.tracebacks import fold, linked_to, members
+from stepwise._runtime.messages import fold, linked_to, members
 from stepwise._values import data as _data
-from stepwise._values.buffers import Data
-from stepwise._values.pickling import (
-    PROTOCOL,
-    PYTHON,
-    CodeByValue,
-    Reducers,
-    dump,
-    dump_plain,
-    masked_copy,
-    too_deep,
-)
-from stepwise._values.preview import error_text
-from stepwise._values.secrets import NO_SECRETS, Secrets
-from stepwise._wire import current, names_a_moved_one
+from stepwise._values.preview import NO_SECRETS, Secrets, error_text, short_repr
+from stepwise._values.reducers import Forms, NamespaceMetError
+from stepwise._values.trees import LARGE_LEAF, NUMBERS, by_name, held_at, place_of_dict
+from stepwise._values.unpickling import Data, Unpickler, collected, loads
 from stepwise.errors import NotRecordableError, StepFailedError, UnreadableValueError
 
-__all__ = [
-    "JSON",
-    "Codec",
-    "Encoded",
-    "decode",
-    "decode_error",
-    "encode",
-    "encode_error",
-    "encode_for_afar",
-    "pickles",
-]
+# -- pickling -------------------------------------------------------------------------------------
+
+
+PROTOCOL = 5
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+"""Code by value is only read by the Python version that wrote it."""
+
+T = TypeVar("T")
+FindClass = Callable[[str, str], Any]
+
+# Iterators that loops over containers leave among the variables; no reducer applies to them.
+_EMPTY: tuple[Iterable[Any], ...] = (range(0), (), {}, set(), "", b"")
+_OVER_CONTAINERS = frozenset({range, reversed, *(type(iter(each)) for each in _EMPTY)})
+_PLAIN = _OVER_CONTAINERS | {enumerate, zip}  # over plain data
+_BUILTINS = frozenset(map(id, (iter, reversed, range, enumerate, zip)))
+
+_IOBase = io.IOBase.__mro__[1]  # the C class: the Python one's isinstance is ten times slower
+_NO_FILE = "<dynamic-code>"  # the file of any code, for cloudpickle
+_WITH_SETTER = 6  # the length of a reduced form that says how its state is set
+_FRAME = 1 << 14  # characters or bytes: less than pickle writes outside of a frame
+_DEEP_STACK = 512 << 20  # bytes
+_DEEP_RECURSION = 400_000  # frames
+
+
+def from_module(module: str, name: str) -> Any:
+    """Return the object that a dotted name in a module leads to."""
+    return attrgetter(name)(sys.modules[module])
+
+
+class Reducers:
+    """The reduction of objects for a pickle; a subclass adds :meth:`special`."""
+
+    forms: Forms
+
+    def begin(self) -> None:
+        """Everything is taken apart from the beginning."""
+
+    def special(self, obj: Any) -> Any:
+        """A reduced form of this object, or ``NotImplemented``."""
+        return NotImplemented
+
+    def identity(self, obj: Any) -> Any:
+        """Return the reference that replaces the object in the pickle, or ``None``.
+
+        Asked only if ``identifies`` is set, and not for numbers and short strings unless
+        ``identifies_all`` is.
+        """
+        return None
+
+    identifies = False
+    identifies_all = False
+    keeps_links = False
+
+    def takes(self, buffer: pickle.PickleBuffer) -> bool:
+        """Return whether a large buffer is kept elsewhere, and comes back when it is loaded."""
+        return False
+
+    def reduce(self, obj: Any) -> Any:
+        """See ``pickle.Pickler.reducer_override``."""
+        form = self.special(obj)
+        if form is not NotImplemented:
+            return form
+        if isinstance(obj, (type, types.FunctionType)) or getattr(type(obj), "_by_name", False):
+            name = by_name(obj)
+            if name is not None:  # a by-value copy would come back as a stranger
+                return from_module, ("__main__", name)
+        elif isinstance(obj, _IOBase) and not isinstance(obj, (io.BytesIO, io.StringIO)):
+            # cloudpickle would silently make it a StringIO copy
+            raise pickle.PicklingError("an open file cannot be recorded")
+        return self.forms.of(obj)
+
+
+class CodeByValue(Reducers):
+    """The reduction for another program: what ``__main__`` defines goes by value.
+
+    Attributes:
+        names: what was met of it, by the names that it has there.
+    """
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def reduce(self, obj: Any) -> Any:
+        """See ``pickle.Pickler.reducer_override``."""
+        name = by_name(obj) if isinstance(obj, (type, types.FunctionType)) else None
+        if name is None:
+            return super().reduce(obj)
+        self.names.add(name.partition(".")[0])
+        return NotImplemented  # cloudpickle knows that nobody else has it
+
+
+def dump(value: object, reducers: Reducers) -> Data:
+    """Pickle a value, however deeply nested."""
+    reducers.forms = Forms()
+    reducers.forms.keeps_links = reducers.keeps_links
+    data = _dump_once(value, reducers)
+    return _dump_once(value, reducers) if reducers.forms.shares() else data
+
+
+def _dump_once(value: object, reducers: Reducers) -> Data:
+    fast, deep = _picklers(reducers.identifies, reducers.identifies_all)
+    try:
+        if not reducers.forms.names_dicts:
+            return _dump(value, reducers, fast)
+    except NamespaceMetError:
+        reducers.forms.names_dicts = True
+    except (RecursionError, pickle.PicklingError) as error:
+        if not too_deep(error):
+            raise
+    # The C pickler nests as deep as the C stack; the Python one as deep as it is allowed.
+    return with_deep_stack(lambda: _dump(value, reducers, deep))
+
+
+class _Sink:
+    """The output of a pickler, which receives large buffers without copying them."""
+
+    __slots__ = ("_written", "write")
+
+    def __init__(self) -> None:
+        self._written: list[bytes | memoryview | pickle.PickleBuffer] = []
+        self.write = self._written.append
+
+    def data(self) -> Data:
+        """All that was written."""
+        written = self._written
+        if len(written) == 1 and type(written[0]) is bytes:
+            return written[0]
+        return collected(
+            [
+                each.raw() if type(each) is pickle.PickleBuffer else memoryview(each)
+                for each in written
+            ]
+        )
+
+
+class _Plain(pickle.Pickler):
+    forms: Forms | None = None  # most values have none of these
+
+    def reducer_override(self, obj: Any) -> Any:
+        if self.forms is None:
+            self.forms = Forms()
+        return self.forms.of(obj)
+
+
+class _NamesDicts(pickle._Pickler):
+    """Replaces the namespaces of modules by their names, which no pickler written in C can."""
+
+    def save(self, obj: Any, save_persistent_id: bool = True) -> Any:
+        inherited: Any = super()
+        this: Any = self
+        place = place_of_dict(obj) if type(obj) is dict and id(obj) not in this.memo else None
+        if place is None:
+            return inherited.save(obj, save_persistent_id)
+        return this.save_reduce(held_at, place, obj=obj)
+
+
+class _PlainDeep(_NamesDicts):
+    forms: Forms | None = None
+
+    def reducer_override(self, obj: Any) -> Any:
+        if self.forms is None:
+            self.forms = Forms()
+        return self.forms.of(obj)
+
+
+def dump_plain(value: object) -> Data:
+    """Pickle a value as ``pickle.dumps`` does, however deeply nested.
+
+    Code goes by name: what has none is not picklable.
+    """
+    cls = type(value)
+    if cls in NUMBERS or (cls in (bytes, str) and len(value) < _FRAME):  # type: ignore[arg-type]
+        return pickle.dumps(value, PROTOCOL)  # the same bytes, in a sixth of the time
+    data, forms = _dump_plain(value, None)
+    return _dump_plain(value, forms)[0] if forms is not None and forms.shares() else data
+
+
+def _dump_plain(value: object, forms: Forms | None) -> tuple[Data, Forms | None]:
+    sink = _Sink()
+    pickler: Any = _Plain(sink, PROTOCOL)
+    pickler.forms = forms
+    try:
+        pickler.dump(value)
+    except (RecursionError, NamespaceMetError):
+        sink = _Sink()
+        pickler = _PlainDeep(sink, PROTOCOL)
+        pickler.forms = forms or Forms()
+        pickler.forms.names_dicts = True
+        with_deep_stack(lambda: pickler.dump(value))
+    return sink.data(), pickler.forms
+
+
+class _Canonical(pickle.Pickler):
+    """A pickler of plain data only: exact builtin containers, texts, bytes and numbers.
+
+    In its fast mode equal values give equal bytes, whichever of their parts are one object.
+    Protocol 3 is the newest one without frames, and the newest one that hands a set, which has no
+    order, to :meth:`reducer_override`.
+    """
+
+    def reducer_override(self, value: object) -> Any:
+        raise TypeError(type(value))
+
+
+def canonical_bytes(value: object) -> bytes | None:
+    """Return bytes that equal plain data has in common; ``None`` for anything else.
+
+    The order of keys counts.  It is five times as fast as JSON with sorted keys, and the same in
+    every version of Python.
+    """
+    file = io.BytesIO()
+    pickler = _Canonical(file, 3)
+    pickler.fast = True
+    try:
+        pickler.dump(value)
+    except (TypeError, ValueError, RecursionError):  # not plain; cyclic; deep
+        return None
+    return file.getvalue()
+
+
+def masked_copy(value: T, masked: Callable[[Any], Any]) -> T:
+    """Return a copy of a value in which its texts, bytes and numbers went through ``masked``."""
+
+    class Masking(pickle.Pickler):
+        def persistent_id(self, obj: Any) -> Any:
+            if type(obj) not in (str, bytes, int, float):
+                return None
+            other = masked(obj)
+            return None if other is obj or other == obj else (other,)
+
+    class Unmasking(Unpickler):
+        stored = False
+
+        def persistent_load(self, pid: Any) -> Any:
+            return pid[0]
+
+    sink = io.BytesIO()
+    Masking(sink, PROTOCOL).dump(value)
+    copy: T = Unmasking(sink.getvalue()).load()
+    return copy
+
+
+class _TreePickler(pickle.Pickler):
+    # Methods: in Python 3.13.0 the hooks of an instance cannot be set.
+    def __init__(self, sink: _Sink, refer: Callable[[Any], Any]) -> None:
+        super().__init__(sink, PROTOCOL)
+        self._refer = refer
+
+    def persistent_id(self, obj: Any) -> Any:
+        return self._refer(obj)
+
+
+def dump_tree(
+    tree: object, refer: Callable[[Any], Any] | None, places: dict[int, int] | None = None
+) -> Data:
+    """Pickle a tree; ``refer`` may return a reference that replaces an object.
+
+    Args:
+        places: is given the place of each object in the pickle, by its id.
+    """
+    sink = _Sink()
+    pickler: Any = pickle.Pickler(sink, PROTOCOL) if refer is None else _TreePickler(sink, refer)
+    pickler.dump(tree)
+    if places is not None:
+        memo = pickler.memo.copy()
+        places.update((here, place) for here, (place, _) in memo.items())
+    return sink.data()
+
+
+class _TreeUnpickler(Unpickler):
+    named = False
+
+    def __init__(
+        self, data: bytes, resolve: Callable[[Any], Any] | None, find: FindClass | None
+    ) -> None:
+        super().__init__(data)
+        self._resolve = resolve
+        self._find = find
+
+    def persistent_load(self, pid: Any) -> Any:
+        if self._resolve is None:
+            raise pickle.UnpicklingError("a result refers to something")
+        return self._resolve(pid)
+
+    def find_class(self, module: str, name: str) -> Any:
+        if self._find is None:
+            raise pickle.UnpicklingError(f"plain data names {module}.{name}")
+        self.named = True
+        return self._find(module, name)
+
+
+def load_tree(
+    data: bytes, resolve: Callable[[Any], Any] | None = None, find: FindClass | None = None
+) -> tuple[Any, dict[int, Any] | None]:
+    """Load what :func:`dump_tree` made, from verified bytes.
+
+    Args:
+        resolve: knows the references.
+        find: finds classes by module and name.
+
+    Returns:
+        the tree, and its objects by their places in the pickle if it names classes.
+    """
+    unpickler = _TreeUnpickler(data, resolve, find)
+    tree = unpickler.load()
+    objects: Any = unpickler.memo
+    return tree, objects.copy() if unpickler.named else None
+
+
+def too_deep(error: BaseException) -> bool:
+    """Return whether a value could not be pickled because it is nested too deeply."""
+    # cloudpickle makes a PicklingError of it.
+    return isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError)
+
+
+def _dump(value: object, reducers: Reducers, pickler: Any) -> Data:
+    sink = _Sink()
+    reducers.begin()
+    pickler(sink, reducers).dump(value)
+    return sink.data()
+
+
+@functools.cache
+def _code_dispatch() -> Any:
+    """The table of cloudpickle, but for code, of which that forgets the file."""
+    import cloudpickle  # on use
+
+    table = cloudpickle.Pickler.dispatch_table
+    reduced = table[types.CodeType]
+
+    def code(obj: types.CodeType) -> Any:
+        make, args = reduced(obj)
+        return make, tuple(obj.co_filename if each == _NO_FILE else each for each in args)
+
+    return table.new_child({types.CodeType: code})
+
+
+@functools.cache
+def _picklers(identifies: bool, identifies_all: bool) -> tuple[Any, Any]:
+    import cloudpickle  # on use: most values never need it
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        dispatch_table = _code_dispatch()
+
+        def __init__(self, sink: _Sink, reducers: Reducers) -> None:
+            takes = reducers.takes
+            super().__init__(sink, PROTOCOL, lambda buffer: not takes(buffer))
+            self._reduce = reducers.reduce
+            self._identity = reducers.identity
+
+        def reducer_override(self, obj: Any) -> Any:
+            if type(obj) in _OVER_CONTAINERS or id(obj) in _BUILTINS:
+                return NotImplemented
+            form = self._reduce(obj)
+            return _named(obj, super().reducer_override(obj)) if form is NotImplemented else form
+
+    class Deep(_NamesDicts):
+        dispatch_table = _code_dispatch()
+        _cloud = cloudpickle.Pickler.reducer_override
+        _function_reduce = cloudpickle.Pickler._function_reduce
+        _dynamic_function_reduce = cloudpickle.Pickler._dynamic_function_reduce
+        _function_getnewargs = cloudpickle.Pickler._function_getnewargs
+
+        def __init__(self, sink: _Sink, reducers: Reducers) -> None:
+            takes = reducers.takes
+            super().__init__(sink, PROTOCOL, buffer_callback=lambda buffer: not takes(buffer))
+            self._reduce = reducers.reduce
+            self._identity = reducers.identity
+            self.globals_ref: dict[int, Any] = {}
+
+        def reducer_override(self, obj: Any) -> Any:
+            form = self._reduce(obj)
+            return _named(obj, self._cloud(obj)) if form is NotImplemented else form
+
+    if identifies or identifies_all:
+        # Defined at all, it is called for every object, which doubles the time of many messages.
+        for cls in (Pickler, Deep):
+            cls.persistent_id = (  # type: ignore[method-assign]
+                _any_persistent_id if identifies_all else _persistent_id
+            )
+    return Pickler, Deep
+
+
+def _named(obj: Any, form: Any) -> Any:
+    """A class by value with its qualified name, which cloudpickle forgets and its repr may show."""
+    if isinstance(obj, type) and isinstance(form, tuple) and len(form) == _WITH_SETTER:
+        form[2][0].setdefault("__qualname__", obj.__qualname__)
+    return form
+
+
+def _persistent_id(pickler: Any, obj: Any) -> Any:
+    cls = type(obj)
+    if cls in NUMBERS or (cls is str and len(obj) < LARGE_LEAF):
+        return None  # most objects: nothing refers to these
+    return pickler._identity(obj)
+
+
+def _any_persistent_id(pickler: Any, obj: Any) -> Any:
+    return pickler._identity(obj)
+
+
+def with_deep_stack(function: Callable[[], T]) -> T:
+    """Call ``function`` in a thread where nesting may go a thousand times deeper than usual."""
+    results: list[Any] = []
+
+    def target() -> None:
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(max(limit, _DEEP_RECURSION))
+        try:
+            results.append((True, function()))
+        except BaseException as error:
+            results.append((False, error))
+        finally:
+            sys.setrecursionlimit(limit)
+
+    before = threading.stack_size(_DEEP_STACK)
+    try:
+        thread = threading.Thread(target=target, name="stepwise deep stack", daemon=True)
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    thread.join()
+    worked, result = results[0]
+    if not worked:
+        raise result
+    value: T = result
+    return value
+
+
+def dump_code(value: object) -> bytes:
+    """Pickle a call for another process: what ``__main__`` defines goes by value."""
+    import cloudpickle  # on use
+
+    class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
+        dispatch_table = _code_dispatch()
+
+    sink = io.BytesIO()
+    CodePickler(sink, PROTOCOL).dump(value)
+    return sink.getvalue()
+
+
+def pickled_by_value() -> bool:
+    """Return whether cloudpickle, or a framework's own copy of it, is the caller."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if "cloudpickle" in str(frame.f_globals.get("__name__")):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+# -- codec ----------------------------------------------------------------------------------------
+
 
 _PARTS = 100  # parts of a value that are searched for the unpicklable one
 _TRACEBACK_CHARACTERS = 8_000
@@ -77,11 +513,10 @@ JSON = "json"
 
 
 class Codec(NamedTuple):
-    """The rules by which one run records values, and which of its records are trusted.
+    """The rules by which one run records values.
 
     Args:
-        name: ``""``: as pickles.  ``"json"``: as data only.  ``"data"``: the same, and nothing is
-            ever unpickled (``trust="data"``).
+        name: ``""``: as pickles.  ``"json"``: as data only.
         secrets: what must not be recorded.
     """
 
@@ -92,11 +527,6 @@ class Codec(NamedTuple):
     def data_only(self) -> bool:
         """True if values are recorded as JSON."""
         return self.name != ""
-
-    @property
-    def trusting(self) -> bool:
-        """True if pickles that verify are loaded."""
-        return self.name != "data"
 
     def encode(self, value: object, what: str, kind: Any = Any) -> Encoded:
         """Encode a value; ``kind`` is the type that it is annotated with.
@@ -120,7 +550,7 @@ class Codec(NamedTuple):
 
     def traceback(self, error: BaseException) -> str:
         """The traceback of one exception, without secrets."""
-        return traceback_text(error, self.secrets.mask)
+        return traceback_text(error, self.secrets.cleaned_text)
 
     def decode(self, data: bytes, form: str | None, kind: Any = Any) -> Any:
         """Load a value from verified bytes.
@@ -128,7 +558,6 @@ class Codec(NamedTuple):
         Raises:
             UnreadableValueError: it cannot be loaded, or is a pickle and these are not loaded.
         """
-        self.check(form)
         return decode(data, form, kind)
 
     def decode_error(self, data: bytes, form: str | None, *, whole: bool = False) -> BaseException:
@@ -137,20 +566,7 @@ class Codec(NamedTuple):
         Raises:
             UnreadableValueError: it cannot be loaded, or is a pickle and these are not loaded.
         """
-        self.check(form)
         return decode_error(data, form, whole=whole)
-
-    def check(self, form: str | None) -> None:
-        """Refuse pickles where they are not to be loaded.
-
-        Raises:
-            UnreadableValueError: it is one.
-        """
-        if form != JSON and not self.trusting:
-            raise UnreadableValueError(
-                "it was recorded as a pickle, and trust='data' loads none; call the workflow "
-                "without it if you trust who could write to the store and had the key"
-            )
 
 
 def encode(value: object, what: str = "the value") -> Encoded:
@@ -199,25 +615,19 @@ def _encode(value: object) -> Encoded:
         return Encoded(dump(value, Reducers()), PYTHON)
 
 
-def decode(data: Data, form: str | None = None, kind: Any = Any) -> Any:
+def decode(data: Data, form: str | None = None, kind: Any = Any, *, stored: bool = True) -> Any:
     """Load what :func:`encode` or :meth:`Codec.encode` made, from verified bytes.
 
+    Args:
+        stored: false for what this program made or sent itself: see ``unpickling``.
+
     Raises:
-        UnreadableValueError: it needs a class that is gone, or holds code of another Python.
+        UnreadableValueError: it needs a class that is gone, or holds code of another Python; or
+            it is a pickle, and this process loads none.
     """
     if form == JSON:
         return _data.decode_data(bytes(data), kind)
-    return decode_with(lambda: _loaded(bytes(data)), form)
-
-
-def _loaded(data: bytes) -> Any:
-    # The class of ours is slower where a value holds many classes.
-    return _Unpickler(io.BytesIO(data)).load() if names_a_moved_one(data) else pickle.loads(data)
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        return super().find_class(current(module), name)
+    return decode_with(lambda: loads(bytes(data), stored=stored), form)
 
 
 def decode_with(load: Callable[[], Any], python: str | None) -> Any:
@@ -232,6 +642,8 @@ def decode_with(load: Callable[[], Any], python: str | None) -> Any:
         return load()
     except MemoryError as error:
         raise ran_out("a recorded value was loaded", error) from None
+    except UnreadableValueError:
+        raise
     except Exception as error:
         raise UnreadableValueError(
             f"a recorded value cannot be loaded: {type(error).__name__}: {error_text(error)}. "
@@ -277,8 +689,8 @@ def _culprit(value: Any) -> tuple[str, Any]:
 def _parts(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, dict):
         return [
-            *((f"[{_short(key)}]", item) for key, item in value.items()),
-            *((f" key {_short(key)}", key) for key in value),
+            *((f"[{short_repr(key)}]", item) for key, item in value.items()),
+            *((f" key {short_repr(key)}", key) for key in value),
         ]
     if isinstance(value, (list, tuple, set, frozenset)):
         return [(f"[{index}]", item) for index, item in enumerate(value)]
@@ -304,13 +716,6 @@ def pickles(value: object) -> bool:
     except Exception:
         return False
     return True
-
-
-def _short(value: object) -> str:
-    try:
-        return f"{value!r:.40}"
-    except Exception:
-        return f"<{type(value).__qualname__}>"
 
 
 # -- exceptions ----------------------------------------------------------------------------------
@@ -339,7 +744,8 @@ def encode_error(error: BaseException, secrets: Secrets = NO_SECRETS) -> Encoded
 
     Each is round-tripped through pickle now: many exceptions with an ``__init__`` of their own
     pickle but do not load.  Where one does not survive, its summary is recorded, and comes back as
-    :class:`~stepwise.errors.StepFailedError`.  Secrets are masked in what it says and holds.
+    :class:`~stepwise.errors.StepFailedError`.  Secrets, and what has the shape of a credential, are
+    masked in what it says and holds.
     """
     chain, index = linked_to(error, members)
     failures = [_failure(each, index, secrets) for each in chain]
@@ -354,13 +760,13 @@ def _failure(error: BaseException, index: dict[int, int], secrets: Secrets) -> _
         pickled,
         python,
         type_name=type(error).__qualname__,
-        message=secrets.mask(message),
-        traceback_text=traceback_text(error, secrets.mask),
+        message=secrets.cleaned_text(message),
+        traceback_text=traceback_text(error, secrets.cleaned_text),
         cause=index.get(id(error.__cause__)),
         context=index.get(id(error.__context__)),
         suppress=error.__suppress_context__,
         members=tuple(index[id(each)] for each in members(error)),
-        notes=tuple(map(secrets.mask, _notes(error))),
+        notes=tuple(map(secrets.cleaned_text, _notes(error))),
     )
 
 
@@ -377,15 +783,18 @@ def survives(error: BaseException) -> bool:
 
 
 def _surviving(error: BaseException, secrets: Secrets) -> tuple[bytes | None, str | None]:
+    from stepwise._values.credentials import without_credentials  # on use: few steps fail
+
     try:
-        error = _without_keys(error)
+        error = without_credentials(error)
         encoded, text = _encode(error), error_text(error)
-        if secrets.found_in(encoded.data):
-            masked = masked_copy(error, secrets.masked)
+        said = text, error.args, vars(error)
+        if secrets.found_in(encoded.data) or secrets.changes(said):
+            masked = masked_copy(error, secrets.cleaned)
             encoded, text = _encode(masked), error_text(masked)
             if secrets.found_in(encoded.data):
                 return None, None
-        loaded = decode(*encoded)
+        loaded = decode(*encoded, stored=False)
     except MemoryError as problem:
         raise ran_out(f"the {type(error).__name__} that was raised was recorded", problem) from None
     except Exception:
@@ -394,60 +803,27 @@ def _surviving(error: BaseException, secrets: Secrets) -> tuple[bytes | None, st
     return (bytes(encoded.data), encoded.form) if same else (None, None)
 
 
-def _without_keys(error: BaseException) -> BaseException:
-    """Return an error without the keys that a request or response of httpx in it holds.
+def decode_error(
+    data: bytes, form: str | None = None, *, whole: bool = False, stored: bool = True
+) -> BaseException:
+    """Load what :func:`encode_error` made, from verified bytes; links between them are restored.
 
-    Errors of the clients of models have them: in headers, cookies, and the query of the URL.
+    Args:
+        whole: not as a summary, if it was data.
+        stored: as for :func:`decode`.
     """
-    held = {name: _of_httpx(value) for name, value in vars(error).items()}
-    if not any(held.values()):
-        return error
-    bare = type(error).__new__(type(error), *error.args)
-    bare.args = error.args
-    vars(bare).update(
-        (name, _bare(value, held[name]) if held[name] else value)
-        for name, value in vars(error).items()
-    )
-    return bare
-
-
-def _of_httpx(value: Any) -> str:
-    """Return ``Request`` or ``Response`` for such an object of httpx or httpx2."""
-    for cls in type(value).__mro__:
-        library = cls.__module__.partition(".")[0]
-        if library in ("httpx", "httpx2") and cls.__name__ in ("Request", "Response"):
-            return cls.__name__
-    return ""
-
-
-def _bare(value: Any, kind: str) -> Any:
-    if kind == "Request":
-        return type(value)(value.method, value.url.copy_with(query=None, userinfo=b""))
-    value = copy.copy(value)
-    vars(value).update((name, _bare(each, "Request")) for name, each in _requests_of(value))
-    value.history = []
-    value.headers = value.headers.copy()
-    value.headers.pop("set-cookie", None)
-    return value
-
-
-def _requests_of(response: Any) -> list[tuple[str, Any]]:
-    return [each for each in vars(response).items() if _of_httpx(each[1]) == "Request"]
-
-
-def decode_error(data: bytes, form: str | None = None, *, whole: bool = False) -> BaseException:
-    """Load what :func:`encode_error` made, from verified bytes; links between them are restored."""
     if form == JSON:
         from stepwise._values.exception_data import decode_raised  # on use
 
         return decode_raised(data, whole=whole)
-    failures = [_Failure(*fields) for fields in _loaded(data)]
+    failures = [_Failure(*fields) for fields in loads(data, stored=stored)]
     revived: dict[int, BaseException] = {}
 
     def revive(number: int) -> BaseException:
         if number not in revived:
             failure = failures[number]
-            revived[number] = error = _revive(failure, [revive(each) for each in failure.members])
+            inside = [revive(each) for each in failure.members]
+            revived[number] = error = _revive(failure, inside, stored=stored)
             # A group that was pickled whole has members of its own.
             revived.update(zip(failure.members, members(error), strict=False))
         return revived[number]
@@ -466,10 +842,11 @@ def decode_error(data: bytes, form: str | None = None, *, whole: bool = False) -
     return revived[0]
 
 
-def _revive(failure: _Failure, members: list[BaseException]) -> BaseException:
+def _revive(failure: _Failure, members: list[BaseException], *, stored: bool) -> BaseException:
     if failure.pickled is not None:
         try:
-            return cast("BaseException", decode(failure.pickled, failure.python))
+            found = decode(failure.pickled, failure.python, stored=stored)
+            return cast("BaseException", found)
         except UnreadableValueError:
             pass  # its class is gone since: the summary still tells what happened
     for group in _GROUPS:

@@ -16,11 +16,8 @@ from decimal import Decimal
 from enum import Enum
 from typing import Any
 
-from stepwise._values.instances import attributes
+from stepwise._values.trees import NOT_STATE, attributes
 
-__all__ = ["alike", "held_twice", "state_of"]
-
-_NOT_STATE = frozenset({"__pydantic_fields_set__"})
 _CONTAINERS = (list, tuple, deque, dict, set, frozenset)
 
 
@@ -106,7 +103,7 @@ def _alike_mappings(one: Any, other: Any, *, ordered: bool) -> bool:
 
 def state_of(value: Any) -> dict[str, Any]:
     """Return the attributes of an instance that its copy must have."""
-    return {n: held for n, held in attributes(value).items() if n not in _NOT_STATE}
+    return {n: held for n, held in attributes(value).items() if n not in NOT_STATE}
 
 
 def held_twice(value: Any) -> Any:

@@ -13,71 +13,838 @@ pickle is not fit for this (its bytes depend on object identity and on set order
   a large value costs no large intermediate copy.
 
 What has no such form (a lock, a client, a lambda) raises :class:`~stepwise.errors.DigestError`
-with the path to it.
+with the path to it.  A library is imported only when a value is one of its own.
+
+Message classes have fields that are new at every start.  A *volatile* field (a time, the usage)
+does not tell calls apart.  A *reference* is an id that other fields may name: it counts by the
+order in which it first appears in the call, so that a result still belongs to its own call.  These
+classes are known by their package and name, subclasses with them; a plain dict has no such fields.
+Checked with pydantic-ai 2.68, langchain-core 1.7, openai 3.54, openai-agents 0.24, anthropic 2.12;
+a field that another version does not have does nothing.
+
+A list of messages is an argument of every step of an agent.  Its digest is a SHA-256 over the
+encodings of its items, so that of a list that grew goes on from that of the list before; that no
+item was changed is proved (see ``trees``).  The digest is the same as without this.
+
+A class that its name leads to is told by its name alone; of one that a function or ``type()`` made,
+what it consists of counts, too.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import copyreg
+import datetime as dt
+import dis
 import enum
 import functools
 import hashlib
 import io
+import math
+import os
 import re
+import struct
 import sys
+import threading
 import types
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+import typing
+from collections.abc import Callable, Container, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, Union, get_args
 
 from stepwise._runtime import settings
-from stepwise._values.digest_atoms import (
-    ATOMS,
-    LENGTH,
-    UndigestibleError,
-    atom,
-    called,
-    class_name,
-    fold,
-    framed,
-    join,
-    lengthened,
-    main_name,
-    name_of,
-    noun,
-    string,
-)
-from stepwise._values.list_digest import LONG, SHORT, digest_grown, note
-from stepwise._values.message_fields import EACH, Numbering, Rule, rules_of
-from stepwise._values.moments import has_volatile_form
+from stepwise._runtime.facts import NamedTuple
+from stepwise._values.preview import error_text, short_repr
+from stepwise._values.trees import HEAP_TYPE, Watch, by_name, found_at, same, walk
 from stepwise.errors import DigestError
 
 if TYPE_CHECKING:
+    import decimal
+    import fractions
     from pathlib import PurePath
 
-    from stepwise._values.digest_types import Form
 
-__all__ = [
-    "Encoder",
-    "Numbering",
-    "class_name",
-    "combine",
-    "combined",
-    "digest",
-    "encode",
-    "form_of",
-    "framed",
-]
+# -- digest atoms ---------------------------------------------------------------------------------
+
+
+FOLD = 64
+"""Bytes of an encoding that stands for itself."""
+LENGTH = [bytes((length,)) for length in range(FOLD + 1)]
+"""The byte before an encoding of so many bytes."""
+
+
+class UndigestibleError(Exception):
+    """Carries the path outwards; each container on the way adds its own piece."""
+
+    def __init__(self, reason: str, type_name: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.type_name = type_name
+        self.path: list[str] = []
+
+
+def fold(encoded: bytes) -> bytes:
+    """Return the encoding itself, or its hash if it is long."""
+    return encoded if len(encoded) <= FOLD else b"#" + hashlib.sha256(encoded).digest()
+
+
+def join(tag: bytes, children: Iterable[bytes]) -> bytes:
+    """Join folded encodings so that no two lists join alike: one byte holds the length of each."""
+    return fold(tag + lengthened(children))
+
+
+def lengthened(children: Iterable[bytes]) -> bytes:
+    """The encodings one after the other, each behind its length."""
+    return b"".join([LENGTH[len(child)] + child for child in children])
+
+
+def framed(part: bytes | str) -> bytes:
+    """Return a part with its length before it, to be digested with others."""
+    folded = fold(part.encode() if isinstance(part, str) else part)
+    return LENGTH[len(folded)] + folded
+
+
+def module_key(module: str | None) -> str:
+    """The name of a module, the same whether its file is run, run by ``-m`` or imported."""
+    if module not in ("__main__", "__mp_main__"):
+        return module or ""
+    main = sys.modules.get(module)
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name not in ("__main__", "__mp_main__"):
+        name: str = spec.name.removesuffix(".__main__")
+        return name
+    path = getattr(main, "__file__", None)
+    return dotted(path) if path else ""
+
+
+@functools.lru_cache(maxsize=16)
+def dotted(path: str) -> str:
+    """Return the name by which a file is imported: its packages, and its own name."""
+    folder, name = os.path.split(os.path.realpath(path))
+    packages = []
+    while os.path.isfile(os.path.join(folder, "__init__.py")):
+        folder, package = os.path.split(folder)
+        packages.append(package)
+    return ".".join([*reversed(packages), os.path.splitext(name)[0]])
+
+
+def called(module: str) -> str:
+    """Return a module's name as it is used in the names of its definitions."""
+    return module_key(module) or module
+
+
+def class_name(cls: Any) -> str:
+    """``module.qualname`` of a class or function; the name alone for builtins."""
+    module = getattr(cls, "__module__", None)
+    name = getattr(cls, "__qualname__", None) or repr(cls)
+    return name if module in (None, "builtins") else f"{called(module)}.{name}"
+
+
+def noun(value: object) -> str:
+    """``a lock``, ``an Agent``: how a message speaks of a value."""
+    name = class_name(type(value))
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
+@functools.lru_cache(maxsize=1000)
+def name_of(name: str) -> bytes:
+    """Encode the name of a field or a class, of which there are few."""
+    return string(name)
+
+
+# -- single values -------------------------------------------------------------------------------
+
+
+def _int(value: int) -> bytes:
+    return fold(b"i%x" % value)  # hexadecimal: no limit on the number of digits
+
+
+_NAN = b"f" + struct.pack(">d", math.nan)
+
+
+def _float(value: float) -> bytes:
+    # -0.0 == 0.0; a NaN is a NaN
+    return b"f" + struct.pack(">d", value + 0.0) if value == value else _NAN  # noqa: PLR0124
+
+
+def _complex(value: complex) -> bytes:
+    return b"x" + _float(value.real) + _float(value.imag)
+
+
+def string(value: str) -> bytes:
+    return _tagged(b"s", value.encode("utf-8", "surrogatepass"))
+
+
+def _bytes(value: bytes) -> bytes:
+    return _tagged(b"b", value)
+
+
+def _bytearray(value: bytearray) -> bytes:
+    return _tagged(b"B", value)
+
+
+def _tagged(tag: bytes, value: bytes | bytearray) -> bytes:
+    if len(value) < 64:
+        return tag + value
+    hashed = hashlib.sha256(tag)
+    hashed.update(value)
+    return b"#" + hashed.digest()
+
+
+def _decimal(value: decimal.Decimal) -> bytes:
+    if not value.is_finite():
+        return fold(b"m" + str(value).encode())
+    sign, digits, exponent = value.as_tuple()
+    text = "".join(map(str, digits)).lstrip("0")
+    stripped = text.rstrip("0")
+    assert isinstance(exponent, int)
+    if not stripped:
+        return b"m0"
+    return fold(b"m%d:%s:%d" % (sign, stripped.encode(), exponent + len(text) - len(stripped)))
+
+
+def _fraction(value: fractions.Fraction) -> bytes:
+    return fold(b"g%x/%x" % (value.denominator, value.numerator))
+
+
+def _datetime(value: dt.datetime) -> bytes:
+    if value.utcoffset() is not None:  # aware ones are equal when their instant is
+        with contextlib.suppress(OverflowError):  # within a day of year 1 or 9999
+            value = value.astimezone(dt.timezone.utc)
+    return b"w" + value.isoformat().encode()
+
+
+def _time(value: dt.time) -> bytes:
+    offset = value.utcoffset()
+    if offset is None:
+        return b"h" + value.isoformat().encode()
+    clock = dt.timedelta(
+        hours=value.hour,
+        minutes=value.minute,
+        seconds=value.second,
+        microseconds=value.microsecond,
+    )
+    return b"z" + repr(clock - offset).encode()
+
+
+def _timezone(value: dt.timezone) -> bytes:
+    return b"k" + repr(value.utcoffset(None)).encode()
+
+
+def _range(value: range) -> bytes:
+    # Not its len(), which has a limit.
+    items = (value[-1] - value.start) // value.step + 1 if value else 0
+    content = (items, value.start if value else 0, value.step if items > 1 else 0)
+    return fold(b"r%d:%d:%d" % content)
+
+
+def _zone(value: Any) -> bytes:
+    if value.key is None:
+        raise UndigestibleError("a ZoneInfo made from a file has no name", "zoneinfo.ZoneInfo")
+    return fold(b"Z" + value.key.encode())
+
+
+ATOMS: dict[type, Callable[[Any], bytes]] = {
+    str: string,
+    int: _int,
+    float: _float,
+    bool: lambda value: b"T" if value else b"!",
+    type(None): lambda _: b"N",
+    bytes: _bytes,
+    bytearray: _bytearray,
+    complex: _complex,
+    type(Ellipsis): lambda _: b".",
+    type(NotImplemented): lambda _: b"~",
+    dt.datetime: _datetime,
+    dt.date: lambda value: b"y" + value.isoformat().encode(),
+    dt.time: _time,
+    dt.timedelta: lambda value: b"q%d:%d:%d" % (value.days, value.seconds, value.microseconds),
+    dt.timezone: _timezone,
+    range: _range,
+}
+"""How each of these is encoded, by its exact type."""
+
+COMMON = {cls: ATOMS[cls] for cls in (str, int, float, bool, type(None), bytes)}
+"""The most common of them, none of which can fail."""
+
+_SELDOM: dict[tuple[str, str], Callable[[Any], bytes]] = {
+    ("decimal", "Decimal"): _decimal,
+    ("fractions", "Fraction"): _fraction,
+    ("uuid", "UUID"): lambda value: b"u" + value.bytes,
+    ("zoneinfo", "ZoneInfo"): _zone,
+}
+
+
+@functools.lru_cache(maxsize=1000)
+def atom(cls: type) -> Callable[[Any], bytes] | None:
+    """Return how the values of a type are encoded, if it is one of these.
+
+    Those whose modules take long to import are known by name, and join the rest when one is met.
+    """
+    found = ATOMS.get(cls)
+    if found is None:
+        seldom = _SELDOM.get((cls.__module__, cls.__qualname__))
+        if seldom is not None and getattr(sys.modules[cls.__module__], cls.__name__, None) is cls:
+            found = ATOMS[cls] = seldom
+    return found
+
+
+# -- message fields -------------------------------------------------------------------------------
+
+
+EACH = "[]"
+
+
+FieldKind = Literal["volatile", "reference", "plain"]
+"""The way in which a field counts: not at all, by the order of first appearance, or as it is."""
+
+Rule = Union[FieldKind, "dict[str, Rule]"]
+"""How a value counts, or how its parts do: by field or key, ``[]`` for each item."""
+
+
+class _FieldPaths(NamedTuple):
+    volatile: tuple[str, ...] = ()
+    references: tuple[str, ...] = ()
+    plain: tuple[str, ...] = ()
+
+
+def _of(volatile: str = "", references: str = "", plain: str = "") -> _FieldPaths:
+    return _FieldPaths((*volatile.split(),), (*references.split(),), (*plain.split(),))
+
+
+_TIME, _ID, _CALL = _of("timestamp"), _of("", "id"), _of("", "tool_call_id id")
+_TIME_AND_CALL, _RUN = _of("timestamp", "tool_call_id"), "run_id conversation_id"
+
+_KNOWN: dict[str, dict[str, _FieldPaths]] = {
+    "pydantic_ai": {
+        "SystemPromptPart": _TIME,
+        "UserPromptPart": _TIME,
+        "RetryFeedbackPart": _TIME,
+        "BaseToolReturnPart": _TIME_AND_CALL,
+        "ToolReturnPart": _TIME_AND_CALL,
+        "BuiltinToolReturnPart": _TIME_AND_CALL,
+        "RetryPromptPart": _TIME_AND_CALL,
+        "BaseToolCallPart": _CALL,
+        "ToolCallPart": _CALL,
+        "BuiltinToolCallPart": _CALL,
+        "ToolAvailabilityDeltaPart": _CALL,
+        "CapabilityLoadDeltaPart": _CALL,
+        "TextPart": _ID,
+        "ThinkingPart": _ID,
+        "FilePart": _ID,
+        "CompactionPart": _ID,
+        "SpeechPart": _ID,
+        "ModelRequest": _of("timestamp", _RUN),
+        "ModelResponse": _of(
+            "timestamp usage provider_details vendor_details history_digest failed_attempts",
+            f"provider_response_id vendor_id {_RUN}",
+        ),
+    },
+    "langchain_core": {
+        "BaseMessage": _of("response_metadata", "id"),
+        "AIMessage": _of(
+            "usage_metadata",
+            "tool_calls[].id invalid_tool_calls[].id content[].id "
+            "additional_kwargs.tool_calls[].id",
+        ),
+        "AIMessageChunk": _of("", "tool_call_chunks[].id"),
+        "ToolMessage": _of("", "tool_call_id"),
+        "RemoveMessage": _of("", "", "id"),  # the message that it removes
+        "ChatResult": _of("llm_output"),
+        "ChatGeneration": _of("generation_info"),
+        "LLMResult": _of("llm_output run"),
+    },
+    "openai": {
+        "ChatCompletion": _of("created usage system_fingerprint service_tier", "id"),
+        "ChatCompletionChunk": _of("created usage system_fingerprint service_tier", "id"),
+        "ChatCompletionMessageToolCall": _ID,
+        "ChatCompletionMessageFunctionToolCall": _ID,
+        "ChatCompletionMessageCustomToolCall": _ID,
+        "Response": _of("created_at completed_at usage", "id previous_response_id"),
+        "ResponseOutputMessage": _ID,
+        "ResponseReasoningItem": _ID,
+        "ResponseFunctionToolCall": _of("", "id call_id"),
+        "ResponseFunctionToolCallOutputItem": _of("", "id call_id"),
+        "ResponseCustomToolCall": _of("", "id call_id"),
+    },
+    "agents": {
+        "ModelResponse": _of("usage raw_usage request_id", "response_id"),
+        "RunItemBase": _of("_agent_ref"),
+        "HandoffOutputItem": _of("_source_agent_ref _target_agent_ref"),
+    },
+    "anthropic": {
+        "Message": _of("usage", "id"),
+        "ToolUseBlock": _ID,
+        "ServerToolUseBlock": _ID,
+        "WebSearchToolResultBlock": _of("", "tool_use_id"),
+    },
+}
+
+
+def rules_of(cls: type) -> dict[str, Rule] | None:
+    """Return how the fields of a class count that do not count unchanged, or ``None``."""
+    return _rules(cls, settings.fields())
+
+
+@functools.lru_cache(maxsize=1000)
+def _rules(cls: type, given: settings.Fields) -> dict[str, Rule] | None:
+    rules: dict[str, Rule] = {}
+    for base in reversed(cls.__mro__):
+        of_package = _KNOWN.get(base.__module__.partition(".")[0], {})
+        known = of_package.get(base.__qualname__, _FieldPaths())
+        name = f"{base.__module__}.{base.__qualname__}"
+        fields = known._replace(
+            volatile=given.volatile.get(name, known.volatile),
+            references=given.references.get(name, known.references),
+        )
+        for mark, paths in zip(get_args(FieldKind), fields, strict=True):
+            for path in paths:
+                _add(rules, path.replace(EACH, f".{EACH}").split("."), mark)
+    return rules or None
+
+
+def _add(rules: dict[str, Rule], path: Iterable[str], mark: FieldKind) -> None:
+    *around, last = path
+    for each in around:
+        inner = rules.get(each)
+        if not isinstance(inner, dict):
+            inner = rules[each] = {}
+        rules = inner
+    rules[last] = mark
+
+
+class Numbering:
+    """The order in which references first appear in one digest.
+
+    A long list numbers its own, so that its digest goes on from one call to the next; where its
+    references are those of something before it, *links* say so.
+    """
+
+    __slots__ = ("lists", "numbers")
+
+    def __init__(self) -> None:
+        self.numbers: dict[Any, int] = {}
+        self.lists: tuple[dict[Any, int], ...] = ()
+
+    def of(self, reference: object) -> bytes:
+        """Return the token that replaces a reference."""
+        number = self.numbers.get(reference)
+        if number is None:
+            for place, table in enumerate(self.lists):
+                if reference in table:
+                    return b"&%d:%d" % (place, table[reference])
+            number = self.numbers[reference] = len(self.numbers)
+        return b"&%d" % number
+
+    def attach(self, inner: Numbering) -> bytes:
+        """A long list comes next: the links between its references and those before it."""
+        links: list[tuple[int, int, int, int]] = []
+        if not inner.numbers and not inner.lists:  # as of most lists
+            self.lists += (inner.numbers,)
+            return b""
+        for table in (inner.numbers, *inner.lists):
+            for place, known in enumerate((self.numbers, *self.lists)):
+                links += [
+                    (place, known[each], len(self.lists), table[each])
+                    for each in known.keys() & table.keys()
+                ]
+            self.lists += (table,)
+        return b"".join(b"&%d:%d=%d:%d" % link for link in sorted(links))
+
+
+# -- list digest ----------------------------------------------------------------------------------
+
+
+LONG = 16
+"""Items of a list that is worth it; it numbers its own references, and a hash stands for it."""
+
+_MOST = 16  # lists
+
+Encode = Callable[[list[Any], Union[Numbering, None]], bytes]
+
+_lock = threading.Lock()
+_grown: dict[tuple[int, object], _Grown] = {}
+
+
+class _Grown:
+    """The digested part of a list: its items, their contents, and the hash over them."""
+
+    __slots__ = ("classes", "hash", "items", "state", "value", "watch")
+
+    def __init__(self, value: list[Any], front: bytes, state: Numbering | None) -> None:
+        self.value = value
+        self.state = state
+        self.items: list[Any] = []
+        self.watch = Watch()
+        self.classes: set[type] = set()
+        self.hash = hashlib.sha256(front)
+
+    def stands(self) -> bool:
+        """Return whether the list still begins with the same, unchanged items."""
+        return same(self.items, self.value[: len(self.items)]) and self.watch.holds()
+
+    def take(self, new: list[Any], encode: Encode, around: Container[int]) -> bool:
+        """Digest new items; return False if they cannot be watched."""
+        tree = walk(new, refused=around)
+        if tree is None:
+            return False
+        watch = Watch(tree.nodes[1:])
+        classes = set(tree.classes) - self.classes
+        if classes:  # what instances do not hold is theirs
+            watch.extend(Watch.of_classes(classes))
+        encoded = encode(new, self.state)
+        self.watch.extend(watch)
+        self.classes |= classes
+        self.hash.update(encoded)
+        self.items += new
+        return True
+
+
+def digest_grown(
+    value: list[Any],
+    front: bytes,
+    encode: Encode,
+    around: Container[int],
+    *,
+    kind: object,
+    numbered: bool,
+) -> tuple[bytes, Numbering | None] | None:
+    """The SHA-256 over ``front`` and what ``encode`` makes of the items of a list.
+
+    Args:
+        encode: of several items what it makes of each, joined; it gets the numbering of the
+            references before them.
+        around: ids of the objects that hold the list, and its own.
+        kind: of the encoding: what was digested by another one does not count.
+        numbered: references are numbered.
+
+    Returns:
+        the digest and the numbering; ``None`` if it holds what no tree may hold, or another thread
+        is at it.
+    """
+    if not _lock.acquire(blocking=False):
+        return None
+    try:
+        key = id(value), kind
+        grown = _grown.pop(key, None)  # an interrupted digest is not kept
+        if grown is None or not grown.stands():
+            grown = _Grown(value, front, Numbering() if numbered else None)
+        new = value[len(grown.items) :]
+        if new and not grown.take(new, encode, around):
+            return None
+        _grown[key] = grown
+        for oldest in [*_grown][:-_MOST]:
+            _grown.pop(oldest, None)  # another thread may have let go of it
+        return grown.hash.digest(), grown.state
+    except UndigestibleError:
+        return None  # encoded as a whole, it says where
+    finally:
+        _lock.release()
+
+
+def held(value: list[Any]) -> int:
+    """Count how often a list is held here."""
+    return sum(each.value is value for each in [*_grown.values()])
+
+
+def forget() -> None:
+    """Let go of the lists."""
+    _grown.clear()
+
+
+# -- digest types ---------------------------------------------------------------------------------
+
+
+Form = Callable[[Any, Any], bytes]
+"""Takes an encoder and a value."""
+
+
+@contextlib.contextmanager
+def _at(piece: str) -> Iterator[None]:
+    try:
+        yield
+    except UndigestibleError as error:
+        error.path.append(piece)
+        raise
+
+
+def leads_to(module: str | None, name: str, value: object) -> bool:
+    """Return whether a dotted name leads to this very object, or to a decorated form of it."""
+    found: Any = found_at(module or "builtins", name)
+    for _ in range(20):  # decorators around it
+        # Methods of builtin classes are made anew at each access.
+        if found is value or (type(found) is types.BuiltinMethodType and found == value):
+            return True
+        found = getattr(found, "__wrapped__", None)
+    return False
+
+
+# -- which kind ----------------------------------------------------------------------------------
+
+
+def form_for(cls: type) -> Form | None:
+    """The form of the values of this class, if it is one of those known here."""
+    if issubclass(cls, type):
+        return _class
+    for module, names, form in _OF_LIBRARIES:
+        library = sys.modules.get(module)
+        known = tuple(getattr(library, name) for name in names if hasattr(library, name))
+        if issubclass(cls, known):
+            return form
+    for attribute, form in _MARKED:
+        if hasattr(cls, attribute):
+            return form
+    if cls.__module__ == "typing" or issubclass(cls, (types.GenericAlias, types.UnionType)):
+        return _annotation
+    return None
+
+
+# -- data classes of several makers --------------------------------------------------------------
+
+
+def _object(value: Any, parts: Iterable[bytes]) -> bytes:
+    return join(b"o", [name_of(class_name(type(value))), *parts])
+
+
+def _dataclass(encoder: Any, value: Any) -> bytes:
+    from dataclasses import fields  # on use: it costs a fiftieth of a start
+
+    # Asked for each time: a class may get other fields, and classes may be equal to each other.
+    compared = tuple([f.name for f in fields(value) if f.compare])
+    return _object(value, encoder.fields(value, compared))
+
+
+def _attrs(encoder: Any, value: Any) -> bytes:
+    compared = [a for a in value.__attrs_attrs__ if a.eq]
+    parts = encoder.fields(value, [a.name for a in compared if a.eq_key is None])
+    for field in compared:
+        if field.eq_key is not None:  # attrs.field(eq=str.lower)
+            with _at(f".{field.name}"):
+                parts.append(encoder.encode(field.eq_key(getattr(value, field.name))))
+    return _object(value, parts)
+
+
+def _msgspec(encoder: Any, value: Any) -> bytes:
+    return _object(value, encoder.fields(value, value.__struct_fields__))
+
+
+def _pydantic(encoder: Any, value: Any) -> bytes:
+    # Its __dict__ holds the cached properties as well, which are not compared.
+    cls: Any = type(value)
+    names = tuple(sorted(cls.model_fields))
+    for extra in ("__pydantic_extra__", "__pydantic_private__"):
+        more = getattr(value, extra, None)
+        if more:
+            names = tuple(sorted({*names, *more}))
+    return _object(value, encoder.fields(value, names))
+
+
+# -- classes and annotations ---------------------------------------------------------------------
+
+
+def _class(encoder: Any, value: Any) -> bytes:
+    """Encode a class by its name, if it can be found by that name; else by its fields.
+
+    So that the output type of an agent may be made on the fly.
+    """
+    name = class_name(value)
+    if not value.__flags__ & HEAP_TYPE or leads_to(value.__module__, value.__qualname__, value):
+        return fold(b"c" + name.encode())
+    described = description(value)
+    if described is None:
+        raise UndigestibleError(
+            f"no importable name leads to the class {value.__qualname__!r}, so that two of that "
+            "name cannot be told apart",
+            class_name(type(value)),
+        )
+    return join(b"k", [string(name), encoder.encode(described)])
+
+
+def description(cls: Any) -> list[Any] | None:
+    """The fields or members of a class that describes data; ``None`` for others."""
+    if issubclass(cls, enum.Enum):
+        return [(name, member.value) for name, member in cls.__members__.items()]
+    if hasattr(cls, "__dataclass_fields__"):
+        from dataclasses import fields  # on use, as above
+
+        return [(f.name, f.type) for f in fields(cls)]
+    if hasattr(cls, "__pydantic_validator__"):
+        return [
+            (name, f.annotation, None if f.is_required() else f.default, f.description, f.metadata)
+            for name, f in cls.model_fields.items()
+        ]
+    if hasattr(cls, "__attrs_attrs__"):
+        return [(a.name, a.type) for a in cls.__attrs_attrs__]
+    if typing.is_typeddict(cls) or hasattr(cls, "_fields"):
+        annotations = typing.get_type_hints(cls, include_extras=True)
+        return [(name, annotations.get(name)) for name in getattr(cls, "_fields", annotations)]
+    return None
+
+
+def _annotation(encoder: Any, value: Any) -> bytes:
+    """``list[int]``, ``str | None``: the same on every Python."""
+    origin = typing.get_origin(value)
+    if origin is None:
+        name = getattr(value, "__forward_arg__", None)
+        if name is not None:
+            return join(b"y", [b"forward", string(name)])
+        name = getattr(value, "__name__", None) or value._name
+        if not leads_to(value.__module__, name, value):
+            raise UndigestibleError(
+                f"no importable name leads to {noun(value)} named {name!r}", class_name(type(value))
+            )
+        return fold(f"c{called(value.__module__)}.{name}".encode())
+    parts = encoder.items(typing.get_args(value))
+    if origin in (typing.Union, types.UnionType):
+        return join(b"y", [b"union", *sorted(parts)])
+    if origin is typing.Literal:
+        return join(b"y", [b"literal", *sorted(parts)])
+    kind = b"plain" if isinstance(value, types.GenericAlias) else b"typing"
+    return join(b"y", [kind, encoder.encode(origin), *parts])
+
+
+# -- numpy ---------------------------------------------------------------------------------------
+
+
+def _array(encoder: Any, value: Any) -> bytes:
+    """A numpy array or scalar."""
+    import numpy as np
+
+    if not (type(value) is np.ndarray or isinstance(value, (np.generic, np.memmap))):
+        raise UndigestibleError(
+            f"{noun(value)} is a special kind of array; convert it with numpy.asarray first",
+            class_name(type(value)),
+        )
+    return join(b"n" if isinstance(value, np.generic) else b"a", _elements(encoder, value))
+
+
+def _elements(encoder: Any, value: Any) -> list[bytes]:
+    """Element type, shape, and elements in C order, little-endian."""
+    import numpy as np
+
+    array = np.asarray(value)
+    dtype = array.dtype
+    shape = encoder.encode(array.shape)
+    if dtype.names is not None:  # field by field: the padding between them does not count
+        parts = [b"V", shape]
+        for name in dtype.names:
+            with _at(f"[{name!r}]"):
+                parts += [string(name), join(b"a", _elements(encoder, array[name]))]
+        return parts
+    if dtype.hasobject or dtype.kind == "T":
+        return [dtype.kind.encode(), shape, *encoder.items(array.ravel().tolist())]
+    if dtype.char == "G":
+        return [b"G", *_elements(encoder, array.real), *_elements(encoder, array.imag)]
+    if dtype.char == "g":  # extended floats differ by machine, and their bytes hold padding
+        texts = [np.format_float_scientific(each + 0) for each in array.ravel()]
+        return [b"g", shape, *encoder.items(texts)]
+    little = dtype.newbyteorder("<")
+    name = little.str
+    if dtype.type.__module__ != "numpy":  # bfloat16: one of several types of two bytes
+        name += class_name(dtype.type)
+    return [string(name), shape, _hash_of_elements(array, little)]
+
+
+def _hash_of_elements(array: Any, little: Any) -> bytes:
+    import numpy as np
+
+    contiguous: Any = [["readonly", "contig"]]  # numpy's stubs do not know the second
+    blocks: Any = np.nditer(  # in blocks: no copy of a large array is made
+        [array],
+        flags=["external_loop", "buffered", "zerosize_ok"],
+        op_flags=contiguous,
+        op_dtypes=[little],
+        order="C",
+        casting="equiv",
+        buffersize=1 << 16,
+    )
+    hashed = hashlib.sha256()
+    for block in blocks:
+        if block.dtype.kind in "fc":
+            numbers = block.copy().view(block.real.dtype)
+            with np.errstate(invalid="ignore"):
+                numbers[numbers == 0] = 0  # -0.0 == 0.0
+                numbers[np.isnan(numbers)] = np.nan
+            hashed.update(numbers.tobytes())
+        else:
+            hashed.update(block.tobytes())
+    return hashed.digest()
+
+
+# -- pandas --------------------------------------------------------------------------------------
+
+
+def _table(encoder: Any, value: Any) -> bytes:
+    """A DataFrame, Series, Index or array of pandas: cell by cell, with its labels."""
+    import pandas as pd
+
+    if isinstance(value, pd.Index):
+        return join(b"p", [b"Index", *_labels(encoder, value)])
+    if isinstance(value, pd.Series):
+        parts = [encoder.encode(value.name), *_column(encoder, value.array)]
+    elif isinstance(value, pd.DataFrame):
+        parts = _labels(encoder, value.columns)
+        for name, series in value.items():
+            with _at(f"[{name!r}]"):
+                parts.append(join(b"p", _column(encoder, series.array)))
+    else:
+        return join(b"p", [b"array", *_column(encoder, value)])
+    return join(b"p", [type(value).__name__.encode(), *_labels(encoder, value.index), *parts])
+
+
+def _labels(encoder: Any, index: Any) -> list[bytes]:
+    levels = [index.get_level_values(n).array for n in range(index.nlevels)]
+    columns = [join(b"p", _column(encoder, level)) for level in levels]
+    return [*encoder.items(index.names), *columns]
+
+
+def _column(encoder: Any, array: Any) -> list[bytes]:
+    import pandas as pd
+
+    dtype = array.dtype
+    if isinstance(dtype, pd.CategoricalDtype):
+        labels = _labels(encoder, dtype.categories)
+        return [b"category", encoder.encode(dtype.ordered), *labels, _array(encoder, array.codes)]
+    name = string(str(dtype))
+    if isinstance(dtype, pd.DatetimeTZDtype):
+        return [name, *_elements(encoder, array.to_numpy(f"M8[{dtype.unit}]"))]
+    if not hasattr(dtype, "newbyteorder"):  # not one of numpy's
+        return [name, *encoder.items(array.to_numpy(object))]
+    return [name, *_elements(encoder, array.to_numpy())]
+
+
+def _timestamp(_: Any, value: Any) -> bytes:
+    """A Timestamp of pandas, whatever its unit and zone: equal ones are the same instant."""
+    instant = value if value.tzinfo is None else value.tz_convert("UTC")
+    return _object(value, [string(instant.isoformat(timespec="nanoseconds"))])
+
+
+def _timedelta(_: Any, value: Any) -> bytes:
+    return _object(value, [string(value.isoformat())])
+
+
+_OF_LIBRARIES: tuple[tuple[str, tuple[str, ...], Form], ...] = (
+    ("numpy", ("ndarray", "generic"), _array),
+    ("pandas", ("DataFrame", "Series", "Index"), _table),
+    ("pandas.api.extensions", ("ExtensionArray",), _table),
+    ("pandas", ("Timestamp",), _timestamp),
+    ("pandas", ("Timedelta",), _timedelta),
+)
+_MARKED: tuple[tuple[str, Form], ...] = (
+    ("__dataclass_fields__", _dataclass),
+    ("__pydantic_validator__", _pydantic),
+    ("__attrs_attrs__", _attrs),
+    ("__struct_fields__", _msgspec),
+)
+
+
+# -- digest ---------------------------------------------------------------------------------------
 
 
 T = TypeVar("T")
 
 _NOT_STATE = frozenset({"__weakref__", "__dict__"})
 _REFERENCES = frozenset({"str", "int", "bytes", "uuid.UUID"})
-_TEXT = frozenset({str})
-_FEW = 16  # keys of a dict, a message for example
-_SHORT = 200  # characters in all of them
-_KNOWN = 1000  # sets of keys
 _TOO_OFTEN = 100_000  # visits of objects on cycles: some seconds
 
 
@@ -145,7 +912,6 @@ class Encoder:
     cycles = again = 0
     atoms: ClassVar = ATOMS
     list_tag = b"l"
-    long = LONG
     grows = True  # long lists are remembered: they will be digested again
 
     def __init__(self, numbering: Numbering | None = None) -> None:
@@ -188,7 +954,7 @@ class Encoder:
             raise
         except Exception as error:  # its own methods are asked
             raise UndigestibleError(
-                f"{noun(value)} cannot be part of an identity ({_text(error)})",
+                f"{noun(value)} cannot be part of an identity ({error_text(error)})",
                 class_name(type(value)),
             ) from None
         self.met[id(value)] = value, encoded if self.cycles == cycles else None
@@ -208,26 +974,9 @@ class Encoder:
         return encoded
 
     def list_(self, value: Iterable[Any]) -> bytes:
-        if type(value) is list and len(value) >= SHORT:
-            return self.long_list(value) if len(value) >= self.long else self.short_list(value)
+        if type(value) is list and len(value) >= LONG:
+            return self.long_list(value)
         return join(b"l", self.items(value))
-
-    def short_list(self, value: list[Any]) -> bytes:
-        """Encode a list that continues the numbering around it.
-
-        It is known from earlier calls only if nothing was numbered before it.
-        """
-        outer = self.numbering
-        first = self.grows and not outer
-        grown = self.grown(value, short=True) if first else None
-        if grown is not None:
-            if outer is not None and grown[1]:
-                outer.take(grown[1])
-            return b"#" + grown[0]
-        items = self.items(value)
-        if first and not (outer is not None and outer.lists):  # long ones are known by themselves
-            note(value, self.kind(), items)
-        return join(b"l", items)
 
     def long_list(self, value: list[Any]) -> bytes:  # it is folded
         outer = self.numbering
@@ -240,18 +989,12 @@ class Encoder:
         links = outer.attach(numbering) if outer is not None and numbering is not None else b""
         return join(b"&", [encoded, fold(links)]) if links else encoded
 
-    def grown(
-        self, value: list[Any], *, short: bool = False
-    ) -> tuple[bytes, Numbering | None] | None:
+    def grown(self, value: list[Any]) -> tuple[bytes, Numbering | None] | None:
         """Digest a list of which the items before are known."""
-        kind, numbered = self.kind(), self.numbering is not None
+        numbered = self.numbering is not None
+        kind = self.list_tag, settings.fields() if numbered else None
         front, encode, around = self.list_tag, self.joined, self.active
-        return digest_grown(value, front, encode, around, kind=kind, numbered=numbered, short=short)
-
-    def kind(self) -> tuple[Any, ...]:
-        """Return what the encoding of a list depends on, beside its items."""
-        fields = settings.fields() if self.numbering is not None else None
-        return self.list_tag, fields, main_name.get()
+        return digest_grown(value, front, encode, around, kind=kind, numbered=numbered)
 
     def joined(self, values: Iterable[Any], numbering: Numbering | None) -> bytes:
         return lengthened(self.numbered(numbering, self.items, values))
@@ -279,7 +1022,7 @@ class Encoder:
         atoms = self.atoms
         key: Any = None
         try:
-            for key, item in value.items():
+            for key, item in [*value.items()]:  # another thread may change it
                 form = atoms.get(type(key))
                 if form is not None:
                     name = form(key)
@@ -298,39 +1041,12 @@ class Encoder:
             for name, key, item in later:  # noqa: B007 (the path)
                 pairs.append((name, self.encode(item)))
         except UndigestibleError as error:
-            error.path.append(label.format(_short(key) if label == "[{}]" else key))
+            error.path.append(label.format(short_repr(key) if label == "[{}]" else key))
             raise
         return pairs
 
     def dict_(self, value: dict[Any, Any], label: str = "[{}]") -> bytes:
-        if type(value) is dict and len(value) <= _FEW:
-            held = value.copy()  # another thread may change it
-            names = in_order(held)
-            if names is not None:
-                return self.named(b"d", held, names, label)
         return join(b"d", [part for pair in sorted(self.pairs(value, label)) for part in pair])
-
-    def named(
-        self,
-        tag: bytes,
-        value: dict[str, Any],
-        names: Iterable[tuple[str, bytes]],
-        label: str,
-    ) -> bytes:
-        """Encode the values under texts, of which order and encodings are known."""
-        parts = [tag]
-        atoms = self.atoms
-        name = ""
-        try:
-            for name, framed_name in names:
-                item = value[name]
-                form = atoms.get(type(item))
-                encoded = form(item) if form is not None else self.encode(item)
-                parts += framed_name, LENGTH[len(encoded)], encoded
-        except UndigestibleError as error:
-            error.path.append(label.format(_short(name) if label == "[{}]" else name))
-            raise
-        return fold(b"".join(parts))
 
     def ordered_dict(self, value: dict[Any, Any]) -> bytes:
         # Two OrderedDicts are equal only in the same order.
@@ -430,29 +1146,6 @@ class Encoder:
         return self.dict_(state, ".{}") if rules is None else self.ruled(state, rules)
 
 
-_in_order: dict[tuple[str, ...], list[tuple[str, bytes]]] = {}
-
-
-def in_order(value: dict[Any, Any]) -> list[tuple[str, bytes]] | None:
-    """Return the keys of a dict in the order of their encodings, with these.
-
-    Messages have few different sets of keys.  ``None`` for others: keys that are no texts, long
-    ones, and those that an encoder may take for a time or an id (see ``moments``).
-    """
-    if not _TEXT.issuperset(map(type, value)):
-        return None
-    names = tuple(value)
-    found = _in_order.get(names)
-    if found is None:
-        if sum(map(len, names)) > _SHORT or any(map(has_volatile_form, names)):
-            return None
-        ordered = sorted([(string(name), name) for name in names])
-        if len(_in_order) >= _KNOWN:
-            _in_order.clear()
-        found = _in_order[names] = [(name, framed(encoded)) for encoded, name in ordered]
-    return found
-
-
 def _first(item: tuple[Any, ...]) -> Any:
     return item[0]
 
@@ -461,21 +1154,6 @@ def _reduce(value: Any) -> Any:
     reducer = copyreg.dispatch_table.get(type(value))
     form: Any = reducer(value) if reducer is not None else value.__reduce_ex__(2)
     return form if isinstance(form, str) else (*form, None, None, None)[:5]
-
-
-def _short(value: object) -> str:
-    try:
-        text = repr(value)
-    except Exception:
-        return f"<{class_name(type(value))}>"
-    return text if len(text) <= 40 else text[:37] + "..."
-
-
-def _text(error: Exception) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return type(error).__name__
 
 
 # -- the kinds of the interpreter ----------------------------------------------------------------
@@ -501,8 +1179,6 @@ def _function(_: Any, value: Any) -> bytes:
 
 def _named(value: Any, name: str) -> bytes:
     """Encode a value by its own name, if that name leads back to it."""
-    from stepwise._values.digest_types import leads_to
-
     # Functions know their module; singletons live beside their class.
     for module in (getattr(value, "__module__", None) or "builtins", type(value).__module__):
         if leads_to(module, name, value):
@@ -594,8 +1270,6 @@ def form_of(cls: type) -> Form:
     pathlib = sys.modules.get("pathlib")  # it is not loaded for programs without paths
     if issubclass(cls, getattr(pathlib, "PurePath", ())):
         return _path
-    from stepwise._values.digest_types import form_for  # on use: plain data needs none of these
-
     known = form_for(cls)
     if known is not None:
         return known
@@ -604,3 +1278,76 @@ def form_of(cls: type) -> Form:
     if issubclass(cls, tuple(base for base, _ in _SUBCLASSED)):
         return Encoder.subclass
     return Encoder.reduced
+
+
+# -- class contents -------------------------------------------------------------------------------
+
+
+_STEP = "__stepwise_step__"
+_CHANGED = (list, dict, set, bytearray)  # in place, by what the program does
+
+
+@functools.lru_cache(maxsize=1000)
+def content_of(cls: type) -> dict[str, Any] | None:
+    """Return what tells a class from others of its name; ``None`` if its name leads to it.
+
+    Its fields, its attributes and those of its bases that no name leads to, and what its methods
+    captured.  What a run may change is left out: containers, and captured variables that a method
+    assigns.  So is what steps captured, which is a part of their calls.
+    """
+    if _is_named(cls):
+        return None
+    bases = reversed([each for each in cls.__mro__ if not _is_named(each)])
+    attributes = {n: _plain(v) for base in bases for n, v in vars(base).items()}
+    functions = {n: v for n, v in attributes.items() if isinstance(v, types.FunctionType)}
+    plain = [getattr(each, "__wrapped__", each) for each in functions.values()]
+    codes = [each.__code__ for each in plain if isinstance(each, types.FunctionType)]
+    assigned = {name for code in codes for name in assigned_in(code)}
+    found: dict[str, Any] = {}
+    for name, value in attributes.items():
+        if name in functions and not hasattr(value, _STEP):
+            cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+            for each, cell in cells:
+                if each not in assigned and each != "__class__":
+                    found[f"{name}.{each}"] = cell_content(cell)
+        elif name[:2] != "__" and not hasattr(type(value), "__get__"):
+            found[name] = value
+    found = {name: value for name, value in found.items() if not isinstance(value, _CHANGED)}
+    try:
+        fields = description(cls)
+    except Exception:  # its annotations may name anything
+        fields = None
+    return found if fields is None else {**found, "__fields__": fields}
+
+
+def _is_named(cls: type) -> bool:
+    return not cls.__flags__ & HEAP_TYPE or by_name(cls, cls.__module__) is not None
+
+
+def _plain(value: Any) -> Any:
+    """The function that a method of a class, a static one or a property calls."""
+    if isinstance(value, (classmethod, staticmethod)):
+        return value.__func__
+    return value.fget if isinstance(value, property) else value
+
+
+def cell_content(cell: types.CellType, missing: Any = None) -> Any:
+    """Return the value of a captured variable; ``missing`` if it has none yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return missing
+
+
+@functools.lru_cache(maxsize=1000)
+def assigned_in(code: types.CodeType) -> frozenset[str]:
+    """The captured variables that code, or code inside it, assigns to."""
+    names = {
+        str(each.argval)
+        for each in dis.get_instructions(code)
+        if each.opname in ("STORE_DEREF", "DELETE_DEREF")
+    }
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            names |= assigned_in(inner)
+    return frozenset(names & set(code.co_freevars))

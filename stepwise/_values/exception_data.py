@@ -1,5 +1,8 @@
 """Exceptions as data: the class by its name, arguments and attributes as tagged JSON.
 
+What JSON has no word for carries a tag.  The tags stand for types of the standard library, and for
+enum members, which are looked up among the modules that this process has imported.
+
 An exception comes back with its class, or not at all: another class would take another ``except``.
 The class is looked up in modules that are imported already, and must be an exception class.  The
 builtin base makes the object, so that no ``__init__``, ``__new__`` or ``__setattr__`` of a user's
@@ -9,22 +12,192 @@ a summary, with the reason.
 
 from __future__ import annotations
 
+import base64
 import builtins
+import collections
+import datetime as dt
+import decimal
+import enum
 import json
+import pathlib
+import sys
 import types
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from stepwise._runtime.limits import ran_out
-from stepwise._runtime.messages import Once, notice
-from stepwise._runtime.tracebacks import linked_to, members
-from stepwise._values.comparison import alike
-from stepwise._values.preview import error_text
-from stepwise._values.secrets import NO_SECRETS, Secrets
-from stepwise._values.tagged_json import NotDataError, dump_tagged, imported, load_tagged
+from stepwise._runtime.messages import Once, linked_to, members, notice
+from stepwise._values.comparison import alike, held_twice
+from stepwise._values.preview import NO_SECRETS, Secrets, error_text
 from stepwise.errors import StepFailedError, UnreadableValueError
 
-__all__ = ["decode_raised", "encode_raised"]
+# -- tagged json ----------------------------------------------------------------------------------
+
+
+_TAG = "$"  # a dict that has this key is written as pairs
+_ATOMS = (str, int, float, bool, type(None))
+
+
+class NotDataError(Exception):
+    """A value, or a part of it, is not data."""
+
+
+def dump_tagged(value: Any) -> Any:
+    """Return a value as something that ``json`` writes, and that comes back the same.
+
+    Raises:
+        NotDataError: says which part of it is not data.
+    """
+    try:
+        written = _write(value)
+        again = load_tagged(json.loads(json.dumps(written)))
+    except RecursionError:
+        raise NotDataError("it is nested too deeply, or contains itself") from None
+    except ValueError as error:  # an int of many thousand digits, a broken text
+        raise NotDataError(str(error)) from None
+    if not alike(value, again):
+        raise NotDataError(f"it would come back as {again!r:.80}")
+    twice = held_twice(value)
+    if twice is not None:
+        raise NotDataError(f"it holds one and the same {type(twice).__qualname__} twice")
+    return written
+
+
+def _write(value: Any) -> Any:
+    cls = type(value)
+    if cls in _ATOMS:
+        return value
+    if cls is list:
+        return [_write(item) for item in value]
+    if cls is dict and all(type(key) is str for key in value) and _TAG not in value:
+        return {key: _write(item) for key, item in value.items()}
+    if isinstance(value, enum.Enum):
+        name = value.name
+        if name is None or imported(cls.__module__, cls.__qualname__) is not cls:
+            raise NotDataError(f"{value!r} is not a member of an enum that its module names")
+        return {_TAG: "enum", "of": [cls.__module__, cls.__qualname__], "is": name}
+    form = _FORMS.get(cls)
+    if form is None:
+        raise NotDataError(f"{value!r:.60} is a {cls.__module__}.{cls.__qualname__}")
+    return {_TAG: form[0], "is": _write(form[1](value))}
+
+
+def load_tagged(written: Any) -> Any:
+    """Return the value that :func:`dump_tagged` wrote.
+
+    Raises:
+        LookupError: an enum is not there, or has no such member any more.
+    """
+    if isinstance(written, list):
+        return [load_tagged(item) for item in written]
+    if not isinstance(written, dict):
+        return written
+    tag = written.get(_TAG)
+    if tag is None:
+        return {key: load_tagged(item) for key, item in written.items()}
+    if tag == "enum":
+        cls = imported(*written["of"])
+        if not (isinstance(cls, type) and issubclass(cls, enum.Enum)):
+            raise LookupError(f"there is no enum {'.'.join(written['of'])}")
+        return cls.__members__[written["is"]]
+    return _LOADERS[tag](load_tagged(written["is"]))
+
+
+def imported(module: str, name: str) -> Any:
+    """Return the object of a dotted name in an imported module, or ``None``.
+
+    Only the namespaces of the module and of classes in it are read: a module's ``__getattr__``
+    and descriptors may execute anything.
+    """
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        namespace = getattr(found, "__dict__", None)
+        if namespace is None or part not in namespace:
+            return None
+        found = namespace[part]
+    return found
+
+
+def _time_zone(value: Any) -> Any:
+    zone = value.tzinfo
+    if zone is not None and type(zone) is not dt.timezone:
+        raise NotDataError(f"{value!r:.80} has a time zone of type {type(zone).__qualname__}")
+    return value
+
+
+def _pairs(value: Any) -> list[Any]:
+    return [[key, item] for key, item in value.items()]
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+_FACTORIES: tuple[Any, ...] = (None, list, dict, set, tuple, str, int, float, bool)
+
+
+def _factory(value: collections.defaultdict[Any, Any]) -> list[Any]:
+    factory = value.default_factory
+    if not any(factory is each for each in _FACTORIES):
+        raise NotDataError(f"the default_factory of a defaultdict is {factory!r:.60}")
+    return [factory.__name__ if isinstance(factory, type) else None, _pairs(value)]
+
+
+def _defaultdict(parts: list[Any]) -> Any:
+    name, items = parts
+    found = {each.__name__: each for each in _FACTORIES if each}
+    return collections.defaultdict(found[name] if name is not None else None, items)
+
+
+def _counter(pairs: list[Any]) -> Any:
+    counter: Any = collections.Counter()
+    counter.update(dict(map(tuple, pairs)))
+    return counter
+
+
+_Form = tuple[str, Callable[[Any], Any], Callable[[Any], Any]]
+_FORMS: dict[type, _Form] = {
+    tuple: ("tuple", list, tuple),
+    dict: ("dict", _pairs, dict),
+    set: ("set", list, set),
+    frozenset: ("frozenset", list, frozenset),
+    bytes: ("bytes", _base64, base64.b64decode),
+    bytearray: ("bytearray", _base64, lambda text: bytearray(base64.b64decode(text))),
+    complex: ("complex", lambda z: [z.real, z.imag], lambda parts: complex(*parts)),
+    dt.datetime: (
+        "datetime",
+        lambda t: [_time_zone(t).isoformat(), t.fold],
+        lambda parts: dt.datetime.fromisoformat(parts[0]).replace(fold=parts[1]),
+    ),
+    dt.time: (
+        "time",
+        lambda t: [_time_zone(t).isoformat(), t.fold],
+        lambda parts: dt.time.fromisoformat(parts[0]).replace(fold=parts[1]),
+    ),
+    dt.date: ("date", dt.date.isoformat, dt.date.fromisoformat),
+    dt.timedelta: (
+        "timedelta",
+        lambda t: [t.days, t.seconds, t.microseconds],
+        lambda parts: dt.timedelta(*parts),
+    ),
+    decimal.Decimal: ("decimal", str, decimal.Decimal),
+    uuid.UUID: ("uuid", str, uuid.UUID),
+    type(pathlib.Path()): ("path", str, pathlib.Path),
+    collections.deque: (
+        "deque",
+        lambda q: [list(q), q.maxlen],
+        lambda parts: collections.deque(*parts),
+    ),
+    collections.OrderedDict: ("ordered", _pairs, collections.OrderedDict),
+    collections.Counter: ("counter", _pairs, _counter),
+    collections.defaultdict: ("defaultdict", _factory, _defaultdict),
+}
+_LOADERS = {tag: load for tag, _, load in _FORMS.values()}
+
+
+# -- exception data -------------------------------------------------------------------------------
+
 
 _ERROR = "error"  # the tag of an exception among the arguments or attributes of another
 _FIELDS = (types.MemberDescriptorType, types.GetSetDescriptorType)
@@ -46,16 +219,15 @@ def encode_raised(
     Args:
         traceback: gives the text of the traceback of one exception.
         then: what follows where it cannot come back as it is, for a notice; empty for none.
-        secrets: are masked in what it says and holds.
+        secrets: are masked in what it says and holds, as what has the shape of a credential.
     """
     chain, index = linked_to(error, _held)
     texts = [traceback(each) for each in chain]
     facts = [_facts(each, index, text) for each, text in zip(chain, texts, strict=True)]
     _verify(chain, facts)
     why = facts[0]["why"]
-    if secrets:
-        for each, text, fact in zip(chain, texts, facts, strict=True):
-            fact.update(_facts(each, index, text, secrets), why=secrets.mask(fact["why"]))
+    for each, text, fact in zip(chain, texts, facts, strict=True):
+        fact.update(_facts(each, index, text, secrets), why=secrets.cleaned_text(fact["why"]))
     if why and then and _is_first((type(error), then)):
         # Not a warning: turned into an error, it would take another ``except``.
         notice(
@@ -75,13 +247,8 @@ def decode_raised(data: bytes, *, whole: bool) -> BaseException:
     Raises:
         UnreadableValueError: it cannot come back as what was raised.
     """
-    facts = json.loads(data)
-    if isinstance(facts, dict):
-        return _of_first_format(facts, whole=whole)
-    revived = _Revived(facts)
-    if whole:
-        return revived.of(0)
-    return revived.of_or_summary(0)
+    revived = _Revived(json.loads(data))
+    return revived.of(0) if whole else revived.of_or_summary(0)
 
 
 # -- out -----------------------------------------------------------------------------------------
@@ -97,13 +264,14 @@ def _facts(
     error: BaseException,
     index: Mapping[int, int],
     traceback: str,
-    secrets: Secrets = NO_SECRETS,
+    secrets: Secrets | None = None,
 ) -> dict[str, Any]:
     cls, inside = type(error), members(error)
+    cleaned: Callable[[Any], Any] = _as_it_is if secrets is None else secrets.cleaned
     facts: dict[str, Any] = {
         "module": cls.__module__,
         "type": cls.__qualname__,
-        "message": secrets.mask(error_text(error)),
+        "message": cleaned(error_text(error)),
         "traceback": traceback,
         "why": "",
         "cause": index.get(id(error.__cause__)),
@@ -116,7 +284,7 @@ def _facts(
         if isinstance(value, BaseException):
             return {"$": _ERROR, "is": index[id(value)]}
         try:
-            return dump_tagged(secrets.masked(value))
+            return dump_tagged(cleaned(value))
         except NotDataError as problem:
             raise NotDataError(f"{what}: {problem}") from None
 
@@ -135,6 +303,10 @@ def _facts(
     except NotDataError as problem:
         facts["why"] = str(problem)
     return facts
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 def _fields(cls: type) -> dict[str, Any]:
@@ -309,13 +481,3 @@ def _summary(facts: Mapping[str, Any]) -> StepFailedError:
         type_name=facts["type"],
         traceback_text=facts["traceback"],
     )
-
-
-def _of_first_format(facts: dict[str, Any], *, whole: bool) -> BaseException:
-    """An exception as it was recorded at first: a builtin one, or a summary."""
-    cls, arguments = getattr(builtins, facts["type"], None), facts["args"]
-    if arguments is not None and isinstance(cls, type) and issubclass(cls, BaseException):
-        return cls(*arguments)
-    if whole:
-        raise UnreadableValueError(f"the {facts['type']} that it raised was recorded as a summary")
-    return _summary(facts)

@@ -1,19 +1,42 @@
-"""Values shortened to a line, for listings and messages.  Imports nothing of ours."""
+"""Values as they are shown: shortened to a line, and without secrets.
+
+No code of a user's class is called: a ``__repr__`` may load what it shows, or ask a database.  Such
+an object is shown by its fields, if its class has a ``__repr__`` made of them, else by its class.
+
+A value is a secret from the moment at which it is passed as one.  Its texts are the value itself,
+if that is a text, bytes or a number, and the texts inside it, if it is a container or an instance.
+Short texts would mask half of every message: below four characters, or eight in a container, they
+are not looked for.
+"""
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import gc
 import itertools
+import re
 import reprlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+import sys
+import threading
+import types
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
-__all__ = ["error_text", "preview", "preview_arguments"]
+from stepwise._values.trees import place_of
+from stepwise._values.unpickling import Data
+
+# -- preview --------------------------------------------------------------------------------------
+
 
 Mask = Callable[[str], str]
 
 _SHORT = frozenset({type(None), bool, float})
+_SORTED = frozenset({*_SHORT, int, str, bytes})
 _SMALL = 10**18
 _TEXT = 80  # characters of a text, and of an argument
+_ARGUMENTS = 400  # characters of all arguments of a call
 _INNER_TEXT = 40  # characters of a text inside a container
 _ITEMS = 6  # of a list or a tuple
 _PAIRS = 8  # of a dict
@@ -32,8 +55,7 @@ class _Repr(reprlib.Repr):
         super().__init__()
         self.mask = mask
         self.maxlevel = 4
-        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdeque = _ITEMS
-        self.maxdict = _PAIRS
+        self.maxdeque = _ITEMS
         self.maxstring = text
         self.maxother = _TEXT
         self.maxlong = 40
@@ -54,8 +76,11 @@ class _Repr(reprlib.Repr):
             return repr(x)
         try:
             form = _FORMS.get(kind)  # the inherited way looks it up by the name of the type
-            return form(self, x, level, room) if form is not None else super().repr1(x, level)
-        except Exception as error:  # a user's __repr__, __getattr__ or __len__
+            if form is not None:
+                return form(self, x, level, room)
+            known = kind in _KNOWN or kind.__module__ == "array"
+            return super().repr1(x, level) if known else self.repr_instance(x, level)
+        except Exception as error:  # of a library's __repr__
             return f"<{type(x).__name__}: {type(error).__name__} in repr>"
 
     def long_text(self, x: str, _level: int, _room: int) -> str:
@@ -86,45 +111,48 @@ class _Repr(reprlib.Repr):
 
     def repr_instance(self, x: Any, level: int) -> str:
         cls = type(x)
-        shape = getattr(x, "shape", None)
-        if isinstance(shape, tuple):
-            return f"<{cls.__name__} {'x'.join(map(str, shape))}>"
-        names = _shown(cls)
+        names, place = _shown(cls), place_of(x)
+        if place is not None:
+            return f"<{'.'.join(place)}>"
         if names is not None:
             if level <= 0:
                 return f"{cls.__name__}(...)"
-            shown = [f"{n}={self.repr1(getattr(x, n, '?'), level - 1)}" for n in names[:4]]
+            shown = [f"{n}={self.repr1(_field(x, n), level - 1)}" for n in names[:4]]
             return f"{cls.__name__}({', '.join(shown + ['...'] * (len(names) > 4))})"
-        if isinstance(x, dict):  # OrderedDict, Counter
+        if cls.__module__.partition(".")[0] in _WITH_SHAPES and hasattr(x, "shape") and x.shape:
+            return f"<{cls.__name__} {'x'.join(map(str, x.shape))}>"
+        if issubclass(cls, dict):  # OrderedDict, Counter
             return f"{cls.__name__}({self.repr_dict(x, level)})"
-        if getattr(cls, "__repr__", None) is object.__repr__:
-            return f"<{cls.__name__}>"
-        text = repr(x) if self.mask is None else self.mask(repr(x))
+        if isinstance(x, type):
+            text = type.__repr__(x)  # its metaclass is not asked
+        elif _repr_of(cls) is object.__repr__ or _asks_others(x):
+            text = f"<{cls.__name__}>"
+        else:
+            text = repr(x) if self.mask is None else self.mask(repr(x))
         half = self.maxother // 2
         return text if len(text) <= self.maxother else f"{text[:half]}...{text[-half:]}"
 
-    # The inherited ones sort all the items first.
-
-    def repr_set(self, x: set[Any], level: int) -> str:
-        return super().repr_set(set(self._few(x)), level)
-
-    def repr_frozenset(self, x: frozenset[Any], level: int) -> str:
-        return super().repr_frozenset(frozenset(self._few(x)), level)
-
-    def _few(self, x: Collection[Any]) -> Iterable[Any]:
-        return x if len(x) <= 50 else itertools.islice(x, self.maxset + 1)
+    def set_(self, x: set[Any] | frozenset[Any], level: int, room: int) -> str:
+        few = [*(x if len(x) <= 50 else itertools.islice(x, _ITEMS + 1))]  # sorting all takes long
+        if _SORTED.issuperset(map(type, few)):
+            with contextlib.suppress(TypeError):
+                few.sort()
+        text = f"{{{self.items(few, level - 1, room)}}}" if x else ""
+        return text if x and type(x) is set else f"{type(x).__name__}({text})"
 
     def repr_dict(self, x: dict[Any, Any], level: int, room: int = _ALL) -> str:
+        if (place := place_of(x)) is not None:
+            return f"<{'.'.join(place)}>"
         if level <= 0 and x:
             return "{...}"
         shown = []
-        for key, item in itertools.islice(x.items(), _PAIRS):
+        for key, item in itertools.islice(dict.items(x), _PAIRS):
             text = f"{self.repr1(key, level - 1, room)}: {self.repr1(item, level - 1, room)}"
             shown.append(text)
             room -= len(text)
             if room < 0:
                 break
-        return f"{{{', '.join(shown + ['...'] * (len(x) > _PAIRS))}}}"
+        return f"{{{', '.join(shown + ['...'] * (dict.__len__(x) > _PAIRS))}}}"
 
     def repr_bytes(self, x: bytes, level: int, room: int = _ALL) -> str:
         if len(x) > 40:
@@ -143,8 +171,87 @@ def _shown(cls: type) -> list[str] | None:
         return [f.name for f in fields(cls) if f.repr]
     if hasattr(cls, "__pydantic_validator__"):
         return [name for name, f in getattr(cls, "model_fields", {}).items() if f.repr]
+    if hasattr(cls, "__attrs_attrs__"):
+        return [each.name for each in cls.__attrs_attrs__ if each.repr]
     return list(cls._fields) if issubclass(cls, tuple) and hasattr(cls, "_fields") else None
 
+
+def _field(x: Any, name: str) -> Any:
+    """Return an attribute, without asking the object."""
+    if isinstance(x, tuple):
+        return tuple.__getitem__(x, type(x)._fields.index(name))  # type: ignore[attr-defined]
+    try:
+        held = object.__getattribute__(x, "__dict__")
+    except AttributeError:
+        held = {}
+    if name in held:
+        return held[name]
+    for base in type(x).__mro__:
+        slot = vars(base).get(name)
+        if isinstance(slot, types.MemberDescriptorType):
+            try:
+                return slot.__get__(x)
+            except AttributeError:
+                break
+    return "?"
+
+
+def _repr_of(cls: type) -> Any:
+    return next(vars(base)["__repr__"] for base in cls.__mro__ if "__repr__" in vars(base))
+
+
+def _asks_others(x: Any) -> bool:
+    """Return whether the ``repr`` of an object calls, or might call, code that is not Python's.
+
+    What the object holds is looked at as well: its ``repr`` may show it.
+    """
+    waiting, met = [x], set[int]()
+    while waiting:
+        each = waiting.pop()
+        cls = type(each)
+        if id(each) in met or (met and issubclass(cls, _SHOWN_BY_NAME)):
+            continue
+        own = _repr_of(cls)
+        if isinstance(own, types.FunctionType):
+            module = str(own.__globals__.get("__name__"))
+            if module.partition(".")[0] not in sys.stdlib_module_names:
+                return True
+        elif not isinstance(own, types.WrapperDescriptorType):
+            return True
+        met.add(id(each))
+        if len(met) > _LOOK:
+            return True
+        is_error = issubclass(cls, BaseException)  # which holds its traceback, too
+        waiting += _args.__get__(each) if is_error else gc.get_referents(each)
+    return False
+
+
+_args: Any = BaseException.args
+_LOOK = 200  # objects
+_SHOWN_BY_NAME = (type, types.ModuleType, types.FunctionType, types.CodeType)
+_WITH_SHAPES = frozenset(
+    (
+        "cupy",
+        "jax",
+        "jaxlib",
+        "numpy",
+        "pandas",
+        "polars",
+        "pyarrow",
+        "scipy",
+        "tensorflow",
+        "torch",
+    )
+)
+"""Packages whose objects are shown by their shapes."""
+
+_KNOWN = frozenset(
+    (
+        *(collections.deque, int, str),
+        *(types.BuiltinFunctionType, types.FunctionType),
+    )
+)
+"""Types that the inherited way knows."""
 
 _FORMS: dict[type, Callable[[_Repr, Any, int, int], str]] = {
     str: _Repr.long_text,
@@ -152,6 +259,8 @@ _FORMS: dict[type, Callable[[_Repr, Any, int, int], str]] = {
     dict: _Repr.repr_dict,
     list: _Repr.list_,
     tuple: _Repr.tuple_,
+    set: _Repr.set_,
+    frozenset: _Repr.set_,
 }
 _alone, _inside = _Repr(_TEXT), _Repr(_INNER_TEXT)
 
@@ -187,9 +296,17 @@ def error_text(error: BaseException) -> str:
         return f"<{type(error).__qualname__}, whose text cannot be shown>"
 
 
+def short_repr(value: object) -> str:
+    """``repr(value)`` in 40 characters; never raises."""
+    try:
+        text = repr(value)
+    except Exception:
+        return f"<{type(value).__qualname__}>"
+    return text if len(text) <= _INNER_TEXT else text[: _INNER_TEXT - 3] + "..."
+
+
 def preview_arguments(
     arguments: Mapping[str, object],
-    limit: int = 400,
     *,
     instead: Callable[[str, object], str | None] | None = None,
     mask: Mask | None = None,
@@ -200,12 +317,372 @@ def preview_arguments(
         instead: gives the text of an argument that is not to be shown as it is.
         mask: replaces what must not be shown in a text.
     """
-    if instead is None and mask is None:
-        shown = [f"{name}={preview(value, _TEXT)}" for name, value in arguments.items()]
-    else:
-        shown = []
-        for name, value in arguments.items():
-            text = instead(name, value) if instead is not None else None
-            shown.append(f"{name}={preview(value, _TEXT, mask=mask) if text is None else text}")
+    shown = []
+    for name, value in arguments.items():
+        text = instead(name, value) if instead is not None else None
+        shown.append(f"{name}={preview(value, _TEXT, mask=mask) if text is None else text}")
     text = ", ".join(shown)
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    return text if len(text) <= _ARGUMENTS else text[: _ARGUMENTS - 3] + "..."
+
+
+# -- secrets --------------------------------------------------------------------------------------
+
+
+HIDDEN = "<secret>"
+"""The mark in place of the text of a secret."""
+
+_LEAST, _LEAST_INSIDE = 4, 8  # characters of a text that is looked for, at least
+_DEPTH = 6
+_MARKS_OF_DATA = (
+    "__dataclass_fields__",
+    "__pydantic_validator__",
+    "__attrs_attrs__",
+    "get_secret_value",
+)
+
+
+def texts_in(value: Any, depth: int = 0) -> Iterator[str]:
+    """Yield the texts of a value: its own, or those in the data that it holds.
+
+    A client or another object that is no data holds too much that is no secret (``utf-8``).
+    """
+    if isinstance(value, (bytes, bytearray)):
+        value = value.decode("utf-8", "replace")
+    if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        text = str(value)
+        if len(text) >= (_LEAST_INSIDE if depth else _LEAST):
+            yield text
+    elif depth < _DEPTH:
+        for item in _items(value):
+            yield from texts_in(item, depth + 1)
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    if isinstance(value, (list, tuple)):
+        return value
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=repr)
+    from stepwise._values.comparison import state_of  # on use
+
+    cls = type(value)
+    is_data = any(hasattr(cls, mark) for mark in _MARKS_OF_DATA)
+    return state_of(value).values() if is_data and not isinstance(value, type) else ()
+
+
+class Secrets:
+    """The secrets of a run and of its child runs, as far as they were passed yet.
+
+    Attributes:
+        are_none: no secret was passed; asked several times a step, where ``bool()`` is a call.
+    """
+
+    def __init__(self) -> None:
+        self.are_none = True
+        self._mutex = threading.Lock()
+        self._texts: dict[str, str] = {}
+        self._objects: dict[int, tuple[Any, str]] = {}
+        self._forms: list[tuple[bytes, str]] = []
+        self._pattern: re.Pattern[str] | None = None
+
+    def __bool__(self) -> bool:
+        return not self.are_none
+
+    def add(self, secret: Mapping[str, Any]) -> None:
+        """Know these values, by the names of their parameters."""
+        with self._mutex:
+            for name, value in secret.items():
+                known = self._objects.get(id(value))
+                if value is None or isinstance(value, bool) or known is not None:
+                    continue
+                self._objects[id(value)] = value, name
+                self.are_none = False
+                for text in texts_in(value):
+                    self._texts.setdefault(text, name)
+            # The longest first: one may begin with another.
+            written = {form: name for text, name in self._texts.items() for form in _forms(text)}
+            self._forms = [(_bytes(form), name) for form, name in written.items()]
+            forms = sorted(written, key=len, reverse=True)
+            self._pattern = re.compile("|".join(map(re.escape, forms))) if forms else None
+
+    def mask(self, text: str) -> str:
+        """Replace the texts of secrets, plain and as programs write them into other texts."""
+        return self._pattern.sub(HIDDEN, text) if self._pattern is not None else text
+
+    def masked(self, value: Any) -> Any:
+        """Replace the texts of secrets in plain data; anything else is returned as it is."""
+        return _mapped(value, self.mask, self._texts)
+
+    def cleaned_text(self, text: str) -> str:
+        """Replace the texts of secrets, and what has the shape of a credential, in an error's."""
+        from stepwise._values.credentials import masked_error_text  # on use
+
+        return masked_error_text(self.mask(text))
+
+    def cleaned(self, value: Any) -> Any:
+        """:meth:`cleaned_text` in plain data; anything else is returned as it is."""
+        return _mapped(value, self.cleaned_text, self._texts)
+
+    def changes(self, value: Any) -> bool:
+        """Return whether :meth:`cleaned` changes something in plain data."""
+        try:
+            return bool(self.cleaned(value) != value)
+        except RecursionError:
+            return False
+
+    def holds(self, value: Any) -> bool:
+        """Return whether a value is one of the secrets."""
+        known = self._objects.get(id(value))
+        if known is not None and known[0] is value:
+            return True
+        if isinstance(value, (bytes, bytearray)):
+            value = value.decode("utf-8", "replace")
+        return type(value) in (str, int, float) and str(value) in self._texts
+
+    def found_in(self, data: Data) -> str:
+        """Return the parameter whose secret text is in these bytes, or an empty text."""
+        if not self._forms:
+            return ""
+        whole = bytes(data)
+        return next((name for form, name in self._forms if form in whole), "")
+
+    def preview(self, value: object) -> str:
+        """A preview of a value, masked before it is shortened."""
+        if isinstance(value, BaseException):
+            return preview(value, mask=self.cleaned_text)
+        return preview(value, mask=self.mask if self._pattern is not None else None)
+
+
+def _mapped(value: Any, mask: Callable[[str], str], numbers: Container[str]) -> Any:
+    """Return plain data with other texts; a number among the secrets becomes a text, too."""
+    cls = type(value)
+    if cls is str:
+        return mask(value)
+    if cls in (int, float):
+        return HIDDEN if str(value) in numbers else value
+    if cls in (bytes, bytearray):
+        text = value.decode("utf-8", "surrogateescape")
+        return cls(mask(text).encode("utf-8", "surrogateescape"))
+    if cls in (list, tuple, set, frozenset):
+        return cls(_mapped(item, mask, numbers) for item in value)
+    if cls is dict:
+        return {
+            _mapped(key, mask, numbers): _mapped(each, mask, numbers) for key, each in value.items()
+        }
+    return value
+
+
+def _forms(text: str) -> list[str]:
+    """Return a text as it is, and as ``repr``, JSON, URLs and base64 write it."""
+    import json
+
+    written = [repr(text)[1:-1], json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]]
+    in_base64 = _in_base64(text) if len(text) >= _LEAST_INSIDE else []
+    return list(dict.fromkeys([text, *written, *_in_urls(text), *in_base64]))
+
+
+def _restorable(text: str) -> list[str]:
+    """Return the forms that another secret has, too: as it is, and in URLs."""
+    from urllib.parse import quote, quote_plus
+
+    data = _bytes(text)
+    return [text, quote(data, safe=""), quote(data), quote_plus(data)]
+
+
+def _in_urls(text: str) -> list[str]:
+    found = _restorable(text)
+    lower = [re.sub("%[0-9A-F]{2}", lambda each: each[0].lower(), form) for form in found]
+    return [*found, *lower]
+
+
+def _in_base64(text: str) -> list[str]:
+    """Return what is the same in base64 wherever the text stands: ``user:TEXT`` of basic auth."""
+    from base64 import b64encode
+
+    found = []
+    for before in range(3):
+        data = bytes(before) + _bytes(text)
+        whole = b64encode(data + bytes(-len(data) % 3)).decode()
+        end = len(data) * 8 // 6  # characters without a bit of what follows
+        found.append(whole[(before * 8 + 5) // 6 : end])
+    urlsafe = [each.replace("+", "-").replace("/", "_") for each in found]
+    return [*found, *urlsafe]
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+NO_SECRETS = Secrets()
+"""Those of a run that has none; nothing is ever added."""
+
+
+# -- in pickles of variables ---------------------------------------------------------------------
+
+REFERENCE = "?"
+"""The first part of what stands for a secret in a pickle."""
+
+_Reference = tuple[str, str, Any]
+
+
+class SecretReferences:
+    """Placeholders for the secrets of one call in a pickle: the names of their parameters.
+
+    Args:
+        secret: the values by name.
+    """
+
+    def __init__(self, secret: Mapping[str, Any]) -> None:
+        known = {n: v for n, v in secret.items() if v is not None and not isinstance(v, bool)}
+        self._objects = {id(value): name for name, value in known.items()}
+        self._atoms = {(type(v), v): n for n, v in known.items() if type(v) in (str, int, float)}
+        self._texts: dict[str, tuple[str, int, int]] = {}
+        for name, value in known.items():
+            for index, text in enumerate(texts_in(value)):
+                for form, written in enumerate(_restorable(text)):
+                    self._texts.setdefault(written, (name, index, form))
+        longest = sorted(self._texts, key=len, reverse=True)
+        self._pattern = re.compile(f"({'|'.join(map(re.escape, longest))})") if longest else None
+
+    def of(self, obj: Any) -> _Reference | None:
+        """Return the reference that replaces a secret, or a text that contains one."""
+        cls = type(obj)
+        if cls in (str, int, float):
+            name = self._atoms.get((cls, obj))
+            if name is not None:
+                return REFERENCE, "whole", name
+        elif id(obj) in self._objects:
+            return REFERENCE, "whole", self._objects[id(obj)]
+        if cls is str:
+            return self._in_text("text", obj)
+        return self._in_text("bytes", obj.decode("utf-8", "replace")) if cls is bytes else None
+
+    def _in_text(self, form: str, text: str) -> _Reference | None:
+        parts = self._pattern.split(text) if self._pattern is not None else [text]
+        if len(parts) == 1 or (form == "bytes" and "\ufffd" in text):
+            return None
+        return REFERENCE, form, [self._texts[p] if n % 2 else p for n, p in enumerate(parts)]
+
+
+def restored(reference: _Reference, secret: Mapping[str, Any]) -> Any:
+    """Return the object for a reference, made from the secrets of the current call.
+
+    Raises:
+        LookupError: the call has no such secret.
+    """
+    _, form, parts = reference
+    if form == "whole":
+        return secret[parts]
+    text = "".join(
+        part
+        if isinstance(part, str)
+        else _restorable([*texts_in(secret[part[0]])][part[1]])[part[2]]
+        for part in parts
+    )
+    return text.encode() if form == "bytes" else text
+
+
+# -- hidden arguments -----------------------------------------------------------------------------
+
+
+Redact = Iterable[str] | Callable[[str, Any], str | None]
+
+_SELF = "self."
+
+
+def attributes_in(names: Iterable[str]) -> frozenset[str]:
+    """Return the attributes of the instance among names of parameters: ``self.NAME``."""
+    attributes = (name.removeprefix(_SELF) for name in names if name.startswith(_SELF))
+    return frozenset(name for name in attributes if name.isidentifier())
+
+
+class Hiding:
+    """The options ``ignore``, ``secret`` and ``redact`` of one step or workflow.
+
+    Args:
+        defaults: of the parameters, by name.
+
+    Attributes:
+        secret: parameters whose values are stored nowhere; attributes as ``self.NAME``.
+        hides: some argument may be shown as another text than its own.
+    """
+
+    def __init__(
+        self,
+        ignored: AbstractSet[str],
+        secret: AbstractSet[str],
+        redact: AbstractSet[str] | Callable[[str, Any], str | None],
+        defaults: Mapping[str, Any],
+    ) -> None:
+        self.secret = secret
+        self._defaults = {name: defaults[name] for name in secret & defaults.keys()}
+        self._redact = redact if callable(redact) else None
+        self._only_ignored = ignored - secret - (set() if callable(redact) else redact)
+        self._instead = {
+            **dict.fromkeys(ignored, "<ignored>"),
+            **dict.fromkeys(() if callable(redact) else redact, "<redacted>"),
+            **dict.fromkeys(secret, HIDDEN),
+        }
+        self.hides = bool(self._instead or self._redact is not None)
+
+    def secrets_of(self, bound: Mapping[str, Any], instance: Any = None) -> dict[str, Any]:
+        """Return the values of a call's secrets, by name."""
+        if not self.secret:
+            return {}
+        found = {**self._defaults, **{name: bound[name] for name in self.secret & bound.keys()}}
+        if instance is not None:
+            for name in attributes_in(self.secret):
+                found[f"{_SELF}{name}"] = getattr(instance, name, None)
+        return found
+
+    def stored(self, bound: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the arguments of a call without the secret ones."""
+        if not self.secret:
+            return bound
+        return {name: value for name, value in bound.items() if name not in self.secret}
+
+    def shown(self, bound: Mapping[str, Any], secrets: Secrets) -> str:
+        """Return the arguments of a call as text, without hidden values."""
+        if secrets.are_none and not self.hides:
+            return preview_arguments(bound)
+        instead = self.instead if self.hides else None
+        return preview_arguments(bound, instead=instead, mask=secrets.mask if secrets else None)
+
+    def hidden_in(self, bound: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the names of what is not shown: arguments, and attributes as ``self.NAME``."""
+        attributes = (name for name in self._instead if name.startswith(_SELF))
+        return (*self.names(bound), *attributes)
+
+    def names(self, bound: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the names of the arguments that are not shown as they are."""
+        return tuple(name for name, value in bound.items() if self.instead(name, value) is not None)
+
+    def instead(self, name: str, value: Any, *, ignored: bool = True) -> str | None:
+        """Return the text shown instead of an argument; ``None`` for the usual text.
+
+        Args:
+            ignored: False for somebody who decides about the call, and so is shown what is ignored.
+        """
+        text = self._instead.get(name) if ignored or name not in self._only_ignored else None
+        if text is not None or self._redact is None:
+            return text
+        try:
+            given = self._redact(name, value)
+            return None if given is None else str(given)
+        except Exception as error:  # the user's function failed: the value stays hidden
+            return f"<{type(error).__name__} in redact>"
+
+
+NO_HIDING = Hiding(frozenset(), frozenset(), frozenset(), {})
+"""Where all is stored and shown."""
+
+
+class _NotShown:
+    """The placeholder for the variable of a hidden parameter."""
+
+    def __repr__(self) -> str:
+        return "<not shown>"
+
+
+NOT_SHOWN = _NotShown()

@@ -1,72 +1,261 @@
-"""Objects that pickle stores wrongly, or not at all, although they can be made again.
+"""Reduced forms of what pickle does not take, or stores wrongly: locks, views, iterators, threads.
 
+- A lock, an event, a semaphore, a condition, a barrier, a queue: whether an event is set, how far a
+  semaphore has counted, the items of a queue.  One that somebody holds or waits for has no state
+  that another process could go on with.  One of asyncio has to forget its loop.
 - An exception whose class has an ``__init__`` of its own: pickle would call that with the final
   ``args``, which is an error or says things twice (``error: error: no``).
-- A numpy view: pickle would make a copy of it, which no longer shares memory with what it views.
-  (One that can be written of an array that cannot comes back as one that cannot, too.)
+- What shares memory with something else, of which pickle would make copies: see ``memory``.
 - A view of a dictionary, and an iterator over its values or items: pickle would make a copy, which
   no longer follows the dictionary.
+- ``enumerate``, ``zip`` and the like over an iterator whose ``__iter__`` starts over: pickle would
+  ask for its iterator again.
 - An iterator over a list that has become shorter than the iterator has come: pickle would restore
   it at the end of the list.
 - A match of a regular expression; a generator, a coroutine, a task, a future or a thread that has
   ended.
-- An object that a module holds under a name and that is compared with ``is`` (``sentinels``).
-- An array whose memory is a file (``np.memmap``, opened for writing): pickle would make a copy, and
-  what is written to that does not reach the file.  It is refused.
+- An object that a module holds under a name and that is compared with ``is``, the environment and
+  the namespaces of modules (see ``trees``).
 - What is cleaned up when the object goes or the process ends (``TemporaryDirectory``): a copy would
   stand for something that is no more.  It is refused.
 - The running event loop: after a restart it is another one.
-- A lock, an event, a queue of asyncio, which has to forget its loop (``synchronizers``).
 """
 
 from __future__ import annotations
 
+import builtins
+import functools
 import gc
+import itertools
 import re
 import sys
 import threading
 import types
 import weakref
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Coroutine, Generator
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from operator import is_
 from typing import Any
 
-from stepwise._values.sentinels import form_of
-from stepwise._values.synchronizers import synchronizer_form
-from stepwise._values.trees import SHRINKING, is_overtaken
+from stepwise._values.trees import HEAP_TYPE, SHRINKING, form_of, is_overtaken
 
-__all__ = ["Forms", "iterator_at"]
+# -- synchronizers --------------------------------------------------------------------------------
+
+
+_SHARED = ("multiprocessing.queues", "multiprocessing.synchronize")
+_SIMPLE = ("queue.SimpleQueue", "_queue.SimpleQueue")
+_LOCKS = ("_thread.lock", "_thread.RLock", "threading._RLock", "asyncio.locks.Lock")
+_CONDITIONS = ("threading.Condition", "asyncio.locks.Condition")
+_SEMAPHORES = ("threading.Semaphore", "asyncio.locks.Semaphore")
+_BARRIERS = ("threading.Barrier", "asyncio.locks.Barrier")
+_QUEUES = ("queue.Queue", "asyncio.queues.Queue")
+_EVENTS = ("threading.Event", "asyncio.locks.Event")
+_KINDS = frozenset((*_SIMPLE, *_LOCKS, *_CONDITIONS, *_SEMAPHORES, *_BARRIERS, *_QUEUES, *_EVENTS))
+_MACHINERY = frozenset(
+    (
+        *("_cond", "_waiters", "_loop", "_lock", "mutex", "not_empty", "not_full"),
+        *("all_tasks_done", "_getters", "_putters", "_finished"),
+    )
+)
+"""Attributes that are made anew: what waits, and what it waits with."""
+
+
+@functools.lru_cache(maxsize=1000)
+def _kind_of(cls: Any) -> str:
+    for base in cls.__mro__:
+        module: str = base.__module__
+        name = f"{module}.{base.__qualname__}"
+        if module in _SHARED or name in _KINDS:
+            return module if module in _SHARED else name
+    return ""
+
+
+def is_synchronizer(value: object) -> bool:
+    """Return whether tasks or threads coordinate by an object."""
+    cls: Any = type(value)
+    return bool(_kind_of(cls))
+
+
+def is_lock(value: object) -> bool:
+    """Return whether an object is one of these that holds nothing, as a queue does."""
+    cls: Any = type(value)
+    kind = _kind_of(cls)
+    return bool(kind) and kind not in (*_SIMPLE, *_QUEUES, *_SHARED)
+
+
+def lock_of(value: Any) -> Any:
+    """Return the lock that a condition enters when it is entered; ``None`` for others."""
+    cls: Any = type(value)
+    return value._lock if _kind_of(cls) in _CONDITIONS else None
+
+
+def synchronizer_form(value: Any, entered: int = 0) -> Any:
+    """Return the reduced form of a lock, event or the like; ``NotImplemented`` for others.
+
+    Args:
+        entered: see :func:`state_of`.
+    """
+    cls: Any = type(value)
+    kind = _kind_of(cls)
+    if not kind:
+        return NotImplemented
+    state = state_of(value, entered)
+    if kind in _CONDITIONS:
+        return cls, (value._lock,)
+    if kind in _MADE:
+        return _lock, (kind,)
+    return _synchronizer, (cls, kind, state.get("_parties")), state, None, None, put_state
+
+
+def state_of(value: Any, entered: int = 0) -> dict[str, Any]:
+    """Return the state of a lock, event or the like; a lock that nobody holds has none.
+
+    Args:
+        entered: how many times the code that goes on later has entered it, and enters it again.
+
+    Raises:
+        TypeError: it is held, or somebody waits for it.
+    """
+    cls: Any = type(value)
+    kind = _kind_of(cls)
+    if kind in _SHARED:
+        raise TypeError("its state is with the processes that share it")
+    if kind in _SIMPLE:
+        raise TypeError("it does not show its items; a queue.Queue does")
+    if _held(value, kind) > entered:
+        raise TypeError("it is held")
+    if kind.startswith("_thread.") or kind == "threading._RLock":
+        return {}
+    if any(_waits(value, name) for name in ("", "_cond", "_finished", *_MACHINERY)):
+        raise TypeError("something waits for it")
+    if kind in _BARRIERS and vars(value)["_count"]:
+        raise TypeError("something waits for it")
+    state = {name: held for name, held in vars(value).items() if name not in _MACHINERY}
+    if kind == "asyncio.locks.Lock":
+        del state["_locked"]
+    elif kind in _CONDITIONS:
+        return {}  # its lock is an object of its own, and all else is that of the lock
+    elif kind in _SEMAPHORES:
+        state["_value"] += entered
+    return state
+
+
+def _held(value: Any, kind: str) -> int:
+    """Return how many times a lock is held."""
+    if kind in ("_thread.lock", "asyncio.locks.Lock"):
+        return int(value.locked())
+    if kind in _LOCKS:  # asked otherwise, it answers for the thread that asks
+        count = repr(value).partition(" count=")[2].partition(" ")[0]
+        return int(count or 0)
+    return 0
+
+
+def _waits(value: Any, name: str) -> bool:
+    """Return whether something waits, as an attribute of a lock or the like shows."""
+    part = getattr(value, name, None) if name else value
+    waiting = part if name in ("_waiters", "_getters", "_putters") else None
+    if waiting is None:
+        waiting = getattr(part, "_waiters", None)
+    return any(not getattr(each, "done", bool)() for each in waiting or ())
+
+
+def snapshot(value: Any) -> dict[str, Any] | None:
+    """Return the state of a lock, event or the like to compare later; ``None`` if it is in use.
+
+    Of what it holds, the items as they are now.
+    """
+    try:
+        state = state_of(value)
+    except TypeError:
+        return None
+    return {n: list(held) if isinstance(held, (list, deque)) else held for n, held in state.items()}
+
+
+def is_as_it_was(value: Any, before: dict[str, Any] | None, entered: int = 0) -> bool:
+    """Return whether a lock, event or the like has the state that :func:`snapshot` returned."""
+    now = state_of(value, entered)
+    if before is None or before.keys() != now.keys():
+        return False
+    for name, held in now.items():
+        then = before[name]
+        if not isinstance(held, (list, deque)):
+            if held is not then and held != then:
+                return False
+        elif len(held) != len(then) or not all(map(is_, held, then)):
+            return False
+    return True
+
+
+def put_state(value: Any, state: dict[str, Any]) -> None:
+    """Give a lock, event or the like this state."""
+    vars(value).update(state)
+    finished = getattr(value, "_finished", None)
+    if finished is not None:  # a queue of asyncio
+        (finished.clear if state["_unfinished_tasks"] else finished.set)()
+
+
+def _lock(kind: str) -> Any:
+    return _MADE[kind]()
+
+
+_MADE: dict[str, Callable[[], Any]] = {
+    "_thread.RLock": threading.RLock,
+    "_thread.lock": threading.Lock,
+}
+
+
+def _synchronizer(cls: Any, kind: str, parties: int | None) -> Any:
+    base = next(each for each in cls.__mro__ if f"{each.__module__}.{each.__qualname__}" == kind)
+    made = cls.__new__(cls)
+    base.__init__(made, *([parties] if parties is not None else []))
+    return made
+
+
+# -- reducers -------------------------------------------------------------------------------------
+
 
 _ASYNCIO = ("asyncio.locks", "asyncio.queues")
 _FUTURES = ("_asyncio", "asyncio.futures", "asyncio.tasks", "concurrent.futures._base")
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
+_ModuleSpec = type(sys.__spec__)
+
+
+class NamespaceMetError(Exception):
+    """A pickler is about to take the namespace of a module apart."""
 
 
 class Forms:
-    """The reduction of the objects of one value."""
+    """The reduction of the objects of one value.
+
+    Attributes:
+        keeps_links: refuse a shared memory that would be a copy.
+        names_dicts: the pickler itself replaces the namespaces of modules by their names.
+    """
+
+    keeps_links = False
+    names_dicts = False
 
     def __init__(self) -> None:
-        self._views: dict[int, int] = {}
-        self._viewed = False
-        self._shared: frozenset[int] = frozenset()
+        self._memory: Any = None
 
     def shares(self) -> bool:
         """Return whether arrays of the pickled value share memory; then pickle it once more."""
-        if not self._viewed:
-            return False
-        self._shared = frozenset(each for each, count in self._views.items() if count > 1)
-        self._views.clear()
-        self._viewed = False
-        return bool(self._shared)
+        return self._memory is not None and self._memory.shares()
+
+    def of_memory(self, obj: Any) -> Any:
+        """Return the reduced form of an object that may share memory with others."""
+        if self._memory is None:
+            from stepwise._values.memory import SharedMemory  # on use: few values hold arrays
+
+            self._memory = SharedMemory(keeps_links=self.keeps_links)
+        return self._memory.of(obj)
 
     def of(self, obj: Any) -> Any:
         """Return the result of a pickler's ``reducer_override`` for this object."""
         cls = type(obj)
+        if not self.names_dicts and _is_of_namespace(obj, cls):
+            raise NamespaceMetError
         if issubclass(cls, BaseException):
             return _exception(obj, cls)
-        if cls.__module__ == "numpy" and cls.__name__ in ("ndarray", "memmap"):
-            _refuse_mapped(obj)
-            return self._array(obj) if cls.__name__ == "ndarray" else NotImplemented
         if cls.__module__ in _ASYNCIO:
             return synchronizer_form(obj)
         if cls.__name__ in ("Future", "Task") and cls.__module__ in _FUTURES:
@@ -74,45 +263,21 @@ class Forms:
         asyncio = sys.modules.get("asyncio")
         if asyncio is not None and isinstance(obj, asyncio.AbstractEventLoop):
             return (_running_loop, ()) if obj is asyncio._get_running_loop() else NotImplemented
-        make = _MADE.get(cls)
+        if _may_share_memory(cls):
+            return self.of_memory(obj)
+        make = _REDUCED.get(cls)
         return form_of(obj) if make is None else make(obj)
 
-    def _array(self, array: Any) -> Any:
-        """An array by itself; a view of one that is met again elsewhere as a view of it."""
-        owner = array
-        while type(owner.base) is type(array):
-            owner = owner.base
-        self._views[id(owner)] = self._views.get(id(owner), 0) + 1
-        if owner is array:
-            return NotImplemented
-        self._viewed = True
-        contiguous = owner.flags.c_contiguous or owner.flags.f_contiguous
-        if id(owner) not in self._shared or array.dtype.hasobject or not contiguous:
-            return NotImplemented
-        start = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
-        shape = array.dtype, array.shape, array.strides
-        return _view, (owner, start, *shape, array.flags.writeable)
+
+def _may_share_memory(cls: Any) -> bool:
+    is_array = cls.__module__ == "numpy" and cls.__name__ in ("ndarray", "memmap")
+    is_data = cls is memoryview or type(cls).__module__ == "_ctypes"
+    return is_array or is_data or hasattr(cls, "untyped_storage")
 
 
-def _refuse_mapped(array: Any) -> None:
-    """Refuse an array through which a file is written."""
-    if not array.flags.writeable:
-        return
-    memory = array
-    while getattr(memory, "base", None) is not None:
-        if getattr(memory, "mode", None) == "c":
-            return  # copied on write: the file never sees it
-        memory = memory.base
-    if type(memory).__name__ == "mmap":
-        raise TypeError("it is mapped to a file, and writes to a copy would not reach the file")
-
-
-def _view(owner: Any, start: int, dtype: Any, shape: Any, strides: Any, writeable: bool) -> Any:
-    memory = owner if owner.flags.c_contiguous else owner.T
-    array = type(owner)(shape, dtype, memory, start, strides)
-    if not writeable:
-        array.flags.writeable = False
-    return array
+def _is_of_namespace(obj: Any, cls: Any) -> bool:
+    """Return whether an object is one of those that every namespace of a module begins with."""
+    return obj is builtins or cls is _ModuleSpec or hasattr(cls, "exec_module")
 
 
 def _exception(error: Any, cls: Any) -> Any:
@@ -128,7 +293,7 @@ _reduce_ex = object.__reduce_ex__
 
 
 def _made_exception(cls: Any, args: tuple[Any, ...]) -> BaseException:
-    builtin = next(each for each in cls.__mro__ if not each.__flags__ & _HEAP_TYPE)
+    builtin = next(each for each in cls.__mro__ if not each.__flags__ & HEAP_TYPE)
     error: BaseException = builtin.__new__(cls, *args)
     builtin.__init__(error, *args)
     return error
@@ -218,6 +383,36 @@ def iterator_at(items: Any, place: int, backwards: bool = False) -> Any:
     return iterator
 
 
+def gives_itself(iterator: Any) -> bool:
+    """Return whether ``iter()`` of an iterator certainly returns that iterator and does no more."""
+    way = getattr(type(iterator), "__iter__", None)
+    if not isinstance(way, types.WrapperDescriptorType):
+        return False
+    return way.__objclass__.__module__.partition(".")[0] in sys.stdlib_module_names
+
+
+class Iterating:
+    """The items of an iterator whose ``__iter__`` is missing, or may do something."""
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = iterator
+
+    def __iter__(self) -> Iterating:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.iterator)
+
+
+def _of_iterators(iterator: Any) -> Any:
+    make, parts, *state = iterator.__reduce__()
+    parts = tuple(
+        Iterating(each) if hasattr(type(each), "__next__") and not gives_itself(each) else each
+        for each in parts
+    )
+    return make, parts, *state
+
+
 def _mapping_proxy(proxy: Any) -> Any:
     return types.MappingProxyType, (*gc.get_referents(proxy),)
 
@@ -285,11 +480,17 @@ def _finalizer(finalizer: weakref.finalize[Any, Any]) -> Any:
     )
 
 
+def _has_own_form(cls: Any) -> bool:
+    return isinstance(cls, type) and "__reduce__" in vars(cls)
+
+
 _DICTS: tuple[Any, ...] = ({}, OrderedDict())
 _WAYS = ("keys", "values", "items")
 _VIEWS = {type(getattr(each, way)()): way for each in _DICTS for way in _WAYS}
 _ITERATORS = {type(iter(getattr({}, way)())): way for way in ("values", "items")}
-_MADE: dict[Any, Any] = {
+_OF_ITERATORS = (enumerate, filter, map, zip, *vars(itertools).values())
+_REDUCED: dict[Any, Any] = {
+    **{each: _of_iterators for each in _OF_ITERATORS if _has_own_form(each)},
     **dict.fromkeys(_VIEWS, _dict_view),
     **dict.fromkeys(_ITERATORS, _dict_iterator),
     **dict.fromkeys(SHRINKING, _list_iterator),

@@ -1,11 +1,25 @@
-"""Trees of data: their contents, and whether these are unchanged.
+"""Contents of objects: sentinels, instances, trees of data, and whether these are unchanged.
+
+A *sentinel* is an object that a module or class holds under a name, and that only means itself:
+``UNSET = object()``, ``dataclasses.MISSING``, an SDK's ``NOT_GIVEN``.  It is compared with ``is``,
+so the name is stored.  Loading gives the object of that name if its class and attributes are the
+same, else a copy; so a small object that a module holds as state comes back as it was, too.  A text
+in an attribute may be one as well (``argparse.SUPPRESS``), if a module of its classes holds this
+very text as a constant.  What the interpreter has once is never stored by value: ``os.environ``,
+with its API keys, the namespaces of modules, ``sys.modules``.
+
+Of an *instance* everything is known that its pickle would hold if its class was made by a class
+statement, is found by its name and leaves its state to Python: attributes in ``__dict__`` and in
+slots.  A ``__getstate__`` of its own must consist of the very objects that it holds, as those of
+dataclasses, attrs classes and pydantic's models do.  A *constant* never changes: a member of an
+enumeration, a moment, a path.
 
 A *tree* is made of lists, dicts, tuples, sets and atoms of the exact builtin types (*plain data*),
-of instances and of constants (see ``instances``).  Its *nodes* are what can be referred to from
-outside: the containers, the instances and the large leaves.  They are numbered in the order of one
-walk: plain data that was pickled and loaded again has the same nodes in the same order.  Where
-there are classes, these may have a say in what is loaded; there, a node is numbered by the place
-that it has among the objects of the pickle.
+of instances and of constants.  Its *nodes* are what can be referred to from outside: the
+containers, the instances and the large leaves.  They are numbered in the order of one walk: plain
+data that was pickled and loaded again has the same nodes in the same order.  Where there are
+classes, these may have a say in what is loaded; there, a node is numbered by the place that it has
+among the objects of the pickle.
 
 A *watch* tells whether mutable objects still hold the very same objects under the same names in
 the same order.  That is proved, not sampled: every slot is compared by identity, so an equal value
@@ -14,33 +28,547 @@ of another type does not pass.  It is a few calls in C for any number of objects
 
 from __future__ import annotations
 
+import copyreg
+import enum
+import functools
 import gc
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+import importlib
+import struct
+import sys
+import types
+import weakref
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from itertools import chain
+from operator import attrgetter, is_
 from typing import Any
 
 from stepwise._runtime.facts import NamedTuple
-from stepwise._values.addresses import same
-from stepwise._values.dict_watch import MARK, DictWatch, ShownWatch
-from stepwise._values.instances import Kind, kind_of
 
-__all__ = [
-    "ITERATORS",
-    "LARGE_LEAF",
-    "NUMBERS",
-    "SHRINKING",
-    "Tree",
-    "Watch",
-    "changes",
-    "few",
-    "is_overtaken",
-    "walk",
-]
+# -- sentinels ------------------------------------------------------------------------------------
+
+
+PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
+"""Types of the values that plain data consists of."""
+
+HEAP_TYPE = 1 << 9
+"""The flag of classes made by a class statement (Py_TPFLAGS_HEAPTYPE): instances refer to them."""
+
+_IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
+
+_MOST = 4  # attributes
+_WITH_STATE = 3  # the length of a reduced form that has one
+_OWN_WAYS = ("__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
+
+_homes: dict[type, list[str]] = {}
+"""Modules that hold sentinels of a class, other than the module of the class."""
+
+_looked_at: dict[str, int] = {}
+"""Modules that were looked at, and how many names they had."""
+
+_names: dict[str, tuple[int, dict[int, str]]] = {}
+"""The names in a module by the ids of what they stand for, and how many there were."""
+
+_in_classes: dict[int, tuple[object, str, str]] = {}
+"""Sentinels that classes hold (``class Config: UNSET = object()``), with module and dotted name."""
+
+_bare: dict[int, tuple[object, tuple[str, str] | None]] = {}
+"""Instances of ``object`` that were looked for in all modules."""
+
+
+def found_at(module: str, name: str) -> Any:
+    """Return the object that a dotted name in an imported module denotes, or ``None``."""
+    found: Any = sys.modules.get(module)
+    for part in filter(None, name.split(".")):
+        found = getattr(found, part, None)
+    return found
+
+
+def look_for(namespace: Mapping[str, Any]) -> None:
+    """Note the sentinels that a module holds, and those of the modules that it imports.
+
+    A sentinel may be of a class of somebody else's module.
+    """
+    for name in (str(namespace.get("__name__")), *_imported(namespace)):
+        module = sys.modules.get(name)
+        if module is None or _looked_at.get(name) == len(vars(module)):
+            continue
+        _looked_at[name] = len(vars(module))
+        for value in list(vars(module).values()):
+            cls = type(value)
+            if issubclass(cls, type) and value.__flags__ & HEAP_TYPE:  # isinstance asks proxies
+                _look_into(value)
+            elif cls.__flags__ & HEAP_TYPE and not issubclass(cls, types.ModuleType):
+                homes = _homes.setdefault(cls, [])
+                if cls.__module__ != name and name not in homes:
+                    homes.append(name)
+
+
+def _look_into(cls: type) -> None:
+    for name, value in list(vars(cls).items()):
+        made = type(value)
+        if issubclass(made, type) and value.__qualname__ == f"{cls.__qualname__}.{name}":
+            _look_into(value)
+        elif made is object or (made.__flags__ & HEAP_TYPE and not issubclass(made, type)):
+            _in_classes[id(value)] = value, cls.__module__, f"{cls.__qualname__}.{name}"
+
+
+def _imported(namespace: Mapping[str, Any]) -> list[str]:
+    names = {value.__name__ for value in namespace.values() if type(value) is types.ModuleType}
+    return [n for n in names if n.partition(".")[0] not in sys.stdlib_module_names]
+
+
+def held_as(value: Any) -> tuple[str, str] | None:
+    """The module and the name under which it holds this very object, if it is a sentinel."""
+    cls = type(value)
+    if cls is object:
+        return _held_bare(value)
+    if cls.__module__ == "builtins" or not cls.__flags__ & HEAP_TYPE:
+        return None
+    if not _has_name(cls):  # the class itself would be a copy: that of a lock, say
+        return None
+    for module in (cls.__module__, *_homes.get(cls, ())):
+        name = _name_in(module, value)
+        if name is not None:
+            known = _is_single(module, cls) or _state_of(value) is not None
+            return (module, name) if known else None
+    place = _in_class(value)
+    return place if place is not None and _state_of(value) is not None else None
+
+
+def _is_single(module: str, cls: type) -> bool:
+    return cls.__module__ == module and module.partition(".")[0] in sys.stdlib_module_names
+
+
+def place_of(value: Any) -> tuple[str, str] | None:
+    """The module and the name of what the interpreter has once; ``None`` for other values."""
+    cls = type(value)
+    if cls is dict:
+        return place_of_dict(value)
+    if not cls.__flags__ & HEAP_TYPE or not _is_single(cls.__module__, cls):
+        return None
+    return held_as(value)
+
+
+def place_of_dict(value: dict[Any, Any]) -> tuple[str, str] | None:
+    """The same for a dict: the namespace of a module, or ``sys.modules``."""
+    if value is sys.modules:
+        return "sys", "modules"
+    name = value.get("__name__")
+    if type(name) is str and getattr(sys.modules.get(name), "__dict__", None) is value:
+        return name, "__dict__"
+    return None
+
+
+def _has_name(cls: type) -> bool:
+    """Return whether the module of a class holds it under its name."""
+    return found_at(cls.__module__, cls.__qualname__) is cls
+
+
+def _held_bare(value: object) -> tuple[str, str] | None:
+    known = _bare.get(id(value))
+    if known is not None and known[0] is value:
+        return known[1]
+    if (place := _in_class(value)) is not None:
+        return place
+    for module in list(sys.modules):
+        name = _name_in(module, value)
+        if name is not None:
+            place = module, name
+            break
+    if len(_bare) > 1000:  # a program that creates them again and again
+        _bare.clear()
+    _bare[id(value)] = value, place
+    return place
+
+
+def _in_class(value: object) -> tuple[str, str] | None:
+    found = _in_classes.get(id(value))
+    if found is None or found[0] is not value or found_at(*found[1:]) is not value:
+        return None
+    return found[1:]
+
+
+def _name_in(module: str, value: object) -> str | None:
+    held = getattr(sys.modules.get(module), "__dict__", None)
+    if type(held) is not dict:
+        return None
+    size, names = _names.get(module, (-1, {}))
+    if size != len(held):
+        names = {id(each): name for name, each in list(held.items())}
+        _names[module] = len(held), names
+    name = names.get(id(value))
+    return name if name is not None and held.get(name) is value else None
+
+
+def _state_of(value: Any) -> dict[str, Any] | None:
+    """The attributes of an object; ``None`` if they are many, or no atoms."""
+    cls: Any = type(value)
+    own = cls.__reduce_ex__ is not object.__reduce_ex__ or cls.__reduce__ is not object.__reduce__
+    if own or any(getattr(cls, n, None) is not getattr(object, n, None) for n in _OWN_WAYS):
+        return None
+    slots = copyreg._slotnames(cls)  # type: ignore[attr-defined]
+    state = dict(getattr(value, "__dict__", ()))
+    state.update({name: getattr(value, name) for name in slots if hasattr(value, name)})
+    small = len(state) <= _MOST and PLAIN.issuperset(map(type, state.values()))
+    return state if small else None
+
+
+def form_of(value: Any) -> Any:
+    """Return a sentinel in reduced form for a pickle, or ``NotImplemented`` for other values."""
+    held = held_as(value)
+    if held is None:
+        return _with_texts(value)
+    if type(value) is object:
+        return _sentinel, (*held, object, {})
+    if _is_single(held[0], type(value)):
+        return held_at, held
+    return _sentinel, (*held, type(value), _state_of(value))
+
+
+def held_at(module: str, name: str) -> Any:
+    """Return the object of that name in a module, which is imported."""
+    importlib.import_module(module)
+    found = found_at(module, name)
+    if found is None:
+        raise LookupError(f"{module} has no {name} now")
+    return found
+
+
+class _Text:
+    """A text that is pickled by the name of the constant that it is."""
+
+    def __init__(self, module: str, name: str, text: str) -> None:
+        self._parts = module, name, text
+
+    def __reduce__(self) -> Any:
+        return _sentinel_text, self._parts
+
+
+def _sentinel_text(module: str, name: str, text: str) -> str:
+    try:
+        importlib.import_module(module)
+        today = found_at(module, name)
+    except Exception:  # as above
+        return text
+    return today if type(today) is str and today == text else text
+
+
+def _with_texts(value: Any) -> Any:
+    """Return the reduced form of an instance that has constants of its modules as attributes."""
+    cls: Any = type(value)
+    modules = _modules_of(cls)
+    texts = {}
+    for text in _held_by(value) if modules else ():
+        for module in modules if type(text) is str else ():
+            name = _name_in(module, text)
+            if name is not None and name.isupper():
+                texts[id(text)] = _Text(module, name, text)
+    if not texts:
+        return NotImplemented
+    form = value.__reduce_ex__(4)
+    if not isinstance(form, tuple) or len(form) < _WITH_STATE or type(form[2]) is not dict:
+        return NotImplemented
+    state = {key: texts.get(id(each), each) for key, each in form[2].items()}
+    return (*form[:2], state, *form[3:])
+
+
+@functools.lru_cache(maxsize=1000)
+def _modules_of(cls: Any) -> tuple[str, ...]:
+    """The modules of a class and its bases, if Python pickles its instances by their attributes."""
+    if cls.__reduce_ex__ is not object.__reduce_ex__ or cls in copyreg.dispatch_table:
+        return ()
+    return tuple({each.__module__: None for each in cls.__mro__ if each.__flags__ & HEAP_TYPE})
+
+
+def _held_by(value: Any) -> list[Any]:
+    try:  # the target of a proxy is not touched
+        return list(object.__getattribute__(value, "__dict__").values())
+    except AttributeError:
+        return []
+
+
+def _sentinel(module: str, name: str, cls: Any, state: dict[str, Any]) -> Any:
+    """Return the object of that name, or a copy of the stored one."""
+    try:
+        importlib.import_module(module)
+        today = found_at(module, name)
+    except Exception:  # the module is gone, or raises whatever it likes
+        today = None
+    if type(today) is cls and _same(state, {} if cls is object else _state_of(today)):
+        return today
+    copy = cls.__new__(cls)
+    for attribute, value in state.items():
+        object.__setattr__(copy, attribute, value)
+    return copy
+
+
+def _same(one: dict[str, Any], other: dict[str, Any] | None) -> bool:
+    if other is None or one.keys() != other.keys():
+        return False
+    return all(type(one[key]) is type(other[key]) and one[key] == other[key] for key in one)
+
+
+# -- instances ------------------------------------------------------------------------------------
+
+
+_POINTER = struct.calcsize("P")
+_PROTOCOL = 4
+_FRESH = (dict, list, tuple)  # types that a ``__getstate__`` creates
+_NAMES = frozenset({str})
+_PATHS = ("PosixPath", "PurePosixPath", "PureWindowsPath", "WindowsPath")
+_LEFT_TO_PYTHON = ("__reduce_ex__", "__reduce__", "__getattribute__")
+_OWN_ARGUMENTS = ("__getnewargs__", "__getnewargs_ex__")
+_CONSTANTS = {
+    "builtins.complex",
+    "datetime.date",
+    "datetime.datetime",
+    "datetime.time",
+    "datetime.timedelta",
+    "datetime.timezone",
+    "decimal.Decimal",
+    "fractions.Fraction",
+    "uuid.UUID",
+    "zoneinfo.ZoneInfo",
+    *(f"{module}.{name}" for module in ("pathlib", "pathlib._local") for name in _PATHS),
+}
+
+
+NOT_STATE = frozenset({"__pydantic_fields_set__"})
+"""Attributes that say which fields were given, which is not part of ``==``."""
+
+ATOMS = frozenset({str, int, float, bool, bytes, complex, type(None)})
+"""Types whose values hold nothing and never change."""
+
+
+def reference(obj: Any, gone: Callable[[Any], object] | None = None) -> Callable[[], Any]:
+    """Return a weak reference to an object, or one that holds it if there are none to it.
+
+    Args:
+        gone: called when the object is gone.
+    """
+    try:
+        return weakref.ref(obj, gone)
+    except TypeError:  # a list or a dict
+        return lambda: obj
+
+
+def by_name(value: Any, module: str = "__main__") -> str | None:
+    """The dotted name under which a module holds this very class or function, if it does."""
+    name = getattr(value, "__qualname__", None)
+    if getattr(value, "__module__", None) != module or not isinstance(name, str):
+        return None
+    try:
+        return name if attrgetter(name)(sys.modules[module]) is value else None
+    except (AttributeError, KeyError):
+        return None
+
+
+class Kind:
+    """The knowledge about instances of one class.
+
+    Attributes:
+        constant: they never change, and one is as good as an equal one.
+    """
+
+    constant = True
+
+    def parts(self, value: Any) -> Sequence[Any] | None:
+        """The objects that one of them holds; ``None`` if it is not known after all."""
+        zone = getattr(value, "tzinfo", None)  # anybody may write a class for it
+        return () if zone is None else (zone,)
+
+
+def kind_of(cls: Any) -> Kind | None:
+    """Return the kind of a class's objects, if the class can be pickled by its name."""
+    if by_name(cls, cls.__module__) is None:
+        return None
+    if issubclass(cls, enum.Enum):
+        return _Member()
+    if is_constant(cls):
+        return Kind()
+    # Some classes of the standard library are pickled in a way of our own (see ``reducers``).
+    if cls.__module__.partition(".")[0] in sys.stdlib_module_names or not pickled_by_state(cls):
+        return None
+    slots = _slots_of(cls)
+    return None if slots is None else _Instance(slots, has_dict=cls.__dictoffset__ != 0)
+
+
+def is_constant(cls: type) -> bool:
+    """Return whether the objects of a class never change: moments, paths and the like."""
+    return f"{cls.__module__}.{cls.__qualname__}" in _CONSTANTS
+
+
+class _Member(Kind):
+    def parts(self, value: Any) -> Sequence[Any] | None:
+        return () if type(value).__members__.get(value.name) is value else None
+
+
+class _Instance(Kind):
+    constant = False
+
+    def __init__(self, slots: list[Any], *, has_dict: bool) -> None:
+        self._slots = slots
+        self._has_dict = has_dict
+
+    def parts(self, value: Any) -> Sequence[Any] | None:
+        if form_of(value) is not NotImplemented:
+            return None  # compared with ``is``: stored by the name that its module has for it
+        try:
+            inside = [slot.__get__(value) for slot in self._slots]
+        except AttributeError:  # which one is set could not be told by what it refers to
+            return None
+        referents = gc.get_referents(value)
+        if type(value) not in referents[-1:] or not _ids(inside) <= _ids(referents):
+            return None  # another Python: a watch would not see them
+        if self._has_dict:
+            attributes = vars(value)
+            if not _NAMES.issuperset(map(type, attributes)):
+                return None
+            inside += attributes.values()
+        return inside if _is_whole_state(value, inside) else None
+
+
+def _ids(values: Sequence[Any]) -> set[int]:
+    return set(map(id, values))
+
+
+def _is_whole_state(value: Any, inside: Sequence[Any]) -> bool:
+    """Return whether the pickled state of an instance consists of exactly these objects."""
+    held = _ids(inside)
+    for each in inside:
+        if type(each) is dict:  # attributes that a class keeps in a slot of its own
+            held.update(map(id, each.values()))
+    try:
+        make, _, state, *_ = value.__reduce_ex__(_PROTOCOL)
+    except Exception:  # the class's own ``__getstate__`` may raise
+        return False
+    if make is not copyreg.__newobj__:  # type: ignore[attr-defined]
+        return False
+    waiting = [state]
+    while waiting:
+        each = waiting.pop()
+        if each is None or id(each) in held:
+            continue
+        if type(each) not in _FRESH:
+            return False
+        if type(each) is dict and not _NAMES.issuperset(map(type, each)):
+            return False
+        held.add(id(each))
+        waiting += each.values() if type(each) is dict else each
+    return True
+
+
+def pickled_by_state(cls: type) -> bool:
+    """Return whether instances are pickled as a new object that receives its state."""
+    return (
+        all(getattr(cls, name) is getattr(object, name) for name in _LEFT_TO_PYTHON)
+        and not any(hasattr(cls, name) for name in _OWN_ARGUMENTS)
+        and cls not in copyreg.dispatch_table
+    )
+
+
+@functools.lru_cache(maxsize=1000)
+def _slots_of(cls: type) -> list[Any] | None:
+    """Its slots, if there is nothing in its instances but these and a ``__dict__``."""
+    bases = reversed(cls.__mro__[:-1])
+    held = [pair for base in bases for pair in vars(base).items()]
+    names = dict(held)  # as the last class of a name has it
+    slots = [each for each in held if type(each[1]) is types.MemberDescriptorType]
+    if (
+        not cls.__flags__ & HEAP_TYPE
+        or own_layout(cls) is not object
+        or type(names.get("__dict__", _DICT)) is not type(_DICT)
+        or any(names[name] is not slot for name, slot in slots)
+    ):
+        return None
+    return [slot for _, slot in slots]
+
+
+class _Example:
+    pass
+
+
+_DICT = vars(_Example)["__dict__"]
+
+
+# -- attributes ----------------------------------------------------------------------------------
+
+_NO_ATTRIBUTES: Mapping[str, Any] = {}
+
+
+def attributes(instance: object) -> dict[str, Any]:
+    """Return the attributes of an instance, from ``__dict__`` and from slots."""
+    cls: Any = type(instance)
+    return {**getattr(instance, "__dict__", _NO_ATTRIBUTES), **slot_values(instance, slots_in(cls))}
+
+
+def slot_values(instance: object, slots: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return what is in the slots of an instance that are set, by name."""
+    held = {}
+    for name, slot in slots:
+        try:
+            held[name] = slot.__get__(instance)
+        except AttributeError:
+            continue
+    return held
+
+
+def dict_of(instance: object) -> dict[str, Any]:
+    """Return the ``__dict__`` of an instance itself; no code of its class is called."""
+    found: dict[str, Any] = object.__getattribute__(instance, "__dict__")
+    return found
+
+
+_OFFSETS = {"__dictoffset__", "__vectorcalloffset__", "__weaklistoffset__"}
+"""Members by which a class written in C tells its layout: addresses, no state."""
+
+
+@functools.lru_cache(maxsize=4096)
+def slots_in(cls: type) -> tuple[tuple[str, Any], ...]:
+    """Return the slots of a class and its bases, by name, as the descriptors that read them."""
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        found.update(
+            (name, each)
+            for name, each in vars(base).items()
+            if type(each) is types.MemberDescriptorType and base.__flags__ & HEAP_TYPE
+            if name not in _OFFSETS
+        )
+    return tuple(found.items())
+
+
+def own_layout(cls: Any) -> type | None:
+    """Return the builtin class to which a class adds nothing but slots and a ``__dict__``.
+
+    Returns:
+        ``object`` for most classes; ``None`` if a class in between holds something that is laid
+        out by C and cannot be looked at.
+    """
+    # Many classes in C are on the heap, too (``deque`` from Python 3.12), but cannot be changed.
+    while cls.__flags__ & (HEAP_TYPE | _IMMUTABLE_TYPE) == HEAP_TYPE:
+        base = cls.__base__
+        slots = sum(
+            type(each) is types.MemberDescriptorType and each.__objclass__ is cls
+            for each in vars(cls).values()
+        )
+        pointers = slots + sum(
+            getattr(cls, offset) > 0 and getattr(base, offset) <= 0
+            for offset in ("__dictoffset__", "__weakrefoffset__")
+        )
+        fixed = not cls.__itemsize__  # else its size says nothing: a tuple, an int
+        if fixed and cls.__basicsize__ != base.__basicsize__ + _POINTER * pointers:
+            return None
+        cls = base
+    found: type = cls
+    return found
+
+
+# -- trees ----------------------------------------------------------------------------------------
+
 
 LARGE_LEAF = 512  # characters or bytes: a reference to it is a tenth of that
 _LEAVES = frozenset({str, bytes})
 NUMBERS = frozenset({int, float, bool, type(None)})
-_ATOMS = _LEAVES | NUMBERS
 _NOTHING: frozenset[int] = frozenset()
 
 
@@ -113,7 +641,7 @@ def walk(
         kind = kinds.get(cls)
         if kind is None or not kind.constant:
             nodes.append(value)
-        if _ATOMS.issuperset(map(type, inside)):  # mostly; as above, in fewer turns
+        if PLAIN.issuperset(map(type, inside)):  # mostly; as above, in fewer turns
             sizes = [len(each) if type(each) in _LEAVES else 4 for each in inside]
             if max(sizes, default=0) < LARGE_LEAF:
                 size += sum(sizes) + 4 * len(sizes)
@@ -128,9 +656,9 @@ def _inside(value: Any, cls: type, kinds: dict[type, Kind | None]) -> Collection
         contents: Collection[Any] = value
         return contents
     if cls is dict:
-        return value.values() if _ATOMS.issuperset(map(type, value)) else None
+        return value.values() if PLAIN.issuperset(map(type, value)) else None
     if cls in _SETS:  # without nodes: a loaded one has them in another order
-        small = _ATOMS.issuperset(map(type, value))
+        small = PLAIN.issuperset(map(type, value))
         return value if small and not any(map(_is_large, value)) else None
     if cls not in kinds:
         kinds[cls] = kind_of(cls)
@@ -147,7 +675,6 @@ _SETS = frozenset({set, frozenset})
 _SIZED = frozenset({list, dict, set})
 _UNCHANGING = frozenset({tuple, frozenset})
 _IMMUTABLE = _UNCHANGING | _LEAVES
-_BLOCK = 2000  # objects of a watch that are looked at together
 _FEW = 40  # objects
 _LITTLE = 2048  # characters or bytes in all of them
 _ITERABLES: tuple[Iterable[Any], ...] = (range(0), [], (), "")
@@ -157,13 +684,10 @@ SHRINKING = frozenset({type(iter([])), type(iter(bytearray())), _BACKWARDS})
 """Iterators over what can become shorter meanwhile."""
 
 
-def few(values: Collection[Any], *, iterators: bool = True) -> bool:
+def few(values: Collection[Any]) -> bool:
     """Return whether these are few small objects of plain data, or iterators over such objects.
 
     Any pickler does for them, and none of it is worth a reference.
-
-    Args:
-        iterators: whether iterators may be among them.
     """
     waiting: list[Collection[Any]] = [values]
     met: set[int] = set()
@@ -182,7 +706,7 @@ def few(values: Collection[Any], *, iterators: bool = True) -> bool:
                 size += len(value)
             elif id(value) not in met:
                 met.add(id(value))
-                held = _held_by(value, cls, iterators=iterators)
+                held = _held_in(value, cls)
                 if held is None:
                     return False
                 waiting.append(held)
@@ -191,14 +715,14 @@ def few(values: Collection[Any], *, iterators: bool = True) -> bool:
     return True
 
 
-def _held_by(value: Any, cls: type, *, iterators: bool) -> Collection[Any] | None:
+def _held_in(value: Any, cls: type) -> Collection[Any] | None:
     """Return the objects that a value of plain data holds; ``None`` for any other, or too many."""
     if cls is dict:
         return [*value, *value.values()] if len(value) <= _FEW else None
     if cls in _CONTAINERS:
         held: Collection[Any] = value
         return held
-    if cls is range or (iterators and cls in ITERATORS and not is_overtaken(value)):
+    if cls is range or (cls in ITERATORS and not is_overtaken(value)):
         return gc.get_referents(value)
     return None
 
@@ -214,91 +738,77 @@ def is_overtaken(iterator: Any) -> bool:
     return bool(place) and place[0] > len(iterated) - (type(iterator) is _BACKWARDS)
 
 
-def _shows_dict(instance: Any) -> bool:
-    attributes = vars(instance)
-    return any(each is attributes for each in gc.get_referents(instance))
-
-
 def changes(node: Any) -> bool:
     """Return whether a node can be changed in place."""
     return type(node) not in _IMMUTABLE
 
 
-class _Block:
-    """A snapshot of some mutable objects: lengths, keys and the objects in each slot."""
-
-    __slots__ = ("_attributes", "_dicts", "_instances", "_owners", "_sized")
-
-    def __init__(self, nodes: Iterable[Any] = ()) -> None:
-        mutable = [each for each in nodes if changes(each)]
-        instances = [each for each in mutable if type(each) not in _SIZED]
-        owners = [each for each in instances if type(each).__dictoffset__]
-        self._owners = [each for each in owners if not _shows_dict(each)]
-        self._attributes = [*map(vars, self._owners)]
-        dicts = [each for each in mutable if type(each) is dict]
-        self._dicts = DictWatch([*dicts, *(vars(each) for each in owners)])
-        self._instances = ShownWatch(instances)
-        sized = [each for each in mutable if type(each) in _SIZED and type(each) is not dict]
-        # What is shown of each ends at a mark, so none need be asked for its length.
-        self._sized = ShownWatch([part for each in sized for part in (each, MARK)])
-
-    @property
-    def full(self) -> bool:
-        """True if there is no room for another one."""
-        others = len(self._sized.objects) // 2 + len(self._instances.objects)
-        return len(self._dicts) + others >= _BLOCK
-
-    def extend(self, other: _Block) -> None:
-        """Add what another one holds."""
-        for name in self.__slots__:
-            getattr(self, name).extend(getattr(other, name))
-
-    def holds(self) -> bool:
-        """Return whether nothing has changed."""
-        return (
-            (not self._sized.objects or self._sized.holds())
-            and (not self._instances.objects or self._instances.holds())
-            and (not self._owners or same([*map(vars, self._owners)], self._attributes))
-            and self._dicts.holds()
-        )
+def same(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Return whether two lists hold the very same objects."""
+    return len(one) == len(other) and all(map(is_, one, other))
 
 
 class Watch:
     """A snapshot of mutable objects: lengths, keys and the objects in each slot.
 
-    The garbage collector shows what a container holds, and of a dict its values: exactly as many
-    objects as it is long, and never fewer, so that none can stand in the place of another.  Of an
-    instance it shows what is in its slots, all of them being set, its ``__dict__`` and at the end
-    its class.  What it does not show in this way (a ``__dict__`` in Python 3.13) is asked for.
-
-    Many objects are looked at block by block: what is read of a dict for its values is in the
-    processor's cache when its keys are read.  All at once takes up to half as long again.
+    A container is compared with a copy of what it held.  Of an instance the garbage collector
+    shows what is in its slots, all of them being set, and at the end its class; its ``__dict__``,
+    which Python 3.13 does not show, is compared as a dict.
     """
 
-    __slots__ = ("_full", "_open")
+    __slots__ = (
+        "_attributes",
+        "_dicts",
+        "_inside",
+        "_lengths",
+        "_others",
+        "_owners",
+        "_shown",
+        "_sized",
+        "_values",
+    )
 
     def __init__(self, nodes: Iterable[Any] = ()) -> None:
-        every = list(nodes)
-        blocks = [_Block(every[n : n + _BLOCK]) for n in range(0, len(every), _BLOCK)]
-        self._open = blocks.pop() if blocks else _Block()
-        self._full = blocks  # these may be parts of several watches
+        mutable = [each for each in nodes if changes(each)]
+        try:
+            self._look_at(mutable)
+        except RuntimeError:  # another thread is changing a dict
+            self._look_at([])
+            self._break()
+
+    def _look_at(self, mutable: list[Any]) -> None:
+        sized = [each for each in mutable if type(each) in _SIZED]
+        self._others = [each for each in mutable if type(each) not in _SIZED]
+        self._owners = [each for each in self._others if type(each).__dictoffset__]
+        self._attributes = [*map(vars, self._owners)]
+        self._shown = gc.get_referents(*self._others)  # the dicts exist by now
+        self._sized = sized + self._attributes
+        self._lengths = [*map(len, self._sized)]
+        self._inside = [*chain.from_iterable(self._sized)]  # of dicts the keys
+        self._dicts = [each for each in self._sized if type(each) is dict]
+        self._values = [*chain.from_iterable(map(dict.values, self._dicts))]
 
     def extend(self, other: Watch) -> None:
         """Watch what another one watches as well."""
-        self._full += other._full
-        self._open.extend(other._open)
-        if self._open.full:
-            self._full.append(self._open)
-            self._open = _Block()
+        for name in self.__slots__:
+            getattr(self, name).extend(getattr(other, name))
 
     def holds(self) -> bool:
         """Return whether nothing has changed."""
-        return self._open.holds() and (not self._full or all(each.holds() for each in self._full))
+        try:
+            return self._shows_the_same() and (
+                [*map(len, self._sized)] == self._lengths
+                and all(map(is_, chain.from_iterable(self._sized), self._inside))
+                and all(map(is_, chain.from_iterable(map(dict.values, self._dicts)), self._values))
+            )
+        except RuntimeError:  # another thread is changing a dict
+            return False
 
-    @classmethod
-    def over(cls, nodes: Collection[Any]) -> Watch:
-        """Return a watch over these nodes; a shared one, not to be extended, if none is mutable."""
-        return cls(nodes) if any(map(changes, nodes)) else _unchanging
+    def _shows_the_same(self) -> bool:
+        return not self._others or (
+            same(gc.get_referents(*self._others), self._shown)
+            and same([*map(vars, self._owners)], self._attributes)
+        )
 
     @classmethod
     def of_classes(cls, classes: Iterable[type]) -> Watch:
@@ -309,10 +819,9 @@ class Watch:
     @classmethod
     def broken(cls) -> Watch:
         """One that never holds."""
-        changed = [None]
-        watch = cls([changed])
-        changed.clear()
+        watch = cls()
+        watch._break()
         return watch
 
-
-_unchanging = Watch()
+    def _break(self) -> None:
+        self._lengths.append(-1)  # which no length is

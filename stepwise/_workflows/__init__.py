@@ -5,7 +5,5 @@ module of this room: tests/test_layers.py says what else a public package may im
 
 The modules, each importing only from those before it::
 
-    loops remade_clients reach complaints cancelling module_state definition takeover usual_save
-    frame other_runs opening resume execute turns starts invoke unfinished suspending handles
-    recover run_output elsewhere engines supervisor workflow host pieces
+    outlook definition frame execute resume begin handles elsewhere up workflow host
 """

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from stepwise._checkpoints.checkpoints import Retention
-from stepwise._execution.reloading import code_in_file
+from stepwise._execution.process_memory import code_in_file
 from stepwise._identity import identity
 from stepwise._identity.call_parts import CallParts, Parts
 from stepwise._identity.identity import Key, Parameters
@@ -25,12 +25,13 @@ from stepwise._rewrite import (
     capture,
     fingerprint,
 )
+from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached, process_lock
 from stepwise._runtime.messages import Once, notice, reports, warn
 from stepwise._values.data import returned_type
-from stepwise._values.hidden_arguments import NO_HIDING, Redact
-from stepwise._values.sentinels import found_at
+from stepwise._values.preview import NO_HIDING, Redact
+from stepwise._values.trees import found_at
 from stepwise.errors import ConfigurationError, RunWarning
 
 if TYPE_CHECKING:
@@ -38,21 +39,9 @@ if TYPE_CHECKING:
 
     from stepwise._execution.budget import Budget
 
-__all__ = [
-    "BoundCall",
-    "Callee",
-    "Definition",
-    "HostProgram",
-    "Options",
-    "Start",
-    "TakesOptions",
-    "class_of",
-    "is_copy",
-    "is_defined",
-]
 
 Start = Literal["same", "unfinished", "new"]
-"""Which run a call from outside of any run means; see :mod:`stepwise._workflows.starts`."""
+"""Which run a call from outside of any run means; see :mod:`stepwise._workflows.begin`."""
 
 
 class Options:
@@ -76,7 +65,6 @@ class Options:
     compensate_on_failure: bool = False
     progress: bool | None = None
     codec: Literal["pickle", "json"] | None = None
-    trust: Literal["all", "data"] | None = None
     run_id: str | None = None
     start: Start | None = None
     on_owned: Literal["raise", "wait", "skip"] = "raise"
@@ -85,11 +73,11 @@ class Options:
     timeout: float | None = None
 
     def __init__(self, **chosen: Any) -> None:
-        vars(self).update({name: getattr(Options, name) for name in Options.__annotations__})
-        vars(self).update(chosen)
+        vars(self).update(chosen)  # the others are those of the class, as most of them always are
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Options and vars(self) == vars(other)
+        names = Options.__annotations__
+        return type(other) is Options and all(getattr(self, n) == getattr(other, n) for n in names)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -99,10 +87,8 @@ class Options:
         Args:
             outer: how the run that calls it as a child workflow does.
         """
-        if self.trust is None and self.codec is None:
-            return outer
-        if self.trust == "data":
-            return "data"
+        if self.codec is None:
+            return "json" if settings.trusts_data_only() else outer
         return "json" if self.codec == "json" else ""
 
     def changed(self, changes: dict[str, Any]) -> Options:
@@ -121,11 +107,6 @@ class Options:
         if "fresh" in changes:
             changes = _with_start(self, changes)
         chosen = Options(**{**vars(self), **changes})
-        if chosen.trust == "data" and chosen.codec == "pickle":
-            raise ConfigurationError(
-                "trust='data' loads no pickle, so it could never read records of codec='pickle': "
-                "choose one of them"
-            )
         if chosen.compensate_on_failure and chosen.prune_journal:
             raise ConfigurationError(
                 "compensate_on_failure=True needs the records that prune_journal=True deletes: "
@@ -159,7 +140,6 @@ class TakesOptions:
             compensate_on_failure: bool = ...,
             progress: bool | None = ...,
             codec: Literal["pickle", "json"] | None = ...,
-            trust: Literal["all", "data"] | None = ...,
             on_owned: Literal["raise", "wait", "skip"] = ...,
             start: Start | None = ...,
             tags: Mapping[str, str] = ...,
@@ -220,15 +200,7 @@ class Definition:
         self.function = function
         self._code = function.__code__
         self.label = self.options.name or identity.label_of(function)
-        what = f"workflow {self.label!r}"
-        self.parameters = Parameters(
-            function,
-            ignore=self.options.ignore,
-            key=self.options.key,
-            secret=self.options.secret,
-            redact=self.options.redact,
-            what=what,
-        )
+        self.parameters = self._parameters(function)
         self.source: Source = capture(function) if self._like is None else self._like.source
         self.is_coroutine = inspect.iscoroutinefunction(function)
         self.is_generator = inspect.isgeneratorfunction(function)
@@ -239,6 +211,22 @@ class Definition:
         self._tried = False
         for computed in ("returns", "code"):
             self.__dict__.pop(computed, None)
+
+    def _parameters(self, function: Callable[..., Any]) -> Parameters:
+        like, options = self._like, self.options
+        if like is not None and like.function is function and like.label == self.label:
+            theirs = like.options
+            given = (options.ignore, options.key, options.secret, options.redact)
+            if given == (theirs.ignore, theirs.key, theirs.secret, theirs.redact):
+                return like.parameters  # a copy for each run id costs time and memory
+        return Parameters(
+            function,
+            ignore=options.ignore,
+            key=options.key,
+            secret=options.secret,
+            redact=options.redact,
+            what=f"workflow {self.label!r}",
+        )
 
     def become(self, other: Definition) -> None:
         """Take over the definition of the edited module."""
@@ -413,7 +401,8 @@ class BoundCall(Callee):
         self.kwargs = kwargs
         self.bound = workflow.parameters.bind(self.args, kwargs)
         self.method = (workflow.parameters.first or "") if instance is not None else ""
-        self.bound.pop(self.method, None)
+        if instance is not None:
+            workflow.parameters.take_instance(self.bound)
         self.secret = self.hiding.secrets_of(self.bound, instance)
         self.parts = self.look()
         self.digest = self.parts.arguments

@@ -1,10 +1,18 @@
-"""Runs that another process executes, on behalf of an engine: who asks for one, and who does it.
+"""Runs that another process executes, on behalf of an engine.
+
+The output of runs that execute in one process is told apart: each has a log.  ``sys.stdout`` and
+``sys.stderr`` are replaced by writers that look which run is printing: by a context variable in its
+own threads and tasks, and by its scope in threads that its code starts.
 
 The submitter decides which run a call means, and puts it on record, so that its id can be relied
-on.  An :class:`Order` travels, in the manner of the engine.  The process that gets it takes the
-run over and executes it; how that ended goes back as an :class:`Reply`.  A recorded result stays
-in the journal, from which the submitter takes it: so it is stored once, and objects of classes of
-the submitter's script are of these classes.
+on.  An :class:`Order` travels, in the manner of the engine.  The process that gets it takes the run
+over and executes it; how that ended goes back as an :class:`Reply`.  A recorded result stays in the
+journal, from which the submitter takes it: so it is stored once, and objects of classes of the
+submitter's script are of these classes.
+
+Rejected: recording nothing at the submission (queued work would vanish with its submitter), a lease
+that the submitter keeps until the run begins (handing it over is a protocol of workers), a detached
+actor for each run (a second way to keep a run alive, beside ``up``).
 """
 
 from __future__ import annotations
@@ -13,35 +21,40 @@ import contextlib
 import contextvars
 import functools
 import importlib
+import io
 import os
 import signal
 import sys
 import threading
+import time
 import types
+import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from contextvars import ContextVar
+from typing import IO, TYPE_CHECKING, Any, Literal
 
-from stepwise._calls.driver import drive
-from stepwise._execution.draining import drained
+from stepwise._execution.active_run import current_scope
 from stepwise._execution.process_memory import memory
+from stepwise._execution.tasks import drained
 from stepwise._execution.viewer import error_of
 from stepwise._journal.journal import facts_of, read_end, seal_for
 from stepwise._journal.records import RunFacts
+from stepwise._journal.summary import deaths_of
 from stepwise._runs.run import Run
 from stepwise._runtime import settings
+from stepwise._runtime.event import Event
+from stepwise._runtime.events import listen
 from stepwise._runtime.facts import NamedTuple
-from stepwise._values.codec import decode_error, encode_error, traceback_text
-from stepwise._values.pickling import dump_code, load_code
-from stepwise._values.secrets import Secrets
+from stepwise._runtime.limits import make_private, open_private
+from stepwise._runtime.messages import reports
+from stepwise._values.codec import decode_error, dump_code, encode_error, traceback_text
+from stepwise._values.preview import Secrets
+from stepwise._values.unpickling import loads
+from stepwise._workflows.begin import TopLevel, run_of
 from stepwise._workflows.definition import Definition
-from stepwise._workflows.execute import record_submission
-from stepwise._workflows.handles import Handle, execute_here, refuse_start
-from stepwise._workflows.invoke import TopLevel, run_of
-from stepwise._workflows.opening import Recall
+from stepwise._workflows.execute import Recall, record_submission
+from stepwise._workflows.handles import Handle, UnfinishedRun, execute_here, refuse_start, waker
 from stepwise._workflows.resume import WorkflowRun
-from stepwise._workflows.run_output import RunOutput
-from stepwise._workflows.suspending import until_due
-from stepwise._workflows.unfinished import UnfinishedRun, deaths_of
 from stepwise.errors import (
     ConfigurationError,
     NotRecordableError,
@@ -52,16 +65,179 @@ from stepwise.errors import (
 )
 from stepwise.stores import Store, open_store
 
-__all__ = [
-    "Continuation",
-    "Order",
-    "Placement",
-    "Reply",
-    "carry_on",
-    "carry_out",
-    "continuation",
-    "place",
-]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+# -- run output -----------------------------------------------------------------------------------
+
+
+_LONGEST = 200  # characters of a file's name
+
+
+def log_name(run_id: str) -> str:
+    """Return the name of a run's log: the id, other characters than letters and ``-._~`` as %XX."""
+    name = urllib.parse.quote(run_id, safe="", errors="surrogatepass")
+    if len(name) > _LONGEST:
+        import hashlib
+
+        digest = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
+        name = f"{name[:_LONGEST]}~{digest}"
+    return f"{name}.log"
+
+
+class RunLog:
+    """Where one run's output goes: its file, or the terminal, with its id before each line."""
+
+    def __init__(self, run_id: str, folder: str, terminal: IO[str]) -> None:
+        self.run_id = run_id
+        self._path = os.path.join(folder, log_name(run_id)) if folder else ""
+        self._terminal = terminal
+        self._file: IO[str] | None = None
+        self._rest = ""  # a line that has not ended
+        self._mutex = threading.RLock()
+
+    @property
+    def has_file(self) -> bool:
+        """True if it goes to a file."""
+        return bool(self._path)
+
+    def write(self, text: str) -> None:
+        """Write what the run prints."""
+        with self._mutex:
+            if self._path:
+                try:
+                    self._opened().write(text)
+                except OSError as error:  # the disk is full: no reason for a run to fail
+                    self._path, self._file = "", None
+                    self.write(f"{text}\nthe log cannot be written: {error}\n")
+                return
+            *lines, self._rest = f"{self._rest}{text}".split("\n")
+            if lines:
+                self._terminal.write("".join(f"{self.run_id} | {line}\n" for line in lines))
+                self._terminal.flush()
+
+    def _opened(self) -> IO[str]:
+        if self._file is None:
+            self._file = open(  # noqa: SIM115
+                self._path,
+                "a",
+                encoding="utf-8",
+                errors="backslashreplace",
+                buffering=1,
+                opener=open_private,
+            )
+        return self._file
+
+    def close(self) -> None:
+        """End the last line, and close the file; what comes later opens it again."""
+        with self._mutex:
+            if self._rest:
+                self.write("\n")
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+
+_current: ContextVar[RunLog | None] = ContextVar("stepwise_run_log", default=None)
+
+
+class RunOutput:
+    """The logs of the runs of this process, while it is installed.
+
+    Args:
+        folder: for the logs; empty to print everything on stderr.
+    """
+
+    def __init__(self, folder: str = "") -> None:
+        self._folder = folder
+        self._logs: dict[str, RunLog] = {}
+        self._before: tuple[Any, Any] | None = None
+
+    def __enter__(self) -> Self:
+        if self._folder:
+            make_private(self._folder)
+        self._before = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = _PrintedBy(sys.stdout, self), _PrintedBy(sys.stderr, self)
+        self._end = listen(self._note)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._end()
+        if self._before is not None:
+            sys.stdout, sys.stderr = self._before
+        for log in list(self._logs.values()):
+            log.close()
+
+    @property
+    def terminal(self) -> IO[str]:
+        """The standard output of the process itself."""
+        return self._before[0] if self._before is not None else sys.stdout
+
+    def begin(self, run_id: str) -> RunLog:
+        """Return the log of a run that begins; the caller enters it in the run's context."""
+        assert self._before is not None
+        log = self._logs[run_id] = RunLog(run_id, self._folder, self._before[1])
+        return log
+
+    def enter(self, log: RunLog) -> None:
+        """Have what this context prints go to a log."""
+        _current.set(log)
+
+    def end(self, log: RunLog) -> None:
+        """Close the log of a run that ended."""
+        self._logs.pop(log.run_id, None)
+        log.close()
+
+    def here(self) -> RunLog | None:
+        """Return the log for what is printed here; ``None`` outside of any run."""
+        log = _current.get()
+        if log is None and (scope := current_scope()) is not None:
+            log = self._logs.get(scope.run.root.run_id)
+        return log
+
+    @reports
+    def _note(self, event: Event) -> None:
+        log = self.here()
+        if log is not None and log.has_file:
+            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
+            log.write(f"{at} {event}\n")
+
+
+class _PrintedBy(io.TextIOBase):
+    """Stands for ``sys.stdout`` or ``sys.stderr``."""
+
+    def __init__(self, terminal: IO[str], output: RunOutput) -> None:
+        self._terminal, self._output = terminal, output
+
+    def write(self, text: str) -> int:
+        log = self._output.here()
+        if log is None:
+            return self._terminal.write(text)
+        log.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._terminal.flush()
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._terminal.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return str(getattr(self._terminal, "encoding", "utf-8"))
+
+    @property
+    def buffer(self) -> Any:
+        """The bytes below, which no run is told apart in."""
+        return self._terminal.buffer  # type: ignore[attr-defined]
+
+
+# -- elsewhere ------------------------------------------------------------------------------------
+
 
 WAIT_HERE = 1.0
 """Seconds that a run waits before it suspends, and gives its place to another run."""
@@ -198,9 +374,9 @@ class Placement:
             facts.end if facts is not None else 0,
         )
 
-    def until_due(self) -> None:
-        """Wait until the run, which is suspended, has to go on."""
-        drive(until_due(self._top.store, self._top.run_id)).unwrap()
+    def when_due(self, go_on: Callable[[], object], drop: Callable[[], object]) -> None:
+        """Have the run, which is suspended, continued; as :meth:`.Waker.park`."""
+        waker.park(self.run, go_on, drop)
 
     def result(self, reply: Reply) -> Any:
         """Return what the workflow returned.
@@ -209,12 +385,12 @@ class Placement:
             BaseException: what it raised.
         """
         if reply.kind == "error":
-            error = decode_error(reply.data)
+            error = decode_error(reply.data, stored=False)
             if reply.trace and hasattr(error, "add_note"):
                 error.add_note(f"Raised {reply.place}:\n{reply.trace.rstrip()}")
             raise error
         if reply.kind == "value":
-            return load_code(reply.data)
+            return loads(reply.data, stored=False)
         recalled = self._top.recall()
         if recalled is None:
             raise StepwiseError(
@@ -340,14 +516,14 @@ def _carry_out(order: Order, where: str) -> Reply:
         if error is not None:
             raise error
     if facts is not None and store.owner(order.run_id) is None:
-        stuck = deaths_of(UnfinishedRun(store, seal, facts)).stuck
+        stuck = deaths_of(store, seal, facts).stuck
         if stuck >= _HOPELESS:
             raise StepwiseError(
                 f"run {order.run_id!r} is not tried again: its process died {stuck} times at the "
                 f"same step. To try it again: stepwise resume {order.run_id}"
             )
     try:
-        workflow, args, kwargs = load_code(order.call)
+        workflow, args, kwargs = loads(order.call, stored=False)
     except Exception as error:
         raise ConfigurationError(
             f"the workflow of run {order.run_id!r}, or one of its arguments, cannot be loaded "
@@ -476,7 +652,7 @@ def is_of_the_engine(error: BaseException) -> bool:
 
 def _raised(error: BaseException, where: str, secrets: Secrets | None = None) -> Reply:
     secrets = secrets or Secrets()
-    trace = "" if isinstance(error, RunStopped) else traceback_text(error, secrets.mask)
+    trace = "" if isinstance(error, RunStopped) else traceback_text(error, secrets.cleaned_text)
     data = bytes(encode_error(error, secrets).data)
     return Reply("error", data, where, trace, isinstance(error, RunSuspended))
 

@@ -1,54 +1,757 @@
-"""The frame of a workflow function: the times and the contents of its checkpoints."""
+"""The frame of a workflow function: the times and the contents of its checkpoints.
+
+A client in a variable is not recorded, but made again by the statement that made it.
+``client = OpenAI()`` holds locks and sockets, and nothing that the call does not give it.  Where
+the function binds the variable once, outside of loops, by calling the class of a known client, and
+what it gives it is what it was, a resumed run executes that statement again.
+
+The reasons why a run could not resume inside a statement are reported once each.
+
+What the function declares ``global`` is part of its checkpoints.  It is restored where that takes
+nothing from anybody: the global still has the value that it had when the first run of this process
+began (mostly that of the import), or that this run left, and no other run of the process is alive.
+Containers that are changed in place are not restored: they are named at the first checkpoint after
+that, and on resume.  So are attributes and defaults of the module's classes and functions, globals
+that these assign, and variables of enclosing functions, which the function, or a function that it
+names, captured.  The state of generators of random numbers that the whole process shares is not
+restored either, which the first run says.
+"""
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import re
+import sys
 import time
-from collections import Counter
+import types
+import weakref
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
+from inspect import iscoroutine
 from operator import itemgetter
-from types import CodeType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 from stepwise._checkpoints.checkpoints import Checkpoints, Loaded, State
-from stepwise._checkpoints.given import root_of
-from stepwise._checkpoints.references import HEAVY, References
+from stepwise._checkpoints.given import Surroundings, follow, root_of
+from stepwise._checkpoints.references import HEAVY, Looked, References
 from stepwise._checkpoints.resources import LetGo, is_reenterable
-from stepwise._checkpoints.stored_values import Looked
-from stepwise._checkpoints.surroundings import Surroundings
 from stepwise._checkpoints.variables import (
     UnpicklableError,
-    dump_apart,
     dump_few,
     dump_values,
     load_values,
 )
-from stepwise._execution.active_run import ActiveRun
+from stepwise._execution.active_run import ActiveRun, live_runs
 from stepwise._execution.location import Helper
-from stepwise._execution.other_tasks import others_alive
-from stepwise._identity.clients import has_key
+from stepwise._execution.process_memory import memory
+from stepwise._execution.tasks import name_of_another, others_alive
+from stepwise._identity.clients import has_key, is_client
+from stepwise._identity.identity import captured
 from stepwise._journal.records import Record, holds_plainly
-from stepwise._rewrite import Frame, Point, Rewritten, prefix_fingerprint, renamed
+from stepwise._matching.pool import Pool
+from stepwise._rewrite import (
+    Frame,
+    FunctionNode,
+    Made,
+    Point,
+    Rewritten,
+    handler_at,
+    prefix_fingerprint,
+    visited_in,
+)
 from stepwise._runtime.events import heard
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.limits import stopped
-from stepwise._runtime.messages import file_name, reports
-from stepwise._values.buffers import Data
-from stepwise._values.preview import error_text
-from stepwise._values.synchronizers import is_synchronizer, lock_of
-from stepwise._workflows import usual_save
-from stepwise._workflows.complaints import Complaints, why_shut
+from stepwise._runtime.messages import Once, count, file_name, notice, reports, warn
+from stepwise._values.codec import PYTHON
+from stepwise._values.digest import cell_content, digest
+from stepwise._values.preview import error_text, preview
+from stepwise._values.reducers import is_synchronizer, lock_of
+from stepwise._values.trees import Watch, attributes, same, slots_in, walk
+from stepwise._values.unpickling import Data
 from stepwise._workflows.definition import BoundCall
-from stepwise._workflows.loops import Counted, FileChangedError, Skipped, count, names_of, reopened
-from stepwise._workflows.module_state import ModuleState, is_global
-from stepwise._workflows.reach import Outlooks, Reach, outlook
-from stepwise._workflows.remade_clients import Remade, remade
-from stepwise._workflows.takeover import state_of
-from stepwise.errors import RunStopped
+from stepwise._workflows.outlook import (
+    Counted,
+    FileChangedError,
+    Outlook,
+    Reach,
+    Skipped,
+    counting,
+    names_of,
+    reopened,
+)
+from stepwise.errors import DigestError, RunStopped, RunWarning
 
 if TYPE_CHECKING:
-    from stepwise._checkpoints.sdk_clients import SdkClients
+    from stepwise._checkpoints.resources import SdkClients
 
-__all__ = ["RestoreFailedError", "WorkflowFrame"]
+
+# -- remade clients -------------------------------------------------------------------------------
+
+
+_ATOMS = (str, bytes, int, float, bool, type(None))
+
+
+class Remade(NamedTuple):
+    """The record of a client that is made again on resume.
+
+    Args:
+        cls: its class.
+        globals: MACs of the global variables that are passed to it, by name.
+    """
+
+    cls: type
+    globals: dict[str, str]
+
+    def __repr__(self) -> str:
+        return f"<{self.cls.__name__}, made again on resume>"
+
+
+def remade(
+    name: str,
+    cls: type,
+    values: Mapping[str, Any],
+    rewritten: Rewritten,
+    tag: Callable[[bytes], bytes],
+) -> Remade | None:
+    """Return the replacement of a client in a checkpoint; ``None`` if it cannot be remade.
+
+    Args:
+        name: of the variable.
+        cls: of its value.
+        values: the local variables.
+        tag: makes a MAC, since a global may be a key.
+    """
+    made: Made | None = rewritten.made.get(name)
+    function, found = rewritten.function, {}
+    if made is None or not is_client(cls):
+        return None
+    root, *attributes = made.called.split(".")
+    for each in made.read | {root}:
+        if each in rewritten.variables:
+            value = values.get(each, function)  # variables of enclosing functions are not restored
+        else:
+            value = function.__globals__.get(each, getattr(builtins, each, function))
+            if type(value) in _ATOMS:
+                found[each] = tag(digest(value).encode()).hex()
+        if each == root:
+            for attribute in attributes:
+                value = vars(value).get(attribute) if type(value) is types.ModuleType else None
+            if value is not cls:
+                return None
+        elif type(value) not in _ATOMS:
+            return None
+    return Remade(cls, found)
+
+
+# -- complaints -----------------------------------------------------------------------------------
+
+
+_PATIENCE = 3  # boundaries skipped in a row before a warning
+_SHOWN = 4  # objects that a warning names
+_INDEX = re.compile(r"\[[^\]]*\]")
+_WAYS_OUT = (
+    "Three ways out: make it inside the step that uses it; make it in a @stepwise.resource "
+    "factory, which is called again on resume; or `del` it before the next step"
+)
+_LARGE = 100_000  # bytes that a variable takes
+
+
+def why_shut(manager: Any, *, calls: bool) -> str:
+    """Return why a ``with`` block cannot be entered again, and the way out.
+
+    Args:
+        calls: its head calls a step.
+    """
+    cls = type(manager)
+    is_function = cls.__module__ == "contextlib" and hasattr(manager, "gen")  # @contextmanager
+    kind = f"{manager.gen.__name__}()" if is_function else cls.__name__
+    why = f"entering this {kind} again would not restore its state"
+    return (
+        f"{'its head calls a step' if calls else why}. It would go back to before the block. If a "
+        f"{kind} can safely be made and entered again, write `with stepwise.reenterable(...)`"
+    )
+
+
+def _variable(path: str) -> str:
+    """Return the variable, or the attribute of ``self``, with which a path begins."""
+    first, *rest = _INDEX.sub("", path).split(".")
+    return f"self.{rest[0]}" if first == "self" and rest else first
+
+
+def _reference(culprit: Any) -> Callable[[], Any]:
+    return weakref.ref(culprit) if iscoroutine(culprit) else lambda: culprit
+
+
+class Complaints:
+    """Warnings about the checkpoints of one execution of a workflow function.
+
+    Args:
+        file: of the function, for messages.
+
+    Attributes:
+        culprits: variables that could not be recorded; a coroutine among them is not kept alive,
+            or nobody would notice that it was never awaited.
+        in_a_row: boundaries that were skipped since the last checkpoint.
+    """
+
+    def __init__(self, active: ActiveRun, file: str, rewritten: Rewritten) -> None:
+        self._active = active
+        self._file = file
+        self._rewritten = rewritten
+        self.first = Once()
+        self._told: set[str] = set()
+        self.culprits: dict[str, Callable[[], Any]] = {}
+        self.in_a_row = 0
+
+    def _where(self, line: int) -> str:
+        return f"{self._file}:{line}"
+
+    def _tell(self, about: str, text: str) -> None:
+        if self.first(about):
+            notice(f"{self._active.run_id}: {text}")
+
+    @reports
+    def helped(self, helper: Helper, calls: int) -> None:
+        """Warn of a helper that made many calls within one statement."""
+        if self.first(helper.place):
+            warn(
+                f"{calls} steps were called in {helper.place} by one statement of the workflow "
+                f"({self._where(helper.line)}). Run {self._active.run_id!r} cannot resume inside "
+                "it: it would be called again, and its steps answered from the journal. Decorate "
+                f"{helper.code.co_name}() with @workflow to make the run resume inside",
+                RunWarning,
+            )
+
+    @reports
+    def no_entry(self, number: int, why: str) -> None:
+        """Report steps in a ``with`` block that cannot be entered again; see :func:`why_shut`."""
+        where = self._where(self._rewritten.withs[number].line)
+        self._tell(f"with {number}", f"a run cannot resume inside the with block at {where}: {why}")
+
+    @reports
+    def within_handler(self, function: FunctionNode | None, code: CodeType) -> None:
+        """Report several steps in an ``except`` or ``finally`` block, if they are in one.
+
+        Args:
+            code: of the workflow function, which is being executed below.
+        """
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code is not code:
+            frame = frame.f_back
+        line = (frame.f_lineno if frame is not None else None) or 0
+        if function is None or not self.first(f"line {line}"):
+            return
+        kind, begin = handler_at(function, line)
+        if kind:
+            self._tell(
+                f"handler {begin}",
+                f"a run cannot resume inside the {kind} block at {self._where(begin)}. It would go "
+                "back to before the block, and the journal would answer the steps inside. "
+                "Call them after the try statement to make it resume between them",
+            )
+
+    @reports
+    def dear(self, share: float, name: str, size: int) -> None:
+        """Report that checkpoints take much of a run's time, and the heaviest variable."""
+        is_large, most, rest = size >= _LARGE, "", ""
+        if is_large or (size and name[0] != "@"):
+            told = f"{size / 1e6:.1f} MB" if is_large else f"{size / 1e3:.1f} kB"
+            most = f"; {self._named(name)} weighs most ({told})"
+        if is_large:
+            rest = ", or keep large data in a file and its path in the variable"
+        notice(
+            f"checkpoints take {share:.0%} of the time of run {self._active.run_id!r}{most}. "
+            f"Take fewer, @workflow(checkpoint_every=10){rest}"
+        )
+
+    def _named(self, name: str) -> str:
+        """Return a readable name for a value in a checkpoint; some names are internal."""
+        if (root := root_of(name)) in self._rewritten.loops:
+            return f"the iterable of the loop at {self._where(self._rewritten.loops[root])}"
+        if name[:1] == "@":
+            return f"the global {name.rpartition(' ')[2]!r}"
+        return f"the variable {name!r}" if name else "a variable"
+
+    @reports
+    def skipping(self, name: str, items: int) -> None:
+        """Report a loop that is begun again, behind the items that it had yielded."""
+        where = self._where(self._rewritten.loops[name])
+        notice(f"{self._active.run_id}: skips {count(items, 'item')} of the loop at {where}")
+
+    @reports
+    def changed(self, name: str, variables: str) -> None:
+        """Report a loop that could be begun again if the variables in its head had not changed."""
+        self._tell(
+            name,
+            "a run can no longer resume inside the loop at "
+            f"{self._where(self._rewritten.loops[name])}: {variables} changed since it began, so "
+            "its items could differ. It would go back to before the change. Iterate over a "
+            "copy, in a variable of its own",
+        )
+
+    def is_still_there(self, values: Mapping[str, Any]) -> bool:
+        """Return whether an object that could not be recorded is where it was found.
+
+        A lock may be free by now.
+        """
+        for path, reference in self.culprits.items():
+            culprit = reference()
+            if culprit is None or is_synchronizer(culprit):
+                continue
+            with contextlib.suppress(LookupError):
+                if follow(path, values) is culprit:
+                    return True
+        return False
+
+    @reports
+    def unpicklable(self, error: UnpicklableError, line: int) -> None:
+        """Report objects that cannot be recorded: all that were found at once, and each kind once.
+
+        A variable that was reported is not again because of another part of it.  An object that
+        stands in for others, an iterator over them, is none of its own.
+        """
+        found, loops = error.culprits.items(), self._rewritten.loops
+        others = {n: each for n, (each, _) in found if root_of(n) not in loops}
+        self.culprits.update((n, _reference(each)) for n, each in others.items())
+        told: list[tuple[str, str]] = []
+        kinds: set[str] = set()
+        variables: set[str] = set()
+        for name, (value, reason) in found:
+            kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+            if (root := root_of(name)) in loops:
+                if others:
+                    continue
+                where = self._where(loops[root])
+                self._tell(
+                    root,
+                    f"a run cannot resume inside the loop at {where}: the {kind} that it iterates "
+                    f"over cannot be recorded ({reason}). It would go back to before the loop. "
+                    "Iterate over a list of plain data to make it resume inside",
+                )
+                continue
+            alike = f"{kind} {_INDEX.sub('[]', name)}"
+            variables.add(variable := _variable(name))
+            if alike in kinds or (variable not in self._told and self.first(alike)):
+                kinds.add(alike)
+                is_a = f" is a {kind}, which" if name else ""
+                told.append((name, f"{self._named(name)}{is_a} cannot be recorded ({reason})"))
+        self._told |= variables
+        if not told:
+            return
+        more = f" (so are {', '.join(n for n, _ in told[1:_SHOWN])}" if told[1:] else ""
+        more += f" and {len(told) - _SHOWN} more)" if told[_SHOWN:] else ")" if more else ""
+        warn(
+            f"no checkpoint of run {self._active.run_id!r} at {self._where(line)}: "
+            f"{told[0][1]}{more}. The run would resume at the checkpoint before it. "
+            f"{_WAYS_OUT}",
+            RunWarning,
+        )
+
+    @reports
+    def no_memory(self, line: int) -> None:
+        """Warn that memory ran out while the variables were recorded."""
+        if self.first("memory"):
+            warn(
+                f"no checkpoint of run {self._active.run_id!r} at {self._where(line)}: memory ran "
+                "out while its variables were recorded. The run would resume at the checkpoint "
+                "before it. Delete (`del`) unused variables, or give the program more memory",
+                RunWarning,
+            )
+
+    @reports
+    def skipped(self, line: int) -> None:
+        """Warn, after some boundaries in a row, of what else of the run is still at work."""
+        another = name_of_another(self._active)
+        self.in_a_row += bool(another)
+        if another and self.in_a_row >= _PATIENCE and self.first("tasks"):
+            warn(
+                f"no checkpoint of run {self._active.run_id!r} at {self._where(line)} and "
+                f"the {_PATIENCE - 1} boundaries before it: {another} is "
+                "still running, and its pending work is not in the local variables. Await it, or, "
+                "if it is not part of the run, start it under `with stepwise.background():`",
+                RunWarning,
+            )
+
+
+# -- module state ---------------------------------------------------------------------------------
+
+
+_GLOBAL, _CHANGED, _CAPTURED = "@global ", "@changed", "closure."
+_MOST = 1000  # objects in a container that is watched
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
+_MISSING = object()
+
+
+def is_global(name: str) -> bool:
+    """Return whether a checkpoint's value by this name is a global variable."""
+    return name.startswith(_GLOBAL)
+
+
+class ModuleState:
+    """The module variables that one execution of a workflow function reads and changes.
+
+    Args:
+        assigned: names of the globals that the function assigns.
+    """
+
+    def __init__(
+        self, active: ActiveRun, function: types.FunctionType, assigned: Collection[str]
+    ) -> None:
+        self._active = active
+        self._namespace = function.__globals__
+        self._assigned = sorted(assigned)
+        self._changed: list[str] = []
+        for name in self._assigned:
+            memory.globals.setdefault(self._key(name), _mark(self._value(name)))
+        named, functions, holders = _named_by(function)
+        left = {name: self._value(name) for name in named - {*self._assigned}}
+        self._scalars = {n: value for n, value in left.items() if type(value) in _SCALARS}
+        self._cells = {
+            _CAPTURED + name: (cell, cell_content(cell, _MISSING))
+            for name, cell in _cells(functions)
+        }
+        left.update((name, value) for name, (_, value) in self._cells.items())
+        self._holders: dict[str, tuple[Any, Mapping[str, Any]]] = {}
+        self._bare: dict[str, dict[str, Any]] = {}  # functions without attributes, as most are
+        module = self._namespace.get("__name__")
+        slotted = {n: v for n, v in left.items() if _has_slots(v) and type(v).__module__ == module}
+        for name, held in {**holders, **slotted}.items():
+            left.update((f"{name}({n})", value) for n, value in _defaults(held))
+            if type(held) is types.FunctionType:
+                (left if vars(held) else self._bare)[name] = vars(held)
+                continue
+            self._holders[name] = held, _state_of(held)
+            state = self._holders[name][1].items()
+            left.update((f"{name}.{n}", v) for n, v in state if type(v) in _CONTAINERS)
+        self._shallow = {n: (v, _items(v)) for n, v in left.items() if type(v) in _SHALLOW}
+        left.update((n, items) for n, (_, items) in self._shallow.items())
+        contents = {name: _content(value) for name, value in left.items()}
+        trees = {name: walk(c, most=_MOST) for name, c in contents.items() if c is not None}
+        self._watched = {n: Watch(t.nodes) for n, t in trees.items() if t and t.nodes}
+        self._all_watched = Watch()
+        for watch in self._watched.values():
+            self._all_watched.extend(watch)
+        if not active.journal.calls:
+            self._tell_of_generators(function)
+
+    @reports
+    def _tell_of_generators(self, function: types.FunctionType) -> None:
+        used = [*shared_generators(function)]
+        if used and self._active.is_first("generators"):
+            notice(
+                f"{self._active.run_id}: {function.__qualname__} uses {', '.join(used)}, whose "
+                "state is not restored when the run resumes. A generator of its own is: "
+                "rng = random.Random(seed), or numpy.random.default_rng(seed), as a local variable"
+            )
+
+    def _key(self, name: str) -> tuple[str, str]:
+        return str(self._namespace.get("__name__")), name
+
+    def _value(self, name: str) -> Any:
+        return self._namespace.get(name, _MISSING)
+
+    def kept(self) -> dict[str, Any]:
+        """Return the part of it that a checkpoint holds, under names that no variable has."""
+        changed = self._differences()
+        if not (changed or self._assigned or self._changed):
+            return {}
+        found = {name: self._value(name) for name in self._assigned}
+        kept = {f"{_GLOBAL}{n}": value for n, value in found.items() if value is not _MISSING}
+        self._tell_changed({*changed} - {*self._changed})
+        changed = sorted({*self._changed, *changed})
+        return {**kept, _CHANGED: changed} if changed else kept
+
+    def _differences(self) -> list[str]:
+        """Name what has changed in place."""
+        changed = []
+        if self._watched and not self._all_watched.holds():
+            changed = [name for name, watch in self._watched.items() if not watch.holds()]
+        if any(self._bare.values()):
+            changed += [name for name, held in self._bare.items() if held]
+        if not same([*map(self._namespace.get, self._scalars)], [*self._scalars.values()]):
+            now = {n: self._value(n) for n in self._scalars}
+            changed += [n for n in _differing(self._scalars, now) if type(now[n]) in _SCALARS]
+        for name, (cell, before) in self._cells.items():
+            if _is_another(cell, before):
+                changed.append(name)
+        for name, (holder, state) in self._holders.items():
+            changed += [f"{name}.{each}" for each in _differing(state, _state_of(holder))]
+        for name, (container, items) in self._shallow.items():
+            changed += [] if same(items, _items(container)) else [name]
+        return changed
+
+    @reports
+    def _tell_changed(self, names: Collection[str]) -> None:
+        new = [name for name in sorted(names) if self._active.is_first(f"changed {name}")]
+        if new:
+            notice(
+                f"{self._active.run_id}: changes in {_spoken(new)} are not restored when the run "
+                "resumes: keep the state of a run in its local variables, or in arguments"
+            )
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Give the globals the values of a checkpoint, and report those that cannot be restored."""
+        again = self._active.run_id in memory.runs  # globals are as this process left them
+        self._changed = list(values.get(_CHANGED, ()))
+        mine = memory.runs.get(self._active.run_id, {})
+        others = live_runs.difference(self._active.lineage())
+        left = []
+        for name in self._assigned:
+            value, now = values.get(f"{_GLOBAL}{name}", _MISSING), self._value(name)
+            if value is _MISSING or _mark(value) == _mark(now):
+                continue
+            key = self._key(name)
+            if others or _mark(now) not in (memory.globals[key], mine.get(name)):
+                shown = "missing" if now is _MISSING else preview(now)
+                left.append(f"{name} (it was {preview(value)} and is {shown})")
+            else:
+                self._namespace[name] = value
+                memory.globals[key] = _mark(value)
+        told = []
+        if left:
+            why = "another run of this process is alive" if others else "this process changed it"
+            told.append(f"these globals are not restored: {', '.join(left)}, since {why}")
+        if self._changed and not again:
+            told.append(
+                f"changes in {_spoken(self._changed)} are not restored: "
+                "keep the state of a run in its local variables, or in arguments"
+            )
+        if told:
+            notice(f"{self._active.run_id}: {'; '.join(told)}")
+
+    @reports
+    def replayed(self) -> None:
+        """Report that the function begins again with globals that were assigned meanwhile."""
+        changed = [
+            n for n in self._assigned if memory.globals[self._key(n)] != _mark(self._value(n))
+        ]
+        if changed:
+            notice(
+                f"{self._active.run_id}: begins again from the top with the module's "
+                f"{', '.join(changed)} as this process left them"
+            )
+
+    def left(self) -> None:
+        """The function is not executed any more: called again, it finds the globals like this."""
+        marks = {name: _mark(self._value(name)) for name in self._assigned}
+        memory.runs[self._active.run_id] = marks
+
+
+_CONTAINERS = (list, dict, set, tuple, deque, defaultdict, OrderedDict, Counter, bytearray)
+_SHALLOW = (deque, defaultdict, OrderedDict, Counter, bytearray)
+"""Containers that no tree has in it."""
+
+_SCALARS = (int, float, str, bytes, bool, type(None))
+
+
+def _has_slots(value: Any) -> bool:
+    """Return whether the attributes of an instance are in slots alone."""
+    cls: Any = type(value)
+    return bool(slots_in(cls)) and cls.__dictoffset__ == 0 and _content(value) is None
+
+
+def _state_of(holder: Any) -> dict[str, Any]:
+    """Return the attributes of an instance with slots, or those of a class but for functions."""
+    if not isinstance(holder, type):
+        return attributes(holder)
+    return {
+        name: value
+        for name, value in vars(holder).items()
+        if not name.startswith(("__", "_abc_"))
+        and not name.endswith("_")
+        and not hasattr(type(value), "__get__")
+    }
+
+
+def _defaults(holder: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the defaults of a function, or of a class's functions, that can be changed."""
+    if isinstance(holder, type):
+        for name, value in vars(holder).items():
+            function = getattr(value, "__func__", value)
+            if type(function) is types.FunctionType:
+                yield from ((f"{name}.{each}", default) for each, default in _defaults(function))
+    if type(holder) is not types.FunctionType:
+        return
+    code, defaults = holder.__code__, holder.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount]
+    found = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+    found.update(holder.__kwdefaults__ or {})
+    yield from ((name, value) for name, value in found.items() if type(value) in _CONTAINERS)
+
+
+def _items(container: Any) -> list[Any]:
+    """Return what a container holds."""
+    return [*container, *(container.values() if isinstance(container, dict) else ())]
+
+
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [n for n in {**before, **now} if before.get(n, _MISSING) is not now.get(n, _MISSING)]
+
+
+class _Same:
+    """The placeholder for a value without digest: equal for the very same object."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other._value is self._value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _mark(value: object) -> object:
+    """Equal for equal values."""
+    if value is _MISSING:
+        return ""
+    try:
+        return digest(value)
+    except DigestError:
+        return _Same(value)
+
+
+def _content(value: Any) -> Any:
+    """The container whose changes show that a value was changed; ``None`` for others."""
+    if type(value) in (list, dict, set, tuple):
+        return value
+    cls = type(value)
+    if not cls.__flags__ & _HEAP_TYPE or issubclass(cls, (type, types.ModuleType)):
+        return None
+    try:  # the target of a proxy is not touched
+        held = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return held if type(held) is dict else None
+
+
+def _spoken(names: Collection[str]) -> str:
+    captured = [n.removeprefix(_CAPTURED) for n in names if n.startswith(_CAPTURED)]
+    of_module = [n for n in names if not n.startswith(_CAPTURED)]
+    spoken = [f"{', '.join(of_module)} of the module"] if of_module else []
+    return " and ".join([*spoken, *([f"the captured {', '.join(captured)}"] if captured else [])])
+
+
+def _is_another(cell: types.CellType, before: Any) -> bool:
+    """Return whether a captured variable was given another value."""
+    now = cell_content(cell, _MISSING)
+    return now is not before and _mark(now) != _mark(before)
+
+
+def _cells(functions: list[types.FunctionType]) -> Iterator[tuple[str, types.CellType]]:
+    """Yield the variables that functions captured, by name, without hidden names."""
+    for function in functions:
+        for name, cell in captured(function).items():
+            if name.replace(".", "").isidentifier():
+                yield name, cell
+
+
+def _named_by(
+    function: types.FunctionType,
+) -> tuple[set[str], list[types.FunctionType], dict[str, Any]]:
+    """The globals that a function names, and those that the module's functions it names do.
+
+    Returns:
+        their names; the function with those of the module's functions; and these and the module's
+        classes, by name.
+    """
+    namespace, named = function.__globals__, set[str]()
+    functions = [function]
+    holders: dict[str, Any] = {function.__qualname__: function}
+    waiting = [function.__code__]
+    while waiting:
+        code = waiting.pop()
+        waiting += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+        for name in set(code.co_names) - named:
+            value = namespace.get(name, _MISSING)
+            if value is _MISSING:
+                continue
+            named.add(name)
+            is_function = type(value) is types.FunctionType
+            inside = getattr(value, "__wrapped__", value) if is_function else value
+            if type(inside) is types.FunctionType and inside.__globals__ is namespace:
+                waiting.append(inside.__code__)
+                functions.append(inside)
+                holders[name] = inside
+            elif isinstance(value, type) and value.__module__ == namespace.get("__name__"):
+                holders.update(_classes_of(name, value))
+                waiting += _codes_of(value)
+    return named, functions, holders
+
+
+def _classes_of(name: str, cls: type) -> Iterator[tuple[str, type]]:
+    """Yield a class, its bases of the same module, and the classes in them."""
+    for base in cls.__mro__:
+        if base.__module__ == cls.__module__:
+            here = name if base is cls else base.__qualname__
+            yield here, base
+            for each, inner in vars(base).items():
+                if isinstance(inner, type) and inner.__qualname__ == f"{base.__qualname__}.{each}":
+                    yield from _classes_of(f"{here}.{each}", inner)
+
+
+def _codes_of(cls: type) -> Iterator[types.CodeType]:
+    functions = (getattr(each, "__func__", each) for each in vars(cls).values())
+    yield from (each.__code__ for each in functions if type(each) is types.FunctionType)
+
+
+# -- generators of random numbers ----------------------------------------------------------------
+
+_OWN = frozenset({"Random", "SystemRandom", "default_rng", "Generator", "RandomState"})
+"""The maker of a generator that is no other code's."""
+
+
+def shared_generators(function: types.FunctionType) -> Iterator[str]:
+    """Yield the names of functions that a workflow calls on generators that all code shares."""
+    random, numpy = sys.modules.get("random"), sys.modules.get("numpy")
+    shared = getattr(random, "_inst", None)
+    namespace, met = function.__globals__, set[str]()
+    waiting = [function.__code__]
+    while waiting:
+        code = waiting.pop()
+        waiting += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+        for name in set(code.co_names) & namespace.keys():
+            value = namespace[name]
+            if value is random is not None or value is numpy is not None:
+                found = _attributes_of(code, name, 1 if value is random else 2)
+                yield from (f"{name}.{each}()" for each in found)
+            elif shared is not None and getattr(value, "__self__", None) is shared:
+                yield f"{name}()"
+            elif _is_helper(value, namespace) and name not in met:
+                met.add(name)
+                waiting.append(value.__code__)
+
+
+def _is_helper(value: Any, namespace: Mapping[str, Any]) -> bool:
+    """Return whether a value is a function of the module, and no step: that records its result."""
+    is_function = type(value) is types.FunctionType and value.__globals__ is namespace
+    return is_function and not hasattr(value, "__wrapped__")
+
+
+def _attributes_of(code: types.CodeType, name: str, depth: int) -> list[str]:
+    """Return what code reads of a module: of ``random``, or of ``numpy`` in its ``random``."""
+    import dis  # on use: few workflows name these modules
+
+    found: dict[str, None] = {}
+    path: list[str] | None = None
+    for each in dis.get_instructions(code):
+        if each.opname == "LOAD_GLOBAL" and each.argval == name:
+            path = []
+        elif path is not None and each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            path.append(str(each.argval))
+            if len(path) == depth:
+                if path[-1] not in _OWN and (depth == 1 or path[0] == "random"):
+                    found[".".join(path)] = None
+                path = None
+        elif each.opname not in ("PUSH_NULL", "CACHE", "EXTENDED_ARG"):
+            path = None
+    return [*found]
+
+
+# -- frame ----------------------------------------------------------------------------------------
+
 
 _MANY = 20  # steps in one statement, by one helper
 _SEVERAL = 3  # steps without a boundary
@@ -79,47 +782,6 @@ class WorkflowFrame(Frame):
         target: the point at which it was taken, in the function as it is now.
     """
 
-    __slots__ = (
-        "active",
-        "around",
-        "asked",
-        "begun",
-        "callee",
-        "checkpoints",
-        "clients",
-        "complaints",
-        "cost",
-        "count",
-        "drawn",
-        "entered",
-        "every",
-        "file",
-        "guessed",
-        "guesses",
-        "helped",
-        "inside",
-        "known",
-        "last",
-        "loaded",
-        "managers",
-        "module",
-        "names",
-        "outlooks",
-        "prefixes",
-        "references",
-        "refused",
-        "reopened",
-        "rewritten",
-        "seen",
-        "settled",
-        "shut",
-        "started",
-        "taken",
-        "tried",
-        "wanted",
-        "without",
-    )
-
     def __init__(
         self,
         active: ActiveRun,
@@ -148,17 +810,16 @@ class WorkflowFrame(Frame):
         self.managers: dict[int, tuple[int, str]] = {}  # steps done before; why it stays shut
         self.inside: dict[tuple[int, int], Any] = {}  # locks that ``with`` statements entered
         self.complaints = Complaints(active, self.file, rewritten)
-        # By what they depend on: see _state() and _state_of().
+        # By what they depend on: see _state() and _shape().
         self.prefixes: dict[tuple[int, int], tuple[list[str], str | None]] = {}
-        self.names: dict[tuple[object, ...], list[str]] = {}
-        self.asking = rewritten.ahead.keys() - {0}
+        self.shapes: dict[tuple[object, ...], tuple[set[int], list[str]]] = {}
+        self.visited: set[int] = set()  # branches
+        self.asking = [number in rewritten.ahead for number in range(len(rewritten.points) + 1)]
         self.asked = 0  # the last point before which something may have called a step
         self.seen: set[int] = set()  # points after which a step was called
         self.tried: set[int] = set()  # points after which a step might have been called
         self.refused: set[int] = set()
         self.entered: set[int | str] = set()  # ``with`` statements and loops with checkpoints
-        self.outlooks = Outlooks(rewritten, self.entered)
-        self.settled: dict[int, usual_save.SettledPoint | None] = {}  # by point
         self.shut: set[int] = set()  # blocks that were not reported yet
         self.reopened: dict[int, Any] = {}  # the files of ``with`` statements to be entered again
         self.guesses = False
@@ -169,13 +830,13 @@ class WorkflowFrame(Frame):
         self.helped: dict[CodeType, int] = {}  # steps that helpers made since the last boundary
         self.started = time.perf_counter()
 
-    def begin(self, captured: Callable[[], Any] | None = None) -> int:
+    def begin(self, points: int, captured: Callable[[], Any] | None = None) -> int:
         """Restore the frame; see the base class.
 
         Raises:
             RestoreFailedError: the variables cannot be loaded.
         """
-        super().begin(captured)
+        super().begin(points, captured)
         callee, rewritten, function = self.callee, self.rewritten, self.rewritten.function
         self.around = Surroundings.of(
             function, captured, callee.bound, callee.instance, callee.secret
@@ -213,7 +874,7 @@ class WorkflowFrame(Frame):
             self.loaded, values = None, self.values
         first = rewritten.ahead.get(self.target)  # no checkpoint is requested before it
         if first is not None:
-            self.drawn = outlook(first, values, rewritten, ()).drawn
+            self.drawn = Outlook(first, values, rewritten).drawn
         self.begun()
         for name, value in self.values.items():
             if isinstance(value, Counted):  # whose file was opened again
@@ -222,7 +883,7 @@ class WorkflowFrame(Frame):
 
     def _sdk_clients(self) -> SdkClients:
         if self.clients is None:
-            from stepwise._checkpoints.sdk_clients import SdkClients  # on use: few make one
+            from stepwise._checkpoints.resources import SdkClients  # on use: few make one
 
             self.clients = SdkClients(self._tag, self._stop)
         return self.clients
@@ -237,15 +898,13 @@ class WorkflowFrame(Frame):
         return self.active.stop(RunStopped(f"run {run_id!r} cannot go on: {why}", run_id=run_id))
 
     def _of_today(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the variables of a checkpoint under the names that this version gives them.
+        """Return the variables of a checkpoint, with iterators and clients made again.
 
         Raises:
             LookupError: an iterator is missing, or could not be made again, nor could a client; or
                 a file is not what it was.
         """
-        named = renamed(values)
-        if not named.keys() >= {*self.rewritten.points[self.target].loops}:
-            raise LookupError("another version of stepwise wrote them")
+        named = {**values}
         rewritten = self.rewritten
         for name in rewritten.points[self.target].loops:
             head, before = rewritten.heads.get(name), named[name]
@@ -294,7 +953,8 @@ class WorkflowFrame(Frame):
         if effect or self.count >= self.every:
             self.due = self.wanted = True
         if self.refused:
-            self.asking |= self.refused
+            for number in self.refused:
+                self.asking[number] = self.asks[number] = True
             self.refused.clear()
         if helper is not None:
             self.due = True  # the next boundary is the end of this statement
@@ -310,28 +970,28 @@ class WorkflowFrame(Frame):
 
     def save(self, number: int, values: dict[str, Any]) -> None:
         """Take a checkpoint here, if one is wanted and can be taken; else ``due`` stays."""
-        if usual_save.save_usual(self, number, values):
-            return
-        names = [*values]
+        active, point = self.active, self.rewritten.points[number]
+        entered, names = self._shape(number, point, values)
+        self.visited |= entered
         self.helped.clear()
         self.without = 0
         if self.shut:
-            self._tell_shut(self.rewritten.points[number], values)
+            self._tell_shut(point, values)
         tells = self.wanted  # an event is for due checkpoints only
-        if self.active.stopped is not None or not self._wants(number, values):
+        if active.stopped is not None or not self._wants(number, values):
             # A thread may have swallowed what stopped the run: nothing after it counts.
-            self.due = self.wanted and self.active.stopped is None
-            self.settled[number] = usual_save.settled_at(self, number, names, [])
+            self.due = self.wanted and active.stopped is None
             values.clear()
             return
         began = time.perf_counter()
-        point = self.rewritten.points[number]
-        kept = self._state_of(values, point, number)
+        kept = self._state_of(values, names)
         values.clear()  # before Python 3.13 it is the frame's, and would keep what the code drops
         read = self._files_read(point, kept)
-        if not self._can_be_taken(point, kept, read, tells=tells):
+        # A stream that was cut may be requested again.
+        cut = active.streams and any(each.cut for each in active.streams.values())
+        if cut or not self._can_be_taken(point, kept, read, tells=tells):
             return
-        if others_alive(self.active):
+        if others_alive(active):
             if tells:
                 self.complaints.skipped(point.line)
             return
@@ -339,24 +999,22 @@ class WorkflowFrame(Frame):
         payload = self._pickled(kept, point, tells=tells)
         if payload is None:
             return
-        self.active.note_handled()
+        active.note_handled()
         state = self._state(number)
         if state is None:
             return
-        facts = self.active.facts
-        self.active.facts = self.checkpoints.write(
-            state, payload, facts, self.references, reads_files=bool(read)
+        active.facts = self.checkpoints.write(
+            state, payload, active.facts, self.references, reads_files=bool(read)
         )
         if heard():
-            self.active.tell("checkpoint_taken", detail=state.where, step=state.step)
+            active.tell("checkpoint_taken", detail=state.where, step=state.step)
         self.entered.update(point.withs, point.loops)
         if read:
             self.shut -= read  # blocks after the loop are not reported
             self.entered -= read  # only in the loop
-        self.note_taken(began, kept)
-        self.settled[number] = usual_save.settled_at(self, number, names, [*kept])
+        self._note_taken(began, kept)
 
-    def note_taken(self, began: float, kept: dict[str, Any]) -> None:
+    def _note_taken(self, began: float, kept: dict[str, Any]) -> None:
         """Note that a checkpoint was taken.
 
         Args:
@@ -383,8 +1041,8 @@ class WorkflowFrame(Frame):
         """
         rewritten, before = self.rewritten, self.drawn
         ahead = rewritten.ahead[number]
-        reach, drawn = self.outlooks.at(number, ahead, values)
-        self.drawn = before or drawn
+        outlook = Outlook(ahead, values, rewritten, self.entered)
+        reach, self.drawn = outlook.reach, before or outlook.drawn
         self.guesses, seen, new = False, number in self.seen, number not in self.tried
         if reach > Reach.UNSURE:
             self.asked = number
@@ -395,7 +1053,7 @@ class WorkflowFrame(Frame):
             if reach is not Reach.PERHAPS or seen or new:
                 return True
         elif reach <= Reach.UNSURE or (reach is Reach.STEP and self.every > 1 and not seen):
-            self.asking.discard(number)
+            self.asking[number] = False
             return False
         elif not before:  # the executed statements produce the same values again
             return False
@@ -404,25 +1062,33 @@ class WorkflowFrame(Frame):
         elapsed = time.perf_counter() - self.started
         self.guesses = self.guessed + self.last <= max(_ALLOWED, _GUESSES * elapsed)
         if not self.guesses:
-            self.asking.discard(number)
+            self.asking[number] = False
             self.refused.add(number)  # until a step was done
         return self.guesses
 
-    def _state_of(self, values: dict[str, Any], point: Point, number: int) -> dict[str, Any]:
-        """The variables that are state.
+    def _shape(
+        self, number: int, point: Point, values: Mapping[str, Any]
+    ) -> tuple[set[int], list[str]]:
+        """Return what the names of the variables say: the branches entered, and which are state.
 
         Not ours, not those of enclosing functions, not those that an open ``with`` binds again.
         """
         rewritten, here = self.rewritten, (number, *values)
-        names = self.names.get(here)
-        if names is None:
+        found = self.shapes.get(here)
+        if found is None:
             again = {name for each in point.withs for name in rewritten.withs[each].names}
             again.update(rewritten.function.__code__.co_freevars)
-            names = self.names[here] = [
+            names = [
                 name
                 for name in values
                 if (name[0] != "@" or name in point.loops) and name not in again
             ]
+            found = self.shapes[here] = visited_in(values), names
+        return found
+
+    def _state_of(self, values: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+        """Return the variables that are state, and the module's."""
+        rewritten = self.rewritten
         kept = {name: values[name] for name in names}
         for name in rewritten.made.keys() & kept.keys() if rewritten.made else ():
             client: Any = kept[name]
@@ -457,7 +1123,8 @@ class WorkflowFrame(Frame):
                     self.complaints.unpicklable(error, point.line)
                 return False
         # A value that did not pickle the last time and is still there will not pickle now.
-        return not self.complaints.is_still_there({**self.around.arguments, **values})
+        complaints, held = self.complaints, self.around.arguments
+        return not (complaints.culprits and complaints.is_still_there({**held, **values}))
 
     def _pickled(self, values: dict[str, Any], point: Point, *, tells: bool) -> Data | None:
         """Return the pickled variables; ``None`` if that cannot be done, which is reported."""
@@ -476,15 +1143,12 @@ class WorkflowFrame(Frame):
 
     def _referring(self, values: dict[str, Any]) -> Data:
         """Return the variables without values that are stored already or put into chunks now."""
-        apart = dump_apart(values, self.around)
-        if apart is not None:
-            return apart
         few = dump_few(values, self.around)
         if few is not None:
             self.references.prepare_none()
             return few
         self.references.prepare(values.values(), self.around.arguments.values())
-        payload = dump_apart(values, self.around, prepared=True) or self._dump(values)
+        payload = self._dump(values)
         if len(payload) > HEAVY and self.references.split_heavy():
             return self._dump(values)
         return payload
@@ -553,7 +1217,7 @@ class WorkflowFrame(Frame):
 
     def counted(self, name: str, iterator: Iterator[Any], values: dict[str, Any]) -> Iterator[Any]:
         """Count the items of an iterator that cannot be recorded; on resume, skip the earlier."""
-        counted = count(iterator, self.rewritten.heads[name], values, self.rewritten)
+        counted = counting(iterator, self.rewritten.heads[name], values, self.rewritten)
         before = values.get(name)
         values.clear()
         if isinstance(before, Skipped):
@@ -600,6 +1264,8 @@ class WorkflowFrame(Frame):
 
     def _entered(self, point: Point) -> Mapping[int, int]:
         """Count how often the open blocks have entered each lock: a resumed run does so again."""
+        if not self.inside:
+            return {}
         entered = [held for (number, _), held in self.inside.items() if number in point.withs]
         return Counter(id(each) for held in entered for each in (held, lock_of(held)))
 
@@ -635,3 +1301,51 @@ class WorkflowFrame(Frame):
                     found, (name, len(dump_values({name: value}, whole))), key=itemgetter(1)
                 )
         return found
+
+
+def state_of(
+    active: ActiveRun,
+    *,
+    position: str,
+    line: int,
+    file: str,
+    prefix: str,
+    visited: list[str],
+    arguments: dict[str, str],
+) -> State:
+    """Return a checkpoint's state of the run; the arguments are the state of the frame."""
+    journal, pool, progress = active.journal, active.pool, active.progress
+    ordinals, children = active.ordinals.kept()
+    with active.lock:
+        facts: tuple[Any, ...] = (  # the constructor would take a Python function more
+            position,
+            line,
+            file,
+            prefix,
+            visited,
+            progress.done,
+            journal.calls,
+            ordinals,
+            children,
+            journal.position.kept(),
+            _unused(pool) if pool else [],
+            arguments,
+            PYTHON,
+            time.time(),
+            {},
+            (),
+            sorted(map(list, active.subjects.state)) if active.subjects.state else (),
+            active.subjects.last,
+            None,
+            round(progress.seconds, 3),
+            dict(progress.usage),
+            active.inbox.kept(),
+            active.steering.told is not None,
+        )
+    return tuple.__new__(State, facts)
+
+
+def _unused(pool: Pool) -> list[list[Any]]:
+    """Return the records that no call has used, as a checkpoint keeps them."""
+    rulings = [[number, number, False, False, False] for number, _ in pool.rulings.values()]
+    return [*([e.origin.number, e.entry.number, *e.flags] for e in pool.all), *rulings]

@@ -1,49 +1,426 @@
-"""``start()``: a run beside its caller, and the handle that waits for it.
+"""Runs beside their caller: started, suspended and woken, recovered after a crash.
 
-A run is taken up before its handle is given: whoever is told its id can rely on it.  A plain
-workflow executes in a thread that the interpreter waits for at its end, an asynchronous one in a
-task of the running event loop.
+``recover()`` and ``stepwise up`` ask the same code which runs somebody has to continue: the first
+once, the second all the time.
+
+The waker continues the suspended runs of this process once what they wait for has come.  The thread
+or the task of a suspended run has ended, and its locals are in the store.  What stays here is an
+entry, which the watcher rings when a moment or a message has come.  One thread then looks into the
+store, and begins the run anew.  It lives while there are entries.
+
+Rejected: keeping the thread of a run that cannot resume inside its function.  A suspension unwinds
+its frames anyway.
+
+``start()`` takes a run up before it gives the handle: whoever is told its id can rely on it.  A
+plain workflow executes in a thread that the interpreter waits for at its end, an asynchronous one
+in a task of the running event loop.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
 import contextvars
+import functools
+import math
+import os
+import queue
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from stepwise._calls.driver import drive
 from stepwise._execution.active_run import current_scope, live_runs
+from stepwise._execution.outcomes import RunInputs, load_inputs
+from stepwise._execution.process_memory import known_workflow, known_workflows, names_of
 from stepwise._execution.suspension import suspended_text
-from stepwise._runs.as_dict import RunStatus
+from stepwise._execution.watching import RunWatch, watcher
+from stepwise._journal.inbox import Inbox
+from stepwise._journal.journal import facts_of, is_ready, read_entries, seal_for
+from stepwise._journal.projection import is_only_submitted
+from stepwise._journal.records import RunFacts
+from stepwise._journal.seal import Seal
 from stepwise._runs.run import Run
-from stepwise._runtime import asyncio_state
-from stepwise._runtime.interrupts import ending, sigterms
-from stepwise._runtime.messages import notice, reports
-from stepwise._runtime.public_names import public
-from stepwise._runtime.thread_context import call_at_exit
-from stepwise._values.preview import preview
+from stepwise._runs.steps import RunStatus
+from stepwise._runtime import asyncio_state, clock, settings
+from stepwise._runtime.facts import NamedTuple, public
+from stepwise._runtime.forks import call_at_exit, process_lock
+from stepwise._runtime.interrupts import ending
+from stepwise._runtime.messages import count, notice, reports
+from stepwise._values.preview import error_text, preview
+from stepwise._workflows.begin import TopLevel, run_of
 from stepwise._workflows.definition import Definition
-from stepwise._workflows.execute import execute, execute_async, record_interruption
-from stepwise._workflows.invoke import TopLevel, run_of
-from stepwise._workflows.opening import Recall
+from stepwise._workflows.execute import (
+    Recall,
+    execute,
+    execute_async,
+    record_interruption,
+    watch_sigterms,
+)
 from stepwise._workflows.resume import WorkflowRun
-from stepwise._workflows.suspending import end_waiting, until_due
-from stepwise.errors import ConfigurationError, RunSuspended
+from stepwise.errors import (
+    ConfigurationError,
+    RunStopped,
+    RunSuspended,
+    StepwiseError,
+    UnreadableValueError,
+)
+from stepwise.stores import Head, Store, open_store
 
 if TYPE_CHECKING:
     import asyncio
+    from typing import TypeGuard
 
 
-__all__ = ["AsyncHandle", "Handle", "StartedRun", "start"]
+# -- unfinished -----------------------------------------------------------------------------------
+
+
+_SET_BACK = 2.0  # seconds by which a suspension may seem to lie ahead; with more, the clock was set
+
+Why = Literal["crashed", "cancelling", "time", "message"]
+"""Why a run has to go on: it died; somebody asked for its end; what it waits for has come."""
+
+
+class UnfinishedRun(NamedTuple):
+    """A run that nobody may be executing, and that has to go on, now or later."""
+
+    store: Store
+    seal: Seal
+    facts: RunFacts
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The store and the id."""
+        return self.store.url, self.facts.run_id
+
+    @property
+    def run(self) -> Run:
+        """The run, for looking at it."""
+        return Run(self.store, self.facts.run_id, self.seal)
+
+    @property
+    def until(self) -> float:
+        """The next moment that it waits for, in seconds since 1970; infinite if it has none."""
+        return min(
+            (each.until for each in self.facts.waits if each.until is not None), default=math.inf
+        )
+
+    def why(self) -> Why | None:
+        """Return why it has to go on now; ``None`` if it waits, or somebody executes it."""
+        facts = self.facts
+        if facts.status == "running" and self.store.owner(facts.run_id) is not None:
+            return None
+        if facts.cancelling or facts.undoing:
+            return "cancelling"
+        if facts.status == "running":
+            return "crashed"
+        now = clock.now()
+        if self.until <= now or (self.until < math.inf and facts.updated_at > now + _SET_BACK):
+            return "time"
+        return "message" if self.has_message() else None
+
+    def has_message(self) -> bool:
+        """Return whether something came for it, while it is suspended, that it waits for."""
+        facts = self.facts
+        own, wanted, last = facts.run_id, set[tuple[str, str, str]](), {facts.run_id: facts.seen}
+        for each in facts.waits:
+            what = ("answer", each.ticket) if each.ticket else ("signal", each.name)
+            wanted.add((each.run or own, *what))
+            if each.run:  # a child run has an inbox of its own
+                last[each.run] = each.seen
+        for run_id, seen in last.items():
+            inbox = Inbox(self.store, self.seal, run_id)
+            for came in inbox.look(tolerant=True):
+                is_cancel = came.kind == "cancel" and came.number > facts.cancels
+                if is_cancel or (came.number > seen and (run_id, came.kind, came.name) in wanted):
+                    return True
+            if inbox.all_lost():  # the run itself reports those
+                return True
+        return False
+
+    def again(self) -> TopLevel:
+        """Return the call that continues it, if nobody else does so first.
+
+        Raises:
+            ConfigurationError: this process does not know its workflow.
+            UnreadableValueError: its arguments cannot be loaded.
+        """
+        facts = self.facts
+        definition = known_workflow(facts.workflow).definition
+        top = call_again(definition, self.run, {}, on_owned="raise")
+        top.meant = facts.__eq__
+        return top
+
+
+def is_submitted(run: UnfinishedRun) -> bool:
+    """Return whether a run was put on record for a task of an engine, which has not begun yet."""
+    store, seal, facts = run
+    if facts.updated_at > facts.created_at:
+        return False
+    return is_only_submitted(list(read_entries(store, seal, facts.run_id)))
+
+
+def _may_go_on(facts: RunFacts | None) -> TypeGuard[RunFacts]:
+    """Return whether a run goes on by itself one day: most have ended, or were stopped."""
+    if facts is None or facts.parent or facts.status in ("completed", "failed"):
+        return False
+    if facts.status == "cancelled":
+        return facts.undoing  # its process died while its side effects were being undone
+    return bool(facts.cancelling) or (facts.status != "interrupted" and not is_ready(facts))
+
+
+class Backlog:
+    """The runs of a store that have to go on, now or later, as their heads show them.
+
+    Heads that are unchanged since the last look are not opened again.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.seal = store, seal_for(store)
+        self._opened: dict[str, tuple[bytes, RunFacts | None]] = {}
+
+    def look(self) -> list[UnfinishedRun]:
+        """Return them, the oldest first."""
+        before, self._opened = self._opened, {}
+        found = []
+        for head in self.store.heads(unfinished=True):
+            known = before.get(head.run_id)
+            if known is None or known[0] != head.data:
+                known = head.data, self._facts(head)
+            self._opened[head.run_id] = known
+            if (facts := known[1]) is not None:
+                found.append(UnfinishedRun(self.store, self.seal, facts))
+        return sorted(found, key=lambda each: each.facts.created_at)
+
+    def look_at(self, run_id: str) -> UnfinishedRun | None:
+        """Return one of them, as it is now; ``None`` if it does not have to go on.
+
+        Of a child run, it is the run at the top that has to.
+        """
+        facts = facts_of(self.store, self.seal, run_id)
+        while facts is not None and facts.parent:
+            facts = facts_of(self.store, self.seal, facts.parent)
+        return UnfinishedRun(self.store, self.seal, facts) if _may_go_on(facts) else None
+
+    def _facts(self, head: Head) -> RunFacts | None:
+        facts = facts_of(self.store, self.seal, head.run_id)
+        return facts if _may_go_on(facts) else None
+
+
+def stores_of(known: Iterable[Definition], store: Any = None) -> list[Store]:
+    """Return the stores that may have runs of these workflows, the configured one first.
+
+    Args:
+        store: a URL, path or store object: only this one.
+    """
+    if store is not None:
+        return [open_store(store)]
+    opened = [open_store(settings.store())]
+    for each in known:
+        if each.options.store is not None:
+            other = open_store(each.options.store)
+            if other not in opened:
+                opened.append(other)
+    return opened
+
+
+def call_again(
+    workflow: Definition, run: Run, given: Mapping[str, Any], **options: Any
+) -> TopLevel:
+    """Return the call that a run was started with, as the call that continues it."""
+    facts = run._facts()
+    if facts.parent:
+        raise ConfigurationError(
+            f"run {run.id!r} is a child run: it resumes when its parent, {facts.parent!r}, does"
+        )
+    if workflow.is_generator or workflow.is_async_generator:
+        raise ConfigurationError(
+            f"run {run.id!r} belongs to a generator workflow, whose items need a consumer: call it"
+        )
+    try:
+        inputs = load_inputs(run.store, run._seal, facts)
+    except UnreadableValueError:
+        if not given:
+            raise
+        inputs = RunInputs({}, "self" if "self" in given else "")
+    values = inputs.whole(given)
+    names = workflow.parameters.names
+    unknown = sorted(values.keys() - {*names, inputs.method})
+    if unknown:
+        raise ConfigurationError(
+            f"run {run.id!r}: its workflow {workflow.label!r} has no parameter {unknown[0]!r}; its "
+            f"parameters are {names}"
+        )
+    instance, args, kwargs = workflow.parameters.call_of(values, inputs.method)
+    if facts.codec:
+        options["codec"] = "json"
+    chosen = workflow.options.changed(
+        {**options, "run_id": run.id, "store": run.store, "fresh": False}
+    )
+    top = TopLevel(Definition(workflow.function, chosen, workflow), instance, args, kwargs)
+    top.mean(run.id, explicit=True)
+    return top
+
+
+# -- suspending -----------------------------------------------------------------------------------
+
+
+class _ParkedRun:
+    """A suspended run; ``go_on`` and ``drop`` as for :meth:`Waker.park`."""
+
+    __slots__ = ("drop", "go_on", "run", "watches")
+
+    def __init__(self, run: Run, go_on: Callable[[], object], drop: Callable[[], object]) -> None:
+        self.run, self.go_on, self.drop = run, go_on, drop
+        self.watches: tuple[RunWatch, ...] = ()
+
+    def waiting(self) -> UnfinishedRun | None:
+        """Return the run as it is now; ``None`` if it does not wait any more."""
+        store, seal = self.run.store, self.run._seal
+        facts = facts_of(store, seal, self.run.id)
+        if facts is None or facts.status != "suspended":
+            return None
+        return UnfinishedRun(store, seal, facts)
+
+    def ring(self) -> None:
+        """Have the waker look whether it has to go on."""
+        waker.rung.put(self)
+
+    def watch(self) -> None:
+        """Be rung when something may have come for it or its child runs."""
+        run, until = self.waiting(), math.inf
+        ids = {self.run.id}
+        if run is not None:
+            until = run.until
+            ids |= {each.run for each in run.facts.waits} - {""}
+        moment = None if math.isinf(until) else until
+        for each in ids:
+            watch = watcher.watch(self.run.store, self.run._seal, each, self.ring, until=moment)
+            self.watches = (*self.watches, watch)
+
+    def is_due(self) -> bool:
+        """Return whether it has to go on, or another process has continued it."""
+        try:
+            run = self.waiting()
+            return run is None or run.why() is not None
+        except (Exception, RunStopped):  # the run itself reports what is wrong with its store
+            return True
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        for each in self.watches:
+            each.close()
+
+
+class Waker:
+    """Continues suspended runs; see the module."""
+
+    def __init__(self) -> None:
+        self._mutex = process_lock()
+        self._begin_anew()
+        os.register_at_fork(after_in_child=self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        """Know no run: so it is at first, and in a forked child, which lacks the thread."""
+        self._parked: set[_ParkedRun] = set()
+        self.rung: queue.SimpleQueue[_ParkedRun | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def park(self, run: Run, go_on: Callable[[], object], drop: Callable[[], object]) -> None:
+        """Have a suspended run continued when it has to go on.
+
+        Args:
+            go_on: called then, once, in the waker's thread; it must not block.
+            drop: called instead if the program ends before.
+
+        Raises:
+            StoreError: the run cannot be read.
+        """
+        parked = _ParkedRun(run, go_on, drop)
+        try:
+            parked.watch()
+            with self._mutex:
+                begins = not ending.begun
+                if begins:
+                    self._parked.add(parked)
+                    self._begin_thread()
+        except BaseException:
+            self._parked.discard(parked)
+            parked.close()
+            raise
+        if begins:
+            parked.ring()  # an earlier ring found no entry
+        else:
+            parked.close()
+            drop()
+
+    def parked(self) -> set[tuple[str, str]]:
+        """Return the suspended runs that this process continues: URL of the store, and id."""
+        with self._mutex:
+            return {(each.run.store.url, each.run.id) for each in self._parked}
+
+    def end(self) -> None:
+        """Continue no run any more, since the program ends."""
+        ending.begin()
+        with self._mutex:
+            dropped, self._parked = self._parked, set()
+            thread, self._thread = self._thread, None
+        self.rung.put(None)
+        for each in dropped:
+            each.close()
+            each.drop()
+        if thread is not None:
+            thread.join()
+
+    # -- the thread ------------------------------------------------------------------------------
+
+    def _begin_thread(self) -> None:
+        if self._thread is None:
+            call_at_exit(self.end)
+            thread = threading.Thread(target=self._work, name="stepwise waker", daemon=False)
+            # In an empty context: begun by a run, it is no thread of that run.
+            contextvars.Context().run(thread.start)
+            self._thread = thread
+
+    def _work(self) -> None:
+        while (parked := self.rung.get()) is not None:
+            if parked in self._parked and parked.is_due():
+                self._go_on(parked)
+            del parked
+            with self._mutex:
+                if not self._parked and self._thread is threading.current_thread():
+                    self._thread = None
+                    return
+
+    def _go_on(self, parked: _ParkedRun) -> None:
+        with self._mutex:
+            if parked not in self._parked:  # the program ends
+                return
+            self._parked.remove(parked)
+        parked.close()
+        try:
+            parked.go_on()
+        except Exception:  # its event loop is closed; no thread can be started
+            parked.drop()
+
+
+waker = Waker()
+"""The waker of this process."""
+
+
+# -- handles --------------------------------------------------------------------------------------
+
 
 R = TypeVar("R")
+Wake = Callable[[str, Callable[[], None]], object]
+"""Executes a function in a thread, which it names."""
 
 _tasks_held: set[asyncio.Task[Any]] = set()  # an event loop holds its tasks weakly
-_woken: set[tuple[str, str]] = set()  # suspended runs that go on beside the cell that called them
+_woken: weakref.WeakValueDictionary[tuple[str, str], StartedRun] = weakref.WeakValueDictionary()
+"""Suspended runs that continue beside the cell that called them."""
+_bells = process_lock()
 _threads_held: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
@@ -53,6 +430,8 @@ class StartedRun(abc.ABC):
     Args:
         run: what is recorded of it.
     """
+
+    _is_dropped = False
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -78,6 +457,20 @@ class StartedRun(abc.ABC):
         A suspended run goes on in this process by itself, so that it is not done.
         """
 
+    @abc.abstractmethod
+    def _end(self, value: Any = None, error: BaseException | None = None) -> None:
+        """Note how the run ended."""
+
+    def _drop(self) -> None:
+        """Note that the program ends while the run is suspended."""
+        self._is_dropped = True
+        self._end()
+
+    def _check(self) -> None:
+        if self._is_dropped:
+            waits = self.run.waits
+            raise RunSuspended(suspended_text(self.id, waits), run_id=self.id, waits=waits)
+
     def _late(self, timeout: float | None) -> TimeoutError:
         return TimeoutError(f"run {self.id!r} has not ended after {timeout} s; it continues")
 
@@ -88,7 +481,8 @@ class Handle(StartedRun, Generic[R]):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self._ended = threading.Event()
+        self._has_ended = False
+        self._end_bell: threading.Event | None = None  # made for the first that waits
         self._value: Any = None
         self._error: BaseException | None = None
 
@@ -98,14 +492,18 @@ class Handle(StartedRun, Generic[R]):
 
         A suspended run goes on in this process by itself, so that it is not done.
         """
-        return self._ended.is_set()
+        return self._has_ended
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the run has ended or stopped; False if it has not after ``timeout`` seconds.
 
         Ctrl-C ends the waiting, not the run.
         """
-        return self._ended.wait(timeout)
+        with _bells:
+            if self._has_ended:
+                return True
+            bell = self._end_bell = self._end_bell or threading.Event()
+        return bell.wait(timeout)
 
     def result(self, timeout: float | None = None) -> R:
         """Wait for the run, and return its result, or raise its exception.
@@ -113,8 +511,9 @@ class Handle(StartedRun, Generic[R]):
         Raises:
             TimeoutError: it has not ended after ``timeout`` seconds; it continues.
         """
-        if not self._ended.wait(timeout):
+        if not self.wait(timeout):
             raise self._late(timeout)
+        self._check()
         if self._error is not None:
             raise self._error
         value: R = self._value
@@ -122,7 +521,10 @@ class Handle(StartedRun, Generic[R]):
 
     def _end(self, value: Any = None, error: BaseException | None = None) -> None:
         self._value, self._error = value, error
-        self._ended.set()
+        with _bells:
+            self._has_ended, bell = True, self._end_bell
+        if bell is not None:
+            bell.set()
 
 
 @public
@@ -130,8 +532,11 @@ class AsyncHandle(StartedRun, Generic[R]):
     """A run that executes in a task of an event loop; awaited, it gives the result."""
 
     def __init__(self, run: Run) -> None:
+        import asyncio
+
         super().__init__(run)
-        self._task: asyncio.Task[Any]
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[Any] = self._loop.create_future()
 
     @property
     def done(self) -> bool:
@@ -139,7 +544,7 @@ class AsyncHandle(StartedRun, Generic[R]):
 
         A suspended run goes on in this process by itself, so that it is not done.
         """
-        return self._task.done()
+        return self._ended.done()
 
     async def wait(self, timeout: float | None = None) -> bool:
         """Wait until the run has ended or stopped; False if it has not after ``timeout`` seconds.
@@ -148,7 +553,7 @@ class AsyncHandle(StartedRun, Generic[R]):
         """
         import asyncio
 
-        done, _ = await asyncio.wait({self._task}, timeout=timeout)
+        done, _ = await asyncio.wait({self._ended}, timeout=timeout)
         return bool(done)
 
     async def result(self, timeout: float | None = None) -> R:
@@ -159,8 +564,22 @@ class AsyncHandle(StartedRun, Generic[R]):
         """
         if not await self.wait(timeout):
             raise self._late(timeout)
-        value: R = self._task.result()
+        self._check()
+        value: R = self._ended.result()
         return value
+
+    def _end(self, value: Any = None, error: BaseException | None = None) -> None:
+        if asyncio_state.is_cancellation(error):
+            self._ended.cancel()
+        elif error is not None:
+            self._ended.set_exception(error)
+            self._ended.exception()  # asked for: asyncio need not say that nobody did
+        else:
+            self._ended.set_result(value)
+
+    def _drop(self) -> None:
+        with contextlib.suppress(RuntimeError):  # its loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(super()._drop)
 
     def __await__(self) -> Generator[Any, None, R]:
         return self.result().__await__()
@@ -215,10 +634,11 @@ def start_thread(top: TopLevel) -> Handle[Any]:
     """Execute a run in a thread of its own; return when the run is taken over, or waits."""
     handle: Handle[Any] = Handle(run_of(top.store, top.run_id))
     began, refused = threading.Event(), list[BaseException]()
+    wake = _beside()
 
     def target() -> None:
         try:
-            execute_here(top, handle, waits=began.set, begins=began.set, wakes=True)
+            execute_here(top, handle, waits=began.set, begins=began.set, wake=wake)
         finally:
             if not began.is_set() and handle._error is not None:
                 refused.append(handle._error)
@@ -233,10 +653,16 @@ def start_thread(top: TopLevel) -> Handle[Any]:
     return handle
 
 
+def _beside() -> Wake:
+    """Return what executes a function in a thread, in the context of this caller."""
+    run: Any = contextvars.copy_context().run
+    return functools.partial(run, begin_thread)
+
+
 def begin_thread(name: str, target: Callable[[], None]) -> None:
     """Start a thread that the interpreter waits for at its end, while everything still works."""
     call_at_exit(_wait_for_threads)
-    sigterms.begin()  # here: a thread cannot
+    watch_sigterms()  # here: a thread cannot
     run = contextvars.copy_context().run
     thread = threading.Thread(target=run, args=(target,), name=name, daemon=False)
     _threads_held.add(thread)
@@ -246,7 +672,7 @@ def begin_thread(name: str, target: Callable[[], None]) -> None:
 def _wait_for_threads() -> None:
     """Wait for the started runs; after Ctrl-C, only for the steps in progress."""
     ending.begin()
-    end_waiting()
+    waker.end()
     for thread in list(_threads_held):
         while thread.is_alive():
             try:
@@ -265,31 +691,42 @@ def execute_here(
     *,
     waits: Callable[[], None] | None = None,
     begins: Callable[[], None] | None = None,
-    wakes: bool = False,
+    wake: Wake | None = None,
 ) -> None:
     """Execute a run in this thread, for a handle.
 
     Args:
         waits: called when somebody else executes it, and it waits.
         begins: called when it is taken up.
-        wakes: should the run suspend, wait until it has to go on, and execute it again.
+        wake: called with what executes the run again, should it have suspended and be due.
     """
     try:
-        while True:
-            try:
-                value = _executed(top, waits, begins)
-                break
-            except RunSuspended as error:
-                tell_failure(top, error, wakes=wakes)
-                if not wakes or not drive(until_due(top.store, top.run_id)).unwrap():
-                    handle._end(error=error)
-                    return
-            top.again()
-    except BaseException as error:  # the store's, too, while the run waited
+        handle._end(_executed(top, waits, begins))
+    except RunSuspended as error:
+        tell_failure(top, error, wakes=wake is not None)
+        if wake is None:
+            handle._end(error=error)
+        else:
+            _park(top, handle, _again, wake)
+    except BaseException as error:
         tell_failure(top, error)
         handle._end(error=error)
-    else:
-        handle._end(value)
+
+
+def _again(top: TopLevel, handle: Handle[Any], wake: Wake) -> None:
+    """Execute a suspended run again, in another thread."""
+    wake(f"stepwise {top.run_id}", functools.partial(execute_here, top, handle, wake=wake))
+
+
+def _park(top: TopLevel, handle: StartedRun, again: Callable[..., object], *where: Any) -> None:
+    """Keep nothing of a suspended run but its call, and have it executed again when it is due."""
+    top.again()
+    try:
+        waker.park(handle.run, functools.partial(again, top, handle, *where), handle._drop)
+    except BaseException as error:  # the store's
+        top.opened = True
+        tell_failure(top, error)
+        handle._end(error=error)
 
 
 def _executed(
@@ -312,78 +749,71 @@ def _executed(
 def wake_here(top: TopLevel) -> None:
     """Execute a suspended run again as soon as it has to go on, beside its caller."""
     key = top.store.url, top.run_id
-    if key in _woken:
+    known = _woken.get(key)
+    if known is not None and not known.done:
         return
-    _woken.add(key)
     top.unheard = True
+    run = run_of(top.store, top.run_id)
     if top.workflow.is_coroutine and asyncio_state.loop_runs():
-        task = sys.modules["asyncio"].create_task(_wake_in_task(top))
-        _tasks_held.add(task)
-        task.add_done_callback(_tasks_held.discard)
+        handle: StartedRun = AsyncHandle(run)
+        _park(top, handle, _again_in_loop, None, contextvars.copy_context())
     else:
-        begin_thread(f"stepwise {top.run_id}", lambda: _wake_in_thread(top))
+        handle = Handle(run)
+        _park(top, handle, _again, _beside())
+    _woken[key] = handle
 
 
-def _wake_in_thread(top: TopLevel) -> None:
-    try:
-        if drive(until_due(top.store, top.run_id)).unwrap():
-            top.again()
-            execute_here(top, Handle(run_of(top.store, top.run_id)), wakes=True)
-    except BaseException as error:
-        tell_failure(top, error)
-    finally:
-        _woken.discard((top.store.url, top.run_id))
-
-
-async def _wake_in_task(top: TopLevel) -> None:
-    from stepwise._calls.async_driver import adrive  # a synchronous program does not load asyncio
-
-    try:
-        if (await adrive(until_due(top.store, top.run_id))).unwrap():
-            top.again()
-            await _execute_and_wake(top)
-    except BaseException as error:
-        tell_failure(top, error)
-        if not isinstance(error, Exception):
-            raise
-    finally:
-        _woken.discard((top.store.url, top.run_id))
-
-
-def start_task(top: TopLevel, limit: asyncio.Semaphore | None = None) -> AsyncHandle[Any]:
+def start_task(
+    top: TopLevel, limit: asyncio.Semaphore | None = None, *, wakes: bool = True
+) -> AsyncHandle[Any]:
     """Execute a run in a task of the running loop; it is taken over at once.
 
     Args:
         limit: it is taken up when that lets it pass.
+        wakes: should the run suspend, execute it again when it has to go on.
     """
-    import asyncio
-
     if limit is None:
         top.begin_now()
     handle: AsyncHandle[Any] = AsyncHandle(run_of(top.store, top.run_id))
-    work = _execute_task(top, limit) if limit is not None else _execute_and_wake(top)
-    task = asyncio.get_running_loop().create_task(work, name=top.run_id)
+    task = _begin_task(top, handle, limit, wakes=wakes)
     if isinstance(top.taken, WorkflowRun):
         # The run is neither finished nor executed by the thread that starts it.
         top.taken.active.task, top.taken.active.unwinding.main = task, id(task)
-    _tasks_held.add(task)
-    task.add_done_callback(lambda _: _ended(top, task))
-    handle._task = task
     return handle
 
 
-async def _execute_and_wake(top: TopLevel) -> Any:
-    """Execute a run, again and again as long as it suspends."""
-    from stepwise._calls.async_driver import adrive  # a synchronous program does not load asyncio
+def _begin_task(
+    top: TopLevel, handle: AsyncHandle[Any], limit: asyncio.Semaphore | None, *, wakes: bool
+) -> asyncio.Task[Any]:
+    task = handle._loop.create_task(_execute_task(top, limit), name=top.run_id)
+    _tasks_held.add(task)
 
-    while True:
+    def ended(_: object) -> None:
+        _tasks_held.discard(task)
+        error = asyncio_state.cancellation() if task.cancelled() else task.exception()
         try:
-            return await _execute_task(top, None)
-        except RunSuspended as error:
-            tell_failure(top, error, wakes=True)
-            if not (await adrive(until_due(top.store, top.run_id))).unwrap():
-                raise
-            top.again()
+            _close_unbegun(top)
+            if error is not None and not task.cancelled():
+                tell_failure(top, error, wakes=wakes)
+        finally:
+            if wakes and isinstance(error, RunSuspended):
+                _park(top, handle, _again_in_loop, limit, contextvars.copy_context())
+            else:
+                handle._end(None if error is not None else task.result(), error)
+
+    task.add_done_callback(ended)
+    return task
+
+
+def _again_in_loop(
+    top: TopLevel,
+    handle: AsyncHandle[Any],
+    limit: asyncio.Semaphore | None,
+    context: contextvars.Context,
+) -> None:
+    """Execute a suspended run again in its event loop, which another thread runs."""
+    work = functools.partial(_begin_task, top, handle, limit, wakes=True)
+    handle._loop.call_soon_threadsafe(work, context=context)
 
 
 async def _execute_task(top: TopLevel, limit: asyncio.Semaphore | None) -> Any:
@@ -396,20 +826,15 @@ async def _execute_task(top: TopLevel, limit: asyncio.Semaphore | None) -> Any:
         return opened.value if isinstance(opened, Recall) else await execute_async(opened)
 
 
-def _ended(top: TopLevel, task: asyncio.Task[Any]) -> None:
-    _tasks_held.discard(task)
+def _close_unbegun(top: TopLevel) -> None:
+    """Close a run whose task was cancelled before it began: by a Ctrl-C or the end of the loop."""
     if isinstance(top.taken, WorkflowRun) and not top.taken.active.ended:
-        # Its task was cancelled before it began: by the end of the loop, or by a Ctrl-C.
         ambient = sys.exc_info()[1]
         if isinstance(ambient, KeyboardInterrupt):
             record_interruption(top.taken.active, ambient)
         top.taken.active.close()
         if top.display is not None:
             top.display.close()
-    if not task.cancelled():
-        error = task.exception()
-        if error is not None:
-            tell_failure(top, error)
 
 
 def _detach(opened: Recall | WorkflowRun) -> None:
@@ -426,3 +851,260 @@ def tell_failure(top: TopLevel, error: BaseException, *, wakes: bool = False) ->
             notice(f"{suspended_text(error.run_id, error.waits)}{here}")
         else:
             notice(f"{top.run_id}, which was started, ended with {preview(error)}")
+
+
+# -- recover --------------------------------------------------------------------------------------
+
+
+_SHOWN = 5  # runs that a notice names
+
+
+@public
+class Recovered(list["Handle[Any] | AsyncHandle[Any]"]):
+    """The handles of the resumed runs.
+
+    Args:
+        left: the runs that were left alone, each with the reason.
+    """
+
+    def __init__(
+        self,
+        handles: Iterable[Handle[Any] | AsyncHandle[Any]] = (),
+        left: Iterable[tuple[Run, str]] = (),
+    ) -> None:
+        super().__init__(handles)
+        self.left = list(left)
+
+
+def resume(workflow: Definition, run: Run, given: Mapping[str, Any]) -> Any:
+    """Continue a run; gives its handle.  See :meth:`stepwise.Run.resume`."""
+    refuse_inside(f"resume() of run {run.id!r}")
+    top = call_again(workflow, run, given)
+    top.resumes = True
+    in_task = top.workflow.is_coroutine and asyncio_state.loop_runs()
+    return start_task(top) if in_task else start_thread(top)
+
+
+# -- all of them ---------------------------------------------------------------------------------
+
+
+def recover(workflow: Any = None, *, max_workers: int = 8, store: Any = None) -> Recovered:
+    """Continue, in this process, the runs that have to go on now and that nobody executes.
+
+    Those are the runs shown as ``crashed``: their process was killed or ended, or their host is
+    gone; the ``suspended`` runs whose time or message has come; and those that somebody cancelled,
+    so that they unwind.  The other ``suspended`` runs are continued here once what they wait for
+    has come, as long as this process lives; until then they take no thread and have no handle.
+    Runs that failed or were interrupted are left alone; so are child runs, which their parents call
+    again.  Runs of workflows that this process does not know, and runs whose arguments could not be
+    recorded, are left alone and named.
+
+    Call it when a server starts, after the modules that define its workflows are imported.  It
+    returns at once.  What a run raises is in its handle, and stops no other run; a run that another
+    process was faster to take up is that one's: its handle raises ``RunBusyError``.
+
+    Args:
+        workflow: only the runs of this workflow: the workflow itself, its name or its full name.
+        max_workers: how many runs execute at the same time: in threads, and, where an event loop is
+            running, so many asynchronous ones in its tasks.
+        store: a URL, path or store object; by default the configured one, and those that workflows
+            were decorated with.
+
+    Returns:
+        a list of the handles, the oldest run first; its attribute ``left`` has the runs that were
+        left alone, each with the reason.
+
+    Raises:
+        ConfigurationError: this process does not know ``workflow``; or it is called inside a run.
+    """
+    refuse_inside("stepwise.recover()")
+    if not isinstance(max_workers, int) or isinstance(max_workers, bool) or max_workers < 1:
+        raise ConfigurationError(f"recover(max_workers={max_workers!r}): it must be 1 or more")
+    wanted = getattr(workflow, "full_name", workflow)
+    known = [each.definition for each in known_workflows()]
+    meant = [each for each in known if wanted in (None, each.full_name, each.label)]
+    names = {name for each in meant for name in names_of(each)}
+    if wanted is not None and not names:
+        known_workflow(str(wanted))  # raises
+    found = _found(wanted, names, stores_of(known, store))
+    here = waker.parked()
+    found.waiting = [run for run in found.waiting if (run.store.url, run.id) not in here]
+    _tell(found)
+    return Recovered(_begun(found, max_workers), found.left)
+
+
+class _ToContinue:
+    """The runs that ``recover()`` found in the stores.
+
+    Attributes:
+        due: the calls that continue the runs which have to go on now.
+        waiting: suspended runs that have to go on later.
+        left: what is left alone, with the reasons.
+    """
+
+    def __init__(self) -> None:
+        self.due: list[TopLevel] = []
+        self.waiting: list[Run] = []
+        self.left: list[tuple[Run, str]] = []
+
+    def look(self, store: Store, wanted: Any, names: set[str]) -> None:
+        """Sort the unfinished runs of a store."""
+        for each in Backlog(store).look():
+            if wanted is not None and each.facts.workflow not in names:
+                continue
+            try:
+                if each.why():
+                    self.due.append(each.again())
+                elif each.facts.status == "suspended":
+                    known_workflow(each.facts.workflow)  # raises
+                    self.waiting.append(each.run)
+            except (Exception, RunStopped) as error:  # classes of loaded values may raise, too
+                self.left.append((each.run, error_text(error) or type(error).__name__))
+
+
+def _found(wanted: Any, names: set[str], stores: Iterable[Store]) -> _ToContinue:
+    found = _ToContinue()
+    for number, store in enumerate(stores):
+        try:
+            found.look(store, wanted, names)
+        except (StepwiseError, RunStopped) as error:
+            if number == 0:
+                raise
+            notice(f"recover: the runs in {store.url} are left alone: {error}")
+    return found
+
+
+@reports
+def _tell(found: _ToContinue) -> None:
+    due = [each.run_id for each in found.due]
+    if due:
+        notice(f"recover: {count(len(due), 'run')} continued here: {_named(due)}")
+    waiting = [each.id for each in found.waiting]
+    if waiting:
+        notice(
+            f"recover: {count(len(waiting), 'run')} suspended, and continued here when what they "
+            f"wait for has come: {_named(waiting)}"
+        )
+    reasons = Counter(why for _, why in found.left)
+    for why, many in reasons.most_common(_SHOWN):
+        ids = _named([run.id for run, each in found.left if each == why])
+        notice(f"recover: {count(many, 'run')} left alone ({ids}): {why}")
+
+
+def _named(ids: list[str]) -> str:
+    return ", ".join(ids[:_SHOWN]) + ", ..." * (len(ids) > _SHOWN)
+
+
+def _begun(found: _ToContinue, max_workers: int) -> list[Handle[Any] | AsyncHandle[Any]]:
+    """Begin to execute the runs that are due, and wait with the others."""
+    loop, limit, workers = None, None, _Workers(max_workers)
+    if asyncio_state.loop_runs():
+        import asyncio
+
+        loop, limit = asyncio.get_running_loop(), asyncio.Semaphore(max_workers)
+    handles: list[Handle[Any] | AsyncHandle[Any]] = []
+    for top in found.due:
+        if loop is not None and top.workflow.is_coroutine:
+            handles.append(start_task(top, limit))
+        else:
+            handle: Handle[Any] = Handle(run_of(top.store, top.run_id))
+            handles.append(handle)
+            workers.take(functools.partial(_same, top), handle)
+    context = contextvars.copy_context()
+    for run in found.waiting:
+        if loop is not None and known_workflow(run.workflow).definition.is_coroutine:
+            start = functools.partial(_start, run, limit)
+            go_on: Callable[[], object] = functools.partial(
+                loop.call_soon_threadsafe, start, context=context
+            )
+        else:
+            go_on = functools.partial(workers.take, functools.partial(_call_of, run), Handle(run))
+        try:
+            waker.park(run, go_on, _stays_suspended)
+        except (StepwiseError, RunStopped) as error:
+            notice(f"recover: {run.id} is left alone: {error}")
+    return handles
+
+
+def _stays_suspended() -> None:
+    """Do nothing: the program ends."""
+
+
+def _same(top: TopLevel) -> TopLevel:
+    return top
+
+
+def _start(run: Run, limit: asyncio.Semaphore | None) -> None:
+    """Execute a suspended run in a task of this loop, if it is due and no other process did so."""
+    top = _call_of(run)
+    if top is not None:
+        start_task(top, limit)
+
+
+def _call_of(run: Run) -> TopLevel | None:
+    """Return the call that continues a suspended run; ``None`` if another process has done so."""
+    try:
+        facts = facts_of(run.store, run._seal, run.id)
+        if facts is None or facts.status != "suspended":
+            return None
+        return UnfinishedRun(run.store, run._seal, facts).again()
+    except (Exception, RunStopped) as error:  # classes of loaded values may raise, too
+        notice(f"recover: {run.id} is left alone: {error_text(error) or type(error).__name__}")
+        return None
+
+
+class _Workers:
+    """Threads that execute runs, one after the other.
+
+    Args:
+        most: threads at the same time.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._busy = most, 0
+        self._mutex = process_lock()
+        self._jobs: deque[tuple[Callable[[], None], Handle[Any]]] = deque()
+        self._context = contextvars.copy_context()
+
+    def take(self, call: Callable[[], TopLevel | None], handle: Handle[Any]) -> None:
+        """Execute a run, and again as long as it suspends.
+
+        Args:
+            call: returns the call that continues it; ``None`` if another process has done so.
+        """
+
+        def work() -> None:
+            top = call()
+            if top is not None:
+                execute_here(top, handle, wake=lambda _, again: self._add(again, handle))
+
+        self._add(work, handle)
+
+    def _add(self, work: Callable[[], None], handle: Handle[Any]) -> None:
+        with self._mutex:
+            self._jobs.append((work, handle))
+            begins = self._busy < self._most
+            self._busy += begins
+        if begins:
+            self._context.copy().run(begin_thread, "stepwise recover", self._work)
+
+    def _work(self) -> None:
+        """Execute what there is.
+
+        The first of each thread is executed in any case: a program may end with ``recover()``.
+        Once the interpreter is ending, no other is begun.
+        """
+        first = True
+        while True:
+            with self._mutex:
+                if not self._jobs:
+                    self._busy -= 1
+                    return
+                work, handle = self._jobs.popleft()
+            if not ending.begun or (first and not ending.by_ctrl_c):
+                work()
+            else:
+                why = f"{handle.id} was not begun: the program ends"
+                notice(f"recover: {why}")
+                handle._end(error=StepwiseError(f"run {why}"))
+            first = False

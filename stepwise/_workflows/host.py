@@ -4,6 +4,13 @@ A host has no workflow function that could be entered in the middle.  It names i
 tells its runs apart, takes a run up (:func:`open_run`), says where it resumes
 (:meth:`HostedRun.resume_at_newest`, :meth:`HostedRun.resume_from_start`), has its steps recorded
 (:func:`call`), and keeps objects of its own beside the records (:class:`HostStore`).
+
+A run that is executed piece by piece: the cells of a notebook.
+
+Such a run has no function.  Each piece is a step of it, which takes the run up and gives it up at
+its end, so that another process may look and forget in between.  What is recorded inside a piece
+that did not complete (it raised, or its process was killed) answers the next one that makes the
+same call.
 """
 
 from __future__ import annotations
@@ -11,49 +18,64 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any, Protocol, TypeVar
 
-from stepwise._calls import plain
 from stepwise._calls.async_driver import adrive, aresume
-from stepwise._calls.driver import Result, start
-from stepwise._calls.retrying import fail_attempt, left_by
-from stepwise._calls.steps import Step, step_of, steps_around
+from stepwise._calls.call import Performance, fail_attempt, left_by
+from stepwise._calls.driver import Core, Result, drive, start
+from stepwise._calls.steps import Step, is_defined_now, known_steps, step_of, steps_around
 from stepwise._checkpoints.checkpoints import Retention, State
-from stepwise._checkpoints.checkpoints import header_text as state_text
+from stepwise._execution.account import Ordinals, Progress
 from stepwise._execution.active_run import ActiveRun, Scope, branches, current_scope, scope_variable
 from stepwise._execution.failures import Unwinding
-from stepwise._execution.outcomes import ShownValue
-from stepwise._execution.outside import warn_if_unseen
+from stepwise._execution.location import Locator, Origin
+from stepwise._execution.outcomes import ShownValue, load_outcome
 from stepwise._execution.process_memory import memory
+from stepwise._execution.tasks import warn_if_unseen
+from stepwise._execution.waits import Taken
 from stepwise._identity.call_parts import HeldParts
-from stepwise._identity.identity import derived_id, label_of
+from stepwise._identity.identity import derived_id, label_of, uncounted
 from stepwise._identity.module_names import file_of, other_names, place_of
-from stepwise._identity.parts import uncounted
-from stepwise._journal.chain import is_of_file
-from stepwise._journal.journal import Journal, Position, facts_of, read_entries, seal_for
+from stepwise._journal.journal import (
+    Journal,
+    Position,
+    facts_of,
+    holds,
+    is_of_file,
+    read,
+    read_entries,
+    read_one,
+    seal_for,
+)
 from stepwise._journal.lease import Lease, describe_owner
 from stepwise._journal.log import SESSIONS, THREADS, LogEnd, LogIndex, SealedLog
 from stepwise._journal.projection import Calls
-from stepwise._journal.records import Forgotten, RunFacts
-from stepwise._journal.seal import DamagedError, Seal
+from stepwise._journal.records import Entry, Forgotten, Resumed, RunFacts
+from stepwise._journal.seal import DamagedError, Seal, named
+from stepwise._matching.held import NOTHING_WATCHED, Watched
+from stepwise._matching.pool import Pool
+from stepwise._matching.subjects import Identity
 from stepwise._rewrite import Source
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached
 from stepwise._runtime.messages import count, notice
-from stepwise._values.buffers import Data
+from stepwise._values import digest
 from stepwise._values.codec import Codec
-from stepwise._workflows import execute, opening
+from stepwise._values.unpickling import Data
+from stepwise._workflows.begin import live_run
+from stepwise._workflows.begin import open_run as _open_run
 from stepwise._workflows.definition import Callee, HostProgram
-from stepwise._workflows.opening import Invocation, Recall
-from stepwise._workflows.takeover import (
-    go_on_at_newest,
-    go_on_from_the_top,
-    record_resumed,
-    state_of,
-)
-from stepwise._workflows.turns import live_run
+from stepwise._workflows.execute import Invocation, OpenedRun, Recall, execute, execute_async
+from stepwise._workflows.frame import state_of
+from stepwise._workflows.resume import go_on_at_newest, go_on_from_the_top, record_resumed
 from stepwise.stores import Store
+
+# -- host -----------------------------------------------------------------------------------------
+
 
 __all__ = [
     "SESSIONS",
@@ -87,7 +109,6 @@ __all__ = [
     "place_of",
     "program_of",
     "run_here",
-    "state_text",
     "step_of",
     "steps_around",
     "uncounted",
@@ -157,13 +178,13 @@ def open_run(
         RunConflictError: its id belongs to a run with other arguments or parts.
     """
     callee = Callee(program, bound, digest, parts)
-    return opening.open_run(Invocation(callee, store, run_id, explicit, fsync=True), HostedRun)
+    return _open_run(Invocation(callee, store, run_id, explicit, fsync=True), HostedRun)
 
 
 # -- a run in progress ---------------------------------------------------------------------------
 
 
-class HostedRun(opening.OpenedRun):
+class HostedRun(OpenedRun):
     """A run that a host executes.
 
     Attributes:
@@ -189,11 +210,6 @@ class HostedRun(opening.OpenedRun):
         """How its values are recorded."""
         return self.active.codec
 
-    @property
-    def journal(self) -> Journal:
-        """The journal to which objects beside the records are written."""
-        return self.active.journal
-
     async def execute(self, body: Callable[[], Awaitable[Any]], *, idle: int = 0) -> Any:
         """Execute it to its end, and record what ``body`` gives.
 
@@ -202,7 +218,7 @@ class HostedRun(opening.OpenedRun):
         """
         self._body, self.active.idle = body, idle
         try:
-            return await execute.execute_async(self)
+            return await execute_async(self)
         finally:
             parts = self.call.callee.parts
             if isinstance(parts, HeldParts):
@@ -377,11 +393,7 @@ async def call(
     assert scope is not None
     if branch:
         scope = scope._replace(branch=branch)
-    if step.awaits and instance is None and not only_recorded:
-        ending = await plain.acall(step, scope, args, kwargs, hosted=True)
-        if ending is not None:
-            return ending.unwrap()
-    core = step.core(scope, args, kwargs, instance)
+    core = step.core(scope, args, kwargs, instance, asks_first=only_recorded)
     operation = start(core)
     if only_recorded and not isinstance(operation, Result):
         core.close()  # the journal was queried; nothing was done
@@ -446,14 +458,8 @@ class HostStore:
         Raises:
             DamagedError: it does not verify, or is not there.
         """
-        opened = self.seal.open(f"{name}/{run_id}", self.store.get(run_id, name) or b"")
+        opened = self.seal.open(named(name, run_id), self.store.get(run_id, name) or b"")
         return opened.header, opened.payload
-
-    def turn(self) -> threading.RLock:
-        """Return the lock of the thread that writes objects to the store."""
-        if not _turns:
-            os.register_at_fork(after_in_child=_turns.clear)
-        return _turns.get(self.store.url) or _turns.setdefault(self.store.url, threading.RLock())
 
     @contextmanager
     def owned(self, run_id: str) -> Iterator[Journal]:
@@ -464,7 +470,9 @@ class HostStore:
         Raises:
             RunBusyError: another process is executing the run.
         """
-        with self.turn():
+        if not _turns:
+            os.register_at_fork(after_in_child=_turns.clear)
+        with _turns.setdefault(self.store.url, threading.RLock()):
             active = live_run(self.store, run_id)
             if active is not None:
                 yield active.journal
@@ -478,3 +486,221 @@ class HostStore:
 
 
 _turns: dict[str, threading.RLock] = {}
+
+
+# -- pieces ---------------------------------------------------------------------------------------
+
+
+class Piece(NamedTuple):
+    """A piece that is to be executed.
+
+    Args:
+        digest: what tells it from others of its name.
+        inputs: the objects that it is shown with, by name.
+        site: how it is called in listings.
+        body: executes it, and gives what is recorded.
+    """
+
+    name: str
+    digest: str
+    inputs: Mapping[str, Any]
+    site: str
+    body: Callable[[], Any]
+
+
+class RunPieces:
+    """The pieces of one run, as this process knows them.
+
+    Args:
+        program: stands for the run.
+        run_id: of the run.
+        module: the one that they count as steps of.
+        noun: what one is called.
+
+    Attributes:
+        progress: how many this process has executed, and how many it has skipped.
+        begun: it has executed one.
+    """
+
+    def __init__(self, program: HostProgram, run_id: str, module: str, noun: str) -> None:
+        self._program, self._run_id, self._module, self._noun = program, run_id, module, noun
+        self.progress = Progress()
+        self.begun = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self._store: Store | None = None
+        self._entries: list[Entry] = []
+        self._at = Position()
+        self._whole = False  # everything has been verified under the lease
+
+    def find(self, store: Store, name: str, digest_: str) -> Entry | None:
+        """The record of a piece, if it is done; the newest, if it was executed again."""
+        seal = seal_for(store)
+        if store is not self._store or not holds(store, seal, self._run_id, self._at):
+            self._forget()  # it is another journal
+            self._store = store
+        for entry, at in read(store, seal, self._run_id, self._at):
+            self._at = at
+            if isinstance(entry, Entry):
+                self._entries.append(self._slim(entry))
+        found = [
+            each.entry.number
+            for each in Calls(self._entries)
+            if each.call.module == self._module
+            and each.answers
+            and (each.call.name, each.call.digest) == (name, digest_)
+        ]
+        return read_one(store, seal, self._run_id, max(found)) if found else None
+
+    def skip(self, entry: Entry) -> Any:
+        """Load what a piece gave that is done, and count it as skipped.
+
+        Raises:
+            UnreadableValueError: it cannot be loaded here.
+        """
+        value = load_outcome(Codec(), entry).value
+        self.progress.skipped += 1
+        return value
+
+    def _slim(self, entry: Entry) -> Entry:
+        """An entry without the value of its piece, which is read again when it is needed."""
+        outcome = entry.outcome
+        is_piece = outcome is not None and outcome.call.module == self._module
+        return entry._replace(payload=b"") if is_piece else entry
+
+    def open(self, store: Store, piece: Piece) -> PieceRun:
+        """Take the run up, to execute a piece.
+
+        Raises:
+            RunBusyError: somebody executes a piece of it.
+        """
+        callee = Callee(self._program, {}, digest.combine(self._program.full_name))
+        call = Invocation(callee, store, self._run_id, explicit=False, fsync=True)
+        run = _open_run(call, PieceRun)
+        assert not isinstance(run, Recall)  # its results are never recorded
+        run.begin_with(self, piece)
+        return run
+
+    def go_on(self, run: PieceRun) -> None:
+        """Be where the pieces that are done have left the run."""
+        active, journal = run.active, run.active.journal
+        if not self._whole:
+            self._forget()
+            self._store, self._whole = journal.store, True
+        self._entries += map(self._slim, journal.load(self._at))
+        self._at = journal.position
+        pool = Pool(self._entries, known_steps, defined=is_defined_now)
+        recorded = pool.all
+        for entry in self._entries:
+            journal.count(entry)
+        for each in recorded:
+            if each.call.module == self._module:
+                pool.take(each)  # and the calls inside it, if it is done
+        loose = {each.call.number for each in pool.all}
+        used = [each.call for each in recorded if each.call.number not in loose]
+        active.pool = pool
+        active.inbox.taken = Taken(entries=self._entries)
+        active.ordinals = Ordinals(
+            Counter(call.name for call in used),
+            Counter((call.name, call.digest) for call in used if call.child),
+        )
+        self._tell(run)
+
+    def _tell(self, run: PieceRun) -> None:
+        """Record that the run is in progress; for the first piece here, that it resumes."""
+        active, now = run.active, time.time()
+        unknown = not run.is_new and active.facts.status == "running"  # it was killed
+        active.account.resume(active.journal.position.sums)
+        active.facts = active.facts._replace(
+            status="running", end=0, error="", updated_at=now, waits=()
+        )
+        first, self.begun = not self.begun, True
+        resumed = []
+        if first and not run.is_new:
+            skipped = self.progress.resumed_from = self.progress.skipped
+            told = f"resumes after {count(skipped, f'skipped {self._noun}')}"
+            record = Resumed(
+                active.journal.epoch,
+                told,
+                skipped,
+                at=now,
+                trace=active.facts.trace,
+                unknown=unknown,
+            )
+            resumed.append((record, b""))
+        active.write(*resumed, durable=False, head=active.facts)
+        active.progress = self.progress
+
+    def perform(self, piece: Piece) -> Core:
+        """Return the core that executes a piece in the run in progress."""
+        scope, function = current_scope(), piece.body
+        assert scope is not None
+        function.__module__ = self._module
+        step = _PieceStep(function, kind=self._noun, name=piece.name)
+        return Performance(step, scope, Identity(piece.digest, {}), piece.inputs).core()
+
+
+class PieceRun(OpenedRun):
+    """The run while one piece of it is executed."""
+
+    def begin_with(self, pieces: RunPieces, piece: Piece) -> None:
+        """Execute this piece."""
+        self._pieces, self._piece = pieces, piece
+        code = self.call.callee.workflow.function.__code__
+        self.active.locator = _PieceLocator(code, piece.site)
+
+    def run(self) -> None:
+        """Execute the piece."""
+        drive(self._begin()).unwrap()
+        self.active.pool = Pool()  # the remaining records belong to other pieces
+
+    async def arun(self) -> None:
+        """Execute a piece that awaits."""
+        (await adrive(self._begin())).unwrap()
+        self.active.pool = Pool()
+
+    def _begin(self) -> Core:
+        self.active.begun = True
+        self._pieces.go_on(self)
+        return self._pieces.perform(self._piece)
+
+    def execute(self) -> None:
+        """Execute the piece, and record what it gives.
+
+        Raises:
+            NotRecordableError: that cannot be recorded.
+        """
+        execute(self)
+
+    async def execute_async(self) -> None:
+        """The same for a piece that awaits."""
+        await execute_async(self)
+
+    def conclude(
+        self, value: Any, error: BaseException | None = None, *, again: bool = False
+    ) -> None:
+        """Record the outcome; the run never completes, so that there is no result to recall."""
+        super().conclude(value, error, again=True)
+
+
+class _PieceStep(Step):
+    """A piece, as the step that it is."""
+
+    def watched(self, bound: Mapping[str, Any]) -> Watched:
+        """Return nothing: the changes are among the cell's outputs."""
+        return NOTHING_WATCHED
+
+
+class _PieceLocator(Locator):
+    """Where calls are made: the piece itself at its site, those inside it at their line."""
+
+    def __init__(self, code: CodeType, site: str) -> None:
+        super().__init__(code, None)
+        self._piece_site = site
+
+    def origin(self, *, effect: bool, helped: bool) -> Origin:
+        scope = current_scope()
+        if scope is None or scope.call is None:
+            return Origin(self._piece_site)
+        return super().origin(effect=False, helped=False)

@@ -1,27 +1,177 @@
-"""The choice where a run resumes: at the newest checkpoint that fits, else at the top."""
+"""The choice where a run resumes: at the newest checkpoint that fits, else at the top.
+
+From earlier attempts it takes over the records that answer calls, and the counters.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
+from stepwise._calls.steps import is_defined_now, known_steps
 from stepwise._checkpoints.checkpoints import Checkpoints, Loaded, State
 from stepwise._checkpoints.variables import load_values
+from stepwise._execution.account import Ordinals, Progress
 from stepwise._execution.active_run import ActiveRun
-from stepwise._journal.journal import Position
-from stepwise._journal.projection import is_only_submitted, last_end, start_of
-from stepwise._journal.records import Entry
+from stepwise._execution.process_memory import command as process_command
+from stepwise._execution.waits import Taken
+from stepwise._journal.journal import Position, holds, is_ready
+from stepwise._journal.projection import is_only_submitted, last_end, made_again, start_of
+from stepwise._journal.records import Cancelling, Entry, Resumed
+from stepwise._matching.pool import Pool
+from stepwise._matching.subjects import Subjects
 from stepwise._rewrite import following_line, pending, prefix_fingerprint
+from stepwise._runtime import settings
 from stepwise._runtime.messages import count, notice, shell_word
-from stepwise._values.codec import JSON
-from stepwise._values.pickling import PYTHON
-from stepwise._workflows.definition import BoundCall
+from stepwise._values.codec import JSON, PYTHON
+from stepwise._workflows.definition import BoundCall, is_defined
+from stepwise._workflows.execute import Invocation, OpenedRun
 from stepwise._workflows.frame import RestoreFailedError, WorkflowFrame
-from stepwise._workflows.opening import Invocation, OpenedRun
-from stepwise._workflows.takeover import go_on_at_newest, go_on_from_the_top, record_resumed
 from stepwise.errors import CodeChangedError
 
-__all__ = ["WorkflowRun"]
+# -- takeover -------------------------------------------------------------------------------------
+
+
+T = TypeVar("T")
+
+
+def go_on_at_newest(
+    active: ActiveRun,
+    checkpoints: Iterable[tuple[T, State | None]],
+    *,
+    load: Callable[[Position], list[Entry]],
+    damaged: Callable[[T], None],
+) -> tuple[T, State | None] | None:
+    """Continue at the newest checkpoint that holds; return it, or None if none does.
+
+    A checkpoint holds if the journal before it is intact, and no call before it has to be made
+    again.  The records after it answer the calls that follow; without a state, all records do.
+
+    Args:
+        checkpoints: the newest first, each with its state.
+        load: returns the records after a position.
+        damaged: called with a checkpoint before which the journal is damaged.
+    """
+    journal = active.journal
+    for checkpoint, state in checkpoints:
+        if state is None:
+            go_on_from_the_top(active)
+        elif not holds(journal.store, journal.seal, journal.run_id, state.start):
+            damaged(checkpoint)
+            continue
+        else:
+            entries = load(state.start)
+            if any(number <= state.calls for number in made_again(entries)):
+                continue
+            _go_on_at(active, state, entries)
+        return checkpoint, state
+    return None
+
+
+def _go_on_at(active: ActiveRun, state: State, entries: list[Entry]) -> None:
+    journal = active.journal
+    earlier = list(state.earlier(journal.store, journal.seal, journal.run_id))
+    flags = {entry.number: known for entry, known in earlier}
+    children = {(name, digest): count for name, digest, count in state.children}
+    active.subjects.leave(completed=False)
+    active.subjects = Subjects(
+        active.run_id, ((whose, part) for whose, part in state.state), state.serial
+    )
+    active.pool = Pool(
+        [*(entry for entry, _ in earlier), *entries],
+        known_steps,
+        flags,
+        active.subjects.state,
+        defined=_is_defined,
+        counted=state.ordinals,
+    )
+    active.subjects.go_on_after(max(state.serial, active.pool.highest))
+    active.ordinals = Ordinals(state.ordinals, children)
+    active.account.take_over([*(entry for entry, _ in earlier), *entries])
+    active.progress = Progress(
+        skipped=state.step, resumed_from=state.step, seconds=state.seconds, usage=state.usage
+    )
+    active.alive = max([state.at, *map(_at, entries[-1:])])
+    active.inbox.taken = Taken(state.taken, entries)
+    if state.told and not any(isinstance(each.record, Cancelling) for each in entries):
+        active.steering.has_been_told()
+    journal.calls = max(journal.calls, state.calls)
+
+
+def go_on_from_the_top(active: ActiveRun, entries: list[Entry] | None = None) -> int:
+    """Continue from the top; all records answer the calls that follow.
+
+    Args:
+        entries: the journal, if it is loaded.
+
+    Returns:
+        how many recorded calls have an answer.
+    """
+    if entries is None:
+        entries = active.journal.load(Position())
+    active.subjects.leave(completed=False)
+    active.subjects = Subjects(active.run_id)
+    active.pool = Pool(entries, known_steps, state=active.subjects.state, defined=_is_defined)
+    active.subjects.go_on_after(active.pool.highest)
+    active.ordinals = Ordinals()
+    active.account.take_over(entries)
+    active.progress = Progress(resumed_from=0)
+    active.alive = max(map(_at, entries[-1:]), default=0.0)
+    active.inbox.taken = Taken(entries=entries)
+    return sum(each.answers for each in active.pool.all)
+
+
+def _is_defined(module: str, name: str) -> bool:
+    """Return whether the program has a step or a workflow of that name."""
+    return is_defined_now(module, name) or is_defined(module, name)
+
+
+def _at(entry: Entry) -> float:
+    """Return when a record was written, in seconds since 1970; 0 if it does not tell."""
+    at: float = getattr(entry.record, "at", 0.0) or (entry.call.at if entry.call else 0.0)
+    return at
+
+
+def record_resumed(
+    active: ActiveRun, how: str, step: int, *, code: str, void: bool = False
+) -> None:
+    """Record that the run resumes, in words, and after how many steps; see :class:`Resumed`."""
+    now, facts = time.time(), active.facts
+    had_ended = facts.end or facts.status in ("failed", "cancelled")
+    # Requests to cancel the attempt that ended are over; two may have come at once.
+    before = active.inbox.messages if had_ended else []
+    seen = before[-1].number if before else 0
+    command, cwd = process_command(active.secrets.mask) if active.parent is None else ((), "")
+    sums = active.journal.position.sums
+    unknown = sums.open and not is_ready(facts)
+    active.account.resume(sums)
+    active.facts = facts._replace(
+        status="running",
+        end=0,
+        error="",
+        code=code,
+        updated_at=now,
+        waits=(),
+        cancels=max(seen, facts.cancels),
+    )
+    resumed = Resumed(
+        active.journal.epoch,
+        how,
+        step,
+        code=code,
+        at=now,
+        void=void,
+        command=command,
+        cwd=cwd,
+        trace=active.facts.trace,
+        unknown=unknown,
+        seen=seen,
+    )
+    active.write((resumed, b""), durable=False, head=active.facts)
+
+
+# -- resume ---------------------------------------------------------------------------------------
 
 
 class WorkflowRun(OpenedRun):
@@ -33,11 +183,13 @@ class WorkflowRun(OpenedRun):
         self._callee = call.callee
         options = call.callee.options
         self._source = call.callee.workflow.source
-        self._rewritten = call.rewritten if active.codec.trusting else None
+        # Without pickles nothing is entered in the middle: checkpoints are some.
+        self._rewritten = None if settings.trusts_data_only() else call.rewritten
         self._void = self._is_first = False
         self._told = ""
         self._reasons: list[str] = []
         self._changed = ""
+        self._given_up: State | None = None  # the newest checkpoint with other code before it
         self._checkpoints = Checkpoints(
             active.journal, options.retention, options.keep, prune_journal=options.prune_journal
         )
@@ -128,6 +280,7 @@ class WorkflowRun(OpenedRun):
                     f"the checkpoint at {state.where} was written by Python {state.python}"
                 )
             elif self._rewritten.number(state.position) is None or not self._prefix_holds(state):
+                self._given_up = self._given_up or state
                 # The oldest checkpoint with other code before it locates the edit best.
                 self._changed = f"the code before {state.where} has changed"
             else:
@@ -153,8 +306,13 @@ class WorkflowRun(OpenedRun):
         node = self._source.node()
         line = following_line(node, state.position) if node is not None else None
         where = f"at {state.file}:{line}" if line is not None else f"after {state.where}"
-        code = self._callee.workflow.code
-        edited = bool(code) and code != self.active.facts.code
+        code, other = self._callee.workflow.code, self._given_up
+        edited = other is None and bool(code) and code != self.active.facts.code
+        if other is not None:
+            self._changed = (
+                f"the checkpoint at {state.where} holds; the one at {other.where}, after "
+                f"{count(other.step, 'step')}, is given up, since {self._changed}"
+            )
         return (
             f"resumes {where}, after {count(state.step, 'step')}{self._in_children()}"
             f"{' (the code below it was edited)' if edited else ''}"

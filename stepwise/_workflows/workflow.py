@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 
 from stepwise._calls.steps import step_of
 from stepwise._checkpoints.checkpoints import Retention
-from stepwise._execution.registry import register
-from stepwise._execution.reloading import keep_up_to_date, name_truly
+from stepwise._execution.process_memory import keep_up_to_date, name_truly, register
 from stepwise._identity.identity import Key, label_of
 from stepwise._runtime import options as _options
-from stepwise._runtime.tracebacks import fold
-from stepwise._values.hidden_arguments import Redact
-from stepwise._values.pickling import pickled_by_value
-from stepwise._values.sentinels import found_at
+from stepwise._runtime.messages import fold
+from stepwise._values.codec import pickled_by_value
+from stepwise._values.preview import Redact
+from stepwise._values.trees import found_at
+from stepwise._workflows.begin import TopLevel, invoke, next_run_id, wakers
 from stepwise._workflows.definition import (
     Definition,
     Options,
@@ -30,7 +30,6 @@ from stepwise._workflows.definition import (
     class_of,
     is_copy,
 )
-from stepwise._workflows.invoke import TopLevel, invoke, next_run_id, wakers
 from stepwise.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
 else:
     from wrapt import BoundFunctionWrapper, FunctionWrapper
 
-__all__ = ["Workflow", "workflow"]
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -74,7 +72,7 @@ def _start(workflow: Definition, instance: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _resume(workflow: Definition, run: Run, inputs: Mapping[str, Any]) -> Any:
-    from stepwise._workflows.recover import resume  # on use
+    from stepwise._workflows.handles import resume  # on use
 
     return resume(workflow, run, inputs)
 
@@ -248,7 +246,9 @@ class Workflow(_Offers[P, R_co], FunctionWrapper):
     def __init__(
         self, wrapped: Any, definition: Definition, operation: Operation = _give_result
     ) -> None:
-        def call(_: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        def call(called: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+            if called is definition.function:  # not bound, though it may have a __self__
+                instance = None
             if instance is None and args and _is_class_method(args[0], definition.function):
                 instance, *args = args  # since Python 3.13 a classmethod does not bind it
             definition.follow()
@@ -364,7 +364,6 @@ def workflow(
     compensate_on_failure: bool = False,
     progress: bool | None = None,
     codec: Literal["pickle", "json"] = ...,
-    trust: Literal["all", "data"] = ...,
     durability: Literal["fsync", "os"] = ...,
     on_owned: Literal["raise", "wait", "skip"] = ...,
     tags: Mapping[str, str] = ...,
@@ -407,8 +406,8 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
         codec: how results are recorded: ``"pickle"``, the default; or ``"json"``, as data only,
             shaped by the types that functions are annotated to return (pydantic models and the
             like with the extra ``json``).  What would come back as something else is refused.
-        trust: ``"all"``, the default; or ``"data"``: no pickle is ever loaded.  It implies
-            ``codec="json"``, and the run resumes by replay, since variables are pickles.
+            Checkpoints are pickles in any case; whether these are loaded is up to the process that
+            reads: see ``trust`` of :func:`configure`.
         durability: ``"fsync"``, the default: acknowledged records survive a power cut; ``"os"``:
             they survive a killed process, not a power cut.  A child workflow has the durability of
             its caller.

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+from stepwise._runtime.facts import public
 from stepwise._runtime.options import check_kind, check_takes, check_values
-from stepwise._runtime.public_names import public
 from stepwise._values import digest
 from stepwise._values.preview import error_text
 from stepwise._workflows import host
 from stepwise._workflows.host import HostedRun, Recall, Retention, Step
-from stepwise.agent._checkpoints import Checkpoint, CheckpointStore
+from stepwise.agent._checkpoints import WHEN_SAVED, Checkpoint, CheckpointStore
 from stepwise.errors import ConfigurationError, DigestError, NotRecordableError, OutsideRunError
 
 __all__ = ["Checkpoint", "CheckpointStore", "RecoverableAgent", "StepContext"]
@@ -233,8 +233,8 @@ class RecoverableAgent:
         return step % self.checkpoint_every_n == 0
 
     def _checkpoint(self, ctx: StepContext) -> None:
-        store = self.store
-        store.save(Checkpoint("", ctx.run_id, ctx.step, ctx.state, ctx.messages, ctx.tool_results))
+        store, held = self.store, (ctx.state, ctx.messages, ctx.tool_results)
+        store.save(Checkpoint("", ctx.run_id, ctx.step, *held, checksum=WHEN_SAVED))
         store.prune(ctx.run_id, self.retention, self.keep)
 
 

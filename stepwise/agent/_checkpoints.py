@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
-from json.encoder import encode_basestring_ascii as quoted
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -20,8 +19,7 @@ from stepwise._display.render import facts_html
 from stepwise._runtime.messages import notice
 from stepwise._runtime.options import check_kind, check_values
 from stepwise._values import codec, digest
-from stepwise._values.buffers import Data
-from stepwise._values.pickling import canonical_bytes
+from stepwise._values.codec import canonical_bytes
 from stepwise._values.preview import preview
 from stepwise._workflows.host import (
     DamagedError,
@@ -31,7 +29,6 @@ from stepwise._workflows.host import (
     State,
     live_run,
     place_in,
-    state_text,
 )
 from stepwise.errors import DigestError
 from stepwise.stores import Store, open_store
@@ -40,11 +37,9 @@ from stepwise.stores.memory import MemoryStore
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Checkpoint", "CheckpointStore"]
 
 _PREFIX = "agent/"
 _FIELD = re.compile(r"^\['(\w+)'\]")  # at the beginning of a path
-_SUM = 2  # how checksums are computed; 1: over JSON
 _Names = list[str]  # the class below has a method called list
 
 
@@ -144,6 +139,10 @@ class _Computed(str):
         return self
 
 
+WHEN_SAVED = _Computed("computed when it is saved")
+"""Stands for a checksum that nobody asks for before ``save`` computes it."""
+
+
 class CheckpointStore:
     """Keeps checkpoints, each a deep copy: what happens to the live objects later changes none.
 
@@ -199,7 +198,6 @@ class CheckpointStore:
         *,
         durable: bool = True,
         keep: int = 0,
-        journal: Journal | None = None,
     ) -> None:
         """Keep the fields of a checkpoint.
 
@@ -208,36 +206,26 @@ class CheckpointStore:
                 covers everything.
             place: where the run then was; ``None`` if nobody can go on there.
             keep: delete all but the newest so many; 0 for none.
-            journal: of the run, if the caller executes it.
         """
         encoded = codec.encode(facts, f"checkpoint {facts['checkpoint_id']!r}")
-        header = (  # as text: json takes several times as long
-            f'{{"step":{step},"id":{quoted(facts["checkpoint_id"])},'
-            f'"form":{"null" if encoded.form is None else quoted(encoded.form)},"sum":{_SUM},'
-            f'"run":{state_text(place) if place is not None else "null"}}}'
-        )
-        how = keep, durable
-        if journal is None:
-            with self._host.owned(run_id) as owned:
-                self._put(owned, step, header, encoded.data, *how)
-        else:
-            with self._host.turn():
-                self._put(journal, step, header, encoded.data, *how)
-
-    def _put(
-        self, journal: Journal, step: int, header: str, data: Data, keep: int, durable: bool
-    ) -> None:
-        known = _known.get(journal) or _known.setdefault(journal, _KnownCheckpoints())
-        names, known.names = known.names, None  # until it is known what has become of them
-        if names is None:
-            names = self.store.names(journal.run_id, _PREFIX)
-            known.serial = max((int(each.rpartition("/")[2]) for each in names), default=0)
-        known.serial += 1
-        name = f"{_PREFIX}{step:012d}/{known.serial:012d}"
-        names = sorted([*names, name])
-        pruned = [each for each in names[:-keep] if each != name] if keep else []
-        journal.put(name, header, data, delete=tuple(pruned), durable=durable)
-        known.names, known.written = [each for each in names if each not in pruned], name
+        header = {
+            "step": step,
+            "id": facts["checkpoint_id"],
+            "form": encoded.form,
+            "run": place.header() if place is not None else None,
+        }
+        with self._host.owned(run_id) as journal:
+            known = _known.setdefault(journal, _KnownCheckpoints())
+            names, known.names = known.names, None  # until it is known what has become of them
+            if names is None:
+                names = self.store.names(run_id, _PREFIX)
+                known.serial = max((int(each.rpartition("/")[2]) for each in names), default=0)
+            known.serial += 1
+            name = f"{_PREFIX}{step:012d}/{known.serial:012d}"
+            names = sorted([*names, name])
+            pruned = [each for each in names[:-keep] if each != name] if keep else []
+            journal.put(name, header, encoded.data, delete=tuple(pruned), durable=durable)
+            known.names, known.written = [each for each in names if each not in pruned], name
 
     def load_latest(self, run_id: str) -> Checkpoint | None:
         """The checkpoint of the highest step that verifies; of two of one step the later one."""
@@ -307,8 +295,6 @@ class CheckpointStore:
         except DamagedError:
             return None
         facts = codec.decode(payload, header["form"])
-        if header.get("sum") != _SUM:  # computed in another way, by an earlier version
-            facts["checksum"] = ""
         place = header["run"]
         with contextlib.suppress(DigestError):  # the memory of a graph is kept without a checksum
             checkpoint = Checkpoint(**facts)

@@ -6,12 +6,9 @@ wrong command line.
 """
 
 from stepwise.cli import (  # noqa: F401
-    _demo,
     copy,
-    doctor,
-    explain,
+    learn,
     look,
-    report,
     send,
     settle,
     steer,

@@ -13,42 +13,23 @@ from typing import Any
 import click
 
 import stepwise
-from stepwise._display.terminal import Column, Terminal, Word, count
+from stepwise._display.terminal import Column, Terminal, Word
 from stepwise._runs import housekeeping
 from stepwise._runs.copying import Copied, Copier, log_kind_of
-from stepwise.cli._command import command, find_run, run_argument, use_store
-from stepwise.cli._display import echo_json, note, say, show_table
+from stepwise._runtime.messages import count
+from stepwise.cli._command import (
+    command,
+    echo_json,
+    find_run,
+    note,
+    run_argument,
+    say,
+    show_table,
+    use_store,
+)
 from stepwise.cli.look import chosen_runs
 
-__all__: list[str] = []
-
-_PAUSE = 0.1  # seconds between two states of the line of progress
 _ERASE = "\r\x1b[2K"
-
-
-class _CopyLine:
-    """A line on a terminal, and the sums.
-
-    Args:
-        total: how many runs and logs there are to copy; 0 while that is not known.
-    """
-
-    def __init__(self) -> None:
-        self.total = self.done = self.records = self.size = 0
-        self._drawn = 0.0
-        self._is_on = Terminal.of(sys.stderr).colour  # a terminal that is not dumb
-
-    def tell(self, records: int, size: int) -> None:
-        self.records, self.size = self.records + records, self.size + size
-        if self._is_on and time.monotonic() > self._drawn + _PAUSE:
-            self._drawn = time.monotonic()
-            sums = f"{count(self.records, 'record')}, {_size_text(self.size)}"
-            line = f"{self.done:,} of {self.total:,} runs, {sums}"
-            click.echo(f"{_ERASE}{line}", nl=False, err=True)
-
-    def erase(self) -> None:
-        if self._is_on and self._drawn:
-            click.echo(_ERASE, nl=False, err=True)
 
 
 def _size_text(size: int) -> str:
@@ -58,8 +39,8 @@ def _size_text(size: int) -> str:
 @command(
     "Keep",
     "stepwise copy --to postgresql://db.example/stepwise  # all runs\n"
-    "stepwise copy --from disk:./runs --to sqlite:./one trip-0573\n"
-    "stepwise copy --from sqlite:./backup --to disk:./runs --restored",
+    "stepwise copy --from disk:./runs --to disk:./one trip-0573\n"
+    "stepwise copy --from disk:./backup --to disk:./runs --restored",
     short_help="Copy runs from one store into another.",
 )
 @run_argument("run_ids", "[RUN]...", nargs=-1)
@@ -74,6 +55,7 @@ def _size_text(size: int) -> str:
 @click.option("--to", "target", metavar="URL", required=True, help="The store to copy them into.")
 @chosen_runs
 @click.option("--restored", is_flag=True, help="It is a backup: mark runs as restore does.")
+@click.option("--messages", is_flag=True, help="Also runs that may still act on messages.")
 @click.option("--wait", is_flag=True, help="Wait for runs that are being executed.")
 @click.option("--dry-run", is_flag=True, help="Only compare, and say what would be copied.")
 def copy(
@@ -84,6 +66,7 @@ def copy(
     tags: dict[str, str],
     *,
     restored: bool,
+    messages: bool,
     wait: bool,
     dry_run: bool,
     as_json: bool,
@@ -97,24 +80,20 @@ def copy(
     chosen = bool(workflow or status or tags)
     if run_ids and chosen:
         raise click.UsageError("give RUNs, or --workflow, --status and --tag, not both")
-    progress, began = _CopyLine(), time.monotonic()
-    how = {"restored": restored, "wait": wait, "dry_run": dry_run, "tell": progress.tell}
+    began = time.monotonic()
+    how = {"restored": restored, "messages": messages, "wait": wait, "dry_run": dry_run}
     copier = housekeeping.copier(target, **how)
     names = [_name_of(each) for each in run_ids]
     if not names:
         names = housekeeping.to_copy(workflow, status, tags)
         names += [] if chosen else copier.logs()
-    progress.total = len(names)
     found: list[Copied] = []
-    try:
-        rows = _rows(copier, names, found, progress, dry_run=dry_run)
-        if as_json:
-            for _ in rows:
-                pass
-        else:
-            _show(rows)
-    finally:
-        progress.erase()
+    rows = _rows(copier, names, found, dry_run=dry_run)
+    if as_json:
+        for _ in rows:
+            pass
+    else:
+        _show(rows)
     seconds = time.monotonic() - began
     if as_json:
         echo_json(_as_dict(copier, found, seconds, dry_run=dry_run))
@@ -137,15 +116,11 @@ def _name_of(text: str) -> str:
 
 
 def _rows(
-    copier: Copier, names: list[str], found: list[Copied], progress: _CopyLine, *, dry_run: bool
+    copier: Copier, names: list[str], found: list[Copied], *, dry_run: bool
 ) -> Iterator[list[Any]]:
     """Copy; yield the rows of a table, without those that were there already."""
-    for each in _until_a_store_fails(copier.copy_each(names)):
-        found.append(each)
-        progress.done += 1
-        progress.tell(0, 0)
+    for each in _shown_on_a_line(copier.copy_each(names), found, len(names)):
         if each.problem:
-            progress.erase()
             note(f"stepwise: {each.problem}")
         if each.outcome != "there":
             told = "would be copied" if dry_run and each.outcome == "copied" else each.outcome
@@ -153,9 +128,20 @@ def _rows(
             yield [each.id, each.records or "", size, Word(told)]
 
 
-def _until_a_store_fails(each: Iterator[Copied]) -> Iterator[Copied]:
-    with contextlib.suppress(stepwise.StoreError):  # the last item has told of it
-        yield from each
+def _shown_on_a_line(copied: Iterator[Copied], found: list[Copied], total: int) -> Iterator[Copied]:
+    """Pass on what was copied until a store fails, and note it; a terminal shows how far it is."""
+    is_on, records, size = Terminal.of(sys.stderr).colour, 0, 0  # a terminal that is not dumb
+    try:
+        with contextlib.suppress(stepwise.StoreError):  # the last item has told of it
+            for each in copied:
+                found.append(each)
+                records, size = records + each.records, size + each.size
+                click.echo(_ERASE * is_on, nl=False, err=True)
+                yield each
+                line = f"{len(found):,} of {total:,} runs, {count(records, 'record')}, "
+                click.echo(f"{line}{_size_text(size)}" * is_on, nl=False, err=True)
+    finally:
+        click.echo(_ERASE * is_on, nl=False, err=True)
 
 
 def _show(rows: Iterator[list[Any]]) -> None:

@@ -1,63 +1,71 @@
-"""Look at runs: the list, the history of one, the calls in doubt."""
+"""Look at runs: the list, a history, calls in doubt, a page, the difference of two."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args
+from dataclasses import asdict
+from typing import Any, TextIO, get_args
 
 import click
 
 import stepwise
 from stepwise import Run, StepRecord
-from stepwise._display.asked import question_text
-from stepwise._display.elide import elided
-from stepwise._display.render import RunShown, duration_text, printable, shell_word
+from stepwise._display.render import RunShown, question_text
 from stepwise._display.terminal import (
     Below,
     Branch,
     Column,
     Terminal,
     Word,
+    duration_text,
+    elided,
     line_of,
     shown_value,
     when,
 )
-from stepwise._runs import housekeeping
-from stepwise._runs.as_dict import RunStatus
-from stepwise._runs.checkpoints import newest_checkpoint
+from stepwise._runs.export import first_step, first_variable, html_page
 from stepwise._runs.housekeeping import store_url
-from stepwise._runs.listing import Listed, listed
 from stepwise._runs.overview import SHOWN, Overview
-from stepwise.cli._command import F, command, find_run, run_argument
-from stepwise.cli._display import (
+from stepwise._runs.run import Listed, listed, number_of_runs
+from stepwise._runs.steps import UNFINISHED, RunStatus, newest_checkpoint
+from stepwise._runtime.limits import open_private
+from stepwise._runtime.messages import printable, shell_word
+from stepwise.cli._command import (
+    PROBLEMS,
     STEP_COLUMNS,
+    F,
     RanAgain,
     age,
     ago,
     call_text,
+    command,
     echo_json,
-    error_text,
+    fail,
+    find_run,
     note,
-    owned_by,
-    result_facts,
+    run_argument,
+    run_facts,
     say,
     show_in_doubt,
     show_stops,
     show_table,
     show_variables,
     step_row,
+    took,
 )
+from stepwise.integrations._model_calls import model_calls
 
-__all__ = ["pairs"]
+# -- look -----------------------------------------------------------------------------------------
+
 
 _RESUMES = 5  # resumes that are listed
 _DOUBTFUL = 20  # steps in doubt that are shown although they are not among the newest
 _WATCHED = 500  # newest steps that watch reads again
-_UNFINISHED = ("crashed", "failed", "interrupted", "ready", "suspended")
 _MANY = 100  # steps of a run in a tree
 _FIXED = 32  # columns of a list of runs beside the ids, without calls, durations, errors, tags
 _PAGE = 50  # runs that a terminal shows
@@ -164,7 +172,7 @@ def _page() -> int | None:
 
 def _tell_of_more(shown: int, *, chosen: bool) -> None:
     """Say that there are more runs than were shown, and how to see them."""
-    total = None if chosen else housekeeping.number_of_runs()
+    total = None if chosen else number_of_runs()
     these = f"the newest {shown} of {total:,} runs" if total else f"the newest {shown} like that"
     choose = "" if chosen else "; --status, --workflow, --since and --tag choose"
     note(f"{these}; -n {10 * shown} shows more{choose}")
@@ -236,17 +244,18 @@ def _run_rows(
 
 @command(
     "Look",
+    "stepwise show  # the latest run\n"
     "stepwise show trip-0573  # the beginning of an id\n"
     "stepwise show trip-0573 --all --locals\n"
     "stepwise show trip-0573 --tree  # with the steps of child runs\n"
     "stepwise show trip-0573 --json | jq .counts",
 )
-@run_argument()
+@run_argument(required=False)
 @click.option("--locals", "with_locals", is_flag=True, help="Also the variables where it resumes.")
 @click.option("--all", "every", is_flag=True, help="Every step, not only the newest.")
 @click.option("--tree", is_flag=True, help="The steps as a tree, with those of child runs.")
-def show(run_id: str, *, with_locals: bool, every: bool, tree: bool, as_json: bool) -> None:
-    """Show a run and its newest steps."""
+def show(run_id: str | None, *, with_locals: bool, every: bool, tree: bool, as_json: bool) -> None:
+    """Show a run, the latest one without RUN, and its newest steps."""
     run = find_run(run_id)
     seen = run._seen(SHOWN)
     shown = run._shown(seen)
@@ -340,8 +349,8 @@ def _branch_of(run: Run, terminal: Terminal, *, every: bool, depth: int = 0) -> 
     for number, step in enumerate(seen.steps):
         near = [calls[n] for n in (number - 1, number + 1) if 0 <= n < len(calls)]
         call = elided(line_of(calls[number], 1000), max(room, 20), near)
-        took = duration_text(step.duration)
-        parts = [f"{step.number}  {call}  ", Word(step.status), f"  {took}" if took else ""]
+        time_taken = took(step)
+        parts = [f"{step.number}  {call}  ", Word(step.status), f"  {time_taken}".rstrip()]
         children: Sequence[Branch] = ()
         if step.child:
             try:
@@ -356,13 +365,10 @@ def _branch_of(run: Run, terminal: Terminal, *, every: bool, depth: int = 0) -> 
 
 def _all_facts(run: Run, shown: RunShown, seen: Overview) -> dict[str, Any]:
     """Return everything that ``show`` prints, for JSON."""
-    unfinished = shown.status in _UNFINISHED
+    unfinished = shown.status in UNFINISHED
     where, line = run._goes_on() if unfinished else ("", "")
-    facts = run.to_dict()
     return {
-        **facts,
-        "error": error_text(run) or facts["error"],
-        **result_facts(run),
+        **run_facts(run),
         "resumes_at": {"where": where, "line": line} if unfinished else None,
         "resumes": [{"at": at, "how": how} for _, at, how in seen.course.resumes],
         "resumed_from_step": shown.resumed_from,
@@ -377,14 +383,14 @@ def _all_facts(run: Run, shown: RunShown, seen: Overview) -> dict[str, Any]:
 
 def _describe(run: Run, shown: RunShown, seen: Overview) -> None:
     say(printable(shown.call, 1000))
-    _say("run", f"{run.id}  ", Word(shown.status), owned_by(run))
+    _say("run", f"{run.id}  ", Word(shown.status), f"  {shown.owner}".rstrip())
     _say("workflow", printable(shown.workflow))
     _say("tags", ", ".join(f"{name}={text}" for name, text in run.tags.items()))
     _say("child of", run.parent or "")
     _say("fork of", run.forked_from or "")
-    took = duration_text(run.duration)
+    length = duration_text(run.duration)
     started = f"{when(shown.created_at)}, updated {when(shown.updated_at)}"
-    _say("started", f"{started}{f', took {took}' if took else ''}")
+    _say("started", f"{started}{f', took {length}' if length else ''}")
     _say("steps", shown.counts)
     resumes = seen.course.resumes[-_RESUMES:]
     for _, at, how in resumes:
@@ -394,18 +400,21 @@ def _describe(run: Run, shown: RunShown, seen: Overview) -> None:
     _say("attempt", shown.attempt and f"the last one: {shown.attempt}")
     _say("spent", shown.spent)
     _say("lost", shown.gaps)
-    if shown.status == "crashed":
+    if shown.status in ("crashed", "stuck"):
         _say("stopped", f"{ago(seen.course.at)}, at its last record")
+    if shown.status == "stuck":
+        _say("stuck", "it died at the same step three times, so stepwise up leaves it: edit its")
+        _say("", "workflow, settle or forget a step, or try it again by the command below")
     if shown.status == "interrupted":
         _say("stopped", f"{ago(shown.updated_at)}, by {printable(shown.error)}")
     _say("damage", shown.damage)
     for each in shown.waits:
         _say("waits", printable(each))
-    if shown.status in _UNFINISHED:
+    if shown.status in UNFINISHED:
         where, line = run._goes_on()
         _say("resumes", f"{where}: stepwise resume {shell_word(run.id)}")
         _say("", printable(line, 200))
-    _say("error", error_text(run) or "")
+    _say("error", run._error_text() or "")
 
 
 def _say(name: str, *parts: str) -> None:
@@ -444,9 +453,9 @@ def show_locals(run_id: str, *, at: int | None, as_json: bool) -> None:
     "stepwise watch trip-0573\nstepwise watch trip-0573 --json  # one JSON object a line",
     short_help="Print the steps of a RUN as they happen.",
 )
-@run_argument()
-def watch(run_id: str, *, as_json: bool) -> None:
-    """Print each step of a RUN as it happens, until the run ends or its process is gone.
+@run_argument(required=False)
+def watch(run_id: str | None, *, as_json: bool) -> None:
+    """Print each step of a RUN, the latest one without RUN, until it ends or its process is gone.
 
     As JSON, each line is an object: ``{"step": ...}``, and at the end ``{"run": ...}``.
     """
@@ -476,9 +485,9 @@ def _watched(step: StepRecord, *, as_json: bool) -> None:
     if as_json:
         _one_line({"step": step.to_dict()})
         return
-    number, call, _, result, _, took, _ = (line_of(cell, 100) for cell in step_row(step))
-    moment = time.strftime("%H:%M:%S", time.localtime(step.finished_at))
-    ended = f"  {took}  {result}" if step.finished_at is not None else ""
+    number, call, _, result, _, length, _ = (line_of(cell, 100) for cell in step_row(step))
+    moment = time.strftime("%H:%M:%S", time.localtime(step.finished_at or step.started_at))
+    ended = f"  {length}  {result}" if step.finished_at is not None else ""
     say(f"{moment}  {number}  {call}  ", Word(step.status), ended.rstrip())
 
 
@@ -501,7 +510,7 @@ def in_doubt(*, as_json: bool) -> None:
     """List the side effects that may have happened, and the calls that could be recorded ones."""
     found, stopped = [], []
     for each in listed():
-        if each.status in _UNFINISHED:
+        if each.status in UNFINISHED:
             seen = each.run._seen(1)
             found += [(each.run, step) for step in seen.in_doubt]
             stopped += [(each.run, seen.stops)] if seen.stops else []
@@ -529,3 +538,141 @@ def in_doubt(*, as_json: bool) -> None:
         show_stops(stops)
     if not found and not stopped:
         note("nothing is in doubt")
+
+
+# -- report ---------------------------------------------------------------------------------------
+
+
+@command(
+    "Keep",
+    "stepwise export trip-0573 -o run.html\nstepwise export trip-0573 --json > run.json\n"
+    "stepwise export trip-0573 --format model-calls -o tests/run.json",
+    short_help="Write a RUN as one HTML page, or as JSON.",
+)
+@run_argument()
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["json", "html", "model-calls"]),
+    default="html",
+    show_default=True,
+    help="A page to look at, data, or the recorded model calls alone, for tests.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, allow_dash=True),
+    default="-",
+    help="The file to write; by default stdout.",
+)
+def export(run_id: str, *, form: str, output: str, as_json: bool) -> None:
+    """Write all that is known of a RUN: as one HTML page that needs nothing else, or as JSON.
+
+    The recorded model calls alone are a file for tests: stepwise.testing.recorded() answers the
+    model calls of a program from it.
+
+    A file is readable by its owner only, as the store is.
+    """
+    run = find_run(run_id)
+    only_calls = model_calls(run) if form == "model-calls" else None
+    if only_calls == []:
+        fail(
+            stepwise.ConfigurationError(
+                f"run {run.id} has no recorded model calls: call stepwise.instrument() in the "
+                "program, and run it again"
+            )
+        )
+    page = html_page(run) if form == "html" and not as_json else ""  # before a file is opened
+    out: Any = click.open_file("-", "w", "utf-8") if output == "-" else _private(output)
+    with out as file:
+        if page:
+            click.echo(page, file=file, nl=False)
+        elif only_calls is not None:
+            echo_json({"model_calls": only_calls}, file)
+        else:
+            _write_json(run, file)
+
+
+@contextlib.contextmanager
+def _private(path: str) -> Iterator[TextIO]:
+    """Open a file for writing that only its owner can read, whatever its mode was."""
+    try:
+        with open(path, "w", encoding="utf-8", opener=open_private) as file:
+            yield file
+    except OSError as error:
+        raise click.FileError(path, error.strerror or str(error)) from error
+
+
+def _write_json(run: Run, file: TextIO) -> None:
+    facts = {
+        **run_facts(run),
+        "steps": (step.to_dict() for step in run._each_step(run._seen(1))),
+        "checkpoints": [each.to_dict() for each in run.checkpoints],
+        "inbox": [each.to_dict() for each in run.inbox],
+        "locals": _variables(run),
+        "model_calls": model_calls(run),
+    }
+    echo_json(facts, file)
+
+
+def _variables(run: Run) -> dict[str, str]:
+    """The variables at the newest checkpoint as text; empty if they cannot be shown."""
+    try:
+        return {name: shown_value(value) for name, value in run._shown_locals().items()}
+    except (stepwise.StepNotFoundError, stepwise.UnreadableValueError):
+        return {}
+
+
+# -- where two runs part -------------------------------------------------------------------------
+
+
+@command(
+    "Look",
+    "stepwise diff trip-0573 three\nstepwise diff trip-0573 three --json | jq .variable",
+    short_help="Show where two runs part.",
+)
+@run_argument("one", "RUN_A")
+@run_argument("other", "RUN_B")
+def diff(one: str, other: str, *, as_json: bool) -> None:
+    """Show the first step and the first variable in which two runs differ.
+
+    The exit code is 0 if they do not, 1 if they do, and 2 if that cannot be told.
+    """
+    try:
+        runs = find_run(one), find_run(other)
+        step, variable = first_step(*runs), first_variable(*runs)
+    except PROBLEMS as problem:
+        fail(problem, code=2)
+    if as_json:
+        echo_json(
+            {
+                "runs": [run.id for run in runs],
+                "step": step.to_dict() if step is not None else None,
+                "variable": asdict(variable) if variable is not None else None,
+            }
+        )
+    elif step is None and variable is None:
+        say("the runs do not differ")
+    if not as_json and step is not None:
+        say(f"step {step.number} is the first that differs, in its {step.what}:")
+        show_table(
+            [Column("RUN"), *STEP_COLUMNS[1:4], Column("TIME", wide=True)],
+            [[f"  {run.id}", *_cells(each)] for run, each in zip(runs, step.steps, strict=True)],
+        )
+    if not as_json and variable is not None:
+        say(
+            f"{chr(10) if step is not None else ''}variable {variable.name} is the first that "
+            f"differs, at {variable.position} after step {variable.step}:"
+        )
+        values = zip(runs, variable.values, strict=True)
+        show_table(
+            [Column("RUN"), Column("VALUE")], [[f"  {run.id}", value] for run, value in values]
+        )
+    sys.exit(int(step is not None or variable is not None))
+
+
+def _cells(step: StepRecord | None) -> list[Any]:
+    if step is None:
+        return ["(has no such step)", "", "", ""]
+    row = step_row(step)
+    return [*row[1:4], row[5]]

@@ -9,11 +9,15 @@ import click
 
 import stepwise
 from stepwise import Run
-from stepwise._display.render import shell_word
-from stepwise.cli._command import command, find_run, run_argument
-from stepwise.cli._display import echo_json, note, say, typed_json
+from stepwise._display.render import question_text
+from stepwise._journal.approvers import make_key
+from stepwise._runs.questions import Decision, give_answer, question_of
+from stepwise._runtime.messages import shell_word
+from stepwise.cli._command import command, echo_json, find_run, note, run_argument, say, typed_json
 
-__all__: list[str] = []
+_key_option = click.option(
+    "--key", metavar="FILE", help="Sign it with an approver's key, where the tool wants that."
+)
 
 
 @command(
@@ -49,60 +53,109 @@ def send(run_id: str, name: str, value: str, *, key: str | None, as_json: bool) 
 
 @command(
     "Steer",
-    "stepwise approve trip-0573 4\nstepwise approve trip-0573 book_hotel --note 'the small room'",
+    "stepwise approve trip-0573 4\n"
+    "stepwise approve trip-0573 4 ask-91f0c2d4e6a8 --note 'the small room'",
     short_help="Approve a call that asks for it.",
 )
 @run_argument()
 @click.argument("step")
+@click.argument("ticket", required=False)
 @click.option("--note", "text", default="", metavar="TEXT", help="What the run is told with it.")
-def approve(run_id: str, step: str, *, text: str, as_json: bool) -> None:
+@_key_option
+def approve(
+    run_id: str, step: str, ticket: str | None, *, text: str, key: str | None, as_json: bool
+) -> None:
     """Say yes to the call STEP of a RUN, with the arguments that stepwise show prints.
 
-    STEP is the number or the name of the call.
+    STEP is the number or the name of the call.  TICKET is the name of the question that you have
+    seen; without it, the question is shown first, and you are asked.
     """
-    run, number = _asking(find_run(run_id), step)
-    run.approve(number, text)
-    _answered(run, step, as_json=as_json, approved=True, note=text)
+    _answer(find_run(run_id), step, ticket, Decision(True, text, key, _passphrase), as_json=as_json)
 
 
 @command(
     "Steer",
-    "stepwise deny trip-0573 4 --reason 'too expensive'",
+    "stepwise deny trip-0573 4 --reason costly\n"
+    "stepwise deny trip-0573 4 ask-91f0c2d4e6a8 --reason 'too expensive'",
     short_help="Deny a call that asks for approval.",
 )
 @run_argument()
 @click.argument("step")
+@click.argument("ticket", required=False)
 @click.option("--reason", required=True, metavar="TEXT", help="What the run is told.")
-def deny(run_id: str, step: str, *, reason: str, as_json: bool) -> None:
+@_key_option
+def deny(
+    run_id: str, step: str, ticket: str | None, *, reason: str, key: str | None, as_json: bool
+) -> None:
     """Say no to the call STEP of a RUN, which gets ApprovalDenied.
 
-    STEP is the number or the name of the call.
+    STEP is the number or the name of the call.  TICKET is the name of the question that you have
+    seen; without it, the question is shown first, and you are asked.
     """
-    run, number = _asking(find_run(run_id), step)
-    run.deny(number, reason)
-    _answered(run, step, as_json=as_json, approved=False, note=reason)
-
-
-def _asking(run: Run, step: str) -> tuple[Run, int]:
-    """Return the run and the number of the step that is meant: of a child run, if not its own.
-
-    Raises:
-        StepNotFoundError: no step of that name asks, or more than one of that number or name.
-    """
-    asking = run.questions
-    named = [each for each in asking if step in (str(each.step), each.name)]
-    found = [each for each in named if each.run_id == run.id] or named
-    if len(found) == 1:
-        return stepwise.get_run(found[0].run_id, store=run.store), found[0].step
-    if step.isdecimal() and not found:
-        return run, int(step)  # which says why it does not ask, or not any more
-    why = "more than one step asks by that name; give a number" if found else "nothing asks"
-    listed = ", ".join(f"{each.step} ({each.name})" for each in found or asking)
-    raise stepwise.StepNotFoundError(
-        f"{step!r} of run {run.id!r}: {why}. Steps that ask: {listed or 'none'}",
-        run_id=run.id,
-        step=step,
+    _answer(
+        find_run(run_id), step, ticket, Decision(False, reason, key, _passphrase), as_json=as_json
     )
+
+
+def _answer(run: Run, step: str, ticket: str | None, said: Decision, *, as_json: bool) -> None:
+    """Answer the question that a ticket names, or that a person at the terminal is shown."""
+    facts = run._facts()
+    if ticket is None:
+        question = question_of(run.store, run._seal, facts, step)
+        _show_first(question, "Approve it?" if said.approved else "Deny it?", as_json=as_json)
+        ticket = question.ticket
+    give_answer(run.store, run._seal, run.id, step, ticket, said)
+    given = {"ticket": ticket, "approved": said.approved, "note": said.note}
+    _answered(run, step, as_json=as_json, **given)
+
+
+def _passphrase() -> str:
+    if not sys.stdin.isatty():
+        raise stepwise.ConfigurationError("the key has a passphrase, and no terminal asks for it")
+    text: str = click.prompt("Passphrase of the key", hide_input=True, err=True)
+    return text
+
+
+@command(
+    "Steer",
+    "stepwise approver-key ~/ann.key --name ann",
+    name="approver-key",
+    short_help="Make the key of an approver.",
+)
+@click.argument("file", type=click.Path())
+@click.option("--name", default="", metavar="TEXT", help="Who it is, behind the public key.")
+@click.option("--no-passphrase", is_flag=True, help="Do not ask for one.")
+def approver_key(file: str, *, name: str, no_passphrase: bool, as_json: bool) -> None:
+    """Make the private key of a person who approves, in a new FILE, and print the public key.
+
+    The public key goes into @tool(approve=True, approvers=[...]).  The private key stays where the
+    agent cannot read it: on another machine, or behind a passphrase.
+    """
+    secret = ""
+    if not no_passphrase:
+        text = "Passphrase (none if empty)"
+        secret = click.prompt(
+            text, "", hide_input=True, confirmation_prompt=True, show_default=False, err=True
+        )
+    try:
+        public = make_key(file, secret, name)
+    except OSError as error:
+        raise click.FileError(file, error.strerror or str(error)) from error
+    if as_json:
+        echo_json({"file": file, "public": public})
+    else:
+        say(public)
+
+
+def _show_first(question: stepwise.Question, ask: str, *, as_json: bool) -> None:
+    """Show a question, and ask whether it is meant; without a terminal, refuse."""
+    if as_json or not sys.stdin.isatty():
+        raise stepwise.ConfigurationError(
+            "there is no terminal to show the question and to ask. Look at it; this very question "
+            f"is then answered with its ticket:\n{question_text(question)}"
+        )
+    note(question_text(question))
+    click.confirm(ask, abort=True, err=True)
 
 
 def _answered(run: Run, step: str, *, as_json: bool, **answer: Any) -> None:

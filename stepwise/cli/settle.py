@@ -12,24 +12,24 @@ import click
 
 import stepwise
 from stepwise import Run, StepRecord
-from stepwise._display.render import printable
-from stepwise._display.terminal import Column, Word, count
+from stepwise._display.terminal import Column, Word
 from stepwise._runs import housekeeping
 from stepwise._runs.housekeeping import store_url
-from stepwise._runs.listing import Listed
-from stepwise.cli._command import command, find_run, run_argument
-from stepwise.cli._display import (
+from stepwise._runs.run import Listed
+from stepwise._runtime.messages import count, printable
+from stepwise.cli._command import (
     age,
     ago,
     call_text,
+    command,
     echo_json,
+    find_run,
     note,
+    run_argument,
     say,
     show_table,
     typed_json,
 )
-
-__all__: list[str] = []
 
 
 @command(
@@ -338,7 +338,7 @@ def _megabytes(size: int) -> str:
 
 @command(
     "Keep",
-    "stepwise compact\nstepwise compact --store sqlite:./runs",
+    "stepwise compact\nstepwise compact --store disk:./runs",
     short_help="Give the space of deleted runs back to the disk.",
 )
 def compact(*, as_json: bool) -> None:

@@ -13,15 +13,21 @@ import click
 
 import stepwise
 from stepwise import Run
-from stepwise._display.render import printable, shell_word
-from stepwise._display.terminal import Word, count
+from stepwise._display.terminal import Word
 from stepwise._runs.housekeeping import url_for_programs
-from stepwise._runs.listing import listed
-from stepwise._runs.program import start_command
-from stepwise.cli._command import chosen_store, command, find_run, run_argument
-from stepwise.cli._display import call_text, echo_json, note, parsed_json, say
-
-__all__: list[str] = []
+from stepwise._runs.run import check_start, listed, start_command
+from stepwise._runtime.messages import count, printable, shell_word
+from stepwise.cli._command import (
+    call_text,
+    chosen_store,
+    command,
+    echo_json,
+    find_run,
+    note,
+    parsed_json,
+    run_argument,
+    say,
+)
 
 
 @command(
@@ -37,7 +43,8 @@ def resume(run_id: str | None, *, all_crashed: bool, dry_run: bool, as_json: boo
     """Resume a RUN: start its program with the original command line.
 
     The exit code is that of the program, or 1 if the run has not completed afterwards.  With
-    --json, what the program prints on stdout goes to stderr.
+    --json, what the program prints on stdout goes to stderr.  With STEPWISE_TRUST=data the
+    command line, which the record holds, is only shown.
     """
     if (run_id is None) != all_crashed:
         raise click.UsageError("name a RUN, or use --all-crashed")
@@ -49,6 +56,8 @@ def resume(run_id: str | None, *, all_crashed: bool, dry_run: bool, as_json: boo
     crashed = [each.run for each in listed(status="crashed") if not each.facts.parent]
     if not crashed:
         note("no run has crashed")
+    for each in listed(status="stuck"):
+        note(f"{each.run.id} is stuck, and left: it died at the same step three times")
     found = []
     for run in crashed[::-1]:
         try:
@@ -96,8 +105,8 @@ def _resume(run: Run, *, dry_run: bool, as_json: bool) -> dict[str, Any]:
     if status == "running":
         owner = run.owner
         raise stepwise.RunBusyError(
-            f"run {run.id!r} is being executed by process {owner.pid if owner else '?'}; to follow "
-            f"it: stepwise watch {shell_word(run.id)}",
+            f"run {run.id!r} is being executed {run._shown().owner}; to follow it: "
+            f"stepwise watch {shell_word(run.id)}",
             run_id=run.id,
             owner=owner,
         )
@@ -110,6 +119,7 @@ def _resume(run: Run, *, dry_run: bool, as_json: bool) -> dict[str, Any]:
     note(f"  in {folder}: {shlex.join(command)}")
     code = 0
     if not dry_run:
+        check_start(run)
         how = {"STEPWISE_RESUME": run.id, "STEPWISE_STORE": url_for_programs(run.store.url)}
         code = _execute(command, folder, how, as_json=as_json)
         after = run.status
@@ -146,7 +156,7 @@ def _execute(
     "Steer",
     "stepwise run agent.py tides\n"
     "stepwise run -m package.module\n"
-    "stepwise run --store sqlite:./runs agent.py",
+    "stepwise run --store disk:./runs agent.py",
     name="run",
     short_help="Run a SCRIPT or module, and show its progress.",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
@@ -201,6 +211,7 @@ def run_script(program: tuple[str, ...], *, as_module: bool, as_json: bool) -> N
     "--result", "results", multiple=True, metavar="STEP=VALUE", help="Change the result of a step."
 )
 @click.option("--id", "new_id", metavar="ID", help="The id of the fork.")
+@click.option("--messages", is_flag=True, help="Take along signals that the RUN takes, too.")
 def fork(
     run_id: str,
     *,
@@ -208,6 +219,7 @@ def fork(
     changes: tuple[str, ...],
     results: tuple[str, ...],
     new_id: str | None,
+    messages: bool,
     as_json: bool,
 ) -> None:
     """Start a new run from a point of a RUN, which stays as it is.
@@ -219,7 +231,8 @@ def fork(
         int(step) if step.isdecimal() else step: value
         for step, value in (_pair(each, "--result") for each in results)
     }
-    made = find_run(run_id).fork(at=at, run_id=new_id, locals=variables, results=answers)
+    run = find_run(run_id)
+    made = run.fork(at=at, run_id=new_id, locals=variables, results=answers, messages=messages)
     if as_json:
         echo_json(made.to_dict())
         return

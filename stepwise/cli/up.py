@@ -17,16 +17,13 @@ import click
 
 import stepwise
 from stepwise import Run
-from stepwise._display.render import printable
 from stepwise._display.terminal import Word
 from stepwise._runs.housekeeping import hand_down
-from stepwise._runs.program import start_command
-from stepwise._workflows.run_output import RunOutput
-from stepwise._workflows.supervisor import Happening, Supervisor, Terms, stores_for
-from stepwise.cli._command import chosen_store, command
-from stepwise.cli._display import call_text, note
-
-__all__: list[str] = []
+from stepwise._runs.run import start_command
+from stepwise._runtime.messages import printable
+from stepwise._workflows.elsewhere import RunOutput
+from stepwise._workflows.up import Happening, Supervisor, Terms, stores_for
+from stepwise.cli._command import call_text, chosen_store, command, note
 
 _HERE, _ON_CLUSTER = 8, 1000  # runs that are executed at the same time
 
@@ -45,6 +42,12 @@ _HERE, _ON_CLUSTER = 8, 1000  # runs that are executed at the same time
     help="Execute so many runs at the same time, at most; by default 8, with --ray 1000.",
 )  # fmt: skip
 @click.option("--once", is_flag=True, help="Do what is due now, and end.")
+@click.option(
+    "--exit-on-change",
+    "until_edited",
+    is_flag=True,
+    help="End with exit code 75 once the file of a module has changed.",
+)
 @click.option(
     "--run",
     "only",
@@ -66,6 +69,7 @@ def up(
     *,
     most: int | None,
     once: bool,
+    until_edited: bool,
     only: tuple[str, ...],
     logs: str,
     address: str | None,
@@ -80,6 +84,10 @@ def up(
     With --ray, the runs are tasks of a cluster, whose workers import MODULES, too; they end with
     this command.  Then --logs is a folder of the machine that executes a run.
 
+    A file that changes is reported, and takes no effect: the code is the one that was imported.
+    With --exit-on-change, the command then ends like after SIGTERM, with exit code 75, so that a
+    service manager starts it again.
+
     With --once, the exit code is 1 if a run failed or stopped.  With --json, each line is one
     event, and what runs print goes to stderr.
     """
@@ -92,7 +100,7 @@ def up(
         stores = stores_for(modules)
         engine = None
         if address is not None:
-            from stepwise.integrations._ray_engine import RayEngine  # on use: few have Ray
+            from stepwise.integrations.ray import RayEngine  # on use: few have Ray
 
             engine = RayEngine(address, modules, os.path.abspath(logs) if logs else "")
             engine.check(stores)
@@ -103,6 +111,7 @@ def up(
             alone=show.alone,
             continuing=_continuing,
             engine=engine,
+            until_edited=until_edited,
         )
         supervisor = Supervisor(stores, terms, show.report, output)
         _stopped_by_signals(supervisor)
@@ -128,7 +137,7 @@ def _import(modules: Sequence[str]) -> None:
             raise stepwise.ConfigurationError(_no_name(name))
         try:
             importlib.import_module(name)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if isinstance(error, ModuleNotFoundError) and _is_of(name, error.name):
                 raise stepwise.ConfigurationError(
                     f"there is no module {error.name!r} in {folder} or on Python's path: start "
@@ -139,8 +148,11 @@ def _import(modules: Sequence[str]) -> None:
                 trace = trace.tb_next
             lines = traceback.format_exception(type(error), error, trace)
             note(printable("".join(lines).rstrip()))
+            what = type(error).__name__
+            if isinstance(error, SystemExit):
+                what = f"it calls sys.exit({'' if error.code is None else repr(error.code)})"
             raise stepwise.ConfigurationError(
-                f"module {name!r} cannot be imported: {type(error).__name__}, see above"
+                f"module {name!r} cannot be imported: {what}, see above"
             ) from None
 
 

@@ -13,15 +13,13 @@ from datetime import datetime, timezone
 from typing import Any, Literal
 from uuid import uuid4
 
+from stepwise._runtime.facts import public
 from stepwise._runtime.messages import Once, notice
 from stepwise._runtime.options import check_kind, check_values
-from stepwise._runtime.public_names import public
-from stepwise._workflows.host import Journal, Retention, State
+from stepwise._workflows.host import Retention, State
 from stepwise.agent import CheckpointStore
 from stepwise.errors import ConfigurationError, DigestError, NotRecordableError
 from stepwise.stores import Store
-
-__all__ = ["CheckpointConfig", "CheckpointManager", "ExecutorType", "GraphCheckpoint", "now"]
 
 
 class ExecutorType(str, enum.Enum):
@@ -259,12 +257,10 @@ class CheckpointManager:
         }
         self._store._save(run_id, step, facts, place, keep=self.config.keep, **how)
 
-    def save_if_possible(
-        self, checkpoint: dict[str, Any], place: State | None, journal: Journal
-    ) -> bool:
+    def save_if_possible(self, checkpoint: dict[str, Any], place: State | None) -> bool:
         """The same during an execution: its records are the truth, so that it may fail."""
         try:
-            self._save(checkpoint, place, durable=False, journal=journal)
+            self._save(checkpoint, place, durable=False)
         except (NotRecordableError, DigestError) as error:
             run_id = checkpoint["run_id"]
             if self._is_first((run_id, str(error))):

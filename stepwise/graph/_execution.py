@@ -1,17 +1,44 @@
-"""The run behind the execution of a graph: which one it is, where it resumes, how it ends."""
+"""The execution of a graph: branches, visits of nodes, the walk along the edges, its run.
+
+Branches of an execution: where each is, and the memory that it carries.
+
+Visits of nodes: each attempt is one recorded step of a run, or a plain call without one.
+
+The record of an attempt holds what it changed in the memory and which nodes follow, so a resumed
+run takes the same way without asking the conditions again.  A failed attempt is recorded as well:
+a process that dies between two attempts goes on with the next one.
+
+One execution of a graph: branches that move along its edges, side by side.
+
+What a branch sees is made by the way it took, never by how fast the others were: it carries its own
+memory, and a join merges those that meet.  So an execution that is resumed sees what an undisturbed
+one would have seen.
+
+The run behind the execution of a graph: which one it is, where it resumes, how it ends.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import bisect
+import contextlib
+import copy
+import inspect
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count, notice, shell_word
 from stepwise._runtime.options import check_values
+from stepwise._runtime.retries import Attempts
+from stepwise._values import codec, digest
 from stepwise._values import digest as _digest
-from stepwise._values.preview import error_text
+from stepwise._values.preview import NO_SECRETS, error_text
 from stepwise._workflows import host
 from stepwise._workflows.host import (
     DamagedError,
@@ -20,15 +47,764 @@ from stepwise._workflows.host import (
     HostProgram,
     HostStore,
     Recall,
+    ShownValue,
+    Step,
 )
-from stepwise.errors import ConfigurationError, DigestError
+from stepwise.errors import (
+    CodeChangedError,
+    ConfigurationError,
+    DigestError,
+    NotRecordableError,
+    StepwiseError,
+)
 from stepwise.graph._checkpoints import CheckpointManager, ExecutorType, now
-from stepwise.graph._model import ExecutionResult, Graph
-from stepwise.graph._tokens import Token, Written, copied
-from stepwise.graph._visits import Visits
-from stepwise.graph._walk import Answer, Paused, Walk
+from stepwise.graph._model import ExecutionResult, Graph, Memory, Node
 
-__all__ = ["Execution", "check_session", "session_for"]
+# -- tokens ---------------------------------------------------------------------------------------
+
+
+Written = dict[str, Any]
+_NOTHING: dict[str, int] = {}
+
+
+class Token(NamedTuple):
+    """The position of a branch of an execution, and its memory.
+
+    Args:
+        node: that is to be visited.
+        key: tells visits apart: it is made of the way that led there, so that it is the same
+            however fast the branches run.
+        origin: the node before.
+        memory: as the branch left it.  It is never changed, only replaced.
+        stamps: when each key was written, in visits along the way; deleted ones too.
+        clock: how many visits long the way is.
+        visits: how often each node was visited on it.
+        entered: the visit has begun.
+        paused: the visit is done, and its answer is missing.
+    """
+
+    node: str
+    key: str
+    memory: Written
+    origin: str = ""
+    stamps: dict[str, int] = _NOTHING
+    clock: int = 0
+    visits: dict[str, int] = _NOTHING
+    entered: bool = False
+    paused: bool = False
+
+    def wrote(self, record: Mapping[str, Any], *, paused: bool = False) -> Token:
+        """The same after a visit."""
+        gone, written = record["deleted"], record["set"]
+        memory = {**self.memory, **written}
+        for key in gone:
+            memory.pop(key, None)
+        stamps = {**self.stamps, **dict.fromkeys([*gone, *written], self.clock)}
+        return self._replace(memory=memory, stamps=stamps, paused=paused)
+
+    def to(self, target: str) -> Token:
+        """Return the branch that continues from here to another node."""
+        return Token(target, self.key, self.memory, self.node, self.stamps, self.clock, self.visits)
+
+    def enter(self, others: Sequence[Token] = ()) -> Token:
+        """Return the branch as visited now, together with the branches that joined it."""
+        if self.entered:
+            return self
+        node, memory, stamps, clock = self.node, self.memory, self.stamps, self.clock
+        visits, way = dict(self.visits), [f"{self.origin}>{self.key}"]
+        if others:
+            memory, stamps = merged([self, *others])
+        for token in others:
+            clock = max(clock, token.clock)
+            way.append(f"{token.origin}>{token.key}")
+            for name, times in token.visits.items():
+                visits[name] = max(visits.get(name, 0), times)
+        visits[node] = visits.get(node, 0) + 1
+        key = f"{visits[node]}-{digest.combine(node, *sorted(way))[:16]}"
+        return Token(node, key, memory, self.origin, stamps, clock + 1, visits, entered=True)
+
+
+def merged(tokens: list[Token]) -> tuple[Written, dict[str, int]]:
+    """Merge the memory of several branches: for each key the last write, counted in visits.
+
+    Of two that were written at the same time, that of the later token.
+    """
+    if len(tokens) == 1:
+        return tokens[0].memory, tokens[0].stamps
+    memory: Written = {}
+    stamps: dict[str, int] = {}
+    for token in tokens:
+        for key in dict.fromkeys([*token.memory, *token.stamps]):
+            stamp = token.stamps.get(key, 0)
+            if stamp < stamps.get(key, -1):
+                continue
+            stamps[key] = stamp
+            memory.pop(key, None)
+            if key in token.memory:
+                memory[key] = token.memory[key]
+    return memory, stamps
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+def copied(items: Mapping[str, Any]) -> Written:
+    """A deep copy; what cannot be copied (a client, a lock) is itself."""
+    if _FIXED.issuperset(map(type, items.values())) and _FIXED.issuperset(map(type, items)):
+        return dict(items)
+    with contextlib.suppress(Exception):
+        return copy.deepcopy(dict(items))
+    return {key: _copied(value) for key, value in items.items()}
+
+
+def _copied(value: Any) -> Any:
+    with contextlib.suppress(Exception):
+        return copy.deepcopy(value)
+    return value
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two values are equal; values of different types never are."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if type(one) in (list, tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if type(one) is dict:
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if type(one) in _ATOMS:
+        return bool(one == other)
+    return _print_of(one) == _print_of(other)
+
+
+_ATOMS = (str, bytes, int, bool)
+_FIXED = frozenset({*_ATOMS, float, type(None)})  # types of values that are their own copies
+
+
+def _print_of(value: Any) -> object:
+    """Return a key that equal values share; a new object where equality is unknown."""
+    with contextlib.suppress(DigestError):
+        return digest.digest(value)
+    with contextlib.suppress(NotRecordableError):
+        return codec.encode(value, "").data
+    return object()
+
+
+# -- visits ---------------------------------------------------------------------------------------
+
+
+_UNSEEN = Memory({})  # where no condition looks
+
+
+class NodeFailedError(Exception):
+    """A node has failed for good; users never see this, but the node's own exception.
+
+    Args:
+        calls: the attempts that are to run again when the run resumes.
+    """
+
+    def __init__(self, error: Exception, calls: list[int]) -> None:
+        super().__init__(error_text(error))
+        self.error = error
+        self.calls = calls
+
+
+class _Visit:
+    """A visit in progress.
+
+    Attributes:
+        answer: of a human, at a pause.
+        error: of the last attempt, if this process made it.
+    """
+
+    def __init__(self, node: Node, token: Token, answer: Written | None = None) -> None:
+        self.node, self.token, self.answer = node, token, answer
+        self.error: Exception | None = None
+
+    @cached_property
+    def attempts(self) -> Attempts:
+        """The attempts that the visit may have, from the first that failed."""
+        node = self.node
+        return Attempts(node.retries, node.retry_on, node.backoff, f"node {node.id!r}")
+
+
+class _NodeStep(Step):
+    """The step of a node: a listing shows what the node wrote, or how it failed.
+
+    Attributes:
+        run: that makes it.
+    """
+
+    run: HostedRun | None = None
+    is_plain = True
+    has_siblings = False  # an execution before it, or beside it, has its nodes in another run
+
+    def shown_value(self, value: Written) -> ShownValue | None:
+        """Return what the node wrote, or its error, on one line."""
+        shown = value["error"] or value["set"]
+        return ShownValue(self.run.codec.secrets.preview(shown), {}) if self.run else None
+
+
+class Visits:
+    """Performs the visits of one execution.
+
+    Args:
+        goal, runtime: for the nodes.
+        run: ``None`` if nothing is recorded.
+
+    Attributes:
+        retries: how many attempts followed failed ones, by node.
+    """
+
+    def __init__(self, graph: Graph, goal: Any, runtime: Any, run: HostedRun | None) -> None:
+        self.retries: dict[str, int] = {}
+        self._graph, self._goal, self._runtime = graph, goal, runtime
+        self._run = run
+        self._open: dict[str, _Visit] = {}
+        self._steps: dict[str, Step] = {}
+        self._pattern = _NodeStep(self._execute, kind="step")
+        self._pattern.run = run
+        self._answers: dict[str, Step] = {}
+
+    async def visit(self, token: Token) -> Written:
+        """Execute a node until an attempt succeeds; return what it wrote, and what follows.
+
+        Raises:
+            NodeFailedError: no more attempts, and no edge to follow then.
+        """
+        visit = self._open[token.key] = _Visit(self._node(token.node), token)
+        try:
+            record = await self._attempt(token, 1)
+            return record if record["error"] is None else await self._tried_again(visit, record)
+        finally:
+            del self._open[token.key]
+            if self._run is not None:
+                # Calls are numbered from 1 in each attempt, as when another process makes it.
+                self._run.count_anew(token.key)
+
+    async def _tried_again(self, visit: _Visit, record: Written) -> Written:
+        """Execute a node again whose first attempt has failed; see :meth:`visit`."""
+        token, name = visit.token, visit.node.id
+        calls: list[int] = []
+        while record["error"] is not None:
+            calls.append(record["call"])
+            error = visit.error or self._met_again(visit, record)
+            if record["until"] is None:
+                if record["next"]:
+                    return record
+                raise NodeFailedError(error, calls)
+            self.retries[name] = self.retries.get(name, 0) + 1
+            if self._run is not None:
+                self._run.count_anew(token.key)
+            await asyncio.sleep(max(0.0, record["until"] - time.time()))
+            visit.error = None
+            failed, record = record, await self._attempt(token, len(calls) + 1)
+            costs = {cost: failed[cost] + record[cost] for cost in ("tokens", "ms")}
+            record = {**record, **costs}  # failed attempts count, too
+        return record
+
+    def _node(self, node_id: str) -> Node:
+        node = self._graph.get_node(node_id)
+        if node is None:
+            run_id = self._run.run_id if self._run is not None else ""
+            raise CodeChangedError(
+                f"run {run_id!r} is to resume at node {node_id!r}, which graph "
+                f"{self._graph.name!r} no longer has. Bring it back, or start over: "
+                f"stepwise forget {shell_word(run_id)}",
+                run_id=run_id,
+            )
+        return node
+
+    def _attempt(self, token: Token, number: int) -> Awaitable[Written]:
+        if self._run is None:
+            return self._execute(token.key, number)
+        step = self._steps.get(token.node) or self._step_of(token.node)
+        return host.call(step, (token.key, number), branch=token.key)
+
+    def _step_of(self, node_id: str) -> Step:
+        """The step of a node: all nodes share one function, which is examined once."""
+        step = copy.copy(self._pattern)
+        step.name = node_id
+        step.returns, step._bindings = self._pattern.returns, self._pattern._bindings
+        step._make_known()
+        self._steps[node_id] = step
+        return step
+
+    async def _execute(self, visit: str, attempt: int) -> Any:
+        """One attempt, on a copy of the memory."""
+        opened = self._open[visit]
+        node, token = opened.node, opened.token
+        before = token.memory
+        memory = self._memory(token, copied(token.memory))
+        memory.attempt = attempt
+        begun = time.perf_counter()
+        try:
+            value = node.function(memory) if node.function is not None else None
+            if inspect.isawaitable(value):
+                value = await value
+        except Exception as error:
+            if self._run is not None and self._run.interrupted:
+                raise
+            return await self._failed(opened, error, attempt, memory, begun)
+        if isinstance(value, Mapping):
+            memory.update(value)
+        elif value is not None:
+            memory[node.id] = value
+        record = self._record(memory, begun)
+        record["set"] = copied(
+            {
+                key: held
+                for key, held in memory.items()
+                if key not in before or not same(held, before[key])
+            }
+        )
+        record["deleted"] = [key for key in before if key not in memory]
+        if not node.pause:
+            record["next"] = self._following(token, record)
+        return record
+
+    def _memory(self, token: Token, items: Mapping[str, Any]) -> Memory:
+        visit = token.visits.get(token.node, 1)
+        return Memory(items, self._goal, self._runtime, token.node, visit)
+
+    def _record(self, memory: Memory, begun: float) -> Written:
+        return {
+            "set": {},
+            "deleted": [],
+            "next": None,
+            "error": None,
+            "tokens": memory.tokens,
+            "ms": int((time.perf_counter() - begun) * 1000),
+        }
+
+    def _following(self, token: Token, record: Written) -> list[str] | None:
+        """Return the next nodes, or ``None`` if a condition raises although the node is done."""
+        if not self._graph.asks(token.node):
+            return self._graph.following(token.node, _UNSEEN)
+        try:
+            return self.follow(token.wrote(record))
+        except Exception:  # follow() evaluates it again, and raises
+            return None
+
+    def follow(self, token: Token) -> list[str]:
+        """Evaluate the conditions after a visit and return the next nodes."""
+        return self._graph.following(token.node, self._memory(token, token.memory))
+
+    # -- failures --------------------------------------------------------------------------------
+
+    async def _failed(
+        self, visit: _Visit, error: Exception, attempt: int, memory: Memory, begun: float
+    ) -> Written:
+        delay = visit.attempts.next_delay(error)
+        record = self._record(memory, begun)
+        visit.error = error
+        secrets = self._run.codec.secrets if self._run is not None else NO_SECRETS
+        told = f"{type(error).__name__}: {secrets.cleaned_text(error_text(error))}"
+        record["error"] = told
+        record["until"] = time.time() + delay if delay is not None else None
+        record["call"] = 0
+        if delay is None:
+            record["next"] = self._graph.following_failure(visit.node.id)
+            record["set"] = {"failure": {"node": visit.node.id, "error": told}}
+        run = self._run
+        if run is not None:
+            encoded = run.codec.encode_error(error)
+            record["raised"], record["call"] = (encoded.data, encoded.form), host.call_number()
+            if not record["next"]:  # retried: what its tools have done is done
+                await run.retry_attempt(error)
+        return record
+
+    def _met_again(self, visit: _Visit, record: Written) -> Exception:
+        """The exception of an attempt that an earlier process made; it counts as made."""
+        assert self._run is not None
+        error = self._run.codec.decode_error(*record["raised"])
+        assert isinstance(error, Exception)
+        if record["until"] is not None:
+            visit.attempts.next_delay(error)
+        return error
+
+    def forget(self, calls: list[int]) -> None:
+        """Forget these attempts as the run ends: on resume they are made again."""
+        if self._run is not None:
+            self._run.retry_calls(*calls)
+
+    # -- answers ---------------------------------------------------------------------------------
+
+    async def answer(self, token: Token, answer: Written | None) -> Written | None:
+        """Return a human's answer at a pause, or ``None`` if it is missing.
+
+        Args:
+            answer: what is offered now; one that is recorded goes before.
+        """
+        node = self._node(token.node)
+        self._open[token.key] = _Visit(node, token, answer)
+        try:
+            if self._run is None:
+                return self._answered(token.key) if answer is not None else None
+            step = self._answers.get(node.id)
+            if step is None:
+                name = f"{node.id}: answer"
+                step = self._answers[node.id] = Step(self._answered, kind="step", name=name)
+            record: Written | None = await host.call(
+                step, (token.key,), only_recorded=answer is None
+            )
+            return record
+        finally:
+            del self._open[token.key]
+
+    def _answered(self, visit: str) -> Any:
+        opened = self._open[visit]
+        assert opened.answer is not None
+        record = self._record(Memory({}), time.perf_counter())
+        record["set"] = copied(opened.answer)
+        record["next"] = self._following(opened.token, record)
+        return record
+
+    async def beginning(self, make: Callable[[], Any]) -> Any:
+        """Return the recorded initial data; later calls bring answers instead."""
+        if self._run is None:
+            return make()
+        self._make = make  # as a captured variable it would be a part of the call
+        step = Step(self._began_with, kind="step", name="began_with")
+        return await host.call(step, ())
+
+    def _began_with(self) -> Any:
+        return self._make()
+
+
+# -- walk -----------------------------------------------------------------------------------------
+
+
+class Paused(BaseException):
+    """A human is to answer first.  Not an end of the run, hence no ``Exception``."""
+
+
+class Answer:
+    """A human's answer, and the key of the pause's visit that it is meant for."""
+
+    def __init__(self, data: Written, visit: str) -> None:
+        self.data, self.visit = data, visit
+        self.used = False
+
+    def take(self, token: Token) -> Written | None:
+        """The answer, if it is meant for this pause."""
+        return self.data if self.visit == token.key else None
+
+
+class _Finished:
+    """The result of a visit: its writes, its answer, its exception."""
+
+    record: Written | None = None
+    answer: Written | None = None
+    error: BaseException | None = None
+
+
+class Walk:
+    """The branches of one execution, and what it has done so far.
+
+    Args:
+        visits: performs them.
+        answer: of a human, if there is one.
+        visited: called after each visit; a checkpoint can be taken in it.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        visits: Visits,
+        answer: Answer | None,
+        visited: Callable[[Walk, Token], None],
+    ) -> None:
+        self._graph, self._visits = graph, visits
+        self._answer = answer
+        self._visited = visited
+        self._ready: list[Token] = []  # arrived, not entered; or entered by an earlier process
+        self._joining: list[Token] = []  # arrived at a join
+        self._paused: list[Token] = []
+        self._ended: list[Token] = []
+        self._failed: list[tuple[Token, Exception]] = []
+        self._halted: list[Token] = []  # by an exit, a Ctrl-C, or what stops the run
+        self._calls: list[int] = []
+        self._tasks: dict[asyncio.Task[_Finished], Token] = {}
+        self._bell: asyncio.Future[None] | None = None  # rung when a task ends
+        self._stopped: BaseException | None = None
+        self._trail: list[tuple[int, int, str]] = []  # clock, place in the graph, node; sorted
+        self._path: list[str] = []  # its nodes
+        self._straight = True  # there was one branch: its path says it all
+        self._failures: list[str] = []
+        self.tokens = 0
+        self.latency_ms = 0
+
+    # -- where it is -----------------------------------------------------------------------------
+
+    def begin(self, memory: Written) -> None:
+        """Be at the entry."""
+        self._ready = [Token(self._graph.entry, "", memory, stamps={}, visits={})]
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Be where :meth:`session` was asked."""
+        self._ready = [
+            Token(**{**each, "memory": state["memory"]} if each["memory"] is None else each)
+            for each in state["frontier"]
+        ]
+        self._ended = [Token(**each) for each in state["ended"]]
+        trail = state["trail"]
+        if trail is None:
+            trail = enumerate(state["execution_path"], 1)
+        self._trail, self._path, self._straight = [], [], True
+        for clock, node in trail:
+            self._note(clock, node)
+        self._visits.retries = dict(state["retries"])
+        self._failures = list(state["failures"])
+        self.tokens, self.latency_ms = state["total_tokens"], state["total_latency_ms"]
+
+    def session(self, run_id: str) -> Written:
+        """Return the session state from which another call continues.
+
+        A visit that has not ended counts as not made.
+        """
+        tokens = self._frontier()
+        frontier = [token._asdict() for token in tokens]
+        if len(frontier) == 1 and not self._ended:
+            frontier[0]["memory"] = None  # it is all the memory that there is
+        paused = self.paused_at
+        return {
+            "memory": self._merged([*self._ended, *tokens]),
+            "frontier": frontier,
+            "ended": [token._asdict() for token in self._ended],
+            "trail": None if self._straight else [[c, node] for c, _, node in self._trail],
+            "retries": dict(self._visits.retries),
+            "failures": list(self._failures),
+            "total_tokens": self.tokens,
+            "total_latency_ms": self.latency_ms,
+            "run_id": run_id,
+            "execution_path": self.path,
+            "resume_from": next((token.node for token in tokens if not token.paused), None),
+            "paused_at": paused.node if paused is not None else None,
+            "paused_visit": paused.key if paused is not None else None,
+        }
+
+    def _frontier(self) -> list[Token]:
+        stopped = [*(token for token, _ in self._failed), *self._halted]
+        return [*stopped, *self._tasks.values(), *self._ready, *self._joining, *self._paused]
+
+    @property
+    def quiet(self) -> bool:
+        """True if the state holds all that was done: no visit has begun without an end."""
+        return not (self._tasks or self._failed or self._halted)
+
+    @property
+    def steps(self) -> int:
+        """Return the number of visits."""
+        return len(self._trail)
+
+    @property
+    def path(self) -> list[str]:
+        """Return the visited nodes; those of several branches in the order of the graph."""
+        return list(self._path)
+
+    @property
+    def paused_at(self) -> Token | None:
+        """The first pause without an answer."""
+        return self._paused[0] if self._paused else None
+
+    @property
+    def failures(self) -> list[str]:
+        """The nodes that have failed at least once."""
+        failed = {
+            *self._failures,
+            *self._visits.retries,
+            *(token.node for token, _ in self._failed),
+        }
+        return sorted(failed, key=self._graph.order)
+
+    @property
+    def retries(self) -> dict[str, int]:
+        """Return how many attempts followed failed ones, by node."""
+        return dict(self._visits.retries)
+
+    @property
+    def memory(self) -> Written:
+        """The merged memory of all branches."""
+        return self._merged([*self._ended, *self._frontier()])
+
+    def _merged(self, tokens: list[Token]) -> Written:
+        if len(tokens) > 1:
+            tokens.sort(key=self._place)
+        return dict(merged(tokens)[0]) if tokens else {}
+
+    def _place(self, token: Token) -> tuple[int, int, str]:
+        order = self._graph.order
+        return order(token.origin), order(token.node), token.key
+
+    def _place_of(self, task: asyncio.Task[_Finished]) -> tuple[int, int, str]:
+        return self._place(self._tasks[task])
+
+    # -- moving ----------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Visit node after node until nothing more can be done.
+
+        Raises:
+            Paused: a human is asked.
+            Exception: of the first node that failed for good, after the other branches have ended.
+        """
+        try:
+            while True:
+                if self._stopped is None:
+                    self._start()
+                if not self._tasks:
+                    break
+                # Not asyncio.wait, which takes another turn of the event loop.
+                self._bell = asyncio.get_running_loop().create_future()
+                await self._bell
+                done = [task for task in self._tasks if task.done()]
+                for task in sorted(done, key=self._place_of) if done[1:] else done:
+                    self._finish(self._tasks.pop(task), task.result())
+        finally:
+            await self._cancel()
+        if self._stopped is not None:
+            raise self._stopped
+        if self._failed:
+            self._visits.forget(self._calls)
+            raise self._failed[0][1]
+        if self._paused:
+            raise Paused
+
+    async def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _start(self) -> None:
+        ready, self._ready = self._ready, []
+        for token in ready:
+            node = self._graph.get_node(token.node)
+            if node is not None and node.join and not token.entered:
+                self._joining.append(token)
+            else:
+                self._spawn(token.enter())
+        if not self._joining:
+            return
+        for target in sorted({token.node for token in self._joining}, key=self._graph.order):
+            others = [token for token in self._frontier() if token.node != target]
+            if not any(self._graph.reaches(token.node, target) for token in others):
+                self._join(target)
+        if self._joining and not (self._tasks or self._paused or self._failed):
+            # Joins that wait for one another: the first of the graph goes first.
+            self._join(min((token.node for token in self._joining), key=self._graph.order))
+
+    def _join(self, target: str) -> None:
+        met = sorted((t for t in self._joining if t.node == target), key=self._place)
+        self._joining = [token for token in self._joining if token.node != target]
+        self._spawn(met[0].enter(met[1:]))
+
+    def _spawn(self, token: Token) -> None:
+        if not token.paused and len(self._trail) + len(self._tasks) >= self._graph.max_steps:
+            error = StepwiseError(
+                f"graph {self._graph.name!r} has taken its {self._graph.max_steps} steps and is "
+                f"not done; next would be {token.node!r}. If that is no endless loop, give it a "
+                "higher max_steps"
+            )
+            self._failed.append((token, error))
+            return
+        task = asyncio.get_running_loop().create_task(self._visit(token), name=token.node)
+        task.add_done_callback(self._over)
+        self._tasks[task] = token
+
+    def _over(self, task: asyncio.Task[_Finished]) -> None:
+        """Have a task looked at that was cancelled before it began."""
+        if task in self._tasks:
+            self._ring()
+
+    def _ring(self) -> None:
+        if self._bell is not None and not self._bell.done():
+            self._bell.set_result(None)
+
+    async def _visit(self, token: Token) -> _Finished:
+        """In a task of its own, so that a branch that fails disturbs no other."""
+        finished = _Finished()
+        try:
+            if not token.paused:
+                finished.record = await self._visits.visit(token)
+                if finished.record["error"] is not None:
+                    return finished
+            node = self._graph.get_node(token.node)
+            if node is not None and node.pause:
+                if finished.record is not None:
+                    token = token.wrote(finished.record)
+                offered = self._answer.take(token) if self._answer is not None else None
+                finished.answer = await self._visits.answer(token, offered)
+        except BaseException as error:  # raised by run(), once the others have ended
+            finished.error = error
+        self._ring()  # the task is done when run() looks
+        return finished
+
+    def _finish(self, token: Token, finished: _Finished) -> None:
+        record, error = finished.record, finished.error
+        if record is not None:
+            token = self._visited_once(token, record)
+        if isinstance(error, NodeFailedError):
+            self._calls += error.calls
+            self._failed.append((token, error.error))
+        elif isinstance(error, Exception):
+            self._failed.append((token, error))
+        elif error is not None:
+            self._halted.append(token)
+            self._stop(error)
+        else:
+            self._go_on(token, finished)
+
+    def _visited_once(self, token: Token, record: Written) -> Token:
+        self._note(token.clock, token.node)
+        self.tokens += record["tokens"]
+        self.latency_ms += record["ms"]
+        if record["error"] is not None:
+            self._failures.append(token.node)
+        node = self._graph.get_node(token.node)
+        pauses = node is not None and node.pause and record["error"] is None
+        return token.wrote(record, paused=pauses)
+
+    def _note(self, clock: int, node_id: str) -> None:
+        self._straight = self._straight and clock == len(self._trail) + 1
+        place = (clock, self._graph.order(node_id), node_id)
+        at = bisect.bisect(self._trail, place)
+        self._trail.insert(at, place)
+        self._path.insert(at, node_id)
+
+    def _go_on(self, token: Token, finished: _Finished) -> None:
+        last = finished.answer if token.paused else finished.record
+        if last is None:
+            self._paused.append(token)
+        else:
+            if finished.answer is not None:
+                token = token.wrote(finished.answer)
+                if self._answer is not None and self._answer.visit == token.key:
+                    self._answer.used = same(finished.answer["set"], self._answer.data)
+            try:
+                following = last["next"]
+                if following is None:
+                    following = self._visits.follow(token)
+            except Exception as error:
+                self._failed.append((token, error))
+                return
+            self._ready += [token.to(target) for target in following]
+            if not following:
+                self._ended.append(token)
+        self._visited(self, token)
+
+    def _stop(self, error: BaseException) -> None:
+        if self._stopped is None:
+            self._stopped = error
+        if isinstance(error, (KeyboardInterrupt, SystemExit, asyncio.CancelledError)):
+            for task in self._tasks:
+                task.cancel()
+
+
+# -- execution ------------------------------------------------------------------------------------
+
 
 _PAUSE = "graph/pause"
 _ORDER = "its", "nobody's", "another's"
@@ -297,7 +1073,7 @@ class _RecordedWalk:
             "context": context,
         }
         run, state = self._run, self._run.state() if walk.quiet else None
-        if self._manager.save_if_possible(checkpoint, state, run.journal) and state is not None:
+        if self._manager.save_if_possible(checkpoint, state) and state is not None:
             run.newest = state
 
 

@@ -7,15 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from stepwise._runtime import retries as _attempts
+from stepwise._runtime.facts import public
 from stepwise._runtime.options import check_kind, check_takes, check_values
-from stepwise._runtime.public_names import public
-from stepwise._runtime.retries import Backoff, RetryOn
+from stepwise._runtime.retries import Backoff, RetryOn, check_retries
 from stepwise._values import digest
 from stepwise._workflows.host import label_of
 from stepwise.errors import ConfigurationError
-
-__all__ = ["Edge", "ExecutionResult", "Graph", "Memory", "Node"]
 
 
 class Memory(dict[str, Any]):
@@ -92,7 +89,7 @@ class Node:
         check_values("a node", id=self.id)
         if self.function is not None:
             check_takes(f"the function of node {self.id!r}", self.function, "memory")
-        _attempts.check(self.retries, self.retry_on, self.backoff, f"node {self.id!r}")
+        check_retries(self.retries, self.retry_on, self.backoff, f"node {self.id!r}")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A checkpoint store for adenhq/hive: hive's methods and hive's files, but durable and verified.
+"""A checkpoint store for hive: hive's methods and hive's files, but durable and verified.
 
 A file is what hive itself would write, between two keys more: the first holds the SHA-256 of all
 that follows it, the last says that there has to be one.  Hive keeps and ignores unknown keys.  A
@@ -29,8 +29,6 @@ from stepwise._runtime.messages import notice
 from stepwise.errors import ConfigurationError, CorruptStoreError
 from stepwise.stores._files import sync
 from stepwise.stores._locks import exclusively
-
-__all__ = ["HiveCheckpointStore", "hive_module"]
 
 _FIRST, _LAST = "stepwise_sha256", "stepwise_sealed"
 _HEAD = b'{"%s": "' % _FIRST.encode()
@@ -151,33 +149,37 @@ def hive_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(f"framework.{name}")
     except ImportError as error:
-        raise ConfigurationError(_why_not(name, error.name or "")) from error
+        raise _why_not(name, error.name or "") from error
 
 
-def _why_not(name: str, missing: str) -> str:
+def has_hive_module(name: str) -> bool:
+    """Return whether the installed hive has a module; the versions differ in that."""
+    try:
+        return importlib.util.find_spec(f"framework.{name}") is not None
+    except ImportError:
+        return False
+
+
+def does_not_fit_hive(why: str) -> ConfigurationError:
+    """Return the error for a package ``framework`` that is another version, or not hive's."""
+    return ConfigurationError(
+        f"the installed package `framework` does not fit: {why}. It is another package, or a "
+        "version of hive that is not known here. Install hive v0.5.1 to v0.11.0, or write the "
+        "agent with @workflow, @step and @tool"
+    )
+
+
+def _why_not(name: str, missing: str) -> ConfigurationError:
     """Return why a module of hive's cannot be imported."""
     if missing == "framework":
-        return (
+        return ConfigurationError(
             "the package `framework` of hive is not installed, and not on the package registry: "
-            "git clone --branch v0.8.0 https://github.com/adenhq/hive, and put hive/core on "
+            "git clone --branch v0.11.0 https://github.com/aden-hive/hive, and put hive/core on "
             "PYTHONPATH"
         )
     if missing.startswith("framework"):
-        try:
-            with_workers = importlib.util.find_spec("framework.orchestrator") is not None
-        except ImportError:
-            with_workers = False
-        why = (
-            "it is hive v0.10.0 or later, where worker agents replace the executor, and "
-            "nothing could be recorded. "
-            if with_workers
-            else "it is another package, or another version of hive. "
-        )
-        return (
-            f"the installed package `framework` has no {missing}: {why}"
-            "Install hive v0.5.1 to v0.8.0, or write the agent with @workflow, @step and @tool"
-        )
-    return (
+        return does_not_fit_hive(f"it has no {missing}")
+    return ConfigurationError(
         f"framework.{name} of hive cannot be imported, since {missing or 'something'} that it "
         "imports cannot: install the dependencies of hive/core into this environment"
     )

@@ -31,18 +31,6 @@ from stepwise._workflows.host import (
 from stepwise.integrations._langgraph_threads import Stored, Thread
 from stepwise.integrations._supported import does_not_fit
 
-__all__ = [
-    "NULL_TASK",
-    "Whence",
-    "abegin",
-    "begin",
-    "check_fits",
-    "continued",
-    "current",
-    "is_begun",
-    "note_nested",
-]
-
 NULL_TASK = "00000000-0000-0000-0000-000000000000"
 """LangGraph's task of writes that come with the input: those of a ``Command``."""
 

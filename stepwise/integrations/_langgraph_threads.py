@@ -1,24 +1,41 @@
-"""The content of one LangGraph thread: its checkpoints and writes, with each value stored once.
+"""The content of LangGraph threads, each value stored once, and their logs in a store.
 
-A record of the thread's log is one ``put`` or ``put_writes``.  Its payload are *blobs*: serialized
-values that no earlier record holds.  A blob that has most of its bytes in common with a recent one
-(a message, once it has got its id) is stored as what differs.  A list is stored by item, so that a
+A record of a thread's log is one ``put`` or ``put_writes``.  Its payload are *blobs*, compressed
+together: serialized values that no earlier record holds.  A list is stored by item, so that a
 checkpoint of a long conversation adds its new messages only; a dictionary by key, if a list is in
 it.  A channel whose version is that of the parent checkpoint is not named at all.
 
-Knows neither LangGraph nor a store: it turns records into checkpoints and checkpoints into records.
+Each thread is one sealed log, shared by processes and threads.  What was read of a thread is kept
+in memory; only newer records are read again.  The lease of a thread is held for one write, so that
+any process may make the next one.
+
+Rejected: a version as the key of a value (versions repeat where a thread forks), a lease that is
+held for a thread (the next request of a server comes to another process), and blobs stored as what
+differs from a recent one (a message that has got its id): compressed, they take no more.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import deque
+import json
+import os
+import threading
+import zlib
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Union
 
+from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
+from stepwise._runtime.forks import cached
+from stepwise._runtime.messages import notice
+from stepwise._runtime.store_urls import public_url
+from stepwise._workflows.host import THREADS, HostStore, LogEnd, LogIndex, SealedLog
+from stepwise.stores import Store, open_store
 
-__all__ = ["About", "Blob", "Place", "Raw", "Stored", "StoredWrite", "Thread", "WriteKey"]
+# -- langgraph threads ----------------------------------------------------------------------------
+
 
 Blob = tuple[str, bytes]
 """A serialized value: its type, as the serializer calls it, and its bytes."""
@@ -26,7 +43,8 @@ Blob = tuple[str, bytes]
 Raw = Union[Blob, list[Blob], "dict[str, Raw]"]
 """A serialized value, taken apart: one blob, a list of blobs, or a dictionary of these."""
 
-_ALIKE, _SAMPLE, _RECENT = 256, 24, 16  # bytes, bytes, blobs
+_LEVEL = 1  # of zlib: more takes three times as long, and saves a tenth
+_LARGE = 1 << 20  # bytes of a value: an image, a file, which would take 40 ms a MB for nothing
 
 Ref = tuple[int, int]
 """The place of a blob: number of the record, index in it."""
@@ -122,8 +140,9 @@ class _CheckpointFacts(NamedTuple):
     Args:
         parent: empty if that is the base.
         base: number of the record of the parent checkpoint; 0 for none.
-        versions, seen, values: new and changed ones.
-        unversioned, unseen, gone: names of those that the base has and this one has not.
+        values: new and changed ones.
+        gone: names of those that the base has and this one has not.
+        versions: index of the blob with the versions of channels, and those that nodes have seen.
         metadata, rest: indexes of blobs.
     """
 
@@ -134,27 +153,11 @@ class _CheckpointFacts(NamedTuple):
     graph_run: str
     invocation: str
     base: int
-    versions: dict[str, Any]
-    unversioned: list[str]
-    seen: dict[str, dict[str, Any]]
-    unseen: list[str]
     values: dict[str, list[Any]]
     gone: list[str]
+    versions: int
     metadata: int
     rest: int | None
-
-
-class _Blobs(NamedTuple):
-    """The blobs of one record: type and size of each, for one that is copied in part how."""
-
-    sizes: list[list[Any]]
-    ends: list[int]
-    payload: bytes
-
-    def get(self, index: int) -> tuple[bytes, list[int]]:
-        """Return the stored bytes of a blob, and how the rest is copied."""
-        start = self.ends[index - 1] if index else 0
-        return self.payload[start : self.ends[index]], self.sizes[index][2:]
 
 
 class Thread:
@@ -168,8 +171,9 @@ class Thread:
         lost: numbers of records that cannot be read.
         gone: how many acknowledged records are missing at its end.
         last: number of the last record.
-        recent: places of the blobs that a new one may have something in common with.
         size: bytes of all blobs.
+        tips: the checkpoint with the greatest id and the one stored last, by namespace; they are
+            two where clocks disagree.
     """
 
     def __init__(self, last: int = 0) -> None:
@@ -178,9 +182,9 @@ class Thread:
         self.lost: set[int] = set()
         self.gone = 0
         self.last = last
-        self.recent: deque[Ref] = deque(maxlen=_RECENT)
         self.size = 0
-        self._blobs: dict[int, _Blobs] = {}
+        self.tips: dict[str, tuple[str, str]] = {}
+        self._blobs: dict[int, list[Blob]] = {}
         self._by_number: dict[int, Stored] = {}
         self._known: dict[bytes, Ref] | None = None  # places by digest, once something is stored
 
@@ -193,13 +197,11 @@ class Thread:
             self.lost.add(number)
             return
         kind, facts, sizes = header
-        ends, at = [], 0
-        for index, (_, size, *copied) in enumerate(sizes):
+        data, at = zlib.decompress(payload), 0
+        blobs = self._blobs[number] = list[Blob]()
+        for name, size in sizes:
+            blobs.append((name, data[at : at + size]))
             at += size
-            ends.append(at)
-            if size >= _ALIKE and not copied:
-                self.recent.append((number, index))
-        self._blobs[number] = _Blobs(sizes, ends, payload)
         self.size += at
         if self._known is not None:
             self._know(number)
@@ -209,9 +211,8 @@ class Thread:
             self._add_writes(number, *facts)
 
     def _know(self, number: int) -> None:
-        for index in range(len(self._blobs[number].ends)):
-            if self.has((number, index)):
-                self.known().setdefault(_digest(self.blob((number, index))), (number, index))
+        for index, blob in enumerate(self._blobs[number]):
+            self.known().setdefault(_digest(blob), (number, index))
 
     def _add_checkpoint(self, number: int, facts: _CheckpointFacts) -> None:
         base = self._by_number.get(facts.base)
@@ -220,14 +221,15 @@ class Thread:
         values = {each: value for each, value in before.items() if each not in facts.gone}
         for channel, value in facts.values.items():
             values[channel] = self._value(number, value, before.get(channel))
+        versions, seen = json.loads(self.blob((number, facts.versions))[1])
         stored = Stored(
             number,
             facts.ns,
             facts.id,
             base.id if base is not None else facts.parent,
             facts.facts,
-            _updated(base.versions if base is not None else {}, facts.versions, facts.unversioned),
-            _updated(base.seen if base is not None else {}, facts.seen, facts.unseen),
+            versions,
+            seen,
             values,
             (number, facts.metadata),
             (number, facts.rest) if facts.rest is not None else None,
@@ -236,6 +238,7 @@ class Thread:
             damaged=not whole or not self._holds(values),
         )
         self.checkpoints[stored.ns, stored.id] = self._by_number[number] = stored
+        self.tips[stored.ns] = max(stored.id, self.tips.get(stored.ns, ("",))[0]), stored.id
 
     def _add_writes(
         self, number: int, about: list[str], writes: list[tuple[int, str, list[Any]]]
@@ -280,8 +283,6 @@ class Thread:
             extra: the serialized metadata and other fields.
         """
         base = self.base_of(about.ns, about.parent)
-        old_versions: Mapping[str, Any] = base.versions if base is not None else {}
-        old_seen: Mapping[str, Any] = base.seen if base is not None else {}
         before: Mapping[str, Value] = base.values if base is not None else {}
         new = _NewBlobs(self)
         stored = {
@@ -298,16 +299,13 @@ class Thread:
             about.graph_run,
             about.invocation,
             base.number if base is not None else 0,
-            _changed(versions, old_versions),
-            [each for each in old_versions if each not in versions],
-            _changed(seen, old_seen),
-            [each for each in old_seen if each not in seen],
             stored,
             [each for each in before if each not in values],
+            new.append(("json", json.dumps([versions, seen]).encode())),
             new.append(metadata),
             new.append(rest) if rest is not None else None,
         )
-        return ["c", facts, new.sizes], b"".join(new.parts)
+        return new.record("c", facts)
 
     def writes_record(
         self,
@@ -333,7 +331,7 @@ class Thread:
         if not stored:
             return None
         facts = [[*place, *task, invocation], stored]
-        return ["w", facts, new.sizes], b"".join(new.parts)
+        return new.record("w", facts)
 
     def base_of(self, ns: str, parent: str) -> Stored | None:
         """Return the checkpoint that a child of it may build on."""
@@ -360,26 +358,21 @@ class Thread:
 
     def blob(self, ref: Ref) -> Blob:
         """Return the blob at a place."""
-        blobs, index = self._blobs[ref[0]], ref[1]
-        data, copied = blobs.get(index)
-        if copied:
-            number, other, start, at, size = copied
-            whole, _ = self._blobs[number or ref[0]].get(other)
-            data = data[:at] + whole[start : start + size] + data[at:]
-        return blobs.sizes[index][0], data
+        return self._blobs[ref[0]][ref[1]]
 
     def has(self, ref: Ref) -> bool:
-        """Return whether the records that hold a blob were read."""
-        found = self._blobs.get(ref[0])
-        return found is not None and all(
-            number in self._blobs for number in found.sizes[ref[1]][2:3] if number
-        )
+        """Return whether the record that holds a blob was read."""
+        return ref[0] in self._blobs
 
     def newest_first(self, ns: str | None = None) -> Iterator[Stored]:
         """Yield the checkpoints of a namespace, or of all, by descending id."""
         wanted = [key for key in list(self.checkpoints) if ns in (None, key[0])]
         for key in sorted(wanted, key=lambda key: key[1], reverse=True):
             yield self.checkpoints[key]
+
+    def moved_past(self, ns: str, checkpoint_id: str) -> bool:
+        """Return whether a namespace has checkpoints, and its newest is another one."""
+        return checkpoint_id not in self.tips.get(ns, (checkpoint_id,))
 
     def pending(self, stored: Stored) -> list[tuple[WriteKey, StoredWrite]]:
         """Return the writes of a checkpoint, in the order in which LangGraph applies them."""
@@ -472,23 +465,18 @@ class _NewBlobs:
 
     def __init__(self, thread: Thread) -> None:
         self._known, self._new = thread.known(), dict[bytes, Ref]()
-        self._thread = thread
-        self.sizes: list[list[Any]] = []
-        self.parts: list[bytes] = []
+        self._blobs: list[Blob] = []
 
     def append(self, blob: Blob) -> int:
         """Add a blob; return its index."""
-        kind, data = blob
-        copied: list[int] = []
-        for ref in reversed(self._thread.recent) if len(data) >= _ALIKE else ():
-            found = _common(data, self._thread.blob(ref)[1])
-            if found is not None:
-                start, at, size = found
-                data, copied = data[:at] + data[at + size :], [*ref, start, at, size]
-                break
-        self.sizes.append([kind, len(data), *copied])
-        self.parts.append(data)
-        return len(self.sizes) - 1
+        self._blobs.append(blob)
+        return len(self._blobs) - 1
+
+    def record(self, kind: str, facts: Any) -> tuple[list[Any], bytes]:
+        """Return the header and the payload of the record."""
+        sizes = [[name, len(data)] for name, data in self._blobs]
+        level = 0 if any(len(data) > _LARGE for _, data in self._blobs) else _LEVEL
+        return [kind, facts, sizes], zlib.compress(b"".join(e for _, e in self._blobs), level)
 
     def put(self, raw: Raw, base: Value | None) -> list[Any]:
         """Add what no record holds yet of a value; return how the header names the value."""
@@ -513,39 +501,6 @@ class _NewBlobs:
         return found
 
 
-def _common(data: bytes, other: bytes) -> tuple[int, int, int] | None:
-    """Return where most of some bytes are in others: start there, start here, and size."""
-    middle = len(data) // 2
-    found = other.find(data[middle : middle + _SAMPLE])
-    if found < 0:
-        return None
-    after = _same(data[middle:], other[found:])
-    before = _same(data[:middle][::-1], other[:found][::-1])
-    if 2 * (before + after) < len(data):
-        return None
-    return found - before, middle - before, before + after
-
-
-def _same(one: bytes, other: bytes) -> int:
-    """Return how many bytes are the same at the beginning."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _updated(
-    before: Mapping[str, Any], changed: Mapping[str, Any], gone: Collection[str]
-) -> dict[str, Any]:
-    now = {key: each for key, each in before.items() if key not in gone}
-    now.update(changed)
-    return now
-
-
 def _runs(refs: list[Ref]) -> list[list[int]]:
     """Return places that follow each other as record, first index and count."""
     runs: list[list[int]] = []
@@ -567,11 +522,219 @@ def _refs(value: Value) -> Iterator[Ref]:
         yield value
 
 
-def _changed(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    missing = object()
-    return {key: each for key, each in now.items() if before.get(key, missing) != each}
-
-
 def _digest(blob: Blob) -> bytes:
     kind, data = blob
     return hashlib.blake2b(data, digest_size=16, key=kind.encode()[:64]).digest()
+
+
+# -- langgraph store ------------------------------------------------------------------------------
+
+
+_MOST, _MOST_THREADS = 64_000_000, 200  # bytes of values, and threads, that are kept in memory
+_MOST_OWN = 10_000
+
+
+class _Known:
+    """A thread as far as it was read here."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.thread = Thread()
+        self.end = LogEnd()
+
+    def forget(self) -> None:
+        self.thread, self.end = Thread(), LogEnd()
+
+
+class ThreadStore:
+    """The threads in one store.
+
+    Args:
+        where: a URL, a path or a store; ``None`` for the configured store.
+    """
+
+    def __init__(self, where: object = None) -> None:
+        self._where = where
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self.own: OrderedDict[Place, str] = OrderedDict()  # checkpoints stored here, the last each
+        self._mutex = threading.Lock()
+        self._pid = os.getpid()
+
+    def __reduce__(self) -> tuple[type[ThreadStore], tuple[object]]:
+        where = public_url(self._where) if isinstance(self._where, str) else self._where
+        return ThreadStore, (where,)  # so that a graph can be a variable of a run
+
+    @cached
+    def _host(self) -> HostStore:
+        where = self._where if self._where is not None else settings.store()
+        return HostStore(open_store(where))  # type: ignore[arg-type]  # it checks that
+
+    @property
+    def store(self) -> Store:
+        """The store itself."""
+        return self._host.store
+
+    def forget(self) -> None:
+        """Let go of what was read."""
+        with self._mutex:
+            self._known.clear()
+
+    def read(self, thread_id: str) -> Thread:
+        """Return a thread as it is now; it only grows afterwards."""
+        known, log = self._entry(thread_id), self._log(thread_id)
+        with known.lock:
+            self._refresh(known, log)
+            return known.thread
+
+    @contextmanager
+    def writing(self, thread_id: str) -> Iterator[Writer]:
+        """Give a writer of a thread, which nobody else writes meanwhile.
+
+        Raises:
+            RunBusyError: another process has been writing to it for a minute.
+        """
+        known, log = self._entry(thread_id), self._log(thread_id)
+        with known.lock, log.owned() as epoch:
+            self._refresh(known, log)
+            try:
+                yield Writer(self, thread_id, known, log, epoch)
+            except BaseException:
+                known.forget()  # it is not known whether the last write was done
+                raise
+
+    def thread_ids(self) -> list[str]:
+        """Return the ids of all threads."""
+        found = []
+        for each in self._index.ids():
+            if each is None:
+                notice(f"an entry of {self.store.url} for a LangGraph thread is damaged; left out")
+            else:
+                found.append(each)
+        return found
+
+    def register(self, thread_id: str) -> None:
+        """Note that a thread exists."""
+        self._index.add(thread_id)
+
+    def unregister(self, thread_id: str) -> None:
+        """Note that a thread does not exist any more."""
+        self._index.remove(thread_id)
+
+    @property
+    def _index(self) -> LogIndex:
+        return LogIndex(self.store, self._host.seal, THREADS)
+
+    def _log(self, thread_id: str) -> SealedLog:
+        return SealedLog(self.store, self._host.seal, f"{THREADS.prefix}{thread_id}")
+
+    def _entry(self, thread_id: str) -> _Known:
+        if self._pid != os.getpid():  # a lock may be held by a thread that a fork left behind
+            self._mutex, self._known, self._pid = threading.Lock(), OrderedDict(), os.getpid()
+            self.own = OrderedDict()
+        with self._mutex:
+            known = self._known.get(thread_id)
+            if known is None:
+                known = self._known[thread_id] = _Known()
+            self._known.move_to_end(thread_id)
+            size = sum(each.thread.size for each in self._known.values())
+            while len(self._known) > _MOST_THREADS or (size > _MOST and len(self._known) > 1):
+                _, oldest = self._known.popitem(last=False)
+                size -= oldest.thread.size
+            return known
+
+    def _refresh(self, known: _Known, log: SealedLog) -> None:
+        found = log.read(known.end) if known.end.at.last else None
+        whole = found is None
+        for attempt in range(3):  # another process may have rewritten it in between
+            if found is None:
+                known.forget()
+                found = log.read(known.end)
+            if found is None or (any(each.header is None for each in found[0]) and attempt < 2):
+                whole, found = True, None
+                continue
+            break
+        assert found is not None
+        entries, known.end = found
+        for each in entries:
+            known.thread.add(*each)
+        if whole:
+            self._compare(known, log)
+
+    def _compare(self, known: _Known, log: SealedLog) -> None:
+        """Note acknowledged records that are gone from the end."""
+        while log.missing(known.end):
+            found = log.read(known.end)  # unless they were written since
+            if found is None or found[1] == known.end:
+                known.thread.gone = log.missing(known.end)
+                return
+            entries, known.end = found
+            for each in entries:
+                known.thread.add(*each)
+
+
+class Writer:
+    """The right to write to a thread.
+
+    Attributes:
+        thread: its content.
+    """
+
+    def __init__(
+        self, owner: ThreadStore, thread_id: str, known: _Known, log: SealedLog, epoch: int
+    ) -> None:
+        self._owner, self._thread_id = owner, thread_id
+        self._known, self._log, self._epoch = known, log, epoch
+
+    @property
+    def thread(self) -> Thread:
+        """The content of the thread."""
+        return self._known.thread
+
+    def append(self, *records: tuple[list[object], bytes]) -> None:
+        """Append records durably."""
+        known = self._known
+        if not known.end.at.last:
+            self._owner.register(self._thread_id)
+        known.end = self._log.append(self._epoch, known.end, records)
+        for number, record in enumerate(records, known.thread.last + 1):
+            known.thread.add(number, *record)
+        known.thread.last = known.end.at.last
+
+    def owns(self, ns: str) -> None:
+        """Note that this process has stored the newest checkpoint of a namespace."""
+        own = self._owner.own
+        own[self._thread_id, ns] = self.thread.tips[ns][1]
+        own.move_to_end((self._thread_id, ns))
+        while len(own) > _MOST_OWN:
+            own.popitem(last=False)
+
+    def owned(self, ns: str) -> bool:
+        """Return whether this process has stored the newest checkpoint of a namespace."""
+        return self._owner.own.get((self._thread_id, ns)) == self.thread.tips[ns][1]
+
+    def keep(self, places: Iterable[Place]) -> None:
+        """Delete all checkpoints and writes but these."""
+        known, kept = self._known, set(places)
+        if not kept:
+            return self.delete()
+        into = Thread(known.end.at.last)
+        return self.replace(list(known.thread.rewritten(kept, into)), into)
+
+    def replace(self, records: list[tuple[list[object], bytes]], into: Thread) -> None:
+        """Replace all records.
+
+        Args:
+            into: the content that the records make.
+        """
+        known = self._known
+        if not known.end.at.last:
+            self._owner.register(self._thread_id)
+        known.end = self._log.append(self._epoch, known.end, records, instead=True)
+        known.thread = into
+
+    def delete(self) -> None:
+        """Delete the thread."""
+        if self._known.end.at.last:
+            self._log.delete(self._epoch)
+            self._known.forget()
+        self._owner.unregister(self._thread_id)

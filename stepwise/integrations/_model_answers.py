@@ -1,9 +1,9 @@
 """Answers of model endpoints, JSON or a stream of events: their token usage, cost and text.
 
-Four forms are read, each alone and in pieces: chat completions (which most servers speak), the
-responses of OpenAI, the messages of Anthropic, and those of Gemini.  The form is known by the keys
-of an answer and not by its endpoint, since a gateway serves one protocol under the path of another.
-An answer in another form has no usage, and a preview of its beginning.
+Six forms are read, each alone and in pieces: chat completions (which most servers speak), the
+responses of OpenAI, the messages of Anthropic, and those of Gemini, Cohere and ollama.  The form is
+known by the keys of an answer and not by its endpoint, since a gateway serves one protocol under
+the path of another.  An answer in another form has no usage, and a preview of its beginning.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
-
-__all__ = ["preview_of", "usage_of"]
 
 
 def usage_of(endpoint: str, content_type: str, body: bytes, url: str = "") -> dict[str, Any]:
@@ -82,6 +80,8 @@ def _parts(content_type: str, body: bytes) -> Iterator[dict[str, Any]]:
     texts: Iterable[bytes] = [body]
     if "event-stream" in content_type:
         texts = _event_data(body)
+    elif "ndjson" in content_type:  # ollama
+        texts = body.splitlines()
     for text in texts:
         try:
             value = json.loads(text)
@@ -145,21 +145,27 @@ class _Counts:
 
     def add(self, part: dict[str, Any]) -> None:
         """Take the counts of a part: of an answer, or of an event."""
-        for holder in (part, _dict(part.get("response")), _dict(part.get("message"))):
+        inner = [_dict(part.get(name)) for name in ("response", "message", "delta", "x_groq")]
+        for holder in (part, *inner):
             if holder.get("service_tier") is not None:
                 self.raw["service_tier"] = holder["service_tier"]
-            for name in ("usage", "usageMetadata"):
-                known = _dict(holder.get(name)).items()
-                self.raw.update((key, value) for key, value in known if value is not None)
+            for name in ("usage", "usageMetadata", "meta"):
+                known = _dict(holder.get(name))
+                known = {**known, **_dict(known.get("tokens"))}  # Cohere
+                self.raw.update((key, value) for key, value in known.items() if value is not None)
+        if "eval_count" in part or "prompt_eval_count" in part:  # ollama
+            self.raw.update(part)
 
     def facts(self) -> dict[str, int]:
         """Return the counts that are known; those of the input include the cached tokens."""
         found = {
-            "input_tokens": self._first("input_tokens", "prompt_tokens", "promptTokenCount"),
+            "input_tokens": self._first(
+                "input_tokens", "prompt_tokens", "promptTokenCount", "prompt_eval_count"
+            ),
             "cached_input_tokens": self._first(
                 "cache_read_input_tokens", "cachedContentTokenCount"
             ),
-            "output_tokens": self._first("output_tokens", "completion_tokens"),
+            "output_tokens": self._first("output_tokens", "completion_tokens", "eval_count"),
         }
         if found["input_tokens"] is not None:  # Anthropic counts these apart
             found["input_tokens"] += self.written + (self._first("cache_read_input_tokens") or 0)
@@ -190,6 +196,7 @@ _PROVIDERS = {
     ".amazonaws.com": "aws",
     ".googleapis.com": "google",
     "openrouter.ai": "openrouter",
+    "api.cohere.com": "cohere",
     "api.groq.com": "groq",
     "api.mistral.ai": "mistral",
     "api.deepseek.com": "deepseek",
@@ -238,6 +245,17 @@ def _price(model: str, url: str, facts: dict[str, Any], written: int) -> float |
 # -- previews ------------------------------------------------------------------------------------
 
 
+_INSIDE = (
+    *("choices", "candidates", "output", "item", "message", "delta", "content_block"),
+    *("content", "parts", "tool_calls"),
+)
+"""The fields in which answers hold parts with texts and calls."""
+_TEXTS = ("content", "refusal", "text", "response", "delta")
+_EVENTS = ("response.", "transcript.")
+_TOLD = ("response.output_text.delta", "response.output_item.done", "transcript.text.done")
+"""These events say each thing once; the others say it by piece, or again."""
+
+
 class _Wording:
     """The text and the tool calls of an answer, put together from its parts."""
 
@@ -250,75 +268,49 @@ class _Wording:
         calls = [_call(name, "".join(pieces)) for name, *pieces in self._calls.values()]
         return "".join(self._texts).strip() or ", ".join(calls)
 
-    def add(self, part: dict[str, Any]) -> None:
-        """Take what a part says."""
-        kind = _text(part.get("type"))
-        if kind.startswith(("response.", "content_block", "message_")):
-            self._add_event(kind, part)
+    def add(self, part: dict[str, Any], place: Any = None) -> None:
+        """Take what a part says, and the parts inside it.
+
+        Args:
+            place: of the call that it is a piece of.
+        """
+        kind, place = _text(part.get("type")), part.get("index", place)
+        if kind == "reasoning" or kind.endswith(("_result", "_output")):
             return
-        for choice in _dicts(part.get("choices")):  # chat.completions, completions
-            if choice.get("index", 0) != 0:
-                continue
-            self._add_message(_dict(choice.get("message") or choice.get("delta")))
-            self._texts.append(_text(choice.get("text")))
-        for item in _dicts(part.get("output")):  # responses
-            self._add_item(item)
-        self._add_blocks(part.get("content"))  # messages
-        for candidate in _dicts(part.get("candidates"))[:1]:  # Gemini
-            for piece in _dicts(_dict(candidate.get("content")).get("parts")):
-                self._texts.append(_text(piece.get("text")))
-                call = _dict(piece.get("functionCall"))
-                if call:
-                    self._add_call(len(self._calls), call.get("name"), call.get("args"))
-        if not self._texts:
-            self._texts.append(_text(part.get("text")))  # transcriptions
+        if kind.startswith(_EVENTS) and kind not in _TOLD:
+            return
+        called = (part.get(name) for name in ("function", "custom", "functionCall"))
+        call = next((each for each in called if isinstance(each, dict)), part)
+        if call is not part or kind.endswith(("tool_use", "_call")):
+            self._add_call(place, call, kind)
+        elif "partial_json" in part:
+            self._add_piece(place, part["partial_json"])
+        else:
+            self._texts += [_text(part.get(name)) for name in _TEXTS]
+            for name in _INSIDE:
+                self._add_inside(name, part.get(name), place)
 
-    def _add_message(self, message: dict[str, Any]) -> None:
-        self._texts.append(_text(message.get("content")) or _text(message.get("refusal")))
-        for number, call in enumerate(_dicts(message.get("tool_calls"))):
-            function = _dict(call.get("function") or call.get("custom"))
-            arguments = function.get("arguments") or function.get("input")
-            self._add_call(call.get("index", number), function.get("name"), arguments)
+    def _add_inside(self, name: str, value: Any, place: Any) -> None:
+        parts = [_dict(value)] if isinstance(value, dict) else _dicts(value)
+        if name in ("choices", "candidates"):  # the first of several answers
+            parts = [{**each, "index": None} for each in parts if not each.get("index")][:1]
+        for each in parts:
+            if name != "item" or each.get("type") != "message":  # its text has come in deltas
+                self.add(each, place)
 
-    def _add_blocks(self, blocks: Any) -> None:
-        for block in _dicts(blocks):
-            if block.get("type") in ("text", "output_text"):
-                self._texts.append(_text(block.get("text")))
-            elif block.get("type") == "refusal":
-                self._texts.append(_text(block.get("refusal")))
-            elif str(block.get("type")).endswith("tool_use"):
-                self._add_call(len(self._calls), block.get("name"), block.get("input"))
-
-    def _add_item(self, item: dict[str, Any]) -> None:
-        if item.get("type") == "message":
-            self._add_blocks(item.get("content"))
-        elif str(item.get("type")).endswith("_call"):
-            arguments = item.get("arguments") or item.get("input") or item.get("action")
-            self._add_call(len(self._calls), item.get("name") or item.get("type"), arguments)
-
-    def _add_event(self, kind: str, event: dict[str, Any]) -> None:
-        delta = event.get("delta")
-        if kind == "response.output_text.delta":
-            self._texts.append(_text(delta))
-        elif kind == "response.output_item.done":
-            item = _dict(event.get("item"))
-            if item.get("type") != "message":  # its text has come in deltas
-                self._add_item(item)
-        elif kind == "content_block_start":
-            block = _dict(event.get("content_block"))
-            self._texts.append(_text(block.get("text")))
-            if str(block.get("type")).endswith("tool_use"):
-                self._add_call(event.get("index"), block.get("name"), block.get("input") or "")
-        elif kind == "content_block_delta":
-            self._texts.append(_text(_dict(delta).get("text")))
-            if str(event.get("index")) in self._calls:
-                self._add_call(event["index"], "", _text(_dict(delta).get("partial_json")))
-
-    def _add_call(self, place: Any, name: Any, arguments: Any) -> None:
-        written = (
-            json.dumps(arguments) if arguments and not isinstance(arguments, str) else arguments
+    def _add_call(self, place: Any, call: dict[str, Any], kind: str) -> None:
+        if place is None:
+            place = len(self._calls)
+        names = ("arguments", "input", "args", "action")
+        arguments = next((call[name] for name in names if call.get(name)), "")
+        self._calls.setdefault(
+            str(place), [_text(call.get("name")) or (kind if kind.endswith("_call") else "?")]
         )
-        self._calls.setdefault(str(place), [_text(name) or "?"]).append(written or "")
+        self._add_piece(place, arguments if isinstance(arguments, str) else json.dumps(arguments))
+
+    def _add_piece(self, place: Any, arguments: Any) -> None:
+        if str(place) in self._calls:
+            self._calls[str(place)].append(_text(arguments))
 
 
 def _call(name: str, arguments: str) -> str:

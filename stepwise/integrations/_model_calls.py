@@ -11,13 +11,9 @@ from typing import Any
 
 from stepwise._runs.run import Run
 from stepwise.errors import RunNotFoundError
-from stepwise.integrations._model_requests import ModelRequest
-from stepwise.integrations._recorded_responses import body_of
-from stepwise.integrations._request_bodies import Bodies, canonical, whole_bodies
+from stepwise.integrations._model_requests import SENDER, ModelRequest
+from stepwise.integrations._recorded_responses import Bodies, body_of, whole_bodies
 
-__all__ = ["calls_in", "canonical", "model_calls"]
-
-_SDKS = ("openai", "anthropic", "litellm")
 _EVENTS = re.compile(r"(?<=\n\n)|(?<=\r\n\r\n)")
 """Where an event of a stream ends."""
 
@@ -49,7 +45,7 @@ def _forms(run: Run, met: set[str]) -> Iterator[Mapping[str, Any]]:
             with contextlib.suppress(RunNotFoundError):  # it was deleted
                 yield from _forms(Run(run.store, step.child, run._seal), met)
         call = step._entry.call
-        if step.status == "completed" and call is not None and call.module in _SDKS:
+        if step.status == "completed" and call is not None and call.module == SENDER:
             form = step.result
             if isinstance(form, Mapping) and _dict(form.get("request")).get("endpoint"):
                 yield form

@@ -1,10 +1,11 @@
-"""Requests to model endpoints as plain values: their identity, and which answers are recorded.
+"""Requests to model endpoints as plain values: masked, told apart, and which answers are recorded.
 
 The identity of a request is its method, URL and body, and the few headers on which the answer
 depends.  Not part of it:
 
-- secrets, which are masked first (:mod:`stepwise.integrations._request_masks`): two requests that
-  differ only in a secret are one;
+- secrets: two requests that differ only in a secret are one.  Names decide, on any depth, and
+  values (:mod:`stepwise._values.credentials`): so ``max_tokens`` stays, and so does the schema of a
+  tool that has a parameter ``password``.  Only the recorded request is masked, never what is sent;
 - what an SDK makes anew at each attempt or start: retry counters, idempotency keys, its own version
   and platform, the boundaries of multipart bodies, the ids of tool calls (a framework makes them up
   where a model gives none; they count by the order in which they first appear, so a result still
@@ -16,6 +17,7 @@ Imports neither httpx nor any SDK: the callers give plain values.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -23,20 +25,144 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from stepwise._runtime.facts import NamedTuple
-from stepwise.integrations._request_masks import digest_of, masked, masked_field, masked_url
+from stepwise._runtime.settings import plain_name
+from stepwise._values.credentials import (
+    MASK,
+    digested,
+    has_hint,
+    is_secret_name,
+    is_suspect,
+    is_suspect_name,
+    masked_prose,
+    masked_url,
+)
 
-__all__ = [
-    "MODEL_REQUEST",
-    "ModelRequest",
-    "endpoint_of",
-    "is_final",
-    "keep_headers",
-    "operation_of",
-    "read_request",
-]
+# -- request masks --------------------------------------------------------------------------------
+
+
+# In a schema, the keys under these are names of properties, and the values are schemas.
+_PROPERTIES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_OF_SCHEMAS = re.compile(
+    r"type|\$ref|(any|one|all)Of|not|enum|const|description|title|default|format|items|properties"
+)
+
+_HEADERS = re.compile(r"(.*_)?headers")
+_HARMLESS = re.compile(  # headers that hold no credential
+    r"accept|accept_\w+|user_agent|cache_control|content_\w+|anthropic_(version|beta)|openai_beta"
+)
+_OF_KEYS = re.compile(r"(.*_)?(auth|authentication|oauth|security)")
+_FEW = 100  # a number below is no secret: a count, a pin of a board
+_SHORT = 8  # characters: no URL with a query, and no JSON with a secret, is shorter
+_BULKY = re.compile(r"(?:data:[^,]{0,200},)?[A-Za-z0-9+/_=-]{1024}")
+"""The beginning of an image, a sound or a document in base64."""
+
+
+def masked(value: Any, *, properties: bool = False, among_keys: bool = False) -> Any:
+    """Return a JSON value with its secrets masked, and data in base64 replaced by its digest.
+
+    A text that is JSON itself (the arguments of a tool call) is masked inside, and so are URLs.
+
+    Args:
+        value: as ``json.loads`` returns it.
+        properties: whether the keys of ``value`` name the properties of a schema.
+        among_keys: whether it says how to authenticate, so that a suspect is a secret.
+
+    Raises:
+        RecursionError: the value is nested too deeply.
+    """
+    if isinstance(value, str):
+        return _masked_text(value)
+    if isinstance(value, dict):
+        hidden = {
+            key: masked(each)
+            if properties and _is_schema(each)
+            else masked_field(key, each, properties=key in _PROPERTIES, among_keys=among_keys)
+            for key, each in value.items()
+        }
+        named = value.get("name", value.get("key"))
+        if isinstance(named, str) and isinstance(value.get("value"), str):  # a header, a variable
+            hidden["value"] = masked_field(named, value["value"], among_keys=among_keys)
+        return hidden
+    if isinstance(value, list):
+        return [masked(each, among_keys=among_keys) for each in value]
+    return value
+
+
+def masked_field(
+    name: str, value: Any, *, properties: bool = False, among_keys: bool = False
+) -> Any:
+    """Return the value of a field: the mask, if the name says that it is a secret."""
+    if _is_secret(name, value):
+        return MASK
+    if isinstance(value, str) and is_suspect_name(name):
+        hidden = MASK if among_keys else _masked_text(value)
+        return digested(value) if hidden == value != MASK and is_suspect(value) else hidden
+    plain = plain_name(name)
+    if _HEADERS.fullmatch(plain):
+        return _masked_headers(value)
+    of_keys = _OF_KEYS.fullmatch(plain) is not None
+    return masked(value, properties=properties, among_keys=of_keys)
+
+
+def _is_secret(name: str, value: Any) -> bool:
+    if value is None or isinstance(value, bool) or not is_secret_name(name):
+        return False
+    if isinstance(value, (int, float)):
+        return abs(value) >= _FEW and not plain_name(name).endswith(("token", "tokens"))
+    return True
+
+
+def _masked_headers(value: Any) -> Any:
+    """Return the headers of some other request: those that are known to hold no credential stay."""
+    if isinstance(value, dict) and not any(isinstance(each, dict) for each in value.values()):
+        return {
+            name: each if _HARMLESS.fullmatch(plain_name(name)) else MASK
+            for name, each in value.items()
+        }
+    if isinstance(value, list):
+        pairs = [each for each in value if isinstance(each, dict) and "value" in each]
+        if len(pairs) == len(value):
+            return [{**each, "value": MASK} for each in pairs]
+    return masked(value)
+
+
+def digest_of(data: bytes) -> dict[str, Any]:
+    """Return what stands for data that is not read: its length and digest."""
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, bool) or (
+        isinstance(value, dict) and (not value or any(map(_OF_SCHEMAS.fullmatch, value)))
+    )
+
+
+def _masked_text(text: str) -> str:
+    if len(text) < _SHORT:
+        return text
+    if _BULKY.match(text):
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        return f"{text[:40]}... ({len(text)} characters, sha256 {digest})"
+    if text.startswith(("https://", "http://")) and not re.search(r"\s", text):
+        return masked_url(text)
+    if text.lstrip()[:1] in ("{", "[", '"') and has_hint(text):
+        try:
+            value = json.loads(text)
+        except ValueError:
+            return masked_prose(text)
+        hidden = masked(value)
+        return text if hidden == value else json.dumps(hidden, ensure_ascii=False)
+    return masked_prose(text)
+
+
+# -- model requests -------------------------------------------------------------------------------
+
 
 MODEL_REQUEST = "model request"
 """The kind of the steps that are requests to models; OpenTelemetry shows them as such."""
+
+SENDER = "httpx"
+"""The module of these steps."""
 
 
 class ModelRequest(NamedTuple):
@@ -50,6 +176,9 @@ class ModelRequest(NamedTuple):
             ``{"multipart": [...]}`` for a multipart form.  ``{"bytes": N, "sha256": ...}`` for
             what cannot be read, and so could not be masked.  None for no body.
         streamed: whether the answer is asked for as a stream of events.
+        hidden: the parts of the body that are said to the model and hold something masked, as JSON
+            before it was masked; empty if nothing is.  It is never recorded: a tag under the key
+            of the store tells two prompts apart that differ in it alone.
     """
 
     method: str
@@ -57,6 +186,7 @@ class ModelRequest(NamedTuple):
     headers: dict[str, str]
     body: Any
     streamed: bool
+    hidden: str = ""
 
 
 # Their versions and betas decide the form and the abilities of an answer; guardrails its content.
@@ -80,13 +210,14 @@ def read_request(method: str, url: str, headers: Mapping[str, str], content: byt
         for name, value in headers.items()
         if name in _COUNTING or name.startswith(_COUNTING_PREFIX)
     }
-    body = _read_body(headers.get("content-type", ""), content)
+    body, hidden = _read_body(headers.get("content-type", ""), content)
     return ModelRequest(
         method.upper(),
         masked_url(url, in_order=True),
         dict(sorted(counting.items())),
         body,
         _is_streamed(url, body),
+        hidden,
     )
 
 
@@ -105,19 +236,32 @@ def _is_streamed(url: str, body: Any) -> bool:
 # -- bodies --------------------------------------------------------------------------------------
 
 
-def _read_body(content_type: str, content: bytes) -> Any:
+# Where a body has what is said to the model: there, two texts are two requests, whatever is masked.
+_SAID = frozenset(
+    {"messages", "input", "inputs", "contents", "prompt", "suffix", "system", "systemInstruction"}
+    | {"system_instruction", "instructions", "query", "question", "documents", "texts"}
+)
+
+
+def _read_body(content_type: str, content: bytes) -> tuple[Any, str]:
+    """Return the body without secrets, and what was hidden of that which is said to the model."""
     if not content:
-        return None
+        return None, ""
     kind = content_type.partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
-        return _multipart(content_type, content)
+        return _multipart(content_type, content), ""
     try:
         if kind == "application/x-www-form-urlencoded":
             pairs = parse_qsl(content.decode(), keep_blank_values=True)
-            return {"form": [[name, masked_field(name, value)] for name, value in pairs]}
-        return masked(_without_made_up_ids(json.loads(content)))
+            return {"form": [[name, masked_field(name, value)] for name, value in pairs]}, ""
+        body = _without_made_up_ids(json.loads(content))
+        safe = masked(body)
     except (ValueError, RecursionError):
-        return digest_of(content)
+        return digest_of(content), ""
+    if not isinstance(body, dict):
+        return safe, ""
+    hidden = {name: body[name] for name in _SAID & body.keys() if safe[name] != body[name]}
+    return safe, json.dumps(hidden, sort_keys=True) if hidden else ""
 
 
 def _multipart(content_type: str, content: bytes) -> dict[str, Any]:
@@ -134,7 +278,7 @@ def _multipart(content_type: str, content: bytes) -> dict[str, Any]:
 def _part(piece: bytes) -> dict[str, Any]:
     head, _, data = piece.removeprefix(b"\r\n").partition(b"\r\n\r\n")
     lines = head.decode("utf-8", "replace")
-    named = re.search(r'\bname="([^"]*)"', lines)
+    named = re.search(r'\bname="?([^";\r\n]*)', lines)
     file = re.search(r'\bfilename="([^"]*)"', lines)
     kind = re.search(r"(?im)^content-type: *([^;\r\n]+)", lines)
     part: dict[str, Any] = {"name": named[1] if named else ""}
@@ -206,21 +350,28 @@ _ENDPOINTS = [
         (r"/models/[^/]+:(generateContent|streamGenerateContent)$", "generate_content"),
         (r"/models/[^/]+:(embedContent|batchEmbedContents)$", "embed_content"),
         (r"/models/[^/]+:countTokens$", "count_tokens"),
+        # Cohere, ollama, Mistral
+        (r"/(api|v\d\w*)/(chat|classify|embed|generate|ocr|rerank)$", r"\2"),
     )
 ]
 _OPERATIONS = {
     "complete": "text_completion",
     "completions": "text_completion",
+    "embed": "embeddings",
     "embed_content": "embeddings",
     "embeddings": "embeddings",
+    "generate": "text_completion",
     "generate_content": "generate_content",
 }
+_OTHER_OPERATIONS = re.compile(
+    "count_?tokens|input_tokens|compact|images|audio|moderations|classify|ocr|rerank"
+)
 _NOT_MODELS = re.compile(r"/(threads|batches|fine_tuning|evals|vector_stores|conversations)(/|$)")
 
 
 def operation_of(endpoint: str) -> str:
     """Return the operation of an endpoint, by the name that OpenTelemetry has for it, if any."""
-    if re.search("count_?tokens|input_tokens|compact|images|audio|moderations", endpoint):
+    if _OTHER_OPERATIONS.search(endpoint):
         return endpoint
     return _OPERATIONS.get(endpoint, "chat")
 
@@ -243,6 +394,46 @@ def endpoint_of(method: str, path: str) -> str | None:
         if found is not None:
             return found.expand(name)
     return None
+
+
+_MODEL_IN_PATH = re.compile(r"/(models?|deployments)/[^/]")
+_BEDROCK = re.compile(r"/model/.+/(invoke|converse)")  # its bodies are as their models want them
+_MODEL_FIELDS = {"model", "agent_id"}
+_QUESTION_FIELDS = {
+    *("content", "contents", "document", "documents", "file", "generateContentRequest"),
+    *("image", "images", "input", "inputs", "message", "messages", "prompt", "requests", "texts"),
+}
+
+
+def asks_model(method: str, path: str, content: bytes, *, of_sdk: bool = False) -> bool:
+    """Return whether a request has the shape of a question to a model, whichever client sends it.
+
+    Its path is a model endpoint, it names a model, and it has a question.  The path alone does not
+    tell, except of Bedrock: other services have ``/v1/messages`` and ``/responses`` too.
+
+    Args:
+        method: of HTTP.
+        path: of the URL.
+        content: the whole body, JSON or a multipart form.
+        of_sdk: it bears the mark of an SDK.  Providers of models let the model or the question be
+            left out (of moderations, of stored prompts); but SDKs of others have the mark, too.
+    """
+    if endpoint_of(method, path) is None:
+        return False
+    if _BEDROCK.search(path):
+        return True
+    try:
+        fields = json.loads(content)
+    except (ValueError, RecursionError):
+        fields = [name.decode() for name in re.findall(rb'\bname="(\w+)"', content)]
+    if not isinstance(fields, (dict, list)):
+        return False
+    names = {each for each in fields if isinstance(each, str)}
+    told = [
+        not names.isdisjoint(_QUESTION_FIELDS),
+        not names.isdisjoint(_MODEL_FIELDS) or _MODEL_IN_PATH.search(path) is not None,
+    ]
+    return any(told) if of_sdk else all(told)
 
 
 def is_final(status: int) -> bool:

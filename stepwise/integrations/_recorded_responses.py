@@ -1,31 +1,137 @@
-"""HTTP responses as recorded values, and back.
+"""Recorded requests and responses as plain values, and back.
 
-For httpx, and for httpx2, which the SDKs of today use: the classes come from the library of the
-request, which this module never imports.
+An agent sends its whole conversation with every request: kept whole, the requests of n turns take
+n² messages.  Here a list that begins as one before it is ``{"$like": NAME, "$first": 12, "$then":
+[...]}``, and a long value that was there before is ``{"$like": NAME}``.  A name is a digest in a
+journal, where the records of parallel tasks come in any order; in a file for people it is the
+number of the earlier request, and its field is meant that has the same name.
+
+Responses are for httpx, and for httpx2, which the SDKs of today use: the classes come from the
+library of the request, which this module never imports.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
+import inspect
+import json
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from functools import cache
 from typing import Any
 
-__all__ = [
-    "body_of",
-    "decompressed",
-    "is_failed",
-    "is_finishing",
-    "is_whole",
-    "library_of",
-    "pieces_of",
-    "recorded_form",
-    "response_from",
-    "stream_class",
-]
+# -- request bodies -------------------------------------------------------------------------------
+
+
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+_LONG = 200  # characters of JSON, below which a value is repeated
+
+
+def canonical(value: Any) -> str:
+    """Return the one text of a JSON value; equal texts mean equal values."""
+    return _encode(value)
+
+
+def _prefixes(field: str, items: Iterable[Any]) -> Iterator[str]:
+    """Yield the digest of each beginning of a list."""
+    digest = hashlib.sha256(field.encode("utf-8", "surrogatepass"))
+    for item in items:
+        digest.update(canonical(item).encode() + b"\n")
+        yield digest.copy().hexdigest()[:32]
+
+
+def _digests(field: str, value: Any) -> list[str]:
+    if isinstance(value, list):
+        return [*_prefixes(field, value)]
+    text = canonical(value)
+    return [*_prefixes(field, [text])] if len(text) >= _LONG else []
+
+
+class Bodies:
+    """The bodies that were stored before, by the digests of their parts."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, Any] = {}
+
+    def shortened(self, body: Any, name: Any = None) -> Any:
+        """Return a body without what is known, which is known from now on.
+
+        Args:
+            body: a JSON value.
+            name: of the request; by default, digests are the names.
+        """
+        if not isinstance(body, dict):
+            return body
+        short: dict[str, Any] = {}
+        fresh: dict[str, Any] = {}
+        for field, value in body.items():
+            digests = _digests(field, value)
+            short[field] = self._field(value, digests)
+            fresh.update((each, name or each) for each in digests)
+        for digest, known in fresh.items():
+            self._names.setdefault(digest, known)
+        return short
+
+    def _field(self, value: Any, digests: list[str]) -> Any:
+        count = next((n for n in range(len(digests), 0, -1) if digests[n - 1] in self._names), 0)
+        if not count:
+            return value
+        like = {"$like": self._names[digests[count - 1]]}
+        if not isinstance(value, list):
+            return like
+        if len(canonical(value[:count])) < _LONG:
+            return value
+        then = {"$then": value[count:]} if count < len(value) else {}
+        return {**like, "$first": count, **then}
+
+
+def whole_bodies(shortened: Iterable[tuple[Any, Any]]) -> list[Any]:
+    """Return the bodies that :class:`Bodies` shortened.
+
+    Args:
+        shortened: the name of each (None where digests are the names), and the short form.
+
+    Returns:
+        them, in their order; None for one that refers to a body that is not among them.
+    """
+    waiting = dict(enumerate(shortened))
+    known: dict[tuple[str, Any], Any] = {}
+    found: list[Any] = [None] * len(waiting)
+    while waiting:
+        before = len(waiting)
+        for at, (name, short) in [*waiting.items()]:
+            try:
+                found[at] = body = _whole(short, known)
+            except LookupError:
+                continue
+            del waiting[at]
+            for field, value in body.items() if isinstance(body, dict) else ():
+                names = [name] if name is not None else _digests(field, value)
+                known.update(((field, each), value) for each in names)
+        if len(waiting) == before:
+            return found
+    return found
+
+
+def _whole(short: Any, known: dict[tuple[str, Any], Any]) -> Any:
+    if not isinstance(short, dict):
+        return short
+    body = {}
+    for field, value in short.items():
+        if isinstance(value, dict) and "$like" in value:
+            like = known[field, value["$like"]]
+            if "$first" in value:
+                like = [*like[: value["$first"]], *value.get("$then", [])]
+            value = like  # noqa: PLW2901
+        body[field] = value
+    return body
+
+
+# -- recorded responses ---------------------------------------------------------------------------
+
 
 _END = re.compile(
     rb"^(data: ?\[DONE\]|event: ?(message_stop|response\.(completed|failed|incomplete)))",
@@ -36,8 +142,22 @@ _FINISHING = re.compile(
     rb'|"finish_reason": ?"',
     re.MULTILINE,
 )
+_ENDED = re.compile(
+    rb"^(data: ?\[DONE\]"
+    rb"|event: ?(message_stop|response\.(completed|failed|incomplete|cancelled))\r?\ndata)"
+    rb'|"(type|event_type)": ?"(message_stop|message-end|stream-end'
+    rb'|response\.(completed|failed|incomplete|cancelled))"'
+    rb'|"finish_?[rR]eason": ?"[^"]|"blockReason"|"(done|is_finished)": ?true',
+    re.MULTILINE,
+)
+_ENDING = {
+    *("chat", "chat.completions", "completions", "generate", "generate_content", "messages"),
+    "responses",
+}
+"""The endpoints whose streams of events say that they end."""
 _ERROR = re.compile(rb'^(event: ?error\s*$|data: ?\{"error": ?[{"])', re.MULTILINE)
 _LAST_PIECES = 8
+_LAST_LINE = re.compile(rb"[^\r\n]+\Z")
 
 
 def library_of(request: Any) -> Any:
@@ -93,7 +213,7 @@ def decompressed(response: Any, pieces: list[bytes], left: int = 0) -> list[byte
     encoded = library.Response(
         response.status_code,
         headers=response.headers,
-        stream=stream_class(library, "SyncByteStream")(lambda: iter(pieces)),
+        stream=stream_class(library)(lambda: iter(pieces)),
     )
     whole: list[bytes] = []
     try:
@@ -140,14 +260,14 @@ def response_from(form: Mapping[str, Any], request: Any, stream: Any = None) -> 
 
 
 @cache
-def stream_class(library: Any, base: str) -> Any:
-    """Return a class of streams, ``SyncByteStream`` or ``AsyncByteStream``, of a library.
+def stream_class(library: Any) -> Any:
+    """Return a class of streams, for synchronous and for asynchronous readers, of a library.
 
     Its instances are made of a function that returns an iterator, of one that closes, and of the
     stream of the response that they stand for.
     """
 
-    class PieceStream(getattr(library, base)):  # type: ignore[misc]
+    class PieceStream(library.SyncByteStream, library.AsyncByteStream):  # type: ignore[misc]
         def __init__(
             self,
             pieces: Callable[[], Any],
@@ -172,8 +292,10 @@ def stream_class(library: Any, base: str) -> Any:
             return pieces
 
         def close(self) -> None:
-            if self._closing is not None:
-                self._closing()
+            left = self._closing() if self._closing is not None else None
+            if inspect.iscoroutine(left):
+                left.close()
+                raise RuntimeError("Attempted to call a sync close on an async stream.")  # httpx's
 
         async def aclose(self) -> None:
             if self._closing is not None:
@@ -182,24 +304,45 @@ def stream_class(library: Any, base: str) -> Any:
     return PieceStream
 
 
+def _is_of_events(response: Any) -> bool:
+    return "event-stream" in response.headers.get("content-type", "")
+
+
 def is_whole(response: Any, pieces: list[bytes]) -> bool:
     """Return whether an event stream has said that it ends, so that its readers stop there."""
-    if "event-stream" not in response.headers.get("content-type", ""):
-        return False
     tail = b"".join(pieces[-_LAST_PIECES:])
     ends = tail.endswith((b"\n\n", b"\r\n\r\n")) and _END.search(tail) is not None
-    return ends and not is_failed(response, pieces)
+    return _is_of_events(response) and ends and not is_failed(response, pieces)
 
 
 def is_failed(response: Any, pieces: list[bytes]) -> bool:
     """Return whether an event stream ended with an error (a limit, an overload), and no answer."""
-    if "event-stream" not in response.headers.get("content-type", ""):
+    tail = b"".join(pieces[-_LAST_PIECES:])
+    return _is_of_events(response) and _ERROR.search(tail) is not None
+
+
+def is_broken(response: Any, endpoint: str, pieces: list[bytes]) -> bool:
+    """Return whether a stream of a model's answer has come to its end without saying so."""
+    kind = response.headers.get("content-type", "")
+    if endpoint not in _ENDING or not ("event-stream" in kind or "ndjson" in kind):
         return False
-    return _ERROR.search(b"".join(pieces[-_LAST_PIECES:])) is not None
+    body = _whole_lines(b"".join(decompressed(response, pieces, 1)))
+    return _ENDED.search(body) is None and _ERROR.search(body) is None
+
+
+def _whole_lines(body: bytes) -> bytes:
+    """Return a stream without a last line that came in part: no reader takes it for an event."""
+    last = _LAST_LINE.search(body)
+    line = last[0].strip().removeprefix(b"data:") if last is not None else b""
+    if last is None or line.strip() in (b"", b"[DONE]"):
+        return body
+    try:
+        json.loads(line)
+    except ValueError:
+        return body[: last.start()]
+    return body
 
 
 def is_finishing(response: Any, pieces: list[bytes]) -> bool:
     """Return whether an event stream has said why the model stopped: only its end follows."""
-    if "event-stream" not in response.headers.get("content-type", ""):
-        return False
-    return _FINISHING.search(b"".join(pieces[-2:])) is not None
+    return _is_of_events(response) and _FINISHING.search(b"".join(pieces[-2:])) is not None

@@ -1,28 +1,27 @@
-"""An HTTP request that is a step: recorded when its answer is there, answered from the journal.
+"""An HTTP request that is a step: recorded once, answered from the journal.
 
 Below the SDKs: what is recorded is the request that the client library sends, and the bytes of the
 answer; so each form in which a framework asks for it (parsed, raw, streamed) is made of the same
-record.
+record.  A request that the body of a step makes is sent as usual, and counted for the run's budget.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from stepwise._calls.async_driver import adrive, aresume, auntil_body, in_task_of
 from stepwise._calls.driver import Core, Result, drive, resume, run, until_body
-from stepwise._calls.perform import ShownValue
 from stepwise._calls.steps import Step
 from stepwise._calls.streams import AsyncStreamed, Streamed, forget_beginning
+from stepwise._execution.account import amounts_of_usage
 from stepwise._execution.active_run import ActiveRun, Scope
+from stepwise._execution.outcomes import ShownValue
 from stepwise._runtime.facts import NamedTuple
-from stepwise._values.hidden_arguments import Hiding
-from stepwise._values.preview import preview_arguments
-from stepwise._values.secrets import Secrets
+from stepwise._values.preview import Hiding, Secrets, preview_arguments
 from stepwise.errors import StreamChangedError
 from stepwise.integrations._model_answers import preview_of, usage_of
 from stepwise.integrations._model_requests import (
@@ -33,8 +32,10 @@ from stepwise.integrations._model_requests import (
     read_request,
 )
 from stepwise.integrations._recorded_responses import (
+    Bodies,
     body_of,
     decompressed,
+    is_broken,
     is_failed,
     is_finishing,
     is_whole,
@@ -44,9 +45,83 @@ from stepwise.integrations._recorded_responses import (
     response_from,
     stream_class,
 )
-from stepwise.integrations._request_bodies import Bodies
 
-__all__ = ["RequestKind", "asend", "send"]
+# -- request spending -----------------------------------------------------------------------------
+
+
+def count_spending(
+    scope: Scope, request: Any, response: Any, *, streamed: bool, asynchronous: bool
+) -> Any:
+    """Count what the answer to a request spends that a step has made; return the answer."""
+    if not streamed:
+        _count(scope, _usage(request, response, response.content))
+        return response
+    source, used = response.stream, _StreamedUsage(scope, request, response)
+
+    def pieces() -> Iterator[bytes]:
+        try:
+            for piece in source:
+                used.take(piece)
+                yield piece
+        finally:
+            used.count()
+
+    async def apieces() -> AsyncIterator[bytes]:
+        try:
+            async for piece in source:
+                used.take(piece)
+                yield piece
+        finally:
+            used.count()
+
+    def close() -> Any:
+        used.count()
+        return source.aclose() if asynchronous else source.close()
+
+    cls = stream_class(library_of(request))
+    response.stream = cls(apieces if asynchronous else pieces, close, source)
+    return response
+
+
+class _StreamedUsage:
+    """The usage that a streamed answer has reported so far; many readers stop before its end."""
+
+    def __init__(self, scope: Scope, request: Any, response: Any) -> None:
+        self._scope = scope
+        self._request = request
+        self._response = response
+        self._pieces: list[bytes] = []
+        self._counted = 0.0, 0.0
+
+    def take(self, piece: bytes) -> None:
+        """Take the next piece of the answer."""
+        self._pieces.append(piece)
+        if b"sage" in piece:  # usage, usageMetadata
+            self.count()
+
+    def count(self) -> None:
+        """Count what the answer says beyond what it said before."""
+        body = b"".join(decompressed(self._response, self._pieces, 1))
+        usd, tokens = amounts_of_usage(_usage(self._request, self._response, body))
+        before, self._counted = self._counted, (usd, tokens)
+        if usd > before[0] or tokens > before[1]:
+            more = {"cost_usd": usd - before[0], "output_tokens": tokens - before[1]}
+            _count(self._scope, more)
+
+
+def _usage(request: Any, response: Any, body: bytes) -> dict[str, Any]:
+    endpoint = endpoint_of(request.method, request.url.path) or ""
+    kind = response.headers.get("content-type", "")
+    return usage_of(endpoint, kind, body, str(request.url))
+
+
+def _count(scope: Scope, usage: Mapping[str, Any]) -> None:
+    assert scope.call is not None
+    scope.run.account.spend_usage(scope.call.number, usage)
+
+
+# -- requests -------------------------------------------------------------------------------------
+
 
 # The answer of any server may depend on them.  Others (of a tenant, a trace) are not known here.
 _COUNTING = (
@@ -73,7 +148,7 @@ class RequestKind(NamedTuple):
     """The kind of recorded request that a client sends.
 
     Args:
-        sdk: whose client it is (``openai``), or the name that the user gave a client of httpx.
+        sdk: ``httpx``, or the name that the user gave a client of httpx.
         named: it is such a client: each request is recorded, not only those to model endpoints.
         reads: for it, the methods that change nothing; a request of any other is a side effect.
     """
@@ -146,7 +221,9 @@ class _RequestHiding(Hiding):
             shown = {"url": read.url, **({"body": body} if body is not None else {})}
             return preview_arguments(shown, mask=secrets.mask)
         model = {"model": body["model"]} if "model" in body else {"url": read.url}
-        asked = next((name for name in ("messages", "input", "prompt") if name in body), "")
+        asked = next(
+            (name for name in ("messages", "input", "prompt", "contents") if name in body), ""
+        )
         last = body.get(asked)
         if isinstance(last, list) and last:
             asked, last = f"{asked}[{len(last) - 1}]", last[-1]
@@ -186,7 +263,7 @@ class Exchange:
         self.response: Any = None
         self.run: ActiveRun | None = None
         self.body: Callable[[], Any] = forward
-        self.library = library_of(request)
+        self._streams = stream_class(library_of(request))
         endpoint = endpoint_of(request.method, request.url.path)
         self.endpoint = endpoint or ""
         headers = {name.lower(): value for name, value in request.headers.items()}
@@ -212,6 +289,10 @@ class Exchange:
             "headers": read.headers,
             "exchange": self,
         }
+        if read.hidden:  # two prompts that differ in what is masked are two requests
+            hidden = scope.run.secrets.mask(read.hidden).encode("utf-8", "surrogatepass")
+            tag = scope.run.journal.seal.tag("hidden in a request", hidden).hex()
+            arguments["headers"] = {**read.headers, "masked": tag}
         step = _step(name, kind.sdk, self.effect, not kind.named)
         return step.core(scope, (), arguments)
 
@@ -235,7 +316,10 @@ class Exchange:
         pieces = decompressed(self.response, pieces, left)
         if not left and not self.effect and is_failed(self.response, pieces):
             return Result(error=NotFinal(self.response))
-        return Result(self.form(pieces, left))
+        form = self.form(pieces, left)
+        if not left and self.streamed and is_broken(self.response, self.endpoint, pieces):
+            form["cut"] = True
+        return Result(form)
 
     def form(self, pieces: list[bytes], left: int = 0) -> dict[str, Any]:
         """Return the answer as it is recorded."""
@@ -256,6 +340,23 @@ class Exchange:
             body = secrets.masked(read.body) if secrets else read.body
             request |= {"headers": read.headers, "body": _bodies_of(self.run).shortened(body)}
         return recorded_form(self.response, pieces, request=request, headers=kept, left=left)
+
+    def ends(self) -> dict[str, Callable[[list[bytes]], bool]]:
+        """Return how a stream of the answer is known to end, by the parameters of ``Streamed``."""
+        return {
+            "complete": partial(is_whole, self.response),
+            "finishing": partial(is_finishing, self.response),
+            "broken": partial(is_broken, self.response, self.endpoint),
+        }
+
+    def read_by(self, pieces: Callable[[], Any], close: Callable[[], Any]) -> Any:
+        """Return the response, whose body is read piece by piece from an iterator."""
+        self.response.stream = self._streams(pieces, close, self.response.stream)
+        return self.response
+
+    def again(self, form: Mapping[str, Any], pieces: Callable[[], Any]) -> Any:
+        """Return a recorded response, whose body is read from an iterator."""
+        return response_from(form, self.request, self._streams(pieces))
 
     def answer(self, result: Result) -> Any:
         """Return the response to hand out, when the call is over."""
@@ -282,23 +383,14 @@ def send(scope: Scope, exchange: Exchange) -> Any:
 def _send_streamed(scope: Scope, exchange: Exchange) -> Any:
     core = exchange.core(scope, lambda: exchange.judged(exchange.forward()))
     attempt = until_body(core)
-    cls = stream_class(exchange.library, "SyncByteStream")
     if isinstance(attempt, Result):
         form = attempt.unwrap()
-        return response_from(form, exchange.request, cls(lambda: _replayed(scope, exchange, form)))
+        return exchange.again(form, lambda: _replayed(scope, exchange, form))
     opened = run(attempt)
     if opened.error is not None or opened.value.is_closed:
         return exchange.answer(resume(core, attempt, done=exchange.at_once(opened)))
-    response = opened.value
-    source = response.stream
-    pieces = Streamed(
-        core,
-        attempt,
-        exchange.of_stream,
-        iter(source),
-        complete=lambda pieces: is_whole(response, pieces),
-        finishing=lambda pieces: is_finishing(response, pieces),
-    )
+    source = opened.value.stream
+    pieces = Streamed(core, attempt, exchange.of_stream, iter(source), **exchange.ends())
 
     def close() -> None:
         try:
@@ -306,8 +398,7 @@ def _send_streamed(scope: Scope, exchange: Exchange) -> Any:
         finally:
             source.close()
 
-    response.stream = cls(lambda: iter(pieces), close, source)
-    return response
+    return exchange.read_by(lambda: iter(pieces), close)
 
 
 def _replayed(scope: Scope, exchange: Exchange, form: Mapping[str, Any]) -> Iterator[bytes]:
@@ -377,24 +468,14 @@ async def _asend_streamed(scope: Scope, exchange: Exchange) -> Any:
 
     core = exchange.core(scope, body)
     attempt = await auntil_body(core)
-    cls = stream_class(exchange.library, "AsyncByteStream")
     if isinstance(attempt, Result):
         form = attempt.unwrap()
-        stream = cls(lambda: _areplayed(scope, exchange, form))
-        return response_from(form, exchange.request, stream)
+        return exchange.again(form, lambda: _areplayed(scope, exchange, form))
     opened = await in_task_of(attempt)
     if opened.error is not None or opened.value.is_closed:
-        return exchange.answer(await aresume(core, attempt, exchange.at_once(opened)))
-    response = opened.value
-    source = response.stream
-    pieces = AsyncStreamed(
-        core,
-        attempt,
-        exchange.of_stream,
-        aiter(source),
-        complete=lambda pieces: is_whole(response, pieces),
-        finishing=lambda pieces: is_finishing(response, pieces),
-    )
+        return exchange.answer(await aresume(core, attempt, done=exchange.at_once(opened)))
+    source = opened.value.stream
+    pieces = AsyncStreamed(core, attempt, exchange.of_stream, aiter(source), **exchange.ends())
 
     async def close() -> None:
         try:
@@ -402,8 +483,7 @@ async def _asend_streamed(scope: Scope, exchange: Exchange) -> Any:
         finally:
             await source.aclose()
 
-    response.stream = cls(lambda: aiter(pieces), close, source)
-    return response
+    return exchange.read_by(lambda: aiter(pieces), close)
 
 
 async def _areplayed(

@@ -10,8 +10,6 @@ from types import ModuleType
 from stepwise._runtime.facts import NamedTuple
 from stepwise.errors import ConfigurationError
 
-__all__ = ["LIBRARIES", "Library", "does_not_fit", "require"]
-
 
 class Library(NamedTuple):
     """A library that an integration serves.
@@ -30,7 +28,6 @@ class Library(NamedTuple):
 LIBRARIES = {
     "openai": Library("openai", (1, 66)),
     "anthropic": Library("anthropic", (0, 49)),
-    "litellm": Library("litellm", (1, 63)),
     "langgraph.checkpoint": Library("langgraph-checkpoint", (3, 0), "langgraph"),
     "pydantic_ai": Library("pydantic-ai-slim", (2, 38), "pydantic-ai"),
     "opentelemetry": Library("opentelemetry-api", (1, 30), "otel"),

@@ -1,32 +1,83 @@
 """``stepwise.instrument``: model calls are recorded, whatever framework makes them.
 
-Clients of openai, anthropic and litellm send their requests with httpx (or httpx2): there, below
-everything that frameworks use of an SDK, a request to a model endpoint becomes a recorded step.
+SDKs of models send their requests with httpx (or httpx2): there, below everything that frameworks
+use of an SDK, a request to a model becomes a recorded step.  It is known by its shape, whichever
+client sends it.  A request that another library sends is not recorded, and a notice says so.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from importlib import import_module
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 import wrapt
 
 from stepwise._checkpoints.resources import in_factory
 from stepwise._execution.active_run import Scope, current_scope
-from stepwise._execution.outside import warn_if_unseen
+from stepwise._execution.tasks import warn_if_unseen
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import process_lock
+from stepwise._runtime.messages import Once, notice, reports
 from stepwise.errors import ConfigurationError
-from stepwise.integrations._model_requests import endpoint_of
-from stepwise.integrations._request_spending import asend_counted, send_counted
-from stepwise.integrations._requests import Exchange, RequestKind, asend, send
-from stepwise.integrations._supported import LIBRARIES, does_not_fit, require
+from stepwise.integrations._model_requests import SENDER, asks_model, endpoint_of
+from stepwise.integrations._requests import Exchange, RequestKind, asend, count_spending, send
+from stepwise.integrations._supported import does_not_fit, require
+
+# -- unseen requests ------------------------------------------------------------------------------
+
+
+# Below the client: what sends its requests, and what calls it.
+_TRANSPORTS = ("http", "urllib", "urllib3", "requests", "aiohttp", "asyncio", "wrapt", "stepwise")
+_is_first = Once()
+
+
+@reports
+def report_unseen(method: str, url: str) -> None:
+    """Print a notice, once for each client, that its requests to models are not recorded.
+
+    Requests outside of runs, and those that the body of a step makes, need no record.
+
+    Args:
+        method: of HTTP.
+        url: or the path alone.
+    """
+    scope = current_scope()
+    path = urlsplit(url).path
+    if scope is None or scope.call is not None or endpoint_of(method, path) is None:
+        return
+    client, transport = _client_and_transport(sys._getframe(2))
+    if _is_first(client):
+        notice(
+            f"{client} sends requests to a model (POST {path}) through {transport}, where "
+            "instrument() does not see them: they are not recorded, and are made again after a "
+            "crash. Put @step on the function that asks, or use a client of httpx: it is seen, and "
+            "with stepwise.instrument(client, name=...) each request of it is a step"
+        )
+
+
+def _client_and_transport(frame: FrameType | None) -> tuple[str, str]:
+    """Return the package that makes a request, and the one by which it does."""
+    transport = "http.client"
+    while frame is not None:
+        module = f"{frame.f_globals.get('__name__', '')}"
+        package = module.partition(".")[0]
+        if package not in _TRANSPORTS:
+            return ".".join(module.split(".")[:2]) if package == "google" else package, transport
+        if package in ("urllib3", "requests", "aiohttp"):
+            transport = package
+        frame = frame.f_back
+    return "a client", transport
+
+
+# -- instrument -----------------------------------------------------------------------------------
+
 
 __all__ = ["answering", "instrument", "uninstrument"]
 
@@ -41,11 +92,11 @@ class _Method(NamedTuple):
     wrapper: Callable[..., Any]
 
 
-_sdk: ContextVar[str] = ContextVar("stepwise_sdk", default="")
-"""The SDK that is making a request in this flow of control."""
+_MODELS = RequestKind(SENDER)
+"""The kind of the requests to models, whichever client sends them."""
 
-_everywhere: set[str] = set()
-"""The SDKs all of whose clients are instrumented."""
+_everywhere = threading.Event()
+"""Set while the requests to models of all clients are recorded."""
 
 _clients: WeakKeyDictionary[Any, RequestKind] = WeakKeyDictionary()
 """The clients of httpx that are instrumented one by one."""
@@ -66,10 +117,14 @@ def instrument(
 ) -> None:
     """Record the requests to models: each is made once per run, and answered after a crash.
 
-    Without arguments, those of every client of openai, anthropic and litellm in this process, also
-    of clients that are made later: so a framework on these SDKs becomes durable by one line.
-    Outside of runs, and in the bodies of steps, requests are made as usual; those of steps count
-    for the budget of the run (:class:`stepwise.Budget`), as recorded requests do.
+    Without arguments, those of every client in this process that sends them with httpx, also of
+    clients that are made later: litellm, the SDKs of OpenAI, Anthropic, groq, Mistral and others.
+    So a framework on them becomes durable by one line.  A request is known by its shape: a path
+    such as ``/chat/completions``, with a model and a question; of an SDK with the header
+    ``x-stainless-lang``, one of both is enough.  A request that requests, aiohttp or botocore sends
+    is not recorded; a notice names the client.  Outside of runs, and in the bodies of steps,
+    requests are made as usual; those of steps count for the budget of the run
+    (:class:`stepwise.Budget`), as recorded requests do.
 
     Answers with status 2xx, and 4xx other than 401, 403, 408, 409, 425 and 429, are recorded; all
     others, and failed connections, are attempts, which the client repeats as it is configured.
@@ -89,11 +144,9 @@ def instrument(
             raise ConfigurationError(
                 "name= is for a client of httpx: stepwise.instrument(client, …)"
             )
-        for sdk in _SDKS:
-            _instrument_sdk(sdk)
-        return
-    if isinstance(client, ModuleType) and client.__name__ in _SDKS:
-        _instrument_sdk(client.__name__)
+        _everywhere.set()
+        for place in (*_HTTPX, *_UNSEEN):
+            _when_imported(place)
         return
     sender, sdk = _sender(client)
     if not sdk and not name:
@@ -107,8 +160,9 @@ def instrument(
     methods = frozenset(
         method.upper() for method in ((reads,) if isinstance(reads, str) else reads)
     )
-    _watch_httpx()
-    _clients[sender] = RequestKind(sdk or f"{name}", named=not sdk, reads=methods)
+    for place in _HTTPX:
+        _when_imported(place)
+    _clients[sender] = _MODELS if sdk else RequestKind(f"{name}", named=True, reads=methods)
 
 
 def uninstrument(client: Any = None, /) -> None:
@@ -121,10 +175,7 @@ def uninstrument(client: Any = None, /) -> None:
         ConfigurationError: it is no client.
     """
     if client is not None:
-        if isinstance(client, ModuleType):
-            _everywhere.discard(client.__name__)
-        else:
-            _clients.pop(_sender(client)[0], None)
+        _clients.pop(_sender(client)[0], None)
         return
     _everywhere.clear()
     _clients.clear()
@@ -135,7 +186,7 @@ def uninstrument(client: Any = None, /) -> None:
 
 @contextmanager
 def answering(answer: Callable[..., Any]) -> Iterator[None]:
-    """Within the block, a function answers the requests of every client of the SDKs.
+    """Within the block, a function answers the requests to models, and all of marked SDKs.
 
     Recording is not its business: inside a run of instrumented clients its answers are recorded.
 
@@ -144,10 +195,8 @@ def answering(answer: Callable[..., Any]) -> Iterator[None]:
     """
     _answers.append(answer)
     try:
-        _watch_httpx()
-        for sdk, methods in _SDKS.items():
-            for method in methods:
-                _when_imported(method, sdk)
+        for place in _HTTPX:
+            _when_imported(place)
         yield
     finally:
         _answers.remove(answer)
@@ -165,8 +214,8 @@ def _sender(client: Any) -> tuple[Any, str]:
                 raise does_not_fit(sdk, "its client has no client of httpx in `_client`")
             return client._client, sdk
     given = f"{type(client).__module__}.{type(client).__qualname__}"
-    if isinstance(client, (type, str)):
-        given = f"{client!r}: give an instance, or the module"
+    if isinstance(client, (type, str, ModuleType)):
+        given = f"{client!r}: give an instance"
     raise ConfigurationError(
         f"instrument() takes a client of openai or anthropic, or one of httpx, not {given}. "
         "A framework's model is made durable through the SDK below it: stepwise.instrument()"
@@ -179,11 +228,25 @@ def _sender(client: Any) -> tuple[Any, str]:
 def _kind(client: Any, request: Any) -> RequestKind | None:
     """Return how a request is recorded; ``None`` if it is not."""
     kind = _clients.get(client)
-    if kind is None and _sdk.get() in _everywhere:
-        kind = RequestKind(_sdk.get())
-    if kind is None or kind.named or endpoint_of(request.method, request.url.path):
-        return kind
-    return None
+    if kind is None:
+        return _MODELS if _everywhere.is_set() and _asks_model(request) else None
+    return kind if kind.named or endpoint_of(request.method, request.url.path) else None
+
+
+def _asks_model(request: Any) -> bool:
+    """Return whether a request of any client of httpx is one to a model."""
+    method, path = request.method, request.url.path
+    if endpoint_of(method, path) is None or not hasattr(request.stream, "__iter__"):
+        return False  # JSON and forms are iterable, also those of an asynchronous client
+    return asks_model(method, path, request.read(), of_sdk=_is_of_sdk(request))
+
+
+def _is_of_sdk(request: Any) -> bool:
+    """Return whether an SDK made a request, as those of most providers of models say.
+
+    A generator of SDKs sets the header: those of other services have it, too.
+    """
+    return "x-stainless-lang" in request.headers
 
 
 def _scope(kind: RequestKind) -> Scope | None:
@@ -200,40 +263,48 @@ def _scope(kind: RequestKind) -> Scope | None:
     return None if in_factory.get() else scope
 
 
-def _is_answered(client: Any) -> bool:
+def _is_answered(client: Any, request: Any) -> bool:
     if not _answers:
         return False
     kind = _clients.get(client)
-    return bool(_sdk.get()) or (kind is not None and not kind.named)
+    if kind is not None:
+        return not kind.named
+    return _is_of_sdk(request) or _asks_model(request)
+
+
+def _recorded(client: Any, request: Any) -> tuple[RequestKind, Scope] | None:
+    """Return how and where a request is recorded or counted; ``None`` if it is neither."""
+    kind = _kind(client, request)
+    scope = _scope(kind) if kind is not None else None
+    return None if kind is None or scope is None else (kind, scope)
 
 
 def _send(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
-    if _is_answered(client):
-        wrapped = _answer
-    kind = _kind(client, _request(args, kwargs))
-    scope = _scope(kind) if kind is not None else None
-    if kind is None or scope is None:
-        return wrapped(*args, **kwargs)
     request = _request(args, kwargs)
-    streamed = bool(kwargs.get("stream", False))
+    if _is_answered(client, request):
+        wrapped = _answer
+    recorded = _recorded(client, request)
+    if recorded is None:
+        return wrapped(*args, **kwargs)
+    (kind, scope), streamed = recorded, bool(kwargs.get("stream", False))
     if scope.call is not None:  # the step is what is recorded
-        return send_counted(scope, request, lambda: wrapped(*args, **kwargs), streamed=streamed)
+        response = wrapped(*args, **kwargs)
+        return count_spending(scope, request, response, streamed=streamed, asynchronous=False)
     request.read()
     return send(scope, Exchange(kind, request, lambda: wrapped(*args, **kwargs), streamed=streamed))
 
 
 async def _asend(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
-    if _is_answered(client):
-        wrapped = _aanswer
-    kind = _kind(client, _request(args, kwargs))
-    scope = _scope(kind) if kind is not None else None
-    if kind is None or scope is None:
-        return await wrapped(*args, **kwargs)
     request = _request(args, kwargs)
-    streamed = bool(kwargs.get("stream", False))
+    if _is_answered(client, request):
+        wrapped = _aanswer
+    recorded = _recorded(client, request)
+    if recorded is None:
+        return await wrapped(*args, **kwargs)
+    (kind, scope), streamed = recorded, bool(kwargs.get("stream", False))
     if scope.call is not None:
-        sending = asend_counted(scope, request, lambda: wrapped(*args, **kwargs), streamed=streamed)
-        return await sending
+        response = await wrapped(*args, **kwargs)
+        return count_spending(scope, request, response, streamed=streamed, asynchronous=True)
     await request.aread()
     exchange = Exchange(kind, request, lambda: wrapped(*args, **kwargs), streamed=streamed)
     return await asend(scope, exchange)
@@ -255,84 +326,37 @@ def _request(args: Any, kwargs: Any) -> Any:
     return args[0] if args else kwargs["request"]
 
 
-def _marking(sdk: str) -> Callable[..., Any]:
-    """Return a wrapper that says whose request is being made while a method runs."""
-
-    def marked(wrapped: Any, _client: Any, args: Any, kwargs: Any) -> Any:
-        token = _sdk.set(sdk)
-        try:
-            return wrapped(*args, **kwargs)
-        finally:
-            _sdk.reset(token)
-
-    return marked
+def _unseen(wrapped: Any, _connection: Any, args: Any, kwargs: Any) -> Any:
+    """Report a request, given by its method and URL, that is not made by httpx."""
+    if _everywhere.is_set() and len(args) > 1:
+        report_unseen(f"{args[0]}", f"{args[1]}")
+    return wrapped(*args, **kwargs)
 
 
-def _amarking(sdk: str) -> Callable[..., Any]:
-    async def marked(wrapped: Any, _client: Any, args: Any, kwargs: Any) -> Any:
-        token = _sdk.set(sdk)
-        try:
-            return await wrapped(*args, **kwargs)
-        finally:
-            _sdk.reset(token)
-
-    return marked
-
-
-_HTTPX = {
-    name: (_Method(name, "Client.send", _send), _Method(name, "AsyncClient.send", _asend))
+_HTTPX = tuple(
+    method
     for name in ("httpx", "httpx2")
-}
-_LITELLM = "litellm.llms.custom_httpx.http_handler"
-_SDKS = {
-    **{
-        sdk: (
-            _Method(f"{sdk}._base_client", "SyncAPIClient.request", _marking(sdk)),
-            _Method(f"{sdk}._base_client", "AsyncAPIClient.request", _amarking(sdk)),
-        )
-        for sdk in ("openai", "anthropic")
-    },
-    "litellm": (
-        _Method(_LITELLM, "HTTPHandler.post", _marking("litellm")),
-        _Method(_LITELLM, "AsyncHTTPHandler.post", _amarking("litellm")),
-    ),
-}
+    for method in (_Method(name, "Client.send", _send), _Method(name, "AsyncClient.send", _asend))
+)
+_UNSEEN = (
+    _Method("http.client", "HTTPConnection.putrequest", _unseen),  # requests, botocore, urllib3
+    _Method("aiohttp.client", "ClientSession._request", _unseen),
+)
 
 
-def _instrument_sdk(sdk: str) -> None:
-    _everywhere.add(sdk)
-    _watch_httpx()
-    for place in _SDKS[sdk]:
-        _when_imported(place, sdk)
-
-
-def _watch_httpx() -> None:
-    for places in _HTTPX.values():
-        for place in places:
-            _when_imported(place)
-
-
-def _when_imported(place: _Method, sdk: str = "") -> None:
+def _when_imported(place: _Method) -> None:
     """Wrap a method now, or when its module is imported."""
     if place.module in sys.modules:
-        _wrap(place, sdk)
+        _wrap(place)
         return
-    wrapt.register_post_import_hook(lambda _: _wrap(place, sdk), place.module)
+    wrapt.register_post_import_hook(lambda _: _wrap(place), place.module)
 
 
-def _wrap(place: _Method, sdk: str) -> None:
+def _wrap(place: _Method) -> None:
     with _mutex:
-        if (place.module, place.path) in _wrapped or (
-            sdk and sdk not in _everywhere and not _answers
-        ):
-            return
-        if sdk in LIBRARIES:
-            require(sdk)
-        try:
+        if (place.module, place.path) not in _wrapped:
             wrapt.wrap_function_wrapper(place.module, place.path, place.wrapper)
-        except AttributeError as error:
-            raise does_not_fit(sdk, f"{place.module} has no {place.path}") from error
-        _wrapped.add((place.module, place.path))
+            _wrapped.add((place.module, place.path))
 
 
 def _unwrap(module: str, path: str) -> None:

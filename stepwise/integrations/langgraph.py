@@ -13,20 +13,34 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import functools
 from collections.abc import (
     AsyncIterator,
+    Awaitable,
     Callable,
     Iterable,
     Iterator,
     Mapping,
     Sequence,
 )
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from stepwise._runtime.messages import notice
-from stepwise.errors import ConfigurationError, CorruptStoreError
-from stepwise.integrations import _langgraph_runs as _runs
-from stepwise.integrations._langgraph_store import ThreadStore
+from stepwise._values.unpickling import check_trust
+from stepwise.errors import ConfigurationError, CorruptStoreError, ThreadMovedOnError
+from stepwise.integrations._langgraph_runs import (
+    NULL_TASK,
+    RUNTIME,
+    Whence,
+    abegin,
+    begin,
+    check_fits,
+    continued,
+    current,
+    is_begun,
+    note_nested,
+)
 from stepwise.integrations._langgraph_threads import (
     About,
     Blob,
@@ -35,6 +49,7 @@ from stepwise.integrations._langgraph_threads import (
     Stored,
     StoredWrite,
     Thread,
+    ThreadStore,
 )
 from stepwise.integrations._supported import require
 
@@ -56,7 +71,24 @@ Config = Mapping[str, Any]
 T = TypeVar("T")
 _Tuples = builtins.list  # the class below has a method called list
 _FACTS = ("v", "ts", "updated_channels")
+_BRANCHES = "__stepwise_branches_at"  # in the config of a graph's loop: an older checkpoint
+_read_newest: ContextVar[tuple[str, str, str] | None] = ContextVar(
+    "stepwise_graph_read_newest", default=None
+)
 _KNOWN = {*_FACTS, "id", "channel_values", "channel_versions", "versions_seen"}
+
+
+def _in_thread(method: Callable[..., T]) -> Callable[..., Awaitable[T]]:
+    """Return the async form of a method of the saver: it calls that, also if a subclass has it."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    async def in_thread(self: Any, *args: Any, **kwargs: Any) -> T:
+        return await asyncio.to_thread(getattr(self, name), *args, **kwargs)
+
+    in_thread.__name__ = f"a{name}"
+    in_thread.__qualname__ = f"StepwiseSaver.a{name}"
+    return in_thread
 
 
 class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
@@ -66,16 +98,21 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
     durable when its method returns.  The async methods work in threads.
 
     Args:
-        store: a URL (``"disk:/path"``, ``"sqlite:/path"``, ``"memory:"``), a path or a store
+        store: a URL (``"disk:/path"``, ``"memory:"``), a path or a store
             object; by default the configured store.
         serde: LangGraph's serializer; by default ``JsonPlusSerializer``.
         on_corrupt: what happens where the newest checkpoint, or a record that it needs, is damaged
             or lost: ``"raise"``: ``CorruptStoreError``; ``"fallback"``: the newest intact
             checkpoint before it, with a notice.
+        on_stale: what a writer meets whose checkpoint is no longer the newest, since another one
+            has continued the thread: ``"raise"``: ``ThreadMovedOnError``; ``"branch"``: nothing,
+            and what it writes becomes the newest.  A graph that is invoked or updated with the
+            ``checkpoint_id`` of an older checkpoint branches there either way.
 
     Raises:
-        ConfigurationError: LangGraph is missing, too old, or a version that does not fit; or there
-            is no such ``on_corrupt``.
+        ConfigurationError: LangGraph is missing, too old, or a version that does not fit; there is
+            no such ``on_corrupt`` or ``on_stale``; or ``trust="data"`` is set, and ``serde`` is
+            LangGraph's own.
     """
 
     def __init__(
@@ -84,13 +121,18 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         *,
         serde: Any = None,
         on_corrupt: Literal["raise", "fallback"] = "raise",
+        on_stale: Literal["raise", "branch"] = "raise",
     ) -> None:
         super().__init__(serde=serde)
+        if serde is None:
+            check_trust("LangGraph's serializer makes objects of any class, as pickles do")
         if on_corrupt not in ("raise", "fallback"):
             raise ConfigurationError(f"on_corrupt={on_corrupt!r}: use 'raise' or 'fallback'")
-        _runs.check_fits()
+        if on_stale not in ("raise", "branch"):
+            raise ConfigurationError(f"on_stale={on_stale!r}: use 'raise' or 'branch'")
+        check_fits()
         self._threads = ThreadStore(store)
-        self._on_corrupt = on_corrupt
+        self._on_corrupt, self._on_stale = on_corrupt, on_stale
 
     def __enter__(self) -> Self:
         return self
@@ -120,15 +162,15 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
             CorruptStoreError: the checkpoint, or a record that it needs, is damaged or lost.
             ConfigurationError: the thread was written with another key.
         """
-        again = _runs.is_begun(config) and _runs.begin(_thread_of(config))
-        _runs.note_nested(config)
-        return self._get(config, again=again)
+        again = is_begun(config) and begin(_thread_of(config))
+        note_nested(config)
+        return _noted(config, self._get(config, again=again))
 
     async def aget_tuple(self, config: Config) -> Any:
         """Return a checkpoint; see :meth:`get_tuple`."""
-        again = _runs.is_begun(config) and await _runs.abegin(_thread_of(config))
-        _runs.note_nested(config)
-        return await asyncio.to_thread(self._get, config, again=again)
+        again = is_begun(config) and await abegin(_thread_of(config))
+        note_nested(config)
+        return _noted(config, await asyncio.to_thread(self._get, config, again=again))
 
     def list(
         self,
@@ -168,7 +210,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
             if filter and any(metadata.get(key) != value for key, value in filter.items()):
                 continue
             limit = limit - 1 if limit is not None else None
-            yield self._tuple(thread_id, thread, stored, metadata)
+            yield self._tuple(thread_id, thread, stored, metadata, of=config)
 
     async def alist(
         self,
@@ -218,14 +260,6 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
             for channel in channels
         }
 
-    async def aget_delta_channel_history(
-        self, *, config: Config, channels: Sequence[str]
-    ) -> Mapping[str, Any]:
-        """Return the history of channels; see :meth:`get_delta_channel_history`."""
-        return await asyncio.to_thread(
-            self.get_delta_channel_history, config=config, channels=channels
-        )
-
     # -- writing ---------------------------------------------------------------------------------
 
     def put(
@@ -243,6 +277,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
 
         Raises:
             RunBusyError: another process has been writing to the thread for a minute.
+            ThreadMovedOnError: the parent is not the newest checkpoint any more.
         """
         thread_id, facts = _thread_of(config), config["configurable"]
         ns, parent = facts.get("checkpoint_ns") or "", facts.get("checkpoint_id") or ""
@@ -251,10 +286,12 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         metadata_ = get_checkpoint_metadata(config, metadata)
         stored_facts = [checkpoint.get(name) for name in _FACTS]
         run_id = str(metadata_.get("run_id") or "")
-        about = About(ns, checkpoint["id"], parent, stored_facts, run_id, _runs.current(config))
+        about = About(ns, checkpoint["id"], parent, stored_facts, run_id, current(config))
         extra = self._dumps(metadata_), self._dumps(rest) if rest else None
         raw = {each: self._raw(values[each]) for each in values if each in new_versions}
         with self._threads.writing(thread_id) as writer:
+            if writer.thread.moved_past(ns, parent) and _goes_on(config, metadata, parent):
+                self._refuse(thread_id, writer.thread, ns, parent, checkpoint["id"])
             base = writer.thread.base_of(ns, parent)
             before = base.versions if base is not None else {}
             same = base.values.keys() if base is not None else ()
@@ -271,17 +308,8 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
                     about, versions, checkpoint["versions_seen"], all_raw, extra
                 )
             )
+            writer.owns(ns)
         return _config(thread_id, ns, checkpoint["id"])
-
-    async def aput(
-        self,
-        config: Config,
-        checkpoint: Mapping[str, Any],
-        metadata: Mapping[str, Any],
-        new_versions: Mapping[str, Any],
-    ) -> dict[str, Any]:
-        """Store a checkpoint; see :meth:`put`."""
-        return await asyncio.to_thread(self.put, config, checkpoint, metadata, new_versions)
 
     def put_writes(
         self,
@@ -298,6 +326,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
 
         Raises:
             RunBusyError: another process has been writing to the thread for a minute.
+            ThreadMovedOnError: another process has stored checkpoints after this one.
         """
         facts = config["configurable"]
         place = facts.get("checkpoint_ns") or "", facts["checkpoint_id"]
@@ -305,22 +334,18 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
             (WRITES_IDX_MAP.get(channel, index), channel, self._raw(value))
             for index, (channel, value) in enumerate(writes)
         ]
-        with self._threads.writing(_thread_of(config)) as writer:
-            record = writer.thread.writes_record(
-                place, (task_id, task_path), _runs.current(config), raw
-            )
+        thread_id = _thread_of(config)
+        with self._threads.writing(thread_id) as writer:
+            if (
+                writer.thread.moved_past(*place)
+                and place in writer.thread.checkpoints  # else it is being stored
+                and not writer.owned(place[0])  # else its child came first, from another thread
+                and _goes_on(config, {}, place[1])
+            ):
+                self._refuse(thread_id, writer.thread, *place, "")
+            record = writer.thread.writes_record(place, (task_id, task_path), current(config), raw)
             if record is not None:
                 writer.append(record)
-
-    async def aput_writes(
-        self,
-        config: Config,
-        writes: Iterable[tuple[str, Any]],
-        task_id: str,
-        task_path: str = "",
-    ) -> None:
-        """Store what a task wrote; see :meth:`put_writes`."""
-        await asyncio.to_thread(self.put_writes, config, writes, task_id, task_path)
 
     def get_next_version(self, current: Any, channel: Any = None) -> Any:
         """Return the version that follows one: whole numbers from 1."""
@@ -334,10 +359,6 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         """Delete a thread."""
         with self._threads.writing(str(thread_id)) as writer:
             writer.delete()
-
-    async def adelete_thread(self, thread_id: str) -> None:
-        """Delete a thread."""
-        await asyncio.to_thread(self.delete_thread, thread_id)
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints, with their writes, that runs of LangGraph have made.
@@ -358,10 +379,6 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
                 self._check_all(thread_id, thread)
                 self._keep(thread_id, lambda each: each.graph_run not in unwanted, told=True)
 
-    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Delete the checkpoints of runs; see :meth:`delete_for_runs`."""
-        await asyncio.to_thread(self.delete_for_runs, run_ids)
-
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy all checkpoints and writes of a thread to another one, whose own ones stay.
 
@@ -380,10 +397,6 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
             own = list(writer.thread.rewritten({*writer.thread.checkpoints}, into))
             copied = list(thread.rewritten(places, into, of_runs=False))
             writer.replace(own + copied, into)
-
-    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copy a thread; see :meth:`copy_thread`."""
-        await asyncio.to_thread(self.copy_thread, source_thread_id, target_thread_id)
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Delete checkpoints that are not needed, and give back their space.
@@ -408,9 +421,10 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
             if len(thread.checkpoints) > 1:
                 self._keep(thread_id, _newest_of_each())
 
-    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Delete checkpoints that are not needed; see :meth:`prune`."""
-        await asyncio.to_thread(self.prune, thread_ids, strategy=strategy)
+    aget_delta_channel_history = _in_thread(get_delta_channel_history)
+    aput, aput_writes = _in_thread(put), _in_thread(put_writes)
+    adelete_thread, adelete_for_runs = _in_thread(delete_thread), _in_thread(delete_for_runs)
+    acopy_thread, aprune = _in_thread(copy_thread), _in_thread(prune)
 
     def _keep(
         self, thread_id: str, wanted: Callable[[Stored], bool], *, told: bool = False
@@ -450,19 +464,20 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         thread_id = _thread_of(config)
         thread = self._threads.read(thread_id)
         if again:
-            place = _runs.continued(thread, config)
+            place = continued(thread, config)
             if place.stored is not None:
                 stored = self._certain(thread_id, thread, place.stored)
                 metadata = self._loads(thread.blob(stored.metadata))
                 if place.goes_on:
                     # LangGraph continues an invocation that has the run id of its checkpoint.
                     metadata = {**metadata, "run_id": (config.get("metadata") or {}).get("run_id")}
-                return self._tuple(thread_id, thread, stored, metadata, place)
+                return self._tuple(thread_id, thread, stored, metadata, place, of=config)
         found = self._found(config, thread)
         if found is None:
             self._check_empty(config, thread)
             return None
-        return self._tuple(thread_id, thread, self._certain(thread_id, thread, found, config))
+        stored = self._certain(thread_id, thread, found, config)
+        return self._tuple(thread_id, thread, stored, of=config)
 
     def _found(self, config: Config, thread: Thread) -> Stored | None:
         facts = config["configurable"]
@@ -517,6 +532,24 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
             errno=None,
         )
 
+    def _refuse(
+        self, thread_id: str, thread: Thread, ns: str, checkpoint_id: str, own: str
+    ) -> None:
+        """Raise since a writer continues a checkpoint that is not the newest any more."""
+        newest = thread.checkpoints[ns, thread.tips[ns][1]]
+        if self._on_stale == "branch" or own == newest.id:
+            return
+        raise ThreadMovedOnError(
+            f"{self._named(thread_id)} has moved on: this writer continues "
+            f"{f'the checkpoint {checkpoint_id}' if checkpoint_id else 'an empty thread'}, and "
+            f"meanwhile another one has stored {_when(newest)}. Invoke the graph again to continue "
+            "there. Code that means to branch gives the checkpoint_id of the older checkpoint, or "
+            "makes its saver with on_stale='branch'",
+            thread_id=thread_id,
+            checkpoint_id=checkpoint_id,
+            newest_id=newest.id,
+        )
+
     def _named(self, thread_id: str) -> str:
         return f"LangGraph thread {thread_id!r} in {self._threads.store.url}"
 
@@ -526,7 +559,9 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         thread: Thread,
         stored: Stored,
         metadata: Any = None,
-        place: _runs.Whence | None = None,
+        place: Whence | None = None,
+        *,
+        of: Config | None,
     ) -> Any:
         facts = dict(zip(_FACTS, stored.facts, strict=True))
         rest = self._loads(thread.blob(stored.rest)) if stored.rest is not None else {}
@@ -540,11 +575,14 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
             },
             **rest,
         }
+        named = _config(thread_id, stored.ns, stored.id)
+        if of and RUNTIME in of["configurable"] and thread.moved_past(stored.ns, stored.id):
+            named["configurable"][_BRANCHES] = stored.id  # LangGraph's loop gives it to put()
         pending = thread.pending(stored)
         if place is not None and place.invocation:
             pending = [each for each in pending if _counts(*each, stored, place)]
         return CheckpointTuple(
-            _config(thread_id, stored.ns, stored.id),
+            named,
             checkpoint,
             self._loads(thread.blob(stored.metadata)) if metadata is None else metadata,
             _config(thread_id, stored.ns, stored.parent) if stored.parent else None,
@@ -586,6 +624,26 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         return self.serde.loads_typed(blob)
 
 
+def _noted(config: Config, found: Any) -> Any:
+    """Note which checkpoint was read as the newest, for ``update_state``, which then stores one."""
+    facts = config["configurable"]
+    read = found.config["configurable"]["checkpoint_id"] if found is not None else ""
+    place = _thread_of(config), facts.get("checkpoint_ns") or "", read
+    _read_newest.set(None if facts.get("checkpoint_id") else place)
+    return found
+
+
+def _goes_on(config: Config, metadata: Mapping[str, Any], parent: str) -> bool:
+    """Return whether a writer took a checkpoint for the newest one, and did not ask for it."""
+    facts, source = config["configurable"], metadata.get("source")
+    if source == "update":
+        place = _thread_of(config), facts.get("checkpoint_ns") or "", parent
+        return _read_newest.get() == place
+    if source == "fork":
+        return False
+    return RUNTIME in facts and facts.get(_BRANCHES) != parent
+
+
 def _newest_of_each() -> Callable[[Stored], bool]:
     """Return a function that wants the first checkpoint of each namespace that it gets."""
     seen = set[str]()
@@ -598,13 +656,13 @@ def _newest_of_each() -> Callable[[Stored], bool]:
     return wanted
 
 
-def _counts(key: tuple[str, int], write: StoredWrite, stored: Stored, place: _runs.Whence) -> bool:
+def _counts(key: tuple[str, int], write: StoredWrite, stored: Stored, place: Whence) -> bool:
     """Return whether a write belongs to what an invocation sees that continues."""
     if place.goes_on:
         return write.invocation == place.invocation
     # It began here, and gets its input again: later invocations do not count, nor what came of it.
     if write.invocation == place.invocation:
-        return key[0] != _runs.NULL_TASK
+        return key[0] != NULL_TASK
     return write.invocation == stored.invocation or not write.invocation
 
 

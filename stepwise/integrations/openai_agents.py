@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from stepwise._calls.steps import step
 from stepwise._identity.clients import identity
-from stepwise._runs.current import current_step
+from stepwise._runs.run import current_step
 from stepwise._runtime import settings
 from stepwise._runtime.store_urls import public_url
 from stepwise._workflows.host import SESSIONS, HostStore, LogEnd, LogIndex, SealedLog
@@ -216,7 +216,7 @@ class _Conversation:
             self._apply(*made)
 
     def _list(self) -> None:
-        """Put the conversation on the list of those in the store; an earlier version did not."""
+        """Put the conversation on the list of those in the store."""
         if not self._is_listed and not self._index.has(self._name):
             self._index.add(self._name)
         self._is_listed = True

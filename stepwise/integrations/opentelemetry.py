@@ -42,8 +42,7 @@ def instrument(
     require("opentelemetry")
     from opentelemetry import metrics, trace
 
-    from stepwise.integrations._opentelemetry_metrics import Metrics
-    from stepwise.integrations._opentelemetry_spans import Spans
+    from stepwise.integrations._opentelemetry_spans import Metrics, Spans
 
     uninstrument()
     if capture_content is None:

@@ -1,9 +1,9 @@
 """For users of pydantic-ai: agents whose model requests, tools and MCP calls are recorded.
 
-:func:`StepwiseDurability` gives a capability, as ``DBOSDurability`` and ``PrefectDurability`` are.
+:class:`StepwiseDurability` is a capability, as ``DBOSDurability`` and ``PrefectDurability`` are.
 It is built on pydantic-ai's interface for engines, ``pydantic_ai.durable_exec``: pydantic-ai hands
 over each operation as a coroutine function with what tells it from others, and a step of the run
-executes it.  pydantic-ai is imported at the first call.
+executes it.  pydantic-ai is imported when the first capability is made.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import typing
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from stepwise._calls.perform import ShownValue
+from stepwise._execution.outcomes import ShownValue
 from stepwise._runtime import options
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values import digest
@@ -33,6 +33,12 @@ from stepwise.integrations._supported import does_not_fit, require
 
 __all__ = ["StepwiseDurability"]
 
+if TYPE_CHECKING:
+    from pydantic_ai.capabilities import AbstractCapability as _Capability
+    from pydantic_ai.tools import AgentDepsT
+else:  # pydantic-ai is imported when a capability is made
+    AgentDepsT, _Capability = TypeVar("AgentDepsT"), Generic
+
 Body = Callable[[], Awaitable[Any]]
 Options = Mapping[str, Any]
 
@@ -43,55 +49,6 @@ _NOT_SENT = frozenset({"metadata"})  # fields of a tool's definition that no mod
 _NOT_SAID = frozenset({"extra_headers", "timeout"})  # secrets and trace ids; how long to wait
 _VALUES = (str, bytes, int, float, type(None), tuple, frozenset)
 _CONTAINERS = (list, dict, set)
-
-
-def StepwiseDurability(  # noqa: N802  # a class to pydantic-ai's users, made at the first call
-    *,
-    models: Mapping[str, Any] | None = None,
-    event_stream_handler: Callable[..., Awaitable[None]] | None = None,
-    name: str | None = None,
-    model_options: Options | None = None,
-    tool_options: Options | None = None,
-    mcp_options: Options | None = None,
-) -> Any:
-    """Return a capability that records what an agent does inside a run.
-
-    Give it to the agent: ``Agent(..., name="support", capabilities=[StepwiseDurability()])``.
-    Inside a workflow each model request, call of a tool, call and listing of tools of an MCP
-    server, and event for ``event_stream_handler`` is a step.  Outside a run nothing changes.
-
-    Args:
-        models: further models by name, for ``agent.run(model=...)`` inside a run.
-        event_stream_handler: gets the events of the model's stream while they come, and those of
-            tools; those that were delivered before a crash are not delivered again.
-        name: begins the names of the steps; by default the name of the agent.
-        model_options: options of :func:`stepwise.step` for model requests: ``retries``,
-            ``retry_on``, ``backoff``, ``timeout`` (seconds).
-        tool_options: options of :func:`stepwise.tool` for the agent's tools: those above, and
-            ``side_effect``, ``in_doubt``, ``fails_cleanly``, ``idempotent``.  A single tool has its
-            own in its metadata: ``metadata={"stepwise": {"side_effect": True}}``, or
-            ``{"stepwise": False}`` to leave its calls unrecorded.  A tool decorated with ``@tool``
-            or ``@step`` keeps the options of its decorator.
-        mcp_options: the same for the tools of MCP servers.
-
-    Raises:
-        ConfigurationError: pydantic-ai is missing, or of a version that does not fit; or an option
-            cannot mean anything.
-    """
-    for given, allowed, what in (
-        (model_options, _RUNNING, "model requests"),
-        (tool_options, _RUNNING | _EFFECTS, "tools"),
-        (mcp_options, _RUNNING | _EFFECTS, "MCP tools"),
-    ):
-        _check(given or {}, allowed, what)
-    return _durability_class()(
-        models=models,
-        event_stream_handler=event_stream_handler,
-        name=name,
-        model_options=model_options,
-        tool_options=tool_options,
-        mcp_options=mcp_options,
-    )
 
 
 def _check(given: Options, allowed: frozenset[str], what: str) -> None:
@@ -162,8 +119,11 @@ def _interface() -> _Interface:
 
 
 @functools.cache
-def _durability_class() -> Any:
+def _with_base(cls: type) -> Any:
+    """Return a class of capabilities with pydantic-ai's own base behind it."""
     durable = _interface().durable
+    if issubclass(cls, durable.BaseDurabilityCapability):
+        return cls
     spec = durable.DurabilityEngineSpec(
         engine_name="stepwise",
         durable_unit_noun="step",
@@ -178,8 +138,8 @@ def _durability_class() -> Any:
         unsupported_runtime_toolset_kinds=frozenset({"function", "mcp", "dynamic"}),
         tool_config_key=_KEY,
     )
-    bases = (_Durability, durable.BaseDurabilityCapability)
-    return type("StepwiseDurability", bases, {"__module__": __name__, "engine_spec": spec})
+    bases = (cls, _Durability, durable.BaseDurabilityCapability)
+    return type(cls.__name__, bases, {"__module__": cls.__module__, "engine_spec": spec})
 
 
 @functools.cache
@@ -208,17 +168,12 @@ def _not_recordable(error: Exception) -> NotRecordableError:
 
 
 class _Durability:
-    """The mixin that precedes pydantic-ai's own class."""
+    """The methods that pydantic-ai calls; its own class follows behind."""
 
     name: str
-
-    def __init__(
-        self, *, model_options: Options, tool_options: Options, mcp_options: Options, **base: Any
-    ) -> None:
-        super().__init__(**base)
-        self._options = {"model": model_options or {}, "tool": tool_options or {}}
-        self._mcp_options = mcp_options or {}
-        self._backend: Any = None
+    _options: Mapping[str, Options]
+    _mcp_options: Options
+    _backend: Any = None
 
     @property
     def in_durable_context(self) -> bool:
@@ -285,6 +240,58 @@ class _Durability:
             return {}
         _check({**given, **own}, _RUNNING | _EFFECTS, f"tool {tool_name!r}")
         return {**given, **own}
+
+
+class StepwiseDurability(_Capability[AgentDepsT]):  # type: ignore[misc]
+    """A capability that records what an agent does inside a run.
+
+    Give it to the agent: ``Agent(..., name="support", capabilities=[StepwiseDurability()])``.
+    Inside a workflow each model request, call of a tool, call and listing of tools of an MCP
+    server, and event for ``event_stream_handler`` is a step.  Outside a run nothing changes.
+
+    Args:
+        models: further models by name, for ``agent.run(model=...)`` inside a run.
+        event_stream_handler: gets the events of the model's stream while they come, and those of
+            tools; those that were delivered before a crash are not delivered again.
+        name: begins the names of the steps; by default the name of the agent.
+        model_options: options of :func:`stepwise.step` for model requests: ``retries``,
+            ``retry_on``, ``backoff``, ``timeout`` (seconds).
+        tool_options: options of :func:`stepwise.tool` for the agent's tools: those above, and
+            ``side_effect``, ``in_doubt``, ``fails_cleanly``, ``idempotent``.  A single tool has its
+            own in its metadata: ``metadata={"stepwise": {"side_effect": True}}``, or
+            ``{"stepwise": False}`` to leave its calls unrecorded.  A tool decorated with ``@tool``
+            or ``@step`` keeps the options of its decorator.
+        mcp_options: the same for the tools of MCP servers.
+
+    Raises:
+        ConfigurationError: pydantic-ai is missing, or of a version that does not fit; or an option
+            cannot mean anything.
+    """
+
+    def __new__(cls, **_: Any) -> Any:  # noqa: D102 -- see _with_base
+        return object.__new__(_with_base(cast("Any", cls)))
+
+    def __init__(
+        self,
+        *,
+        models: Mapping[str, Any] | None = None,
+        event_stream_handler: Callable[..., Awaitable[None]] | None = None,
+        name: str | None = None,
+        model_options: Options | None = None,
+        tool_options: Options | None = None,
+        mcp_options: Options | None = None,
+    ) -> None:
+        for given, allowed, what in (
+            (model_options, _RUNNING, "model requests"),
+            (tool_options, _RUNNING | _EFFECTS, "tools"),
+            (mcp_options, _RUNNING | _EFFECTS, "MCP tools"),
+        ):
+            _check(given or {}, allowed, what)
+        cast("Any", super()).__init__(
+            models=models, event_stream_handler=event_stream_handler, name=name
+        )
+        self._options = {"model": model_options or {}, "tool": tool_options or {}}
+        self._mcp_options = mcp_options or {}
 
 
 def _records_itself(tool: Any, own: Any) -> bool:

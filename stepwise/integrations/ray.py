@@ -19,24 +19,206 @@ runs twice.  The store must be one that all nodes reach (``STEPWISE_STORE=postgr
 from __future__ import annotations
 
 import contextvars
+import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, Generic, TypeVar
 
+from stepwise._calls.ray_executor import RayExecutor, connected, loaded
 from stepwise._runs.run import Run
-from stepwise._workflows.elsewhere import Placement, Reply, place
-from stepwise.errors import StepwiseError
-from stepwise.integrations import _ray_cluster as cluster
-from stepwise.integrations._ray_executor import RayExecutor
+from stepwise._values.codec import decode_error
+from stepwise._workflows.elsewhere import (
+    Continuation,
+    Order,
+    Placement,
+    Reply,
+    carry_on,
+    carry_out,
+    continuation,
+    place,
+)
+from stepwise._workflows.up import Underway
+from stepwise.errors import ConfigurationError, StepwiseError
 from stepwise.stores import Store
 
 __all__ = ["RayExecutor", "RayHandle", "submit"]
 
 R = TypeVar("R")
 
+_OURS_OF_RUNS = ("num_returns", "retry_exceptions", "name")
+_PATIENCE = 10.0  # seconds for a cluster to answer
+_OF_A_FOLDER = "disk:"
+
+
+# -- the cluster -----------------------------------------------------------------------------------
+
+
+def job() -> str:
+    """Return the id of this process's connection to a cluster; empty if it has none."""
+    ray = loaded()
+    return str(ray.get_runtime_context().get_job_id()) if ray.is_initialized() else ""
+
+
+def check_options(resources: Mapping[str, Any]) -> None:
+    """Refuse options of Ray's tasks that would change what a task is.
+
+    Raises:
+        ConfigurationError: one of these.
+    """
+    for option in _OURS_OF_RUNS:
+        if option in resources:
+            raise ConfigurationError(
+                f"submit({option}=...): stepwise sets this option of the task itself; give those "
+                "that say where it is executed: num_cpus, num_gpus, resources, runtime_env, ..."
+            )
+
+
+def check_reach(store: Store, nodes: Iterable[Mapping[str, Any]]) -> None:
+    """Refuse a store that other nodes of the cluster cannot use.
+
+    Args:
+        nodes: as ``ray.nodes()`` lists them.
+
+    Raises:
+        ConfigurationError: it is in memory; or in a folder, and nodes are on other machines.
+    """
+    url = store.url
+    if not store.persistent:
+        raise ConfigurationError(
+            f"the store {url} is in the memory of this process, where no worker of Ray reaches it: "
+            "choose another one with STEPWISE_STORE: postgresql://..."
+        )
+    if not url.startswith(_OF_A_FOLDER):
+        return
+    mine = os.uname().nodename
+    others = sorted({str(each["NodeManagerHostname"]) for each in nodes if each["Alive"]} - {mine})
+    if others:
+        raise ConfigurationError(
+            f"the store {url} is a folder of this machine, and the cluster has nodes on others "
+            f"({', '.join(others[:5])}), which have no such runs: choose a store that all of them "
+            "reach, with STEPWISE_STORE: postgresql://..."
+        )
+
+
+def sent(
+    function: Callable[[Any], Reply], order: Any, run_id: str, resources: Mapping[str, Any]
+) -> Any:
+    """Submit the task of an order about a run; return Ray's reference to its reply."""
+    options = {"max_retries": -1, **resources}
+    options |= {"retry_exceptions": False, "name": f"stepwise {run_id}"}
+    return loaded().remote(function).options(**options).remote(order)
+
+
+def watch(ref: Any, ended: Callable[[Any], None]) -> None:
+    """Call ``ended`` with Ray's future in a thread of Ray's, once a task has ended."""
+    ref.future().add_done_callback(ended)
+
+
+def execute(order: Order) -> Reply:
+    """Execute an order.  This is what Ray calls in its worker processes."""
+    return carry_out(order, place_here(order.store))
+
+
+def place_here(url: str) -> str:
+    """Return where this process is, in words, and let a store know the node that it is on.
+
+    Args:
+        url: of the store that is about to be opened.
+    """
+    node: str = loaded().get_runtime_context().get_node_id()
+    knows_deaths(url, node)
+    return f"on node {node[:12]} ({os.uname().nodename})"
+
+
+def knows_deaths(url: str, node: str = "") -> None:
+    """Let a store that many machines share take Ray's word for the death of a node.
+
+    Args:
+        url: of the store.
+        node: the id of the node of this process; empty if it executes no runs.
+    """
+    if not url.startswith("postgresql:"):
+        return  # the system knows which processes of this machine are alive
+    from stepwise.stores import _postgres_presence as presence
+
+    if node:
+        presence.set_node(node)
+    if _is_dead not in presence.proofs:
+        presence.proofs.append(_is_dead)
+
+
+def _is_dead(process: Any) -> bool:
+    """Return whether Ray says that the node of a process died; an unknown node may be alive."""
+    ray, node = loaded(), process.node
+    if not node or not ray.is_initialized():
+        return False
+    return any(each["NodeID"] == node and not each["Alive"] for each in ray.nodes())
+
+
+# -- the engine of stepwise up --ray ---------------------------------------------------------------
+
+
+class RayEngine:
+    """Executes each run in a task of a Ray cluster.
+
+    Args:
+        address: of the cluster; ``"auto"`` finds the one of this machine.
+        modules: that the workers import.
+        logs: a folder, on the machine that executes a run, for what the run prints.
+
+    Raises:
+        ConfigurationError: Ray is not installed, or there is no such cluster.
+    """
+
+    def __init__(self, address: str, modules: Sequence[str], logs: str = "") -> None:
+        self._ray = connected(address)
+        self._modules, self._logs = tuple(modules), logs
+        self._refs: dict[str, Any] = {}
+
+    def check(self, stores: Iterable[Store]) -> None:
+        """Refuse stores that other nodes cannot use.
+
+        Raises:
+            ConfigurationError: one is in a folder, and nodes are on other machines.
+        """
+        for store in stores:
+            check_reach(store, self._ray.nodes())
+            knows_deaths(store.url)
+
+    def begin(self, job: Underway) -> str:
+        """Submit a run; see :class:`stepwise._workflows.up.Engine`."""
+        run_id = job.run.facts.run_id
+        order = continuation(job.run, self._modules, self._logs)
+        # The supervisor waits before it tries a run again whose process died: Ray does not try.
+        ref = self._refs[run_id] = sent(go_on, order, run_id, {"max_retries": 0})
+        watch(ref, lambda future: self._ended(job, future))
+        return "on the cluster"
+
+    def drain(self) -> None:
+        """Let no step begin on the cluster; see :class:`stepwise._workflows.up.Engine`."""
+        for ref in list(self._refs.values()):
+            self._ray.cancel(ref, force=False, recursive=False)
+
+    def _ended(self, job: Underway, future: Any) -> None:
+        self._refs.pop(job.run.facts.run_id, None)
+        error = future.exception()
+        if error is not None:
+            job.end(error, lost=True)
+            return
+        reply: Reply = future.result()
+        raised = decode_error(reply.data, stored=False) if reply.data else None
+        job.end(raised, refused=reply.refused)
+
+
+def go_on(order: Continuation) -> Reply:
+    """Continue a run.  This is what Ray calls in its worker processes."""
+    return carry_on(order, place_here(order.store))
+
+
+# -- runs that a program submits -------------------------------------------------------------------
 
 _LOOK = 1.0  # seconds between two looks whether this process is still connected
 
@@ -150,7 +332,7 @@ class RayHandle(Generic[R]):
 
     def _is_connected(self) -> bool:
         """Return whether this process still has the connection that the task belongs to."""
-        return self._job == cluster.job()
+        return self._job == job()
 
     # -- internal --------------------------------------------------------------------------------
 
@@ -165,9 +347,9 @@ class RayHandle(Generic[R]):
         self._send()
 
     def _send(self) -> None:
-        self._job = cluster.job()
-        ref = self._ref = cluster.sent(self._placement.order(), self._resources)
-        cluster.watch(ref, lambda future: _news().put((self, future)))
+        self._job = job()
+        ref = self._ref = sent(execute, self._placement.order(), self.id, self._resources)
+        watch(ref, lambda future: _news().put((self, future)))
 
     def _end(self, reply: Reply | None, error: BaseException | None = None) -> None:
         self._reply, self._error = reply, error
@@ -219,8 +401,8 @@ def submit(
             called inside a run; the workflow is a generator.
         StepwiseError: as a call of the workflow raises before it begins.
     """
-    ray = cluster.connected()
-    cluster.check_options(resources)
+    ray = connected()
+    check_options(resources)
     if run_id is not None:
         workflow = workflow.options(run_id=run_id)
     placement = place(
@@ -241,13 +423,13 @@ def submit(
 
 def _checks(ray: Any) -> Callable[[Store], None]:
     def check(store: Store) -> None:
-        cluster.check_reach(store, ray.nodes())
-        cluster.knows_deaths(store.url)
+        check_reach(store, ray.nodes())
+        knows_deaths(store.url)
 
     return check
 
 
-# -- what comes of the tasks ---------------------------------------------------------------------
+# -- what comes of the tasks -------------------------------------------------------------------
 
 
 def _news() -> queue.SimpleQueue[tuple[RayHandle[Any], Any]]:
@@ -270,17 +452,21 @@ def _take_news() -> None:
         except CancelledError as cancelled:
             error = cancelled
         if reply is not None and reply.kind == "error" and reply.suspended:
-            name = f"stepwise ray waits for {handle.id}"
-            waiting = threading.Thread(target=_wake, args=(handle, reply), name=name, daemon=True)
-            contextvars.Context().run(waiting.start)
+            _send_when_due(handle, reply)
         else:
             handle._end(reply, error)
 
 
-def _wake(handle: RayHandle[Any], reply: Reply) -> None:
+def _send_when_due(handle: RayHandle[Any], reply: Reply) -> None:
     """Submit a suspended run again, as soon as it has to go on."""
+
+    def send() -> None:
+        try:
+            handle._send()
+        except BaseException as error:  # Ray's: whoever waits gets it
+            handle._end(reply, error)
+
     try:
-        handle._placement.until_due()
-        handle._send()
-    except BaseException as error:  # the store's, or Ray's: whoever waits gets it
+        handle._placement.when_due(send, lambda: handle._end(reply))
+    except BaseException as error:  # the store's
         handle._end(reply, error)

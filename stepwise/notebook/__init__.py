@@ -13,12 +13,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from stepwise._runs.listing import Runs, get_run, runs
-from stepwise._runs.run import Run
+from stepwise._runs.run import Run, Runs, get_run, runs
 from stepwise._runtime.messages import count, notice
-from stepwise.errors import RunNotFoundError, StepwiseError
-from stepwise.notebook._magics import ATTRIBUTE, StepMagic, UsageError
-from stepwise.notebook._session import Notebook
+from stepwise.errors import ConfigurationError, RunNotFoundError, StepwiseError
+
+try:
+    from IPython.core.error import UsageError
+except ImportError as error:
+    raise ConfigurationError(
+        "stepwise in notebooks needs IPython: pip install 'stepwise-agents[notebook]'"
+    ) from error
+
+from stepwise.notebook._magics import ATTRIBUTE, Notebook, StepMagic
 
 __all__ = ["load_ipython_extension", "unload_ipython_extension"]
 

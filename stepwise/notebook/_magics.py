@@ -1,36 +1,437 @@
-"""``%%step``: a cell of a notebook that is a step."""
+"""The cells of a notebook that are steps: their inputs, their outputs, their run, and the magic.
+
+Inputs are told apart by digests.  A function or class that a cell of the notebook defines counts by
+its code and by what that reads in its turn, so that an edited helper runs again the cells that use
+it.  Outputs are recorded while they are shown, and shown again when the cell is skipped: text goes
+on to where it went, and everything is shown as it comes.
+"""
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import dis
 import inspect
+import os
 import re
 import shlex
+import sys
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import CodeType, FunctionType, ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from IPython.core.error import UsageError
+
+from stepwise._display.progress import Display, Doing
+from stepwise._display.render import RunShown
+from stepwise._journal.records import Entry
 from stepwise._rewrite.cells import AWAIT, parse_cell
 from stepwise._rewrite.cells import Cell as Code
-from stepwise._runtime.messages import Once, notice
-from stepwise._values import digest as _digest
-from stepwise.errors import ConfigurationError, NotRecordableError, RunWarning, StepwiseError
-from stepwise.notebook._inputs import Inputs, identify
-from stepwise.notebook._outputs import Recorder, Shown, replay
-from stepwise.notebook._session import Cell, Notebook
+from stepwise._runs.overview import Overview
+from stepwise._runs.run import Run, get_run
+from stepwise._runtime import settings
+from stepwise._runtime.messages import Once, count, notice
+from stepwise._values import digest
+from stepwise._workflows.host import (
+    HostProgram,
+    Piece,
+    PieceRun,
+    RunPieces,
+    derived_id,
+    describe_owner,
+    place_of,
+)
+from stepwise.errors import DigestError, NotRecordableError, RunBusyError, RunWarning, StepwiseError
+from stepwise.stores import Store, open_store
 
-try:
-    from IPython.core.error import UsageError
-except ImportError as error:
-    raise ConfigurationError(
-        "stepwise in notebooks needs IPython: pip install 'stepwise-agents[notebook]'"
-    ) from error
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-__all__ = ["ATTRIBUTE", "StepMagic", "UsageError"]
+
+# -- inputs ---------------------------------------------------------------------------------------
+
+
+_NOT_STATE = frozenset(
+    f"__{name}__"
+    for name in (
+        *("annotations", "annotate_func", "annotations_cache", "dict", "doc", "firstlineno"),
+        *("module", "qualname", "static_attributes", "weakref"),
+    )
+)
+
+
+@dataclass
+class Inputs:
+    """The inputs of a cell.
+
+    Args:
+        digests: by name.
+        left_out: why a value cannot be compared, by name.
+    """
+
+    digests: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, DigestError] = field(default_factory=dict)
+
+
+def identify(names: Iterable[str], namespace: Mapping[str, Any]) -> Inputs:
+    """Digest the values of these names, and of those that functions among them read.
+
+    Names that are not in the namespace, and modules, do not count.
+    """
+    inputs, waiting = Inputs(), list(names)
+    for name in waiting:
+        if name not in namespace or name in inputs.digests:
+            continue
+        value = namespace[name]
+        if isinstance(value, ModuleType):
+            continue
+        codes = _codes(value)
+        try:
+            if codes is None:
+                inputs.digests[name] = digest.digest(value)
+                continue
+            inputs.digests[name] = digest.combine(*_parts(inspect.unwrap(value)))
+        except DigestError as error:
+            inputs.left_out[name] = error
+            continue
+        waiting += (each for code in codes for each in _reads(code))
+    return inputs
+
+
+def _codes(value: Any) -> list[CodeType] | None:
+    """The code of a function or class that the notebook defines; ``None`` for everything else."""
+    found = inspect.unwrap(value) if callable(value) else value
+    if not isinstance(found, (FunctionType, type)) or found.__module__ != "__main__":
+        return None
+    if isinstance(found, FunctionType):
+        return [found.__code__]
+    return [each.__code__ for each in map(_function, vars(found).values()) if each is not None]
+
+
+def _function(held: Any) -> FunctionType | None:
+    held = getattr(held, "__func__", None) or getattr(held, "fget", None) or held
+    held = inspect.unwrap(held) if callable(held) else held
+    return held if isinstance(held, FunctionType) else None
+
+
+def _parts(value: Any) -> Iterator[bytes | str]:
+    """Yield the parts that tell two functions or classes apart."""
+    yield digest.class_name(type(value))
+    if isinstance(value, FunctionType):
+        yield value.__qualname__
+        yield from _code_parts(value.__code__, value.__doc__)
+        cells = [digest.cell_content(cell, cell) for cell in value.__closure__ or ()]
+        for held in (value.__defaults__, value.__kwdefaults__, *cells):
+            yield from _state(held)
+        return
+    yield from (digest.class_name(base) for base in value.__mro__)
+    for name, held in sorted(vars(value).items()):
+        function = _function(held)
+        if function is not None:
+            yield name
+            yield from _code_parts(function.__code__, function.__doc__)
+        elif name not in _NOT_STATE:
+            yield name
+            yield from _state(held)
+
+
+def _state(value: Any) -> Iterator[bytes]:
+    try:
+        yield digest.encode(value)
+    except DigestError:
+        return
+
+
+def _code_parts(code: CodeType, docstring: str | None = None) -> Iterator[bytes | str]:
+    yield code.co_code
+    yield " ".join((*code.co_names, "/", *code.co_varnames, "/", *code.co_freevars))
+    for number, constant in enumerate(code.co_consts):
+        if isinstance(constant, CodeType):
+            yield from _code_parts(constant)
+        elif number or constant != docstring:
+            yield from _state(constant)
+
+
+def _reads(code: CodeType) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield str(instruction.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _reads(constant)
+
+
+# -- outputs --------------------------------------------------------------------------------------
+
+
+_TEXT = 1_000_000  # characters of printed text that are kept
+
+Item = tuple[Any, ...]
+
+
+class Shown:
+    """The leftovers of a cell beside its variables.
+
+    Args:
+        items: what it showed; see :class:`Recorder`.
+        gone: the variables that it deleted.
+    """
+
+    def __init__(self, items: list[Item], gone: list[str]) -> None:
+        self.items = items
+        self.gone = gone
+
+    def __repr__(self) -> str:
+        return f"<{count(len(self.items), 'output')}>"
+
+
+class Recorder:
+    """Listens to everything that is shown while it is entered.
+
+    Attributes:
+        items: ``("stdout", text)``, ``("stderr", text)``, or ``("data", data, metadata, id)``.
+    """
+
+    def __init__(self, shell: Any) -> None:
+        self.items: list[Item] = []
+        self._shell = shell
+        self._left = _TEXT
+        self._clear = False
+        self._undo: list[tuple[Any, str, Any, bool]] = []
+
+    def __enter__(self) -> Self:
+        publisher, hook = self._shell.display_pub, self._shell.displayhook
+        for name in ("stdout", "stderr"):
+            self._listen(getattr(sys, name), "write", partial(self._on_write, name))
+        self._listen(publisher, "publish", self._on_publish)
+        self._listen(publisher, "clear_output", self._on_clear)
+        self._listen(hook, "write_format_data", self._on_result)
+        self._listen(hook, "write_output_prompt", self._on_prompt)
+        return self
+
+    def _listen(self, owner: Any, name: str, heard: Callable[..., Any]) -> None:
+        """Have a method of an object heard.  It stays the object that other code holds."""
+        plain, had = getattr(owner, name), name in vars(owner)
+        setattr(owner, name, partial(heard, plain))
+        self._undo.append((owner, name, plain, had))
+
+    def __exit__(self, *exception: object) -> None:
+        for owner, name, plain, had in reversed(self._undo):
+            if had:
+                setattr(owner, name, plain)
+            else:
+                delattr(owner, name)
+
+    def _add(self, item: Item) -> None:
+        if self._clear:
+            self._clear = False
+            self.items.clear()
+        self.items.append(item)
+
+    def _text(self, stream: str, text: str) -> None:
+        if self._left < 0:
+            return
+        kept = text[: self._left]
+        if len(kept) < len(text) and self._left:
+            kept += "\n[further output was too long to record]\n"
+        self._left = max(0, self._left - len(text))
+        if kept and self.items and self.items[-1][0] == stream and not self._clear:
+            self.items[-1] = (stream, self.items[-1][1] + kept)
+        elif kept:
+            self._add((stream, kept))
+
+    def _on_write(self, stream: str, plain: Callable[[str], Any], text: str) -> Any:
+        self._text(stream, text)
+        return plain(text)
+
+    def _on_publish(
+        self,
+        plain: Callable[..., None],
+        data: Any,
+        metadata: Any = None,
+        *args: Any,
+        transient: Any = None,
+        **kw: Any,
+    ) -> None:
+        ident = (transient or {}).get("display_id")
+        if "stepwise" in (metadata or {}):  # progress and notices, which are not output of the cell
+            plain(data, metadata, *args, transient=transient, **kw)
+            return
+        item = ("data", data, metadata or {}, ident)
+        if kw.get("update"):
+            self.items = [item if e[0] == "data" and e[3] == ident else e for e in self.items]
+        else:
+            self._add(item)
+        plain(data, metadata, *args, transient=transient, **kw)
+
+    def _on_clear(
+        self, plain: Callable[..., None], wait: bool = False, *args: Any, **kw: Any
+    ) -> None:
+        self._clear = True
+        if not wait:
+            self._clear = False
+            self.items.clear()
+        plain(wait, *args, **kw)
+
+    def _on_result(self, plain: Callable[..., None], data: Any, metadata: Any = None) -> None:
+        self._add(("data", data, metadata or {}, None))
+        with self._muted():
+            plain(data, metadata)
+
+    def _on_prompt(self, plain: Callable[[], None]) -> None:
+        with self._muted():
+            plain()
+
+    @contextmanager
+    def _muted(self) -> Iterator[None]:
+        """A terminal's way to show a value is to print it."""
+        left, self._left = self._left, -1
+        try:
+            yield
+        finally:
+            self._left = left
+
+
+def replay(shell: Any, items: list[Item]) -> None:
+    """Show the recorded output again."""
+    for kind, *content in items:
+        if kind == "data":
+            shell.display_pub.publish(content[0], content[1])
+        else:
+            getattr(sys, kind).write(content[0])
+
+
+# -- session --------------------------------------------------------------------------------------
+
+
+_CELLS = "stepwise.notebook"  # the module that cells are steps of
+
+Cell = Piece
+
+
+class Notebook:
+    """The run of one notebook, as this kernel knows it."""
+
+    def __init__(self) -> None:
+        name = f"{place_of('__main__')}:notebook"
+        path = os.environ.get("JPY_SESSION_NAME", "")
+        label = os.path.splitext(os.path.basename(path))[0] or "notebook"
+        self.run_id = derived_id(name, label)
+        self._cells = RunPieces(HostProgram(name, label, _notebook), self.run_id, _CELLS, "cell")
+
+    def run(self) -> Run:
+        """It, as this kernel sees it.
+
+        Raises:
+            RunNotFoundError: no cell has been executed.
+        """
+        found = get_run(self.run_id)
+        return _NotebookRun(found.store, found.id, self)
+
+    def as_seen(self, shown: RunShown) -> RunShown:
+        """Return the display form of the run, with the cells that this kernel skipped."""
+        cells = self._cells
+        executed, skipped = cells.progress.executed, cells.progress.skipped
+        if not executed + skipped:
+            return shown
+        began = cells.progress.resumed_from if cells.begun else skipped
+        begun = (
+            shown.begun
+            if cells.begun
+            else 1 + max((s._entry.number for s in shown.steps), default=0)
+        )
+        saved = sum(s.duration or 0.0 for s in shown.steps if s._entry.number < begun)
+        return replace(
+            shown,
+            executed=executed,
+            skipped=skipped,
+            resumed_from=began,
+            begun=begun,
+            saved=saved,
+        )
+
+    # -- records ---------------------------------------------------------------------------------
+
+    @property
+    def store(self) -> Store:
+        """Return the store."""
+        return open_store(settings.store())
+
+    def find(self, name: str, digest: str) -> Entry | None:
+        """The record of a cell, if it is done; the newest, if it was executed again."""
+        return self._cells.find(self.store, name, digest)
+
+    def load(self, entry: Entry) -> dict[str, Any]:
+        """Load the variables and outputs of a skipped cell.
+
+        Raises:
+            UnreadableValueError: it cannot be loaded here.
+        """
+        value: dict[str, Any] = self._cells.skip(entry)
+        return value
+
+    # -- executing -------------------------------------------------------------------------------
+
+    def execute(self, cell: Cell) -> None:
+        """Execute a cell, and record it.
+
+        Raises:
+            RunBusyError: another kernel executes a cell of this notebook; says which.
+            NotRecordableError: its outputs cannot be recorded.
+        """
+        with self._shown(cell):
+            self._open(cell).execute()
+
+    async def execute_async(self, cell: Cell) -> None:
+        """The same for a cell that awaits."""
+        with self._shown(cell):
+            await self._open(cell).execute_async()
+
+    @contextmanager
+    def _shown(self, cell: Cell) -> Iterator[None]:
+        """Show the progress of the cell."""
+        doing = Doing(self.run_id, f"cell {cell.name!r}", cell=True)
+        display = Display.of(doing, None, unasked=True)
+        try:
+            yield
+        finally:
+            if display is not None:
+                display.close()
+
+    def _open(self, cell: Cell) -> PieceRun:
+        try:
+            return self._cells.open(self.store, cell)
+        except RunBusyError as error:
+            raise RunBusyError(
+                f"a cell of this notebook is being executed {describe_owner(error.owner)}: "
+                "wait until it ends, or interrupt or shut down that kernel",
+                run_id=self.run_id,
+                owner=error.owner,
+            ) from None
+
+
+class _NotebookRun(Run):
+    """The run of this notebook."""
+
+    def __init__(self, store: Store, run_id: str, notebook: Notebook) -> None:
+        super().__init__(store, run_id)
+        self._notebook = notebook
+
+    def _shown(self, seen: Overview | None = None) -> RunShown:
+        return self._notebook.as_seen(super()._shown(seen))
+
+
+def _notebook() -> None:
+    """The placeholder for the function that a notebook does not have."""
+
+
+# -- magics ---------------------------------------------------------------------------------------
+
 
 ATTRIBUTE = "_stepwise_cells"
 """The method of the shell that a cell with ``await`` calls."""
@@ -185,9 +586,9 @@ class StepMagic:
         name = options.name or (bound[0] if bound else "cell")
         parts = [part for pair in sorted(inputs.digests.items()) for part in pair]
         outputs = sorted(options.outputs) if options.outputs is not None else ["*"]
-        digest = _digest.combine(code.fingerprint, "\n".join(outputs), *parts)
+        told = digest.combine(code.fingerprint, "\n".join(outputs), *parts)
         kept, before = options.outputs, dict(self._variables)
-        job = _Job(name, digest, code, source, cell, inputs, kept, options.fresh, before)
+        job = _Job(name, told, code, source, cell, inputs, kept, options.fresh, before)
         for left_out in inputs.left_out:
             self._tell_left_out(job, left_out)
         return job

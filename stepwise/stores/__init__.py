@@ -1,4 +1,4 @@
-"""Stores, chosen by URL or path: ``disk:/path``, ``sqlite:/path``, ``memory:``, ``postgresql:``.
+"""Stores, chosen by URL or path: ``disk:/path``, ``memory:``, ``postgresql:``.
 
 ``memory:NAME`` is a store of its own for each name.
 """
@@ -11,9 +11,10 @@ from collections.abc import Iterable
 
 from stepwise._runtime import settings
 from stepwise._runtime.forks import process_lock
+from stepwise._runtime.messages import report_misspelled
 from stepwise._runtime.store_urls import public_url, remember_url, with_password
 from stepwise.errors import ConfigurationError
-from stepwise.stores.base import Batch, Head, Owner, Store
+from stepwise.stores.base import LAST_READER, Batch, Head, Owner, Store
 
 __all__ = ["Batch", "Head", "Owner", "Store", "close_under", "open_store"]
 
@@ -33,6 +34,7 @@ def open_store(where: str | os.PathLike[str] | Store) -> Store:
     if not isinstance(where, (str, os.PathLike)):
         return _checked(where)
     text = os.fspath(where)
+    report_misspelled()
     scheme, rest = _split(with_password(text))
     if scheme == _POSTGRES:
         remember_url(text)
@@ -113,14 +115,19 @@ def _split(text: str) -> tuple[str, str]:
     if colon and len(scheme) > 1 and scheme[0].isalpha() and named and scheme.isascii():
         rest = rest.removeprefix("//")
     else:  # a path; one letter is a drive
+        _refuse_bare_scheme(text)
         scheme, rest = "disk", text
     if scheme in (_POSTGRES, "postgres"):
         return _POSTGRES, f"//{rest}"
-    if scheme not in ("memory", "disk", "sqlite"):
+    if scheme == "sqlite":
+        raise ConfigurationError(
+            f"there are no sqlite: stores any more: write disk:{rest} for a new one. Commit "
+            f"{LAST_READER} of stepwise is the last one that reads {text}: let its runs end there"
+        )
+    if scheme not in ("memory", "disk"):
         raise ConfigurationError(
             f"no store for {public_url(text)!r}: the URL begins with 'disk:' "
-            "(disk:/path/to/folder), 'sqlite:', 'postgresql:' (postgresql://user@host/database) "
-            "or 'memory:'"
+            "(disk:/path/to/folder), 'postgresql:' (postgresql://user@host/database) or 'memory:'"
         )
     if scheme != "memory":
         if not rest:
@@ -129,15 +136,22 @@ def _split(text: str) -> tuple[str, str]:
     return scheme, rest
 
 
+def _refuse_bare_scheme(text: str) -> None:
+    word, _, rest = text.partition("/")
+    meant = word in ("memory", "disk", _POSTGRES, "postgres")
+    if meant and (not rest or rest.startswith("/")) and not os.path.exists(text):
+        url = public_url(f"{word}:{text[len(word) :]}")
+        raise ConfigurationError(
+            f"the store {public_url(text)!r} is a URL without a colon: write {url!r}; for a "
+            f"folder of that name, './{word}'"
+        )
+
+
 def _make(scheme: str, rest: str) -> Store:
     if scheme == "memory":
         from stepwise.stores.memory import MemoryStore
 
         return MemoryStore(rest)
-    if scheme == "sqlite":
-        from stepwise.stores.sqlite import SqliteStore
-
-        return SqliteStore(rest)
     if scheme == _POSTGRES:
         return _postgres(f"{scheme}:{rest}")
     from stepwise.stores.disk import DiskStore
@@ -150,7 +164,7 @@ def _postgres(url: str) -> Store:
         from stepwise.stores.postgres import PostgresStore
     except ImportError as error:
         # Without a module: psycopg is there, and finds no libpq.
-        if (error.name or "psycopg").partition(".")[0] not in ("psycopg", "psycopg_pool"):
+        if (error.name or "psycopg").partition(".")[0] != "psycopg":
             raise
         raise ConfigurationError(
             f"a store on Postgres needs psycopg ({error}): pip install 'stepwise-agents[postgres]'"

@@ -1,4 +1,18 @@
-"""The folder of a disk store: its permissions, durable files, the meaning of errors."""
+"""The files of a disk store: permissions, durable and large values, marks, a read-only copy.
+
+``marks/RUN`` is a small file beside the database, written without waiting for the disk::
+
+    0    64  the run's mark before the last one
+    64   64  the last one
+    128  4   length of the note
+    132  ..  the note: which steps are in progress, for displays
+
+A note is torn if a crash or a reader comes in between; then its seal does not fit.
+
+Where nothing can be written (a read-only disk, a store of another user), SQLite does not read a
+database with a log: it may have to make files beside it.  So a copy is read, in a folder for a
+while, and made again when the database has changed.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +23,19 @@ import io
 import os
 import re
 import sqlite3
+import stat
+import struct
 import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable
 
-from stepwise._runtime.limits import largest_file, met, way_out
-from stepwise._values.buffers import Data, Pieces
+from stepwise._runtime.limits import distrusted, largest_file, make_private, met, way_out
+from stepwise._values.unpickling import Data, Pieces
 from stepwise.errors import ConfigurationError, CorruptStoreError, StoreError
 
-__all__ = [
-    "IN_FILES",
-    "Values",
-    "check_path",
-    "damaged",
-    "flush",
-    "inode",
-    "is_alive",
-    "make_folder",
-    "store_error",
-    "sync",
-    "write_file",
-]
+# -- files ----------------------------------------------------------------------------------------
+
 
 _NETWORK = (
     "nfs", "cifs", "smb", "9p", "sshfs", "afs", "lustre", "ceph", "gluster", "s3fs", "gcsfuse",
@@ -43,19 +51,19 @@ def check_path(path: str) -> None:
         )
 
 
-def make_folder(database: str) -> None:
-    """Make a store's folder and an empty database, readable by their owner only, if missing."""
+def make_folder(database: str, beside: Iterable[str]) -> None:
+    """Make a store's folder and an empty database, readable by their owner only, if missing.
+
+    Args:
+        beside: the names of the files and folders that the store has beside the database.
+
+    Raises:
+        StoreError: others may write there, or it is on a network file system.
+    """
     path = os.path.dirname(database)
     check_path(path)
-    os.makedirs(path, 0o700, exist_ok=True)
-    owner = os.stat(path).st_uid
-    if os.geteuid() not in (0, owner) and owner != 0:
-        raise StoreError(
-            f"the store's folder {path} belongs to another user (uid {owner}), who could read and "
-            "change what is recorded; give the store a folder of your own",
-            path=path,
-            errno=errno.EPERM,
-        )
+    make_private(path)
+    _check_others(database, beside)
     kind = _network_kind(path)
     if kind is not None and os.environ.get("STEPWISE_ALLOW_NETWORK") != "1":
         raise StoreError(
@@ -68,6 +76,34 @@ def make_folder(database: str) -> None:
     if os.statvfs(path).f_flag & os.ST_RDONLY:  # SQLite's error would not name the cause
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
     _make_database(database)
+
+
+def _check_others(database: str, beside: Iterable[str]) -> None:
+    """Refuse a folder in which others could replace files, and what they made there before.
+
+    Raises:
+        StoreError: they could, or have.
+    """
+    folder = os.path.dirname(database)
+    names = [f"{database}{end}" for end in ("", "-wal", "-shm")]
+    for path in (folder, *names, *(os.path.join(folder, each) for each in beside)):
+        try:
+            found = os.lstat(path)
+        except FileNotFoundError:
+            continue
+        if stat.S_ISLNK(found.st_mode):
+            reason: tuple[str, str] | None = ("it is a link", f"rm {path}")
+        else:
+            reason = distrusted(path, found)
+        if reason is not None:
+            what = "folder " if path == folder else ""
+            raise StoreError(
+                f"the store's {what}{path} is not trusted, since {reason[0]}: others could change "
+                "what is recorded, or have it written over a file of yours. If nobody else has "
+                f"touched it: {reason[1]}. Otherwise give the store a folder of your own",
+                path=folder,
+                errno=errno.EPERM,
+            )
 
 
 def _make_database(path: str) -> None:
@@ -131,7 +167,7 @@ def _write(file: io.FileIO, view: memoryview) -> None:
 def _create(path: str) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     for _ in range(100):
-        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        make_private(os.path.dirname(path))
         with contextlib.suppress(FileNotFoundError):  # another process removed its last file
             return os.open(path, flags, 0o600)
     return os.open(path, flags, 0o600)
@@ -283,10 +319,13 @@ class Values:
     def read(self, name: object, size: object) -> bytes:
         """The bytes of a file; ``b""`` if it is missing, is of another size, or no such file."""
         if _is_ours(name):
+            path, flags = os.path.join(self._folder, str(name)), os.O_NONBLOCK | os.O_NOFOLLOW
             with contextlib.suppress(OSError):
-                with open(os.path.join(self._folder, str(name)), "rb") as file:
-                    data = file.read()
-                return data if len(data) == size else b""
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+                with open(descriptor, "rb") as file:
+                    about = os.fstat(descriptor)  # a pipe or device would never end
+                    if stat.S_ISREG(about.st_mode) and about.st_size == size:
+                        return file.read()
         return b""
 
     def give_up(self, name: object) -> None:
@@ -320,3 +359,149 @@ class Values:
 
 def _is_ours(name: object) -> bool:
     return isinstance(name, str) and re.fullmatch(_NAME, name) is not None
+
+
+# -- marks ----------------------------------------------------------------------------------------
+
+
+_SLOT = 64  # bytes
+_NOTE_AT = 2 * _SLOT
+_LENGTH = struct.Struct("<I")
+
+
+class _File:
+    def __init__(self, descriptor: int, marks: bytes) -> None:
+        self.descriptor = descriptor
+        self.marks = marks  # the last two
+
+
+class Marks:
+    """The files of one store, by run; each stays open until its run is given up.
+
+    The mutex keeps a write from using a descriptor that has been closed meanwhile, and may belong
+    to another file by then.  It is reentrant, since a finalizer may give a run up anywhere.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._mutex = threading.RLock()
+        self._open: dict[str, _File] = {}
+
+    def read(self, run: str) -> tuple[list[bytes], bytes]:
+        """Return the marks of a run and its note, unverified; ``b""`` if it has no note."""
+        try:
+            with self._mutex, open(self._path(run), "rb") as file:
+                data = file.read()
+        except FileNotFoundError:
+            return [], b""
+        slots = [slot for slot in (data[:_SLOT], data[_SLOT:_NOTE_AT]) if any(slot)]
+        at = _NOTE_AT + _LENGTH.size
+        size = _LENGTH.unpack_from(data, _NOTE_AT)[0] if len(data) >= at else 0
+        return slots, data[at : at + size]
+
+    def mark(self, run: str, mark: bytes) -> None:
+        """Write a mark behind the last one."""
+        with self._mutex:
+            file = self._open.get(run) or self._file(run)
+            file.marks = file.marks[_SLOT:] + mark.ljust(_SLOT, b"\0")
+            os.pwrite(file.descriptor, file.marks, 0)  # within a sector, so that it cannot be torn
+
+    def note(self, run: str, note: bytes) -> None:
+        """Write a note in the place of the last one."""
+        with self._mutex:
+            file = self._open.get(run) or self._file(run)
+            os.pwrite(file.descriptor, _LENGTH.pack(len(note)) + note, _NOTE_AT)
+
+    def close(self, run: str) -> None:
+        """Close the file of a run."""
+        with self._mutex:
+            file = self._open.pop(run, None)
+            if file is not None:
+                os.close(file.descriptor)
+
+    def delete(self, run: str) -> None:
+        """Delete the file of a run, durably."""
+        self.close(run)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path(run))
+            sync(self._folder)
+
+    def forget(self) -> None:
+        """In a forked child: the parent's files are the parent's."""
+        self._mutex = threading.RLock()
+        self._open = {}
+
+    def _file(self, run: str) -> _File:
+        found = self._open.get(run)
+        if found is None:
+            os.makedirs(self._folder, 0o700, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(self._path(run), flags, 0o600)
+            marks = os.pread(descriptor, _NOTE_AT, 0).ljust(_NOTE_AT, b"\0")
+            found = self._open[run] = _File(descriptor, marks)
+        return found
+
+    def _path(self, run: str) -> str:
+        return os.path.join(self._folder, run)
+
+
+# -- read only ------------------------------------------------------------------------------------
+
+
+_COPIES = 5
+
+
+def unwritable(database: str) -> int:
+    """The ``errno`` of writing to a database that is there; 0 if nothing speaks against it."""
+    folder = os.path.dirname(database)
+    try:
+        if os.statvfs(database).f_flag & os.ST_RDONLY:
+            return errno.EROFS
+    except FileNotFoundError:
+        return 0
+    may = os.access(folder, os.W_OK | os.X_OK) and os.access(database, os.W_OK)
+    return 0 if may else errno.EACCES
+
+
+class Copy:
+    """A copy of a database and its log.
+
+    Attributes:
+        folder: where it lies.
+        close: deletes it; called at the end of this object.
+    """
+
+    def __init__(self, database: str) -> None:
+        import shutil  # on use: hardly a database is read-only, and these two load twelve modules
+        import tempfile
+
+        self._files = [database, f"{database}-wal"]
+        self.folder = tempfile.mkdtemp(prefix="stepwise-")
+        self.close = weakref.finalize(self, _delete, shutil.rmtree, self.folder, os.getpid())
+        for _ in range(_COPIES):  # another process may be writing to the database
+            self._seen = self._state()
+            for file in self._files:
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copy(file, self.folder)
+            if self.is_current():
+                break
+
+    def is_current(self) -> bool:
+        """Return whether the database is unchanged since it was copied."""
+        return self._seen == self._state()
+
+    def _state(self) -> list[tuple[int, int, int] | None]:
+        found: list[tuple[int, int, int] | None] = []
+        for file in self._files:
+            try:
+                there = os.stat(file)
+            except FileNotFoundError:
+                found.append(None)
+            else:
+                found.append((there.st_ino, there.st_size, there.st_mtime_ns))
+        return found
+
+
+def _delete(remove: Callable[..., None], folder: str, pid: int) -> None:
+    if os.getpid() == pid:  # in a forked child, the copy belongs to the parent
+        remove(folder, ignore_errors=True)

@@ -31,16 +31,7 @@ from typing import Any
 from stepwise._runtime.limits import met, way_out
 from stepwise.errors import StoreError
 
-__all__ = [
-    "Guard",
-    "LockFile",
-    "close_lock_files",
-    "exclusively",
-    "guarded",
-    "has_ofd",
-    "lock_file",
-]
-
+_TO_LOCK = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 # struct flock: Linux puts the type first, the BSDs and macOS the offsets.
 _LINUX = sys.platform.startswith("linux")
 _FLOCK = struct.Struct("@hhqqi0q" if _LINUX else "@qqihh")
@@ -163,7 +154,7 @@ class LockFile:
 
     def _open(self) -> int:
         try:
-            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            return os.open(self.path, _TO_LOCK, 0o600)
         except OSError as error:
             if error.errno not in (errno.EROFS, errno.EACCES):
                 raise _failed(self.path, error) from error
@@ -346,7 +337,7 @@ def exclusively(path: str) -> Iterator[None]:
     if not _mutexes:
         os.register_at_fork(after_in_child=_mutexes.clear)
     with _mutexes.setdefault(path, threading.Lock()):  # one open descriptor at a time
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, _TO_LOCK, 0o600)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX)
             yield

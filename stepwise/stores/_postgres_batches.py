@@ -1,4 +1,4 @@
-"""Batches as statements: one for what several runs of a process want written at once."""
+"""Batches as statements, one for each run; what several runs want written is one transaction."""
 
 from __future__ import annotations
 
@@ -6,41 +6,13 @@ import functools
 import hashlib
 import itertools
 import threading
-from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from stepwise._runtime.facts import NamedTuple
-from stepwise._runtime.group_commit import Share
-from stepwise._values.buffers import Data, Pieces
-from stepwise.stores import _postgres_quick as quick
-from stepwise.stores._postgres_arrays import array
-from stepwise.stores._postgres_connections import Connection
+from stepwise.stores._postgres_connections import Connection, Statement
 from stepwise.stores.base import Batch, Head, Owner
 
-__all__ = [
-    "PIECE",
-    "HeldLease",
-    "RunBatch",
-    "channel",
-    "hashed",
-    "head_ref",
-    "is_announced",
-    "object_ref",
-    "record_ref",
-    "send_again",
-    "send_batches",
-    "send_deletion",
-    "send_large",
-    "statement_alone",
-    "to_bytes",
-    "to_text",
-]
-
-PIECE = 8 << 20
-"""Bytes of a value that are written at once."""
 _KEPT = 32 << 20  # bytes of a run's batches that are kept until they are flushed
 _MANY_KEPT = 1000  # the same, batches
-_SMALL = 1 << 20  # bytes of a value that goes with others in a batch that is too large for that
 
 
 class HeldLease:
@@ -49,9 +21,8 @@ class HeldLease:
     Attributes:
         turn: the number of its last batch; ``None`` while a write has no answer.
         unsure: a write failed, and nobody knows whether it was done, or will be.
-        large: the run has values in pieces.
+        unanswered: the last batch was posted, and its answer is not there.
         lock: held while a turn is begun.
-        draft: its checkpoint that is on its way.
         is_empty: nobody had the lease before, and nothing has been written: there is nothing to
             read, which saves a new run half of its requests.
     """
@@ -60,34 +31,32 @@ class HeldLease:
         "_kept",
         "_size",
         "_until",
-        "draft",
         "epoch",
         "is_empty",
-        "large",
         "lock",
         "owner",
         "run",
         "turn",
+        "unanswered",
         "unsure",
     )
 
-    def __init__(self, run: int, epoch: int, large: bool, owner: Owner) -> None:
-        self.run, self.epoch, self.large, self.owner = run, epoch, large, owner
+    def __init__(self, run: int, epoch: int, owner: Owner) -> None:
+        self.run, self.epoch, self.owner = run, epoch, owner
         self.turn: int | None = 0
-        self.draft: RunBatch | None = None
         self.is_empty = epoch == 1
-        self.unsure = False
+        self.unanswered = self.unsure = False
         self.lock = threading.Lock()
         self._kept: list[RunBatch] = []
         self._size = self._until = 0
 
-    def written(self, batch: RunBatch, *, flushed: bool) -> None:
-        """Note that a batch was written.  What a crash of the server could lose is kept."""
-        self.turn, self.unsure = batch.turn + 1, False
+    def written(self, batch: RunBatch, *, flushed: bool, answered: bool = True) -> None:
+        """Note that a batch was written, or posted.
+
+        What a crash of the server, or a lost connection, could still take back is kept.
+        """
         if flushed or batch.size >= _KEPT:
-            self.flushed()
-        if not flushed:
-            self._until = batch.turn + 1
+            self._kept, self._size = [], 0
         if not flushed and batch.size < _KEPT:
             # Values may be views of buffers that the program changes.
             batch.records = {number: bytes(data) for number, data in batch.records.items()}
@@ -96,41 +65,41 @@ class HeldLease:
             self._size += batch.size
             while self._size > _KEPT or len(self._kept) > _MANY_KEPT:
                 self._size -= self._kept.pop(0).size
+        self.turn = self._until = batch.turn + 1
+        self.unsure, self.unanswered = False, not answered
 
-    def flushed(self) -> None:
-        """Note that nothing written so far can be lost."""
-        self._kept, self._size, self._until = [], 0, 0
+    def skipped(self, turn: int) -> None:
+        """Note that the server is at a turn, durably, and nothing is on its way."""
+        self._kept, self._size = [], 0
+        self.turn = self._until = turn
+        self.unsure = self.unanswered = False
 
-    @property
-    def turn_unflushed(self) -> int:
-        """The turn behind the last batch that a crash can take back, kept or not; 0 if none."""
-        return self._until
+    def lost(self, turn: int) -> list[RunBatch] | None:
+        """Return the batches that a server that is at a turn does not have.
 
-    def lost(self, turn: int, until: int) -> list[RunBatch] | None:
-        """Return the batches that a crash of the server took back; ``None`` if some are not kept.
-
-        Args:
-            turn: of the first one.
-            until: the turn behind the last.
+        Returns:
+            ``None`` if some of them are not kept.
         """
-        found = [each for each in self._kept if each.turn >= turn]
+        until = self._until
+        found = [each for each in self._kept if turn <= each.turn < until]
         return found if [each.turn for each in found] == [*range(turn, until)] else None
 
 
-class RunBatch(Share):
+class RunBatch:
     """The batch of one run, with its bytes collected: all that can raise, before anything is sent.
 
     Attributes:
         turn: the number of the batch before it.
         sent: the server may know it.
+        error: why it was not written.
         size: bytes.
     """
 
-    __slots__ = ("batch", "held", "put", "records", "run_id", "sent", "size", "turn")
+    __slots__ = ("batch", "error", "held", "put", "records", "run_id", "sent", "size", "turn")
 
     def __init__(self, run_id: str, held: HeldLease, batch: Batch) -> None:
-        super().__init__()
         self.run_id, self.held, self.batch = run_id, held, batch
+        self.error: BaseException | None = None
         self.records = {number: data for number, data in batch.records if number > batch.prune}
         self.put = {name: batch.put[name] for name in batch.put}
         self.size = sum(map(len, self.records.values())) + sum(map(len, self.put.values()))
@@ -158,21 +127,6 @@ def to_text(data: bytes) -> str:
     return data.decode("utf-8", "surrogatepass")
 
 
-def record_ref(number: int) -> bytes:
-    """Return what names the pieces of a record."""
-    return b"r" + number.to_bytes(8, "big")
-
-
-def object_ref(name: str) -> bytes:
-    """Return what names the pieces of an object."""
-    return b"o" + hashed(name)
-
-
-def head_ref() -> bytes:
-    """Return what names the pieces of a head."""
-    return b"h"
-
-
 def channel(schema: str) -> str:
     """Return the channel on which the names that were written to are announced."""
     return f"stepwise_{schema}"
@@ -185,246 +139,110 @@ def is_announced(name: str) -> bool:
 
 # -- one statement -------------------------------------------------------------------------------
 #
-# Its text depends on nothing but a *shape*: so it is made once, and the server plans it once.  Each
-# part has rows, whose first column is the run.  With one run, they come without that column, and a
-# single row comes as parameters of its own: half the time of an array.
+# Its text depends on nothing but the tables that it changes, and whether in one row each: so it is
+# made once, and the server plans it once.  Several rows come as arrays, one for each column; one
+# row comes as parameters of its own, in half the time.
 
-_LEASES = "run bigint, epoch bigint, turn bigint, mark bytea, large boolean"
-_HEAD = "name bytea, flow bytea, workflow bytea, finished boolean, size bigint, data bytea"
 _COLUMNS = {
-    "records": "number bigint, size bigint, data bytea",
-    "objects": "hash bytea, name bytea, size bigint, data bytea",
+    "records": "number bigint, data bytea",
+    "objects": "hash bytea, name bytea, data bytea",
     "deleted": "hash bytea",
     "pruned": "number bigint",
-    "dropped": "first bytea, last bytea",
-    "runs": _HEAD,
+    "runs": "name bytea, flow bytea, workflow bytea, finished boolean, data bytea",
     "announced": "hash bytea",
 }
-_KEYS = {"records": "number", "objects": "hash", "runs": ""}
+_KEYS = {"records": "run, number", "objects": "run, hash", "runs": "run"}
 _DELETIONS = {
     "deleted": ("objects", "t.hash = w.hash"),
     "pruned": ("records", "t.number <= w.number"),
-    "dropped": ("pieces", "t.ref >= w.first AND t.ref <= w.last"),
 }
 
 
-class _Shape(NamedTuple):
-    """All that the text of a statement depends on.
-
-    Args:
-        alone: it is about one run.
-        parts: those that have rows, and whether it is one row.
-    """
-
-    schema: str
-    alone: bool
-    durable: bool
-    parts: tuple[tuple[str, bool], ...]
-
-
 def send_batches(connection: Connection, schema: str, me: int, batches: list[RunBatch]) -> set[int]:
-    """Write the batches of several runs in one statement.
+    """Write the batches of several runs in one transaction.
 
     Returns:
         the runs whose batch was written: those whose lease this process still holds.
     """
-    if not connection.direct:
-        return _send(connection, schema, me, batches, PIECE)
-    together = [each for each in batches if is_announced(each.run_id)]  # a notification is text
-    done = _send(connection, schema, me, together, PIECE) if together else set()
-    alone = [each for each in batches if each not in together]
-    durable = any(each.batch.durable for each in alone)  # one transaction has one commit
-    statements = [_statement(schema, me, [each], PIECE, durable) for each in alone]
-    return done.union(quick.execute(connection, statements)) if statements else done
-
-
-def statement_alone(schema: str, me: int, each: RunBatch) -> quick.Statement:
-    """Return the statement of one batch."""
-    return _statement(schema, me, [each], PIECE, each.batch.durable)
-
-
-def _send(
-    connection: Connection, schema: str, me: int, batches: list[RunBatch], most: int
-) -> set[int]:
-    """Write all of some batches but values of ``most`` bytes."""
     durable = any(each.batch.durable for each in batches)
-    text, values = _statement(schema, me, batches, most, durable)
-    return {row[0] for row in connection.execute(text, values, binary=True)}
+    statements = [_statement(schema, me, each, durable) for each in batches]
+    return {row[0] for row in connection.execute_all(statements)}
 
 
-def _statement(
-    schema: str, me: int, batches: list[RunBatch], most: int, durable: bool
-) -> quick.Statement:
-    parts = {name: rows for name, rows in _parts(batches, most).items() if rows}
-    alone = len(batches) == 1
-    kinds = tuple((name, alone and len(rows) == 1) for name, rows in parts.items())
-    leases = [
-        (each.held.run, each.held.epoch, each.turn, each.batch.mark, each.size >= most)
-        for each in batches
-    ]
-    values = [me, *(leases[0] if alone else _arrays(_LEASES, leases))]
-    for name, is_one in kinds:
-        if is_one:
-            values += parts[name][0][1:]
-        else:
-            values += _arrays(f"run bigint, {_COLUMNS[name]}", parts[name])[alone:]
-    return _text(_Shape(schema, alone, durable, kinds)), values
+def post_batch(connection: Connection, schema: str, me: int, batch: RunBatch) -> bool:
+    """Send a batch, and do not wait for the answer; return False behind a pooler."""
+    if connection.direct:
+        connection.post(_statement(schema, me, batch, batch.batch.durable))
+    return connection.direct
 
 
-def _arrays(columns: str, rows: Sequence[tuple[Any, ...]]) -> list[Any]:
-    kinds = [each.split()[1] for each in columns.split(", ")]
-    return [
-        array(kind, list(each)) for kind, each in zip(kinds, zip(*rows, strict=True), strict=True)
-    ]
+def _statement(schema: str, me: int, each: RunBatch, durable: bool) -> Statement:
+    """Return the statement that writes a batch."""
+    tables = {name: rows for name, rows in _rows(each).items() if rows}
+    values: list[Any] = [me, each.held.run, each.held.epoch, each.turn, each.batch.mark]
+    for rows in tables.values():
+        values += rows[0] if len(rows) == 1 else map(list, zip(*rows, strict=True))
+    shape = tuple((name, len(rows) == 1) for name, rows in tables.items())
+    return _text(schema, durable, shape), values
 
 
-def _parts(batches: list[RunBatch], most: int) -> dict[str, list[tuple[Any, ...]]]:
-    """Return the rows of each part."""
-    parts: dict[str, list[tuple[Any, ...]]] = {name: [] for name in _COLUMNS}
-    for each in batches:
-        run, batch = each.held.run, each.batch
-        for number, data in each.records.items():
-            parts["records"].append((run, number, *_value(data, most)))
-        for name, data in each.put.items():
-            parts["objects"].append((run, hashed(name), to_bytes(name), *_value(data, most)))
-        for name in batch.delete:
-            if name not in each.put:
-                parts["deleted"].append((run, hashed(name)))
-        if batch.prune:
-            parts["pruned"].append((run, batch.prune))
-        if each.held.large:
-            parts["dropped"] += ((run, *refs) for refs in _replaced(each))
-        if batch.head is not None:
-            parts["runs"].append((run, *_head_row(batch.head), *_value(batch.head.data, most)))
-        if is_announced(each.run_id):
-            parts["announced"].append((run, hashed(each.run_id)))
-    return parts
+def _rows(each: RunBatch) -> dict[str, list[Any]]:
+    """Return the rows of a batch by table."""
+    batch, head, removed = each.batch, each.batch.head, {*each.batch.delete} - each.put.keys()
+    return {
+        "records": [(number, bytes(data)) for number, data in each.records.items()],
+        "objects": [(hashed(name), to_bytes(name), bytes(data)) for name, data in each.put.items()],
+        "deleted": [(hashed(name),) for name in removed],
+        "pruned": [(batch.prune,)] if batch.prune else [],
+        "runs": [_head_row(head)] if head is not None else [],
+        "announced": [(hashed(each.run_id),)] if is_announced(each.run_id) else [],
+    }
 
 
-def _head_row(head: Head) -> tuple[bytes, bytes, bytes, bool]:
+def _head_row(head: Head) -> tuple[Any, ...]:
     name, flow = to_bytes(head.run_id), to_bytes(head.workflow)
-    return name, flow, hashed(head.workflow), head.finished
-
-
-def _value(data: Data, most: int) -> tuple[int | None, bytes | None]:
-    """Return the columns of a value: its bytes, or the size of what lies in pieces."""
-    return (None, bytes(data)) if len(data) < most else (len(data), None)
-
-
-def _replaced(each: RunBatch) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the first and the last reference of pieces whose values are no more."""
-    if each.batch.prune:
-        yield record_ref(0), record_ref(each.batch.prune)
-    refs = [*map(record_ref, each.records), *map(object_ref, {*each.put, *each.batch.delete})]
-    if each.batch.head is not None:
-        refs.append(head_ref())
-    yield from zip(refs, refs, strict=True)
+    return name, flow, hashed(head.workflow), head.finished, head.data
 
 
 @functools.lru_cache(maxsize=256)
-def _text(shape: _Shape) -> str:
-    """Return a statement: common table expressions, of which the first one takes the turn."""
-    schema, alone, durable, parts = shape
-    numbers = itertools.count(2)
-    rows = _rows(_LEASES, numbers, alone)
+def _text(schema: str, durable: bool, tables: tuple[tuple[str, bool], ...]) -> str:
+    """Return a statement: common table expressions, of which the first one takes the turn.
+
+    Args:
+        tables: those that it changes, and whether in one row.
+    """
     held = (
-        f"held AS (UPDATE {schema}.leases l SET turn = l.turn + 1, large = l.large OR w.large, "
-        "mark_before = CASE WHEN w.mark = '' THEN l.mark_before ELSE l.mark END, "
-        "mark = CASE WHEN w.mark = '' THEN l.mark ELSE w.mark END "
-        f"FROM {rows} WHERE l.run = w.run AND l.epoch = w.epoch AND l.turn = w.turn "
-        "AND l.holder = $1 RETURNING l.run)"
+        f"held AS (UPDATE {schema}.leases SET turn = turn + 1, "
+        "mark_before = CASE WHEN $5::bytea = '' THEN mark_before ELSE mark END, "
+        "mark = CASE WHEN $5::bytea = '' THEN mark ELSE $5::bytea END "
+        "WHERE run = $2 AND epoch = $3 AND turn = $4 AND holder = $1 RETURNING run)"
     )
     ctes = [held]
-    columns, end = "held.run", "held"
-    for name, is_one in parts:
-        own = _COLUMNS[name] if alone else f"run bigint, {_COLUMNS[name]}"
-        rows = f"{_rows(own, numbers, is_one)} ON {'true' if alone else 'w.run = held.run'}"
+    columns, end, numbers = "held.run", "held", itertools.count(6)
+    for name, is_one in tables:
+        names = [each.split()[0] for each in _COLUMNS[name].split(", ")]
+        kinds = [each.split()[1] for each in _COLUMNS[name].split(", ")]
+        given = ", ".join(f"${next(numbers)}::{kind}{'' if is_one else '[]'}" for kind in kinds)
+        rows = f"(VALUES ({given}))" if is_one else f"unnest({given})"
+        rows += f" AS w({', '.join(names)})"
         if name == "announced":
-            end = f"held LEFT JOIN {rows}"
-            notify = f"pg_notify('{channel(schema)}', encode(w.hash, 'hex'))"
-            columns += f", CASE WHEN w.hash IS NOT NULL THEN {notify} END"
+            end = f"held, {rows}"
+            columns += f", pg_notify('{channel(schema)}', encode(w.hash, 'hex'))"
         elif name in _DELETIONS:
             table, which = _DELETIONS[name]
             ctes.append(
-                f"{name} AS (DELETE FROM {schema}.{table} t USING held JOIN {rows} "
+                f"{name} AS (DELETE FROM {schema}.{table} t USING held, {rows} "
                 f"WHERE t.run = held.run AND {which})"
             )
         else:
-            ctes.append(f"{name} AS ({_upsert(schema, name, rows)})")
+            ctes.append(
+                f"{name} AS (INSERT INTO {schema}.{name} AS t (run, {', '.join(names)}) "
+                f"SELECT held.run, w.* FROM held, {rows} ON CONFLICT ({_KEYS[name]}) "
+                f"DO UPDATE SET {', '.join(f'{each} = excluded.{each}' for each in names)})"
+            )
     if not durable:
         columns += ", set_config('synchronous_commit', 'off', true)"
     return f"WITH {', '.join(ctes)} SELECT {columns} FROM {end}"
-
-
-def _rows(columns: str, numbers: Iterator[int], is_one: bool) -> str:
-    """Return the parameters of some rows as a table ``w``."""
-    pairs = [each.split() for each in columns.split(", ")]
-    names = ", ".join(name for name, _ in pairs)
-    if is_one:
-        values = ", ".join(f"${next(numbers)}::{kind}" for _, kind in pairs)
-        return f"(VALUES ({values})) AS w({names})"
-    arrays = ", ".join(f"${next(numbers)}::{kind}[]" for _, kind in pairs)
-    return f"unnest({arrays}) AS w({names})"
-
-
-def _upsert(schema: str, table: str, rows: str) -> str:
-    names = [each.split()[0] for each in _COLUMNS[table].split(", ")]
-    key = _KEYS[table]
-    changes = ", ".join(f"{name} = excluded.{name}" for name in names if name != key)
-    return (
-        f"INSERT INTO {schema}.{table} AS t (run, {', '.join(names)}) "
-        f"SELECT held.run, {', '.join(f'w.{name}' for name in names)} FROM held JOIN {rows} "
-        f"ON CONFLICT (run{key and f', {key}'}) DO UPDATE SET {changes}"
-    )
-
-
-# -- more than one -------------------------------------------------------------------------------
-
-
-class _UnheldError(Exception):
-    """The lease was lost, so the transaction is rolled back."""
-
-
-def send_large(connection: Connection, schema: str, me: int, batches: list[RunBatch]) -> set[int]:
-    """Write the batch of a run with large values: in one transaction, piece by piece."""
-    (each,) = batches
-    each.held.large = True  # so pieces of earlier values are deleted
-    try:
-        with connection.transaction():
-            done = _send(connection, schema, me, batches, _SMALL)
-            if not done:
-                raise _UnheldError  # noqa: TRY301 -- rolls back
-            sql = f"INSERT INTO {schema}.pieces (run, ref, part, data) VALUES ($1, $2, $3, $4)"
-            for ref, data in _large_values(each):
-                for part, piece in enumerate(_pieces(data)):
-                    connection.execute(sql, (each.held.run, ref, part, piece))
-    except _UnheldError:
-        return set()
-    return done
-
-
-def send_again(connection: Connection, schema: str, me: int, batch: RunBatch) -> bool:
-    """Write a batch that a crash of the server took back; return whether the lease is held."""
-    send = send_large if batch.size >= PIECE else send_batches
-    return bool(send(connection, schema, me, [batch]))
-
-
-def _large_values(each: RunBatch) -> Iterator[tuple[bytes, Data]]:
-    values: Iterable[tuple[bytes, Data]] = (
-        *((record_ref(number), data) for number, data in each.records.items()),
-        *((object_ref(name), data) for name, data in each.put.items()),
-    )
-    if each.batch.head is not None:
-        values = (*values, (head_ref(), each.batch.head.data))
-    return ((ref, data) for ref, data in values if len(data) >= _SMALL)
-
-
-def _pieces(data: Data) -> Iterator[bytes | memoryview]:
-    """Cut a value; what is long enough is not copied."""
-    for view in data.views if isinstance(data, Pieces) else (memoryview(data),):
-        flat = view.cast("B") if view.nbytes else view
-        for start in range(0, flat.nbytes, PIECE):
-            yield flat[start : start + PIECE]
 
 
 def send_deletion(
@@ -438,13 +256,12 @@ def send_deletion(
 
 @functools.cache
 def _deletion(schema: str) -> str:
-    tables = ("records", "objects", "pieces", "runs")
     ctes = [
         f"{table} AS (DELETE FROM {schema}.{table} t USING held WHERE t.run = held.run)"
-        for table in tables
+        for table in ("records", "objects", "runs")
     ]
     return (
-        f"WITH held AS (UPDATE {schema}.leases SET turn = turn + 1, large = false, mark = NULL, "
+        f"WITH held AS (UPDATE {schema}.leases SET turn = turn + 1, mark = NULL, "
         "mark_before = NULL WHERE run = $1 AND epoch = $2 AND turn = $3 AND holder = $4 "
         f"RETURNING run), {', '.join(ctes)} SELECT run FROM held"
     )

@@ -1,35 +1,289 @@
-"""Connections to a Postgres server: few, kept open, and made again when they break."""
+"""Connections to a Postgres server: its URL, its tables, and what is kept open.
+
+The URL of a Postgres store: what libpq gets, what people see, and settings of ours.
+
+Imports psycopg only to open a store: a command may have to show the URL without it.
+
+The tables of a Postgres store: made under a lock of the transaction.
+
+::
+
+    meta       format of the store
+    leases     run, hash of the run id, epoch, turn, holder, owner, the last two marks
+    runs       run, for listings: run id, workflow and its hash, finished, head, and its place in
+               the order in which the runs began
+    records    run, number, data
+    objects    run, hash of the name, name, data
+    processes  id, host, boot, namespace of process ids, pid, its start, node, lease, beat
+
+A lease is the small row that each batch changes in place: no index holds what a batch changes.
+Texts are bytes, since Postgres stores neither NUL nor half a surrogate pair.  Instead of names and
+run ids, which may be longer than an entry of an index, hashes are in the indexes.
+
+Connections to a Postgres server: few, kept open, and made again when they break.
+
+Facts of a Postgres server that ``stepwise doctor`` asks for.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import functools
+import hashlib
 import logging
-import os
 import random
+import re
 import threading
 import time
-import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg import generators
 from psycopg.pq import TransactionStatus
+from psycopg.types.array import ListBinaryDumper
+from psycopg.types.numeric import Int8BinaryDumper
 
-from stepwise.errors import StoreError
-from stepwise.stores._postgres_arrays import register
-from stepwise.stores._postgres_schema import prepare_schema
+from stepwise._runtime.facts import NamedTuple
+from stepwise._runtime.store_urls import public_url
+from stepwise.errors import ConfigurationError, StoreError
+from stepwise.stores.base import FORMAT, other_format
 
-__all__ = ["Connection", "Connections", "LostError", "is_lost"]
+# -- postgres url ---------------------------------------------------------------------------------
+
+
+_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,39}")
+_DEFAULTS = {
+    "connect_timeout": "10",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "fallback_application_name": "stepwise",
+}
+
+
+class PostgresOptions(NamedTuple):
+    """Settings of a store in its URL."""
+
+    schema: str = "stepwise"
+    lease_seconds: float = 30.0
+    patience_seconds: float = 60.0
+    pool_size: int = 4
+
+
+def parsed(url: str) -> tuple[str, str, PostgresOptions]:
+    """Return the connection string of libpq, the URL without a password, and our settings.
+
+    Raises:
+        ConfigurationError: the URL cannot be used as it is written.
+    """
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+    rest = url.partition("://")[2]
+    place, _, query = rest.partition("?")
+    parameters = [each for each in query.split("&") if each]
+    ours = [each for each in parameters if each.partition("=")[0] in PostgresOptions._fields]
+    theirs = [each for each in parameters if each not in ours]
+    public = public_url(f"postgresql://{rest}")
+    secrets = [place.rpartition("@")[0].partition(":")[2]]
+    secrets += [each.partition("=")[2] for each in parameters if "password=" in each]
+    full = f"postgresql://{place}" + (f"?{'&'.join(theirs)}" if theirs else "")
+    try:
+        given: dict[str, Any] = conninfo_to_dict(full)
+        for port in str(given.get("port", "")).split(","):
+            if port and not port.isdecimal():
+                raise psycopg.ProgrammingError(f"the port {port!r} is not a number")  # noqa: TRY301
+        conninfo = make_conninfo(**{**_DEFAULTS, **given})
+    except psycopg.ProgrammingError as error:
+        text = str(error).strip()
+        for secret in filter(None, secrets):
+            text = text.replace(secret, "***")
+        raise ConfigurationError(
+            f"the store's URL {public!r} cannot be used: {text}. Write "
+            "postgresql://user@host:5432/database"
+        ) from None
+    return conninfo, public, _options(ours, public)
+
+
+def _options(parameters: list[str], url: str) -> PostgresOptions:
+    options = PostgresOptions()
+    for each in parameters:
+        name, _, text = each.partition("=")
+        kind = type(getattr(options, name))
+        try:
+            value = kind(text)
+            if kind is not str and not 0 < value < 1e6:
+                raise ValueError  # noqa: TRY301
+        except ValueError:
+            raise ConfigurationError(
+                f"{each!r} in the store's URL {url!r} is not a number above 0"
+            ) from None
+        options = options._replace(**{name: value})
+    check_schema_name(options.schema)
+    return options
+
+
+def check_schema_name(name: str) -> str:
+    """Return the name of a schema, if it needs no quotes.
+
+    Raises:
+        ConfigurationError: it has other characters, or too many.
+    """
+    if not _SCHEMA.fullmatch(name):
+        raise ConfigurationError(
+            f"schema={name!r} in the store's URL is not a name of a schema: it begins with a small "
+            "letter, and has at most 40 small letters, digits and underscores"
+        )
+    return name
+
+
+# -- postgres schema ------------------------------------------------------------------------------
+
+
+_NAMES = ["leases", "meta", "objects", "processes", "records", "runs"]
+
+_TABLES = """
+CREATE TABLE {schema}.meta (version integer NOT NULL);
+CREATE TABLE {schema}.leases (
+    run bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    hash bytea NOT NULL UNIQUE,
+    epoch bigint NOT NULL,
+    turn bigint NOT NULL,
+    holder bigint,
+    owner text,
+    mark bytea,
+    mark_before bytea
+) WITH (fillfactor = 50);
+CREATE INDEX leases_holder ON {schema}.leases (holder) WHERE holder IS NOT NULL;
+CREATE TABLE {schema}.runs (
+    run bigint PRIMARY KEY,
+    name bytea NOT NULL,
+    flow bytea NOT NULL,
+    workflow bytea NOT NULL,
+    finished boolean NOT NULL,
+    data bytea NOT NULL,
+    place bigint GENERATED ALWAYS AS IDENTITY
+) WITH (fillfactor = 80);
+CREATE INDEX runs_place ON {schema}.runs (place);
+CREATE INDEX runs_workflow ON {schema}.runs (workflow, run);
+CREATE INDEX runs_unfinished ON {schema}.runs (run) WHERE NOT finished;
+CREATE INDEX runs_unfinished_place ON {schema}.runs (place) WHERE NOT finished;
+CREATE INDEX runs_unfinished_workflow ON {schema}.runs (workflow, run) WHERE NOT finished;
+CREATE TABLE {schema}.records (
+    run bigint NOT NULL,
+    number bigint NOT NULL,
+    data bytea NOT NULL,
+    PRIMARY KEY (run, number)
+);
+CREATE TABLE {schema}.objects (
+    run bigint NOT NULL,
+    hash bytea NOT NULL,
+    name bytea NOT NULL,
+    data bytea NOT NULL,
+    PRIMARY KEY (run, hash)
+);
+CREATE TABLE {schema}.processes (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    host text NOT NULL,
+    boot text NOT NULL,
+    namespace text NOT NULL,
+    pid bigint NOT NULL,
+    started text NOT NULL,
+    node text NOT NULL,
+    lease_seconds double precision NOT NULL,
+    beat timestamptz NOT NULL
+) WITH (fillfactor = 50);
+INSERT INTO {schema}.meta VALUES ({version});
+"""
+
+
+def prepare_schema(connection: psycopg.Connection[Any], schema: str, where: str) -> None:
+    """Make the tables, unless they are there.
+
+    Raises:
+        StoreError: they are of another format; another role could have made them.
+    """
+    if _version(connection, schema, where) == FORMAT:
+        return
+    # Many processes may start at once; the lock ends with the transaction, also behind a pooler.
+    key = int.from_bytes(
+        hashlib.blake2b(schema.encode(), digest_size=8).digest(), "big", signed=True
+    )
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock($1::bigint)", (key,))
+        found = _version(connection, schema, where)
+        if not found:
+            connection.execute(_statement(f"CREATE SCHEMA IF NOT EXISTS {schema}"))
+            connection.execute(_statement(_TABLES.format(schema=schema, version=FORMAT)))
+        elif found != FORMAT:
+            raise other_format(where, found)
+
+
+_LOOK = """
+WITH RECURSIVE ours (oid) AS (
+    SELECT oid FROM pg_catalog.pg_roles WHERE rolname = current_user
+    UNION SELECT m.roleid FROM pg_catalog.pg_auth_members m JOIN ours ON m.member = ours.oid
+), objects (owner, name) AS (
+    SELECT nspowner, NULL FROM pg_catalog.pg_namespace WHERE nspname = $1
+    UNION ALL SELECT c.relowner, c.relname FROM pg_catalog.pg_class c
+    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = $1 AND c.relname = ANY($2)
+), foreigners (owner) AS (
+    SELECT r.rolname FROM objects o JOIN pg_catalog.pg_roles named ON named.oid = o.owner
+    JOIN pg_catalog.pg_roles r ON r.oid = CASE WHEN named.rolname = 'pg_database_owner' THEN (
+        SELECT datdba FROM pg_catalog.pg_database WHERE datname = current_database()
+    ) ELSE o.owner END
+    WHERE NOT r.rolsuper AND r.oid NOT IN (SELECT oid FROM ours)
+)
+SELECT current_user::text, (SELECT min(owner)::text FROM foreigners),
+    EXISTS (SELECT 1 FROM objects WHERE name = 'meta')
+"""
+"""Whether there are tables, and a role that owns a schema or a table and could have added to it."""
+# Not to_regclass(): its answer may be from before the transaction waited for the lock.
+
+
+def _version(connection: psycopg.Connection[Any], schema: str, where: str) -> int:
+    """Return the version of the tables; 0 if there are none.
+
+    Raises:
+        StoreError: another role owns the schema: a trigger of its would run with our rights.
+    """
+    row = connection.execute(_statement(_LOOK), (schema, _NAMES)).fetchone()
+    assert row is not None
+    role, owner, there = row
+    if owner is not None:
+        raise StoreError(
+            f"the schema {schema} of the store {where}, or a table in it, belongs to the role "
+            f"{owner}, which {role} is no member of: its triggers would run with the rights of "
+            f"{role}. Name another schema in the URL (?schema=...), or trust that role: "
+            f"GRANT {owner} TO {role}",
+            path=where,
+            errno=errno.EPERM,
+        )
+    if not there:
+        return 0
+    row = connection.execute(_statement(f"SELECT version FROM {schema}.meta")).fetchone()
+    return int(row[0]) if row is not None else 0
+
+
+def _statement(text: str) -> Any:
+    return text  # psycopg wants literals; the name of the schema was checked
+
+
+# -- postgres connections -------------------------------------------------------------------------
+
 
 T = TypeVar("T")
+Statement = tuple[str, Sequence[Any]]
+"""A text and its parameters."""
 
 _FIRST_SECONDS = 10.0  # for which a server that was never reached is awaited
 _SHORTEST, _LONGEST = 0.05, 1.0  # seconds between two tries to connect
 _SILENCE = 20.0  # seconds after which a connection without an answer is given up
 _BYTES_PER_SECOND = 1_000_000  # of a network that is slow and not dead
 _PREPARE_AFTER = 3  # executions of a statement
+_MOST_POSTED = 32  # statements without an answer
 
 _KEYWORDS: dict[str, Any] = {
     "autocommit": True,
@@ -54,8 +308,8 @@ _WRONG = {
 """Parts of messages of libpq that no other try changes, and the way out of each."""
 
 
-# The pool reports a server that is away; so does the thread that needs it.
-logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
+# psycopg logs that a pipeline broke with its connection; so does the error that follows.
+logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
 
 class LostError(Exception):
@@ -68,15 +322,70 @@ class Connection(psycopg.Connection[Any]):
     Attributes:
         until: when a wait for the server ends, by the monotonic clock.
         direct: there is no pooler between it and the server.
-        statements: the names of those that are prepared, by their texts.
     """
 
     until: float | None = None
     direct = False
+    _stack: contextlib.ExitStack | None = None  # holds the pipeline, once there is one
+    _posting: psycopg.Pipeline
+    _posted = 0  # statements that have no answer yet
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.statements: dict[str, bytes] = {}
+    def post(self, statement: Statement) -> None:
+        """Send a statement as a transaction of its own, and do not wait for the answer.
+
+        The server executes what it was sent, whatever becomes of this process.
+        """
+        self._begin_pipeline()
+        if self._posted >= _MOST_POSTED:
+            self._execute_in_pipeline(())
+        try:
+            super().execute(*statement, binary=True)
+            # Pipeline.sync() would wait for the answer.  Without one after each statement, nothing
+            # is committed, and one that is refused takes with it what is posted behind it.
+            self.pgconn.pipeline_sync()
+            self._posting.result_queue.append(None)
+            self.wait(generators.send(self.pgconn))  # until the system has all of it
+        except BaseException:
+            self.close()  # nobody knows how much of it was sent
+            raise
+        self._posted += 1
+
+    def execute_all(self, statements: Sequence[Statement]) -> list[Any]:
+        """Execute statements in one transaction, behind what was posted; return the rows."""
+        if len(statements) == 1:
+            return self.execute(*statements[0], binary=True).fetchall()  # type: ignore[no-any-return]
+        self._begin_pipeline()
+        cursors = self._execute_in_pipeline(statements, binary=True)
+        return [row for each in cursors for row in each]
+
+    def execute(self, *args: Any, **kwargs: Any) -> Any:
+        """Execute a statement, behind what was posted."""
+        if self._stack is None:
+            return super().execute(*args, **kwargs)
+        (cursor,) = self._execute_in_pipeline([args], **kwargs)
+        return cursor
+
+    def _begin_pipeline(self) -> None:
+        if self._stack is None:
+            self._stack = contextlib.ExitStack()
+            self._posting = self._stack.enter_context(self.pipeline())
+
+    def _execute_in_pipeline(self, statements: Sequence[Any], **kwargs: Any) -> list[Any]:
+        """Execute statements in one transaction.
+
+        Raises:
+            LostError: perhaps something posted has failed: whoever tries again finds that out.
+        """
+        posted, self._posted = self._posted, 0
+        try:
+            cursors = [super(Connection, self).execute(*each, **kwargs) for each in statements]
+            self._posting.sync()
+        except psycopg.Error as error:
+            if not posted:
+                raise
+            self.close()
+            raise LostError(str(error)) from error
+        return cursors
 
     def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
         """Wait for the server's answer, but not for ever."""
@@ -91,7 +400,8 @@ class Connection(psycopg.Connection[Any]):
     @property
     def is_idle(self) -> bool:
         """Return whether another statement can be executed."""
-        return not self.closed and self.pgconn.transaction_status == TransactionStatus.IDLE
+        idle = self.pgconn.transaction_status == TransactionStatus.IDLE
+        return not self.closed and (idle or self._posted > 0)
 
 
 def _until(gen: Any, until: float) -> Generator[Any, Any, Any]:
@@ -106,15 +416,10 @@ def _until(gen: Any, until: float) -> Generator[Any, Any, Any]:
         return stop.value
 
 
-_Pool = Any  # a ConnectionPool, or None; imported when there is one
-
-
 class Connections:
-    """The connections of a store in this process: one, and a pool where several threads use it.
+    """The connections of a store in this process: as many as are needed at once, kept open.
 
-    The one is opened directly, so that its errors are known at once and by their cause.  The pool
-    opens its connections in threads of its own, and is there only while the server is: its own
-    tries to reconnect take seconds longer than ours, and go to its log.
+    The one that was used last is used next: what it posted is then before what comes.
 
     Args:
         conninfo: what libpq takes, password and all.
@@ -131,15 +436,11 @@ class Connections:
         self.patience, self._size = patience, size
         self._prepared = False
         self._begin()
-        _all.add(self)
-        _watch_forks()
 
     def _begin(self) -> None:
         self._lock = threading.RLock()
         self._slots = threading.BoundedSemaphore(self._size)
-        self._idle: Connection | None = None  # the one, if nobody uses it
-        self._pool: _Pool = None
-        self._reached = False  # the one was opened, and nothing was lost since
+        self._idle: list[Connection] = []
         self.closed = False
 
     # -- use -------------------------------------------------------------------------------------
@@ -162,13 +463,15 @@ class Connections:
             StoreError: the server refuses, or stays away.
         """
         patience = self.patience if patience is None else patience
+        if not self._prepared:  # nobody knows whether there is such a server
+            patience = min(patience, _FIRST_SECONDS)
         until = time.monotonic() + patience
         silence = min(_SILENCE, patience) + size / _BYTES_PER_SECOND
         pause = _SHORTEST
         while True:
             try:
                 with self._slot(until):
-                    return self._use(work, until, silence)
+                    return self._use(work, silence)
             except LostError as error:
                 if self.closed or time.monotonic() + pause > until:
                     raise self._away(error, patience) from error.__cause__ or error
@@ -177,8 +480,21 @@ class Connections:
             time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 -- no secret
             pause = min(2 * pause, _LONGEST)
 
-    def _use(self, work: Callable[[Connection], T], until: float, silence: float) -> T:
-        connection, pool = self._take(until)
+    def post(self, work: Callable[[Connection], bool]) -> bool:
+        """Let ``work`` post something with a connection, if one is free; return whether it did."""
+        if not self._slots.acquire(blocking=False):
+            return False
+        try:
+            return self._use(work, _SILENCE)
+        except (LostError, StoreError, psycopg.Error):
+            return False
+        finally:
+            self._slots.release()
+
+    def _use(self, work: Callable[[Connection], T], silence: float) -> T:
+        with self._lock:
+            found = self._idle.pop() if self._idle else None
+        connection = found or self.connect()
         connection.until = time.monotonic() + silence
         try:
             return work(connection)
@@ -188,7 +504,7 @@ class Connections:
                 raise LostError(str(error)) from error
             raise
         finally:
-            self._give_back(connection, pool)
+            self._give_back(connection)
 
     @contextlib.contextmanager
     def _slot(self, until: float) -> Iterator[None]:
@@ -204,107 +520,49 @@ class Connections:
         finally:
             self._slots.release()
 
-    def _take(self, until: float) -> tuple[Connection, _Pool]:
-        with self._lock:
-            one, self._idle = self._idle, None
-            if one is not None:
-                return one, None
-            if not self._reached:
-                one = self.connect(until)
-                self._reached = True
-                return one, None
-            if self._pool is None:
-                self._pool = self._opened_pool()
-            pool = self._pool
-        from psycopg_pool import PoolClosed, PoolTimeout
-
-        try:
-            return pool.getconn(timeout=max(0.1, min(_SILENCE, until - time.monotonic()))), pool
-        except (PoolTimeout, PoolClosed) as error:
-            self._lose()
-            raise LostError(str(error)) from error
-
-    def _opened_pool(self) -> _Pool:
-        from psycopg_pool import ConnectionPool
-
-        return ConnectionPool(
-            self._conninfo,
-            connection_class=Connection,
-            kwargs=_KEYWORDS,
-            configure=_configure,
-            min_size=0,
-            max_size=max(1, self._size - 1),
-            num_workers=1,
-            reconnect_timeout=1.0,
-            name=self.where,
-            open=True,
-        )
-
-    def _give_back(self, connection: Connection, pool: _Pool) -> None:
+    def _give_back(self, connection: Connection) -> None:
         connection.until = None
         if not connection.closed and not connection.is_idle:
             connection.close()  # the server rolls back what it was doing
         if connection.closed:
             self._lose()
-        elif pool is not None:
-            pool.putconn(connection)
             return
         with self._lock:
-            if not connection.closed and self._reached and self._idle is None and not self.closed:
-                self._idle = connection
+            if not self.closed:
+                self._idle.append(connection)
                 return
         connection.close()
-        if pool is not None:
-            pool.putconn(connection)
 
     def _lose(self) -> None:
         """Close what nobody uses: it broke with the connection that broke."""
         with self._lock:
-            one, self._idle = self._idle, None
-            pool, self._pool = self._pool, None
-            self._reached = False
-        if one is not None:
-            one.close()
-        if pool is not None:
-            pool.close(timeout=0.5)
+            idle, self._idle = self._idle, []
+        for each in idle:
+            each.close()
 
     # -- connecting ------------------------------------------------------------------------------
 
-    def connect(self, until: float) -> Connection:
+    def connect(self) -> Connection:
         """Open a connection, for the caller to close; the first one makes the tables.
 
         Raises:
             LostError: the server is away; it may come back.
             StoreError: there is no such server, database or user.
         """
+        connection = self._connect()
         if self._prepared:
-            return self._connect()
-        with self._lock:
-            first = self._first(until)
-            try:
-                prepare_schema(first, self.schema, self.where)
-            except BaseException as error:
-                lost = isinstance(error, psycopg.Error) and is_lost(first, error)
-                first.close()
-                if lost:
-                    raise LostError(str(error)) from error
-                raise
-            self._prepared = True
-            return first
-
-    def _first(self, until: float) -> Connection:
-        """Connect to a server that this process has not seen yet."""
-        began = time.monotonic()
-        until = min(until, began + _FIRST_SECONDS)
-        pause = _SHORTEST
-        while True:
-            try:
-                return self._connect()
-            except LostError as error:
-                if time.monotonic() + pause > until:
-                    raise self._away(error, until - began) from error.__cause__ or error
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST)
+            return connection
+        try:
+            with self._lock:
+                prepare_schema(connection, self.schema, self.where)
+        except BaseException as error:
+            lost = isinstance(error, psycopg.Error) and is_lost(connection, error)
+            connection.close()
+            if lost:
+                raise LostError(str(error)) from error
+            raise
+        self._prepared = True
+        return connection
 
     def _connect(self) -> Connection:
         try:
@@ -355,8 +613,11 @@ class Connections:
 
     def abandon(self) -> None:
         """In a forked child: the parent's connections are neither used nor closed."""
-        _abandoned.append((self._idle, self._pool))
+        _abandoned.append(self._idle)
         self._begin()
+
+
+_abandoned: list[object] = []
 
 
 _HINTS: dict[str, tuple[int | None, str]] = {
@@ -382,7 +643,9 @@ def is_lost(connection: Connection, error: psycopg.Error) -> bool:
 
 
 def _configure(connection: Connection) -> None:
-    register(connection)
+    # Integers have one type, whatever their size: another type would be another statement.
+    connection.adapters.register_dumper(int, Int8BinaryDumper)
+    connection.adapters.register_dumper(list, ListBinaryDumper)
     row = connection.execute("SELECT pg_backend_pid()").fetchone()
     connection.commit()
     # A pooler tells its clients a process id that is not the server's.
@@ -400,17 +663,61 @@ def _one_line(error: Exception) -> str:
     return " ".join(told.split()).rstrip(".")
 
 
-# -- fork ----------------------------------------------------------------------------------------
-
-_all: weakref.WeakSet[Connections] = weakref.WeakSet()
-_abandoned: list[object] = []
+# -- postgres server ------------------------------------------------------------------------------
 
 
-@functools.cache
-def _watch_forks() -> None:
-    os.register_at_fork(after_in_child=_in_child)
+_SETTINGS = ("server_version", "fsync", "full_page_writes", "synchronous_commit")
 
 
-def _in_child() -> None:
-    for each in list(_all):
-        each.abandon()
+class Standby(NamedTuple):
+    """A server that follows this one; ``sync`` is empty where the user may not see it."""
+
+    name: str
+    sync: str
+
+
+class ServerFacts(NamedTuple):
+    """Facts of a server, as one connection sees them.
+
+    Args:
+        settings: values by name.
+        seconds: that one request took.
+        ahead: seconds by which the server's clock is ahead of ours.
+        standby: it follows another server, and takes no writes.
+        direct: there is no pooler in between.
+    """
+
+    settings: dict[str, str]
+    database: str
+    seconds: float
+    ahead: float
+    standby: bool
+    direct: bool
+    standbys: tuple[Standby, ...]
+
+
+def server_facts(connection: Connection) -> ServerFacts:
+    """Ask a server."""
+    rows = connection.execute(
+        "SELECT name, setting FROM pg_settings WHERE name = ANY($1::text[])", (list(_SETTINGS),)
+    ).fetchall()
+    sent = time.time()
+    row = connection.execute(
+        "SELECT extract(epoch FROM clock_timestamp())::float8, pg_is_in_recovery(), "
+        "current_database()"
+    ).fetchone()
+    came = time.time()
+    assert row is not None
+    clock, standby, database = row
+    found = connection.execute(
+        "SELECT coalesce(application_name, ''), coalesce(sync_state, '') FROM pg_stat_replication"
+    ).fetchall()
+    return ServerFacts(
+        dict(rows),
+        database,
+        came - sent,
+        clock - (sent + came) / 2,
+        standby,
+        connection.direct,
+        tuple(Standby(*each) for each in found),
+    )

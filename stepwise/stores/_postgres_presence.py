@@ -27,8 +27,6 @@ from stepwise.stores._files import is_alive
 from stepwise.stores._postgres_batches import channel, hashed
 from stepwise.stores._postgres_connections import Connection, Connections, LostError
 
-__all__ = ["HELD", "Presence", "ProcessFacts", "is_dead", "node", "proofs", "set_node"]
-
 HELD = (
     "greatest(p.beat, pg_postmaster_start_time()) + make_interval(secs => p.lease_seconds) "
     "> clock_timestamp()"
@@ -249,7 +247,7 @@ class Presence:
         while not self._closed:
             try:
                 if connection is None:
-                    connection = self._connections.connect(time.monotonic() + _LONGEST)
+                    connection = self._connections.connect()
                 self._work(connection)
                 pause = _SHORTEST
                 self._rest(connection)

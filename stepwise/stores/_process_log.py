@@ -1,4 +1,4 @@
-"""The log of one process: what its runs wrote last, before the database of the store takes it in.
+"""The logs of processes: what their runs wrote last, before the database of the store takes it in.
 
 A small batch costs a transaction of the database several pages, and a checkpoint as many again.
 Here it is a *frame* behind the last one, and one ``fdatasync`` makes all frames durable that the
@@ -23,6 +23,12 @@ and after the flush, before anybody acts on what was written.  It finds its log 
 the database, which checks the epoch of each run, and begins another log.  (A file that is renamed
 would have to be looked up by its path after each write; a second link is not seen any more once
 one of both names is deleted.)
+
+Rejected: one log for each run.  The runs of an event loop, for which one thread writes, would wait
+for as many flushes (14 times as long for 64; ``benchmarks/log_sharing.py``).  Copying the log and
+then telling its owner: a payment that is acknowledged in between is made twice.  Noting in the
+database how far a log was taken in: a log is shared, restored and written over, so that is a number
+for each run and file.
 """
 
 from __future__ import annotations
@@ -38,11 +44,13 @@ from io import FileIO
 from typing import Any
 
 from stepwise._runtime.facts import NamedTuple
-from stepwise._values.buffers import Data
+from stepwise._values.unpickling import Data
 from stepwise.stores._files import flush, sync
+from stepwise.stores._locks import LockFile, lock_file
 from stepwise.stores.base import Batch
 
-__all__ = ["LARGEST_BATCH", "LogReader", "LogTakenError", "ProcessLog", "Tail", "fence", "weight"]
+# -- process log ----------------------------------------------------------------------------------
+
 
 LARGEST_BATCH = 1 << 17  # bytes; a larger batch is not worth writing twice
 _LARGEST_LOG = 1 << 20  # bytes, after which the database takes it in
@@ -131,20 +139,23 @@ class ProcessLog:
         """True if there is the file."""
         return self._descriptor >= 0
 
+    def holds(self, run_id: str) -> bool:
+        """Return whether the file has anything of a run, in frames that count no more, too."""
+        try:
+            with open(self.path, "rb") as file:
+                return _text(run_id) in file.read()
+        except OSError:
+            return False
+
     def open(self) -> None:
         """Make the file."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._descriptor = os.open(self.path, flags, 0o600)
 
-    def add(
-        self, run_id: str, epoch: int, generation: int, batch: Batch, most: int = _LARGEST_LOG
-    ) -> bool:
+    def add(self, run_id: str, epoch: int, generation: int, batch: Batch) -> bool:
         """Write a batch, which then survives the process; false if there is no room for it.
 
-        The caller holds the mutex.
-
-        Args:
-            most: bytes; a larger batch is not written.
+        The caller holds the mutex, and knows that the batch is not large.
 
         Raises:
             OSError: it cannot be written.
@@ -152,10 +163,10 @@ class ProcessLog:
         """
         number, at, durable = self._number + 1, self._at, batch.durable
         numbers = number, self._flushed, epoch, generation
-        frame = _encode(self._seed, numbers, run_id, batch, most)
+        frame = _encode(self._seed, numbers, run_id, batch)
         size = len(frame)
         end = at + size
-        if not frame or end > _LARGEST_LOG:
+        if end > _LARGEST_LOG:
             return False
         tail = self.tails.get(run_id)
         if tail is None or tail.generation != generation or tail.epoch != epoch:
@@ -293,39 +304,25 @@ def _seed(path: str) -> int:
     return zlib.crc32(_text(os.path.basename(path)))
 
 
-def _encode(
-    seed: int,
-    numbers: tuple[int, int, int, int],
-    run_id: str,
-    batch: Batch,
-    most: int = _LARGEST_LOG,
-) -> bytes:
-    """Return the frame of a batch; ``b""`` if that is larger than so many bytes."""
+def _encode(seed: int, numbers: tuple[int, int, int, int], run_id: str, batch: Batch) -> bytes:
+    """Return the frame of a batch."""
     number, flushed, epoch, generation = numbers
     records, put, delete, _, _, _, _ = batch  # at once: an attribute takes longer
     run = run_id.encode("utf-8", "surrogatepass")
     of, also, less = len(records), len(put), len(delete)
     parts = [_CHECKED.pack(number, flushed, epoch, generation, len(run), of, also, less), run]
     for at, data in records:
-        size = len(data)
-        if size > most:  # not joined in vain
-            return b""
-        parts += _RECORD.pack(at, size), data if type(data) is bytes else bytes(data)
+        parts += _RECORD.pack(at, len(data)), data if type(data) is bytes else bytes(data)
     if also or less:
         for name, data in put.items():
-            text, size = name.encode("utf-8", "surrogatepass"), len(data)
-            if size > most:
-                return b""
-            parts += _OBJECT.pack(len(text), size), text
+            text = name.encode("utf-8", "surrogatepass")
+            parts += _OBJECT.pack(len(text), len(data)), text
             parts.append(data if type(data) is bytes else bytes(data))
         for name in delete:
             text = name.encode("utf-8", "surrogatepass")
             parts += _NAME.pack(len(text)), text
     body = b"".join(parts)
-    size = len(body)
-    if size > most:
-        return b""
-    return _FRONT.pack(_MAGIC, size, zlib.crc32(body, seed)) + body
+    return _FRONT.pack(_MAGIC, len(body), zlib.crc32(body, seed)) + body
 
 
 def _text(text: str) -> bytes:
@@ -484,3 +481,155 @@ def _following(data: bytes, at: int, number: int, seed: int) -> tuple[LoggedBatc
         if found[0].flushed > number:
             return first
     return None
+
+
+# -- folder logs ----------------------------------------------------------------------------------
+
+
+_DIGITS = frozenset("0123456789abcdef")
+_LOCKS = "locks"  # a file among the logs: the kernel knows by it whose process is alive
+_MOST_READERS = 8  # logs of other processes whose contents are kept
+
+
+def _new_name() -> str:
+    return os.urandom(8).hex()
+
+
+def _is_name(name: str) -> bool:
+    """Return whether a log may have that name: what else lies in the folder is left alone."""
+    return len(name) == 16 and _DIGITS.issuperset(name)
+
+
+class HeldRun:
+    """A run whose lease is held here.
+
+    Attributes:
+        key: the name of its file of marks.
+        log: the one that the row of its lease names; ``None`` while that is not known.
+        generation: the one in that row.
+        commit: which of our commits wrote that row.
+        steady: the last batch had no head, so that more of the kind will follow.
+    """
+
+    __slots__ = ("commit", "epoch", "generation", "key", "log", "steady")
+
+    def __init__(self, epoch: int, key: str) -> None:
+        self.epoch, self.key = epoch, key
+        self.log: ProcessLog | None = None
+        self.generation = self.commit = 0
+        self.steady = False
+
+    def would_log(self, batch: Batch) -> bool:
+        """Return whether the row of the lease is to name the log from this batch on.
+
+        Not with the first batch: a ring of the bell is one batch, and so is the end of a run.  Who
+        takes over a run whose row names the log of a living process takes the log away from it.
+        """
+        return self.steady and batch.head is None
+
+
+class FolderLogs:
+    """The logs in a folder.
+
+    Args:
+        folder: made with the first log.
+
+    Attributes:
+        own: the log of this process.
+        name: of its file.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._readers: dict[str, LogReader] = {}
+        self.name, self.own = "", ProcessLog("")
+        self.begin()
+
+    # -- ours ------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Delete our log, which the database has taken in, and begin another one."""
+        self.own.close()
+        if self.name and os.path.isdir(self._folder):
+            self._locks().release(self.name)
+        self.name = _new_name()
+        self.own = ProcessLog(self._path(self.name))
+
+    def open(self) -> None:
+        """Make our log; from then on the row of a lease may name it."""
+        os.makedirs(self._folder, 0o700, exist_ok=True)
+        self._locks().acquire(self.name)
+        self.own.open()
+
+    def end(self) -> None:
+        """Delete our log at the end of the process, if the database lacks nothing."""
+        self.own.close_if_empty()
+
+    def leave(self) -> None:
+        """Leave our log to whoever has the folder, which is no more in its place."""
+        if self.own.is_open:
+            self._locks().release(self.name)
+        with self.own.mutex:
+            self.forget()
+
+    def forget(self) -> None:
+        """In a forked child: the parent's log is not ours."""
+        self.own.abandon()
+        self.name = _new_name()
+        self.own = ProcessLog(self._path(self.name))
+
+    # -- of other processes ----------------------------------------------------------------------
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a log of that name."""
+        return _is_name(name) and os.path.exists(self._path(name))
+
+    def dead(self) -> list[str]:
+        """The names of logs whose processes are gone."""
+        return [name for name in self._others() if self._locks().holder(name) is None]
+
+    def holding(self, run_id: str) -> list[str]:
+        """The names of logs, but ours, with anything of a run: also what counts no more."""
+        return [name for name in self._others() if ProcessLog(self._path(name)).holds(run_id)]
+
+    def _others(self) -> list[str]:
+        try:
+            names = os.listdir(self._folder)
+        except FileNotFoundError:
+            return []
+        return [name for name in names if _is_name(name) and name != self.name]
+
+    def read(self, name: str) -> LogReader:
+        """Return what a log holds now."""
+        found = self._readers.pop(name, None) or LogReader(self._path(name))
+        found.look()
+        self._readers[name] = found
+        while len(self._readers) > _MOST_READERS:
+            del self._readers[next(iter(self._readers))]
+        return found
+
+    def take(self, name: str) -> LogReader | None:
+        """Return what a log holds and its owner writes no more; ``None`` if it is gone."""
+        path = self._path(name)
+        try:
+            fence(path)  # of a dead process, too: one whose lock file was deleted looks like it
+        except FileNotFoundError:
+            return None
+        except OSError:
+            if self._locks().holder(name) is not None:
+                raise
+        reader = LogReader(path)
+        reader.look()
+        return reader
+
+    def delete(self, name: str) -> None:
+        """Delete a log that the database has taken in."""
+        self._readers.pop(name, None)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path(name))
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._folder, os.path.basename(name))
+
+    def _locks(self) -> LockFile:
+        return lock_file(os.path.join(self._folder, _LOCKS))

@@ -1,4 +1,23 @@
-"""The tables of a database in a folder: rows of leases, records, objects and heads."""
+"""The database of a ``disk:`` store: rows of leases, records, objects and heads, in a diskcache.
+
+``r/RUN/000000000001`` is a record, ``o/RUN/NAME`` an object, ``h/RUN`` the head,
+``u/WORKFLOW/RUN`` the same while unfinished, ``l/RUN`` epoch and owner; RUN and WORKFLOW are
+hashes.
+
+diskcache makes the tables and repairs their settings, and finds every value in a store.  Its rows
+are written and read by plain statements of one connection for all threads.  Through ``Cache.set``
+and ``Cache.get``, it was measured, taking in a log of 1 MB takes four to five times as long (500
+records: 68 ms instead of 15 on a busy machine, 0.1 ms a step); and
+
+- a replaced value file is deleted when the call ends, which is before the commit around it;
+- an error at the beginning of a transaction, such as a full disk, becomes a ``Timeout``;
+- each opening writes some forty rows, so that a store on a full disk could not be read;
+- each thread that writes has a connection of its own, which reads its settings in the database.
+
+diskcache is made for values that may be lost; here none may be.  So there is no eviction, no
+culling, no expiry; a batch that must survive a power cut is written with ``synchronous=FULL``; and
+only ``str`` keys and ``bytes`` values are there: no other mode is read, and nothing is unpickled.
+"""
 
 from __future__ import annotations
 
@@ -12,34 +31,12 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from stepwise._runtime.forks import cached
-from stepwise._values.buffers import Data
-from stepwise.stores._files import Values, sync
-from stepwise.stores.base import Batch, Head, Owner
-
-__all__ = [
-    "BUSY_SECONDS",
-    "NORMAL",
-    "Page",
-    "Rows",
-    "Transaction",
-    "Transactions",
-    "epoch_of",
-    "hashed",
-    "in_pages",
-    "lease_front",
-    "log_of",
-    "owner_of",
-    "pack",
-    "pack_lease",
-    "put_batch",
-    "put_tail",
-    "unpack",
-    "unpack_of",
-    "with_log",
-]
+from stepwise._values.unpickling import Data
+from stepwise.stores._files import IN_FILES, Values, damaged, sync
+from stepwise.stores.base import FORMAT, Batch, Head, Owner, other_format
 
 R = TypeVar("R")
 
@@ -73,59 +70,552 @@ def in_pages(page: Callable[[Any, int], Page[R]], sizes: tuple[int, ...] = _PAGE
         most = max(1, min(sizes[-1], _WEIGHT * len(found) // max(1, weight)))
 
 
-class Rows(Protocol):
-    """The open database of a :class:`FolderStore`.  It writes in transactions only.
+# -- encodings of a row --------------------------------------------------------------------------
+
+_EPOCH = 24  # bytes: its check sum, and itself
+_MOST_GENERATIONS = 1 << 63  # a frame has eight bytes for it
+
+
+@functools.lru_cache(maxsize=256)
+def hashed(name: str) -> str:
+    """Return the hash that replaces an id or a name, whatever its characters."""
+    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+# -- leases --------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=256)
+def lease_front(epoch: int) -> bytes:
+    """Return the beginning of a lease's row: its epoch, with a check sum."""
+    digits = b"%016x" % epoch
+    return b"%08x" % zlib.crc32(digits) + digits
+
+
+def pack_lease(epoch: int, owner: Owner, log: str = "", generation: int = 0) -> bytes:
+    """A lease as one value.
+
+    Args:
+        log: the name of the log that holds what the database lacks of the run.
+        generation: of the run in the database (see ``_process_log``).
+    """
+    fields = {**owner._asdict(), "log": log, "generation": generation}
+    return lease_front(epoch) + json.dumps(fields).encode()
+
+
+def log_of(row: bytes | None) -> tuple[str, int]:
+    """Return the name of the log and the generation of a lease."""
+    try:
+        fields = json.loads((row or b"")[_EPOCH:] or b"{}")
+        log, generation = fields.get("log", ""), fields.get("generation", 0)
+    except (ValueError, AttributeError, RecursionError):
+        return "", 0  # a damaged row: what is lost, the marks tell
+    counted = type(generation) is int and 0 <= generation < _MOST_GENERATIONS
+    return (log, generation) if type(log) is str and counted else ("", 0)
+
+
+def with_log(row: bytes, log: str) -> bytes:
+    """Return the row of a lease in its next generation, with that log."""
+    try:
+        fields = json.loads(row[_EPOCH:])
+        fields |= {"log": log, "generation": log_of(row)[1] + 1}
+    except (ValueError, TypeError, RecursionError):  # a damaged one
+        fields = {"log": log, "generation": log_of(row)[1] + 1}
+    return row[:_EPOCH] + json.dumps(fields).encode()
+
+
+def nameless(row: bytes) -> bytes:
+    """Return the row of a lease without its thread, which is named after the run."""
+    try:
+        fields = json.loads(row[_EPOCH:]) | {"thread": ""}
+    except (ValueError, TypeError):  # a damaged one
+        fields = {}
+    return row[:_EPOCH] + json.dumps(fields).encode()
+
+
+def epoch_of(row: bytes | None) -> int:
+    """Return the epoch of the lease, or 0 if there is none.
+
+    Of a damaged row it is more than any count has come to, so that nobody before is still let in.
+    """
+    if row is None:
+        return 0
+    with contextlib.suppress(ValueError):
+        epoch = int(row[8:_EPOCH], 16)
+        if row.startswith(lease_front(epoch)):
+            return epoch
+    return int(time.time() * 1000)
+
+
+def owner_of(row: bytes) -> Owner | None:
+    """Return the owner of a lease, or ``None`` if the row cannot be read."""
+    try:
+        fields = json.loads(row[_EPOCH:])
+        owner = Owner(**{name: fields[name] for name in Owner._fields if name in fields})
+    except (ValueError, TypeError, RecursionError):
+        return None
+    # The row is not sealed, so a value of another kind counts as damaged.
+    numbers = isinstance(owner.pid, int) and isinstance(owner.since, (int, float))
+    texts = isinstance(owner.host, str) and isinstance(owner.thread, str)
+    return owner if numbers and texts and owner.pid > 0 else None
+
+
+# -- heads ---------------------------------------------------------------------------------------
+
+
+def pack(head: Head) -> bytes:
+    """A head as one value."""
+    front = json.dumps([head.run_id, head.workflow, head.finished]).encode()
+    return len(front).to_bytes(4, "big") + front + head.data
+
+
+def unpack(row: bytes, run: str) -> Head | None:
+    """Return the packed head; ``None`` if it is unreadable or belongs to another run.
+
+    Args:
+        run: the hashed id of the run in whose row it lies.
+    """
+    end = 4 + int.from_bytes(row[:4], "big")
+    try:
+        run_id, workflow, finished = json.loads(row[4:end])
+        head = Head(run_id, workflow, finished, row[end:])
+        return head if hashed(run_id) == run else None
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None  # a damaged row of the listing; the run's records are the truth
+
+
+def unpack_of(row: bytes | None, run_id: str) -> Head | None:
+    """Return a run's head; an unreadable row gives a head that does not verify."""
+    if row is None:
+        return None
+    return unpack(row, hashed(run_id)) or Head(run_id, "", False, b"")
+
+
+# -- the database ---------------------------------------------------------------------------------
+#
+# There is one connection of a process to a database, and every use of it is behind the store's
+# lock.  ``synchronous`` is FULL for a batch that must survive a power cut and NORMAL for another
+# one; the next use rolls back what an interrupt left open; and there is no memory map, since a
+# truncated file would be a SIGBUS.
+
+BUSY_SECONDS = 60
+_ERASE_MILLISECONDS = 2000
+_FULL, _NORMAL = 2, 1
+_SETTINGS = (
+    # A page holds three rows of 2.5 KB; one of 4 KB would hold one.  Pages of 16 KB save no more
+    # space, and write more at each commit (benchmarks/page_size.py).  An existing database keeps
+    # its page size.
+    "page_size=8192",
+    "mmap_size=0",
+    f"synchronous={_NORMAL}",
+    "secure_delete=ON",  # what is deleted is overwritten
+    "wal_autocheckpoint=500",  # pages: 4 MB
+    f"journal_size_limit={16 << 20}",
+    "cache_size=512",  # pages: written data are hardly ever read
+)
+CACHE = "cache.db"  # as diskcache calls it
+_OF_CACHE: dict[str, object] = {  # of a cache, all of them
+    "statistics": 0,
+    "tag_index": 0,
+    "eviction_policy": "none",
+    "size_limit": 1 << 62,
+    "cull_limit": 0,
+    "sqlite_auto_vacuum": 0,  # pages are used again
+    "sqlite_cache_size": 512,  # pages: written data are hardly ever read; 8192 are 32 MB
+    "sqlite_journal_mode": "wal",
+    "sqlite_mmap_size": 0,
+    "sqlite_synchronous": _NORMAL,  # while it opens, with some 20 commits; then see begin()
+    "disk_min_file_size": IN_FILES,
+    "disk_pickle_protocol": 5,  # nothing is pickled
+}
+_METADATA = {"count", "size", "hits", "misses"}  # settings that diskcache makes itself
+_MADE = {
+    *("Cache", "Cache_key_raw", "Cache_expire_time", "Settings"),
+    *(f"Settings_{what}" for what in ("count_insert", "count_delete")),
+    *(f"Settings_size_{when}" for when in ("insert", "update", "delete")),
+}
+MODE_RAW, MODE_BINARY = 1, 2  # as diskcache calls them: in the row, in a file
+_WHERE = "FROM Cache WHERE key = ? AND raw = 1"
+_RANGE = "FROM Cache WHERE key >= ? AND key < ?"
+_INSERT = "INSERT OR IGNORE INTO Cache (key, raw, size, mode, filename, value) VALUES "
+_INSERT_LARGE = f"{_INSERT} (?, 1, ?, {MODE_BINARY}, ?, NULL)"
+_INSERT_SMALL = f"{_INSERT} (?, 1, 0, {MODE_RAW}, NULL, ?)"
+_IN_PLACE = "UPDATE Cache SET mode = ?, value = ? WHERE key = ? AND raw = 1 AND filename IS NULL"
+_REPLACE = (
+    "UPDATE OR IGNORE Cache SET key = ?, size = 0, mode = ?, value = ? "
+    "WHERE key = ? AND raw = 1 AND filename IS NULL"
+)
+_NEWEST = (  # without INDEXED BY, SQLite would look at every row of the cache, from the last on
+    "SELECT rowid FROM Cache INDEXED BY Cache_key_raw WHERE key >= ? AND key < ? "
+    "AND rowid < ? ORDER BY rowid DESC LIMIT ?"
+)
+_NO_ROW = 2**63 - 1
+_DIGITS = 12  # in a record's number
+_LAST = "\U0010ffff"
+
+
+class Rows:
+    """The open database of a store.  It writes in transactions only.
 
     What it reads page by page begins behind a cursor, which a page before it gave.
+
+    Args:
+        folder: of the database.
+        path: of the store, which has the value files; the database may be a copy of its own.
+
+    Attributes:
+        values: the value files.
     """
 
-    values: Values
+    _level = _changes = 0
 
-    def begin(self, durable: bool) -> None: ...
-    def commit(self) -> None: ...
-    def roll_back(self) -> None: ...
-    def close(self) -> None: ...
-    def abandon(self) -> None: ...
+    def __init__(self, folder: str, path: str) -> None:
+        self.values = Values(path)
+        self._folder, self._path = folder, path
+        self._file = os.path.join(folder, CACHE)
+        try:
+            self._check_format()
+            if not self._is_made():
+                self._make()
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            self.close()
+            raise damaged(path, f"{type(error).__name__}: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_format(self) -> None:
+        (found,) = self._con.execute("PRAGMA user_version").fetchone()
+        if found != FORMAT:
+            (tables,) = self._con.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if tables and not found:  # another process may make it just now
+                (found,) = self._con.execute("PRAGMA user_version").fetchone()
+                if found == FORMAT:
+                    return
+            if found or tables:
+                raise other_format(f"disk:{self._path}", found)
+            self._con.execute(f"PRAGMA user_version={FORMAT}")
+
+    def _is_made(self) -> bool:
+        """Return whether diskcache would find nothing to write."""
+        execute = self._con.execute
+        try:
+            made = {name for (name,) in execute("SELECT name FROM sqlite_master")}
+            if not made >= _MADE or execute("PRAGMA journal_mode").fetchone() != ("wal",):
+                return False
+            told = dict(execute("SELECT key, value FROM Settings").fetchall())
+        except sqlite3.OperationalError:
+            return False  # in use: diskcache waits for it
+        return told.keys() >= _METADATA and {**told, **_OF_CACHE} == told
+
+    def _make(self) -> None:
+        """Let diskcache make the tables, or repair what another opener has changed."""
+        import diskcache  # on use: it is not needed for a database in good order, nor is writing
+
+        class BytesOnly(diskcache.Disk):  # type: ignore[misc]
+            """What diskcache does by itself neither pickles nor unpickles."""
+
+            def _refuse(self, *_: object, **__: object) -> NoReturn:
+                raise TypeError("values are not read or written here")
+
+            put = get = store = fetch = _refuse
+
+        execute = self._con.execute
+        with contextlib.suppress(sqlite3.OperationalError):  # a new database has no settings
+            for (key,) in execute("SELECT key FROM Settings").fetchall():
+                if key not in _METADATA and key not in _OF_CACHE:  # it would become an attribute
+                    execute("DELETE FROM Settings WHERE key = ?", (key,))
+        cache = diskcache.Cache(self._folder, timeout=BUSY_SECONDS, disk=BytesOnly, **_OF_CACHE)
+        cache.close()  # our connection stays: the last one to close would sync the database
+
+    # -- transactions ----------------------------------------------------------------------------
+
+    @cached
+    def _con(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self._file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        connection.text_factory = _text
+        try:
+            for setting in _SETTINGS:
+                connection.execute(f"PRAGMA {setting}")
+        except BaseException:
+            connection.close()
+            raise
+        self._level = 0  # SQLite has not been set yet
+        return connection
+
+    def begin(self, durable: bool) -> None:
+        """Begin a transaction; ``durable``: on the disk when it has been committed."""
+        level = _FULL if durable else _NORMAL
+        if level != self._level:
+            self._con.execute(f"PRAGMA synchronous={level}")
+            self._level = level
+        self.values.begin()
+        self._con.execute("BEGIN IMMEDIATE")
+        self._changes = self._con.total_changes
+
+    def commit(self) -> None:
+        """Commit it, and delete the value files that it gave up."""
+        # An exception out of COMMIT means "unknown".  It stops the run, and the journal is read
+        # again before anything else is decided.
+        self._con.execute("COMMIT")
+        if self._level == _FULL and self._changes == self._con.total_changes:
+            self.flush()  # SQLite flushes nothing if it has written nothing
+        self.values.keep()
+
+    def roll_back(self) -> None:
+        """Undo what an error, or an interrupt at any place, left open."""
+        if self._con.in_transaction:
+            self._con.rollback()
+            self.values.undo()
 
     def flush(self) -> None:
         """Make durable what was committed without waiting for the disk."""
+        with contextlib.suppress(FileNotFoundError):  # SQLite has moved all of it, durably
+            descriptor = os.open(f"{self._file}-wal", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            sync(os.path.dirname(self._file))  # nobody may have done so since the file was made
 
     def free(self) -> int:
         """Bytes of the database that hold nothing."""
+        free, size = (
+            self._con.execute(f"PRAGMA {each}").fetchone()[0]
+            for each in ("freelist_count", "page_size")
+        )
+        return int(free) * int(size)
 
     def compact(self) -> int:
         """Return free pages to the disk, outside of a transaction; return the number of bytes."""
+        before = self._size()
+        self._con.execute("VACUUM")  # all of it or nothing, whenever the process is killed
+        self.erase()
+        return max(0, before - self._size())  # a reader may keep the old pages for a moment
 
-    def lease(self, run_id: str) -> bytes | None: ...
-    def put_lease(self, run_id: str, row: bytes) -> None: ...
+    def erase(self) -> None:
+        """Leave nothing of what was deleted in SQLite's log, unless others read just now."""
+        self._con.execute(f"PRAGMA busy_timeout={_ERASE_MILLISECONDS}")
+        try:
+            self._con.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        finally:
+            self._con.execute(f"PRAGMA busy_timeout={BUSY_SECONDS * 1000}")
 
-    def put_record(self, run_id: str, number: int, data: Data) -> None: ...
-    def prune(self, run_id: str, number: int) -> None: ...
+    def _size(self) -> int:
+        """Bytes of the database, and of its log, which may hold most of it."""
+        files = self._file, f"{self._file}-wal"
+        return sum(os.path.getsize(each) for each in files if os.path.exists(each))
+
+    def close(self) -> None:
+        """Close the connection."""
+        connection = self.__dict__.pop("_con", None)
+        if connection is not None:
+            connection.close()
+
+    def abandon(self) -> None:
+        """In a forked child: the parent's connection is neither used nor closed."""
+        _abandoned.append(self.__dict__.pop("_con", None))
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    # Plain statements, since nothing here expires, has a tag, or is evicted: the inherited methods
+    # take twice as long.
+
+    def get(self, key: str) -> bytes | None:
+        """Return one value: ``None`` if it is missing, ``b""`` if it cannot be read whole."""
+        sql = f"SELECT mode, filename, size, value {_WHERE}"
+        row = self._con.execute(sql, (key,)).fetchone()
+        return None if row is None else self._load(*row)
+
+    def page(self, after: str, end: str, size: int) -> list[tuple[str, bytes]]:
+        """The first values of the keys between two others, in the order of these."""
+        start = after + "\0"
+        sql = f"SELECT key, mode, filename, size, value {_RANGE} ORDER BY key LIMIT ?"
+        rows = self._con.execute(sql, (start, end, size)).fetchall()
+        self._check_order(start, [row[0] for row in rows])
+        return [(key, self._load(*row)) for key, *row in rows]
+
+    def newest(self, prefix: str, cursor: int | None, size: int) -> list[tuple[int, str, bytes]]:
+        """The values of keys that begin so, in the order of their rows, the last row first.
+
+        Args:
+            prefix: ends with a slash.
+            cursor: only rows before this one.
+        """
+        before = _NO_ROW if cursor is None else cursor
+        rowids = self._con.execute(_NEWEST, (prefix, f"{prefix[:-1]}0", before, size)).fetchall()
+        found = []
+        for (rowid,) in rowids:
+            sql = "SELECT key, mode, filename, size, value FROM Cache WHERE rowid = ?"
+            row = self._con.execute(sql, (rowid,)).fetchone()
+            if row is not None and type(row[0]) is str:  # else the index is damaged
+                found.append((rowid, row[0], self._load(*row[1:])))
+        return found
+
+    def keys(self, start: str, end: str) -> list[str]:
+        """A range of keys, in order."""
+        rows = self._con.execute(f"SELECT key {_RANGE} ORDER BY key", (start, end))
+        keys = [key for (key,) in rows]
+        self._check_order(start, keys)
+        return keys
+
+    def _load(self, mode: object, filename: object, size: object, value: object) -> bytes:
+        if mode == MODE_RAW and type(value) is bytes:
+            return value
+        # Any other mode would be a pickle that we did not write.
+        return self.values.read(filename, size) if mode == MODE_BINARY else b""
+
+    def _check_order(self, start: str, keys: list[Any]) -> None:
+        """A damaged index gives anything, in any order, and could lead in circles."""
+        if set(map(type, keys)) - {str} or [start, *keys] != sorted([start, *keys]):
+            raise damaged(self._path, "its keys are out of order")
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def put_row(self, key: str, value: bytes) -> None:
+        """Write a value where the key's old one was, so that the rowids say which key is newer."""
+        small = len(value) < IN_FILES
+        if not small or not self._con.execute(_IN_PLACE, (MODE_RAW, value, key)).rowcount:
+            self.set(key, value)
+
+    def set(self, key: str, value: Data) -> None:
+        row: tuple[object, ...]
+        if len(value) >= IN_FILES:
+            insert, row = _INSERT_LARGE, (key, len(value), self.values.write(value))
+        else:  # sqlite3 looks for an adapter of bytes, which takes longer than to copy them
+            insert, row = _INSERT_SMALL, (key, bytearray(bytes(value)))
+        if not self._con.execute(insert, row).rowcount:
+            self.delete(key)
+            self._con.execute(insert.replace(" OR IGNORE", ""), row)
+
+    def delete(self, key: str) -> None:
+        if not self._con.execute(f"DELETE {_WHERE} AND filename IS NULL", (key,)).rowcount:
+            self._delete(_WHERE, key)
+
+    def drop(self, start: str, end: str) -> None:
+        """Delete a range of keys."""
+        self._delete(_RANGE, start, end)
+
+    def _delete(self, which: str, *parameters: str) -> None:
+        rows = self._con.execute(f"SELECT filename {which}", parameters).fetchall()
+        for (filename,) in rows:
+            if filename is not None:
+                self.values.give_up(filename)
+        if rows:
+            self._con.execute(f"DELETE {which}", parameters)
+
+    # -- leases ----------------------------------------------------------------------------------
+
+    def lease(self, run_id: str) -> bytes | None:
+        return self.get(f"l/{hashed(run_id)}")
+
+    def put_lease(self, run_id: str, row: bytes) -> None:
+        self.set(f"l/{hashed(run_id)}", row)
+
+    # -- records ---------------------------------------------------------------------------------
+
+    def put_record(self, run_id: str, number: int, data: Data) -> None:
+        self.set(_key(hashed(run_id), number), data)
+
+    def prune(self, run_id: str, number: int) -> None:
+        run = hashed(run_id)
+        self.drop(f"r/{run}/", _key(run, number + 1))
+
     def records(
-        self, run_id: str, after: int, cursor: Any, size: int
-    ) -> Page[tuple[int, bytes]]: ...
+        self, run_id: str, after: int, cursor: str | None, size: int
+    ) -> Page[tuple[int, bytes]]:
+        run = hashed(run_id)
+        page = self.page(cursor or _key(run, after), f"r/{run}0", size)
+        return [(key, _record(run, key, data)) for key, data in page]
 
-    def put_object(self, run_id: str, name: str, data: Data) -> None: ...
-    def delete_object(self, run_id: str, name: str) -> None: ...
+    # -- objects ---------------------------------------------------------------------------------
+
+    def put_object(self, run_id: str, name: str, data: Data) -> None:
+        self.set(f"o/{hashed(run_id)}/{name}", data)
+
+    def delete_object(self, run_id: str, name: str) -> None:
+        self.delete(f"o/{hashed(run_id)}/{name}")
+
     def replace_object(self, run_id: str, old: str, name: str, data: Data) -> bool:
-        """Let a new object take the row of an old one, if both are small; whether it did."""
+        if len(data) >= IN_FILES:
+            return False
+        run = hashed(run_id)
+        row = (f"o/{run}/{name}", MODE_RAW, bytes(data), f"o/{run}/{old}")
+        return bool(self._con.execute(_REPLACE, row).rowcount)
 
-    def get_object(self, run_id: str, name: str) -> bytes | None: ...
-    def names(self, run_id: str, prefix: str) -> list[str]: ...
+    def get_object(self, run_id: str, name: str) -> bytes | None:
+        return self.get(f"o/{hashed(run_id)}/{name}")
 
-    def put_head(self, head: Head) -> None: ...
-    def head(self, run_id: str) -> Head | None: ...
+    def names(self, run_id: str, prefix: str) -> list[str]:
+        run = f"o/{hashed(run_id)}"
+        return [key[len(run) + 1 :] for key in self.keys(f"{run}/{prefix}", f"{run}0")]
+
+    # -- heads -----------------------------------------------------------------------------------
+
+    def put_head(self, head: Head) -> None:
+        run, row = hashed(head.run_id), pack(head)
+        self.put_row(f"h/{run}", row)
+        if head.finished:
+            self.delete(f"u/{hashed(head.workflow)}/{run}")
+        else:
+            self.put_row(f"u/{hashed(head.workflow)}/{run}", row)
+
+    def head(self, run_id: str) -> Head | None:
+        return unpack_of(self.get(f"h/{hashed(run_id)}"), run_id)
+
     def heads(
-        self, workflow: str | None, unfinished: bool, cursor: Any, size: int
-    ) -> Page[Head]: ...
+        self, workflow: str | None, unfinished: bool, cursor: str | None, size: int
+    ) -> Page[Head]:
+        prefix = "u/" if unfinished else "h/"
+        if unfinished and workflow is not None:
+            prefix += f"{hashed(workflow)}/"
+        found = []
+        for key, row in self.page(cursor or prefix, prefix + _LAST, size):
+            head = unpack(row, key.rpartition("/")[2])
+            wanted = head is not None and workflow in (None, head.workflow)
+            found.append((key, head if wanted else None))
+        return found
 
-    def newest_heads(self, unfinished: bool, cursor: Any, size: int) -> Page[Head]:
-        """The heads in the order in which their runs began, the newest first."""
+    def newest_heads(self, unfinished: bool, cursor: int | None, size: int) -> Page[Head]:
+        found = []
+        for rowid, key, row in self.newest("u/" if unfinished else "h/", cursor, size):
+            found.append((rowid, unpack(row, key.rpartition("/")[2])))
+        return found
 
-    def count_heads(self) -> int: ...
+    def count_heads(self) -> int:
+        (found,) = self._con.execute(f"SELECT count(*) {_RANGE}", ("h/", "h0")).fetchone()
+        return int(found)
 
     def forget(self, run_id: str) -> None:
-        """Delete records, objects and head of a run."""
+        run, head = hashed(run_id), self.head(run_id)
+        if head is not None:
+            self.delete(f"u/{hashed(head.workflow)}/{run}")
+        self.delete(f"h/{run}")
+        for kind in "ro":
+            self.drop(f"{kind}/{run}/", f"{kind}/{run}0")  # "0" comes after "/"
+
+
+def _key(run: str, number: int) -> str:
+    return f"r/{run}/{number:0{_DIGITS}d}"
+
+
+def _record(run: str, key: str, data: bytes) -> tuple[int, bytes] | None:
+    digits = key[-_DIGITS:]
+    if digits.isdecimal() and key == _key(run, int(digits)):
+        return int(digits), data
+    return None  # damaged: not a record
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")  # only damaged text does not decode
+
+
+_abandoned: list[sqlite3.Connection | None] = []
+
+
+# -- blocks and batches ---------------------------------------------------------------------------
 
 
 class Transaction:
@@ -183,242 +673,3 @@ def _put_objects(rows: Rows, run_id: str, batch: Batch) -> None:
             rows.put_object(run_id, name, data)
     for name in old:
         rows.delete_object(run_id, name)
-
-
-# -- encodings of a row --------------------------------------------------------------------------
-
-_EPOCH = 24  # bytes: its check sum, and itself
-_MOST_GENERATIONS = 1 << 63  # a frame has eight bytes for it
-
-
-@functools.lru_cache(maxsize=256)
-def hashed(name: str) -> str:
-    """Return the hash that replaces an id or a name, whatever its characters."""
-    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-
-
-# -- leases --------------------------------------------------------------------------------------
-
-
-@functools.lru_cache(maxsize=256)
-def lease_front(epoch: int) -> bytes:
-    """Return the beginning of a lease's row: its epoch, with a check sum."""
-    digits = b"%016x" % epoch
-    return b"%08x" % zlib.crc32(digits) + digits
-
-
-def pack_lease(epoch: int, owner: Owner, log: str = "", generation: int = 0) -> bytes:
-    """A lease as one value.
-
-    Args:
-        log: the name of the log that holds what the database lacks of the run.
-        generation: of the run in the database (see ``_process_log``).
-    """
-    fields = {**owner._asdict(), "log": log, "generation": generation}
-    return lease_front(epoch) + json.dumps(fields).encode()
-
-
-def log_of(row: bytes | None) -> tuple[str, int]:
-    """Return the name of the log and the generation of a lease."""
-    try:
-        fields = json.loads((row or b"")[_EPOCH:] or b"{}")
-        log, generation = fields.get("log", ""), fields.get("generation", 0)
-    except (ValueError, AttributeError):
-        return "", 0  # a damaged row: what is lost, the marks tell
-    counted = type(generation) is int and 0 <= generation < _MOST_GENERATIONS
-    return (log, generation) if type(log) is str and counted else ("", 0)
-
-
-def with_log(row: bytes, log: str) -> bytes:
-    """Return the row of a lease in its next generation, with that log."""
-    try:
-        fields = json.loads(row[_EPOCH:])
-        fields |= {"log": log, "generation": log_of(row)[1] + 1}
-    except (ValueError, TypeError):  # a damaged one
-        fields = {"log": log, "generation": log_of(row)[1] + 1}
-    return row[:_EPOCH] + json.dumps(fields).encode()
-
-
-def epoch_of(row: bytes | None) -> int:
-    """Return the epoch of the lease, or 0 if there is none.
-
-    Of a damaged row it is more than any count has come to, so that nobody before is still let in.
-    """
-    if row is None:
-        return 0
-    with contextlib.suppress(ValueError):
-        epoch = int(row[8:_EPOCH], 16)
-        if row.startswith(lease_front(epoch)):
-            return epoch
-    return int(time.time() * 1000)
-
-
-def owner_of(row: bytes) -> Owner | None:
-    """Return the owner of a lease, or ``None`` if the row cannot be read."""
-    try:
-        fields = json.loads(row[_EPOCH:])
-        owner = Owner(**{name: fields[name] for name in Owner._fields if name in fields})
-    except (ValueError, TypeError):
-        return None
-    # The row is not sealed, so a value of another kind counts as damaged.
-    numbers = isinstance(owner.pid, int) and isinstance(owner.since, (int, float))
-    texts = isinstance(owner.host, str) and isinstance(owner.thread, str)
-    return owner if numbers and texts and owner.pid > 0 else None
-
-
-# -- heads ---------------------------------------------------------------------------------------
-
-
-def pack(head: Head) -> bytes:
-    """A head as one value."""
-    front = json.dumps([head.run_id, head.workflow, head.finished]).encode()
-    return len(front).to_bytes(4, "big") + front + head.data
-
-
-def unpack(row: bytes, run: str) -> Head | None:
-    """Return the packed head; ``None`` if it is unreadable or belongs to another run.
-
-    Args:
-        run: the hashed id of the run in whose row it lies.
-    """
-    end = 4 + int.from_bytes(row[:4], "big")
-    try:
-        run_id, workflow, finished = json.loads(row[4:end])
-        head = Head(run_id, workflow, finished, row[end:])
-        return head if hashed(run_id) == run else None
-    except (ValueError, TypeError, AttributeError):
-        return None  # a damaged row of the listing; the run's records are the truth
-
-
-def unpack_of(row: bytes | None, run_id: str) -> Head | None:
-    """Return a run's head; an unreadable row gives a head that does not verify."""
-    if row is None:
-        return None
-    return unpack(row, hashed(run_id)) or Head(run_id, "", False, b"")
-
-
-# -- transactions --------------------------------------------------------------------------------
-#
-# There is one connection of a process to a database, and every use of it is behind the store's
-# lock.  ``synchronous`` is FULL for a batch that must survive a power cut and NORMAL for another
-# one; the next use rolls back what an interrupt left open; and there is no memory map, since a
-# truncated file would be a SIGBUS.
-
-BUSY_SECONDS = 60
-_FULL, NORMAL = 2, 1
-_SETTINGS = (
-    # A page holds three rows of 2.5 KB; one of 4 KB would hold one.  Pages of 16 KB save no more
-    # space, and write more at each commit (benchmarks/page_size.py).  An existing database keeps
-    # its page size.
-    "page_size=8192",
-    "mmap_size=0",
-    f"synchronous={NORMAL}",
-    "wal_autocheckpoint=500",  # pages: 4 MB
-    f"journal_size_limit={16 << 20}",
-)
-
-
-class Transactions:
-    """Transactions on a database, and on the value files beside it.
-
-    Attributes:
-        file: the path of the database.
-        values: the value files.
-        settings: of each connection, beside those that all have.
-    """
-
-    file: str
-    values: Values
-    settings: tuple[str, ...] = ()
-    _level = _changes = 0
-
-    @cached
-    def _con(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            self.file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-        )
-        connection.text_factory = _text
-        try:
-            for setting in (*_SETTINGS, *self.settings):
-                connection.execute(f"PRAGMA {setting}")
-        except BaseException:
-            connection.close()
-            raise
-        self._level = 0  # SQLite has not been set yet
-        return connection
-
-    def begin(self, durable: bool) -> None:
-        """Begin a transaction; ``durable``: on the disk when it has been committed."""
-        level = _FULL if durable else NORMAL
-        if level != self._level:
-            self._con.execute(f"PRAGMA synchronous={level}")
-            self._level = level
-        self.values.begin()
-        self._con.execute("BEGIN IMMEDIATE")
-        self._changes = self._con.total_changes
-
-    def commit(self) -> None:
-        """Commit it, and delete the value files that it gave up."""
-        # An exception out of COMMIT means "unknown".  It stops the run, and the journal is read
-        # again before anything else is decided.
-        self._con.execute("COMMIT")
-        if self._level == _FULL and self._changes == self._con.total_changes:
-            self.flush()  # SQLite flushes nothing if it has written nothing
-        self.values.keep()
-
-    def roll_back(self) -> None:
-        """Undo what an error, or an interrupt at any place, left open."""
-        if self._con.in_transaction:
-            self._con.rollback()
-            self.undo()
-
-    def flush(self) -> None:
-        """Make durable what was committed without waiting for the disk."""
-        with contextlib.suppress(FileNotFoundError):  # SQLite has moved all of it, durably
-            descriptor = os.open(f"{self.file}-wal", os.O_RDWR | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            sync(os.path.dirname(self.file))  # nobody may have done so since the file was made
-
-    def free(self) -> int:
-        """Bytes of the database that hold nothing."""
-        free, size = (
-            self._con.execute(f"PRAGMA {each}").fetchone()[0]
-            for each in ("freelist_count", "page_size")
-        )
-        return int(free) * int(size)
-
-    def compact(self) -> int:
-        """Return free pages to the disk, outside of a transaction; return the number of bytes."""
-        before = self._size()
-        self._con.execute("VACUUM")  # all of it or nothing, whenever the process is killed
-        self._con.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        return max(0, before - self._size())  # a reader may keep the old pages for a moment
-
-    def _size(self) -> int:
-        """Bytes of the database, and of its log, which may hold most of it."""
-        files = self.file, f"{self.file}-wal"
-        return sum(os.path.getsize(each) for each in files if os.path.exists(each))
-
-    def undo(self) -> None:
-        """Undo the effects of a transaction that are outside the database."""
-        self.values.undo()
-
-    def close(self) -> None:
-        """Close the connection."""
-        connection = self.__dict__.pop("_con", None)
-        if connection is not None:
-            connection.close()
-
-    def abandon(self) -> None:
-        """In a forked child: the parent's connection is neither used nor closed."""
-        _abandoned.append(self.__dict__.pop("_con", None))
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "replace")  # only damaged text does not decode
-
-
-_abandoned: list[sqlite3.Connection | None] = []

@@ -18,10 +18,17 @@ this page.
 
 A store may have more methods.  ``changes(name)``: how often something was written under a name that
 ends with a colon, by any process, since this one began to listen; ``None`` while it would not hear
-of it.  Who has it need not read again and again (see ``_journal.bell``).
+of it.  Who has it need not read again and again (see ``_journal.log``).
 ``newest_heads(*, unfinished=False)`` yields the heads in the order in which their runs began, the
 newest first, so that a page of a long listing does not read all of them; ``count_heads()`` says how
-many there are.
+many there are.  ``note(run_id, epoch, data)`` keeps some sealed bytes in place of the last ones,
+which need survive nothing, and ``noted(run_id)`` returns them, ``b""`` if there are none: the steps
+in progress, for displays.  It is called before each step, so a store on another machine lacks it.
+``write_all(wanted)`` writes a batch for each of several runs at once, marked by
+``_commits.for_several``; it returns what came of each instead.
+
+Rejected: one method for each kind of write.  A crash between two of them is a state that somebody
+has to handle.
 """
 
 from __future__ import annotations
@@ -30,9 +37,32 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol, runtime_checkable
 
 from stepwise._runtime.facts import NamedTuple
-from stepwise._values.buffers import Data
+from stepwise._values.unpickling import Data
+from stepwise.errors import StoreError
 
 __all__ = ["Batch", "Head", "Owner", "Store"]
+
+FORMAT = 4
+"""The format of everything in a store: its tables, its records, its objects, its logs."""
+LAST_READER = "a6ceb4d"
+"""The last commit that reads the formats before this one."""
+
+
+def other_format(where: str, found: int) -> StoreError:
+    """Return the error for a store of another format than the one that is read here."""
+    if found > FORMAT:
+        way_out = "use the newer version of stepwise that wrote it"
+    else:
+        way_out = (
+            f"commit {LAST_READER} of stepwise is the last one that reads it. Let its runs end "
+            "there, and give this version another store"
+        )
+    return StoreError(
+        f"the store {where} is of format {found}, and this version of stepwise reads format "
+        f"{FORMAT}: {way_out}",
+        path=where,
+        errno=None,
+    )
 
 
 class Owner(NamedTuple):

@@ -1,87 +1,103 @@
-"""``disk:/path``: the store on one machine, on diskcache (SQLite in WAL mode).
+"""``disk:/path``: the store on one machine, in a folder.
 
-Rows: ``r/RUN/000000000001`` a record, ``o/RUN/NAME`` an object, ``h/RUN`` the head,
-``u/WORKFLOW/RUN`` the same while unfinished, ``l/RUN`` epoch and owner; RUN and WORKFLOW are
-hashes.
-
-diskcache is made for values that may be lost; here none may be.  What is done about it:
-
-- no eviction, no culling, no expiry: ``eviction_policy="none"``, ``cull_limit=0``;
-- ``synchronous=FULL``, so that an acknowledged batch survives a power cut (``NORMAL`` for a batch
-  that need not), and values of 1 MiB and more in files that are fsynced before the commit;
-- only ``str`` keys and ``bytes`` values; nothing is ever unpickled here;
-- one connection for all threads, with transactions of our own;
-- no index of expiry, no times, no triggers that count, no pages moved about at each commit: a step
-  writes fewer of them.  ``diskcache`` opens such a store and reads all of it, and makes what is
-  missing; only its ``len`` counts nothing before its ``check(fix=True)``;
-- settings in the database are ours, or are ignored: diskcache would set any as an attribute.
-
-diskcache makes the database, and repairs it (see ``_diskcache.py``); one that is as it should be is
-opened by SQLite alone.
+The database is a diskcache (see ``_rows``).  Beside it, ``leases`` is the lock file, ``marks``
+holds the marks of each run, ``logs`` the logs of the processes that execute runs now (see
+``_process_log``).  What is small goes into the log of the process; a new head, and what is large,
+goes into the database, with all that this lacked of the run.  One process writes through one
+connection behind one lock, which a fork waits for; what its runs want written at once goes in one
+transaction, or one flush.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import functools
 import os
 import sqlite3
-from typing import Any
+import threading
+import time
+import weakref
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from stepwise._values.buffers import Data
-from stepwise.stores._files import IN_FILES, Values, damaged
-from stepwise.stores._folder_store import FolderStore
-from stepwise.stores._rows import (
-    BUSY_SECONDS,
-    NORMAL,
-    Page,
-    Transactions,
-    hashed,
-    pack,
-    unpack,
-    unpack_of,
+from stepwise._runtime.forks import cached
+from stepwise._runtime.limits import stopped
+from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
+from stepwise.stores._commits import Wanted, error_of, for_several, refused
+from stepwise.stores._files import (
+    Copy,
+    Marks,
+    check_path,
+    inode,
+    is_alive,
+    make_folder,
+    store_error,
+    unwritable,
 )
-from stepwise.stores.base import Head
+from stepwise.stores._locks import LockFile, guarded, lock_file
+from stepwise.stores._process_log import (
+    LARGEST_BATCH,
+    FolderLogs,
+    HeldRun,
+    LogTakenError,
+    Tail,
+    weight,
+)
+from stepwise.stores._rows import (
+    CACHE,
+    Page,
+    Rows,
+    Transaction,
+    epoch_of,
+    hashed,
+    in_pages,
+    lease_front,
+    log_of,
+    nameless,
+    owner_of,
+    pack_lease,
+    put_batch,
+    put_tail,
+    with_log,
+)
+from stepwise.stores.base import Batch, Head, Owner
 
 __all__ = ["DiskStore"]
 
-_CACHE = "cache.db"  # as diskcache calls it
-_SETTINGS: dict[str, object] = {  # of a cache, all of them
-    "statistics": 0,
-    "tag_index": 0,
-    "eviction_policy": "none",
-    "size_limit": 1 << 62,
-    "cull_limit": 0,
-    "sqlite_auto_vacuum": 0,  # pages are used again
-    "sqlite_cache_size": 512,  # pages: written data are hardly ever read; 8192 are 32 MB
-    "sqlite_journal_mode": "wal",
-    "sqlite_mmap_size": 0,
-    "sqlite_synchronous": NORMAL,  # while it opens, with some 20 commits; then see begin()
-    "disk_min_file_size": IN_FILES,
-    "disk_pickle_protocol": 5,  # nothing is pickled
-}
-_OF_CONNECTIONS = (f"cache_size={_SETTINGS['sqlite_cache_size']}",)  # the others have that value
-_METADATA = {"count", "size", "hits", "misses"}  # settings that diskcache makes itself
-_MADE = {"Cache", "Cache_key_raw", "Settings", "sqlite_autoindex_Settings_1"}
-MODE_RAW, MODE_BINARY = 1, 2  # as diskcache calls them: in the row, in a file
-_WHERE = "FROM Cache WHERE key = ? AND raw = 1"
-_RANGE = "FROM Cache WHERE key >= ? AND key < ?"
-_INSERT = "INSERT OR IGNORE INTO Cache (key, raw, size, mode, filename, value) VALUES "
-_INSERT_LARGE = f"{_INSERT} (?, 1, ?, {MODE_BINARY}, ?, NULL)"
-_INSERT_SMALL = f"{_INSERT} (?, 1, 0, {MODE_RAW}, NULL, ?)"
-_IN_PLACE = "UPDATE Cache SET mode = ?, value = ? WHERE key = ? AND raw = 1 AND filename IS NULL"
-_REPLACE = (
-    "UPDATE OR IGNORE Cache SET key = ?, size = 0, mode = ?, value = ? "
-    "WHERE key = ? AND raw = 1 AND filename IS NULL"
-)
-_NEWEST = (  # without INDEXED BY, SQLite would look at every row of the cache, from the last on
-    "SELECT rowid FROM Cache INDEXED BY Cache_key_raw WHERE key >= ? AND key < ? "
-    "AND rowid < ? ORDER BY rowid DESC LIMIT ?"
-)
-_NO_ROW = 2**63 - 1
-_DIGITS = 12  # in a record's number
-_LAST = "\U0010ffff"
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_NEWEST_PAGES = (100, 1000, 10_000)  # heads: each page of them may begin with a look at all keys
+_TRIES = 100  # looks at a run that another process is writing
+_NAMED_AFTER, _PAUSE = 25, 0.01  # looks at who has a run, and seconds between two of them
 
 
-class DiskStore(FolderStore):
+def _locked(
+    method: Callable[Concatenate[DiskStore, P], R],
+) -> Callable[Concatenate[DiskStore, P], R]:
+    """Run a method alone, and turn what SQLite and the system raise into ``StoreError``.
+
+    The lock is taken by a plain ``with``: a generator-based context manager that a Ctrl-C hits
+    between two of its frames would keep it for as long as the traceback lives.
+    """
+
+    @functools.wraps(method)
+    def alone(self: DiskStore, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        self._refuse_inside()
+        with self._lock:
+            try:
+                return method(self, *args, **kwargs)
+            except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
+                # UnicodeDecodeError is sqlite3's own, for a message that quotes a damaged name.
+                raise store_error(self.path, error) from error
+            except MemoryError as error:
+                raise stopped("the store was used", error, path=self.path) from error
+
+    return alone
+
+
+class DiskStore:
     """A folder on a local disk, with a diskcache in it.
 
     Args:
@@ -91,234 +107,582 @@ class DiskStore(FolderStore):
         ConfigurationError: the path cannot be used as it is written.
     """
 
-    _scheme = "disk"
-    _file = _CACHE
-    _marked = "marks"
-    _logged = "logs"
+    persistent = True
 
-    def _open_rows(self, folder: str) -> _Cache:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.path.realpath(os.path.expanduser(os.fspath(path)))
+        check_path(self.path)
+        self.url = f"disk:{self.path}"
+        self._lock: Any = threading.RLock()
+        self._database = os.path.join(self.path, CACHE)
+        self._rows: Rows | None = None
+        self._copy: Copy | None = None  # read instead of a read-only database
+        self._inode: tuple[int, int] | None = None
+        self._lock_path = os.path.join(self.path, "leases")
+        self._marks = Marks(os.path.join(self.path, "marks"))
+        self._held: dict[str, HeldRun] = {}  # by run
+        self._commits = self._flushed = 0  # our last commit, and the last one that is on the disk
+        self._logs = FolderLogs(os.path.join(self.path, "logs"))
+        self._log_end = weakref.finalize(self, self._logs.end)
+        _stores.add(self)
+        _watch_forks()
+
+    # -- lease -----------------------------------------------------------------------------------
+
+    @_locked
+    def acquire(self, run_id: str, owner: Owner) -> int:
+        self._opened_to_write()
+        if not self._leases.acquire(run_id):
+            raise RunOwnedError(run_id=run_id, owner=self._owner_by_name(run_id))
         try:
-            return _Cache(folder)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # diskcache trusts the settings that it reads while it opens.
-            raise damaged(folder, f"{type(error).__name__}: {error}") from error
-
-
-class _Cache(Transactions):
-    """Rows as keys and values of a cache, with one connection for all threads."""
-
-    settings = _OF_CONNECTIONS
-
-    def __init__(self, path: str) -> None:
-        self.file = os.path.join(path, _CACHE)
-        self.values = Values(path)
-        self._directory = path
-        try:
-            if not self._is_made():
-                from stepwise.stores._diskcache import make_cache  # on use: see there
-
-                make_cache(self._con, path, _SETTINGS, BUSY_SECONDS)
+            rows = self._settled()
+            while not self._take_over(rows, run_id, owner):
+                pass
         except BaseException:
-            self.close()
+            self._leases.release(run_id)
             raise
+        return self._held[run_id].epoch
 
-    def _is_made(self) -> bool:
-        """Return whether diskcache would find nothing to write, and made nothing unwanted."""
-        execute = self._con.execute
-        try:
-            made = {name for (name,) in execute("SELECT name FROM sqlite_master")}
-            if made != _MADE or execute("PRAGMA journal_mode").fetchone() != ("wal",):
-                return False
-            told = dict(execute("SELECT key, value FROM Settings").fetchall())
-        except sqlite3.OperationalError:
-            return False  # in use: diskcache waits for it
-        return told.keys() >= _METADATA and {**told, **_SETTINGS} == told
+    def _refuse_inside(self) -> None:
+        """Raise an error in code that this thread runs in the middle of a method."""
+        if self._lock._is_owned() or self._logs.own.mutex._is_owned():
+            raise refused(self.path)
 
-    # -- reading ---------------------------------------------------------------------------------
+    def _take_over(self, rows: Rows, run_id: str, owner: Owner) -> bool:
+        """Begin a new epoch of a run; false if a log had to be taken in first."""
+        row = rows.lease(run_id)
+        log, _ = log_of(row)
+        if log != self._logs.name and self._logs.has(log):
+            self._take_in_log_of_another(rows, log)
+            return False
+        with Transaction(rows, durable=False):
+            if rows.lease(run_id) != row:
+                return False  # an owner who had lost its lock has written
+            epoch = epoch_of(row) + 1
+            self._take_in(rows, run_id, row)
+            rows.put_lease(run_id, pack_lease(epoch, owner))
+        self._commits += 1
+        self._held[run_id] = HeldRun(epoch, hashed(run_id))
+        return True
 
-    # Plain statements, since nothing here expires, has a tag, or is evicted: the inherited methods
-    # take twice as long.
+    def release(self, run_id: str, epoch: int) -> None:
+        # Without the store's lock: a release must work while another thread waits for the disk.
+        held = self._held.get(run_id)
+        if held is not None and held.epoch == epoch:
+            self._held.pop(run_id, None)  # what the database lacks of it stays in the log
+            self._marks.close(hashed(run_id))
+            self._leases.release(run_id)
 
-    def get(self, key: str) -> bytes | None:
-        """Return one value: ``None`` if it is missing, ``b""`` if it cannot be read whole."""
-        sql = f"SELECT mode, filename, size, value {_WHERE}"
-        row = self._con.execute(sql, (key,)).fetchone()
-        return None if row is None else self._load(*row)
+    @_locked
+    def owner(self, run_id: str) -> Owner | None:
+        return self._owner(run_id) if self._exists() else None
 
-    def page(self, after: str, end: str, size: int) -> list[tuple[str, bytes]]:
-        """The first values of the keys between two others, in the order of these."""
-        start = after + "\0"
-        sql = f"SELECT key, mode, filename, size, value {_RANGE} ORDER BY key LIMIT ?"
-        rows = self._con.execute(sql, (start, end, size)).fetchall()
-        self._check_order(start, [row[0] for row in rows])
-        return [(key, self._load(*row)) for key, *row in rows]
+    def _owner(self, run_id: str) -> Owner | None:
+        pid = self._leases.holder(run_id)
+        if pid is None:
+            return None
+        host = os.uname().nodename
+        owner = owner_of(self._opened().lease(run_id) or b"")
+        # Runs of this process are known by now: our id in the row is of another container.
+        gone = owner is not None and (owner.pid == os.getpid() or not is_alive(owner.pid))
+        if owner is None or (not pid and owner.host == host and gone):
+            owner = Owner(pid, host, 0.0)
+        # Between taking the lock and writing the row, the row still names the previous owner.
+        return owner if pid in (0, owner.pid) else Owner(pid, owner.host, owner.since)
 
-    def newest(self, prefix: str, cursor: int | None, size: int) -> list[tuple[int, str, bytes]]:
-        """The values of keys that begin so, in the order of their rows, the last row first.
+    def _owner_by_name(self, run_id: str) -> Owner | None:
+        """Return the owner, after a moment if it has the lock and has not written its row yet."""
+        for _ in range(_NAMED_AFTER):
+            owner = self._owner(run_id)
+            if owner is None or owner.pid:
+                return owner
+            time.sleep(_PAUSE)
+        return self._owner(run_id)
 
-        Args:
-            prefix: ends with a slash.
-            cursor: only rows before this one.
-        """
-        before = _NO_ROW if cursor is None else cursor
-        rowids = self._con.execute(_NEWEST, (prefix, f"{prefix[:-1]}0", before, size)).fetchall()
-        found = []
-        for (rowid,) in rowids:
-            sql = "SELECT key, mode, filename, size, value FROM Cache WHERE rowid = ?"
-            row = self._con.execute(sql, (rowid,)).fetchone()
-            if row is not None and type(row[0]) is str:  # else the index is damaged
-                found.append((rowid, row[0], self._load(*row[1:])))
-        return found
-
-    def keys(self, start: str, end: str) -> list[str]:
-        """A range of keys, in order."""
-        rows = self._con.execute(f"SELECT key {_RANGE} ORDER BY key", (start, end))
-        keys = [key for (key,) in rows]
-        self._check_order(start, keys)
-        return keys
-
-    def _load(self, mode: object, filename: object, size: object, value: object) -> bytes:
-        if mode == MODE_RAW and type(value) is bytes:
-            return value
-        # Any other mode would be a pickle that we did not write.
-        return self.values.read(filename, size) if mode == MODE_BINARY else b""
-
-    def _check_order(self, start: str, keys: list[Any]) -> None:
-        """A damaged index gives anything, in any order, and could lead in circles."""
-        if set(map(type, keys)) - {str} or [start, *keys] != sorted([start, *keys]):
-            raise damaged(self._directory, "its keys are out of order")
+    @cached
+    def _leases(self) -> LockFile:
+        return lock_file(self._lock_path)
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def put_row(self, key: str, value: bytes) -> None:
-        """Write a value where the key's old one was, so that the rowids say which key is newer."""
-        small = len(value) < IN_FILES
-        if not small or not self._con.execute(_IN_PLACE, (MODE_RAW, value, key)).rowcount:
-            self.set(key, value)
+    def write(self, run_id: str, epoch: int, batch: Batch) -> None:
+        wanted = run_id, epoch, batch
+        # What need not last need not wait until another run has flushed, either.
+        if batch.durable or not self._is_logged(wanted):
+            self._write(wanted)
 
-    def set(self, key: str, value: Data) -> None:
-        row: tuple[object, ...]
-        if len(value) >= IN_FILES:
-            insert, row = _INSERT_LARGE, (key, len(value), self.values.write(value))
-        else:  # sqlite3 looks for an adapter of bytes, which takes longer than to copy them
-            insert, row = _INSERT_SMALL, (key, bytearray(bytes(value)))
-        if not self._con.execute(insert, row).rowcount:
-            self.delete(key)
-            self._con.execute(insert.replace(" OR IGNORE", ""), row)
+    def _is_logged(self, wanted: Wanted) -> bool:
+        """Write a batch that need not last into the log; return whether it is there."""
+        self._refuse_inside()
+        run_id, epoch, batch = wanted
+        log = self._logs.own
+        try:
+            with log.mutex:
+                held = self._held.get(run_id)
+                if held is None or not self._fits(wanted):
+                    return False
+                if not log.add(run_id, epoch, held.generation, batch):
+                    return False
+            if self._held.get(run_id) is not held:
+                return False  # released meanwhile: perhaps it was taken over without this
+            if batch.mark:
+                self._marks.mark(held.key, batch.mark)
+            return True
+        except (LogTakenError, StoreError):
+            return False  # the other way finds out more
+        except OSError as error:
+            raise store_error(self.path, error) from error
+        except MemoryError as error:
+            raise stopped("the store was used", error, path=self.path) from error
 
-    def delete(self, key: str) -> None:
-        if not self._con.execute(f"DELETE {_WHERE} AND filename IS NULL", (key,)).rowcount:
-            self._delete(_WHERE, key)
+    @for_several(write)
+    def write_all(self, wanted: Sequence[Wanted]) -> Sequence[BaseException | None]:
+        """Write a batch for each of several runs, in one transaction if nothing fails.
 
-    def drop(self, start: str, end: str) -> None:
-        """Delete a range of keys."""
-        self._delete(_RANGE, start, end)
+        Returns:
+            what came of each instead.
+        """
+        with contextlib.suppress(StoreError, LeaseLostError):
+            self._write(*wanted)
+            return [None] * len(wanted)
+        # One by one, so that no run gets the error of another.
+        return [error_of(self._write, each) for each in wanted]
 
-    def _delete(self, which: str, *parameters: str) -> None:
-        rows = self._con.execute(f"SELECT filename {which}", parameters).fetchall()
-        for (filename,) in rows:
-            if filename is not None:
-                self.values.give_up(filename)
-        if rows:
-            self._con.execute(f"DELETE {which}", parameters)
+    @_locked
+    def _write(self, *wanted: Wanted) -> None:
+        try:
+            self._leases.keep()
+        except StoreError:
+            self._opened()  # says more if the folder is gone, or makes it anew
+            self._leases.keep()
+        if self._logs.own.failed:
+            self._settled()
+        in_rows: list[Wanted] = []
+        in_log: list[Wanted] = []
+        for each in wanted:  # asked once: a release, or a log that fails, changes the answer
+            (in_log if self._fits(each) else in_rows).append(each)
+        if in_rows:
+            self._write_rows(self._opened(), in_rows)
+        if in_log:
+            try:
+                self._write_log(in_log)
+            except LogTakenError:  # each run learns from the database whether it is still ours
+                self._write_rows(self._settled(), in_log)
+        for run_id, _, batch in wanted:
+            if batch.mark:
+                self._marks.mark(hashed(run_id), batch.mark)
 
-    # -- leases ----------------------------------------------------------------------------------
+    def _fits(self, wanted: Wanted) -> bool:
+        """Return whether a batch goes into the log."""
+        run_id, epoch, batch = wanted
+        return (
+            batch.head is None
+            and not batch.prune
+            and self._logs_run(run_id, epoch, batch.durable)
+            and weight(batch) <= LARGEST_BATCH
+        )
 
-    def lease(self, run_id: str) -> bytes | None:
-        return self.get(f"l/{hashed(run_id)}")
+    def _logs_run(self, run_id: str, epoch: int, durable: bool) -> bool:
+        """Return whether small batches of a run go into the log.
 
-    def put_lease(self, run_id: str, row: bytes) -> None:
-        self.set(f"l/{hashed(run_id)}", row)
+        A durable one does not, as long as a power cut could undo the commit that gave the run its
+        epoch and generation.
+        """
+        held, log = self._held.get(run_id), self._logs.own
+        return (
+            held is not None
+            and held.epoch == epoch
+            and held.log is log
+            and not log.failed
+            and (not durable or held.commit <= self._flushed)
+        )
 
-    # -- records ---------------------------------------------------------------------------------
+    def _write_log(self, wanted: Sequence[Wanted]) -> None:
+        durable = False
+        try:
+            for run_id, epoch, batch in wanted:
+                while not self._add(run_id, epoch, batch):
+                    with self._logs.own.mutex:
+                        self._take_in_all()
+                        self._logs.own.empty()
+                durable = durable or batch.durable
+            if durable:
+                self._logs.own.flush()
+        except BaseException:  # nobody may read what was to be durable before it is
+            self._logs.own.fail(wanted)
+            raise
 
-    def put_record(self, run_id: str, number: int, data: Data) -> None:
-        self.set(_key(hashed(run_id), number), data)
+    def _add(self, run_id: str, epoch: int, batch: Batch) -> bool:
+        with self._logs.own.mutex:
+            held = self._held.get(run_id)
+            if held is None:  # released meanwhile
+                raise LogTakenError
+            return self._logs.own.add(run_id, epoch, held.generation, batch)
 
-    def prune(self, run_id: str, number: int) -> None:
-        run = hashed(run_id)
-        self.drop(f"r/{run}/", _key(run, number + 1))
+    def _write_rows(self, rows: Rows, wanted: Sequence[Wanted]) -> None:
+        """Write batches in a transaction of the database, and before each the tail of its run."""
+        held = self._held
+        logged = {run for run, _, batch in wanted if run in held and held[run].would_log(batch)}
+        if logged and not self._logs.own.is_open:
+            self._open_log(rows)
+        durable = any(batch.durable for _, _, batch in wanted)
+        with Transaction(rows, durable=durable):
+            for run_id, epoch, batch in wanted:
+                row = self._check(rows, run_id, epoch)
+                self._take_in(rows, run_id, row)
+                put_batch(rows, run_id, batch)
+                self._name_log(rows, run_id, row, self._logs.name if run_id in logged else "")
+        self._committed([run_id for run_id, _, _ in wanted], logged, durable=durable)
+        for run_id, _, batch in wanted:
+            if run_id in held:
+                held[run_id].steady = batch.head is None
 
-    def records(
-        self, run_id: str, after: int, cursor: str | None, size: int
-    ) -> Page[tuple[int, bytes]]:
-        run = hashed(run_id)
-        page = self.page(cursor or _key(run, after), f"r/{run}0", size)
-        return [(key, _record(run, key, data)) for key, data in page]
+    def _name_log(self, rows: Rows, run_id: str, row: bytes, log: str) -> None:
+        """Begin a run's next generation, whose tail will be in that log."""
+        if log or log_of(row)[0]:  # otherwise no frame could count
+            rows.put_lease(run_id, with_log(row, log))
+        held = self._held.get(run_id)
+        if held is not None:
+            held.log, held.generation = None, log_of(row)[1] + 1  # until it is committed
 
-    # -- objects ---------------------------------------------------------------------------------
+    def _committed(self, run_ids: Iterable[str], logged: Container[str], *, durable: bool) -> None:
+        self._commits += 1
+        if durable:
+            self._flushed = self._commits
+        for run_id in run_ids:
+            if durable:  # else the file is needed still
+                self._logs.own.tails.pop(run_id, None)
+            held = self._held.get(run_id)
+            if held is not None and run_id in logged:
+                held.commit = self._commits
+                held.log = self._logs.own
 
-    def put_object(self, run_id: str, name: str, data: Data) -> None:
-        self.set(f"o/{hashed(run_id)}/{name}", data)
+    # -- logs ------------------------------------------------------------------------------------
 
-    def delete_object(self, run_id: str, name: str) -> None:
-        self.delete(f"o/{hashed(run_id)}/{name}")
+    def _open_log(self, rows: Rows) -> None:
+        """Begin our log, and take in the logs of dead processes."""
+        self._logs.open()
+        for name in self._logs.dead():
+            with contextlib.suppress(OSError):  # the run that needs it will say so
+                self._take_in_log_of_another(rows, name)
 
-    def replace_object(self, run_id: str, old: str, name: str, data: Data) -> bool:
-        if len(data) >= IN_FILES:
-            return False
-        run = hashed(run_id)
-        row = (f"o/{run}/{name}", MODE_RAW, bytes(data), f"o/{run}/{old}")
-        return bool(self._con.execute(_REPLACE, row).rowcount)
+    def _settled(self) -> Rows:
+        """Return the database; what a log that failed still held is in it."""
+        rows = self._opened()
+        if self._logs.own.failed:
+            with self._logs.own.mutex:
+                self._take_in_all()
+                self._logs.begin()
+        return rows
 
-    def get_object(self, run_id: str, name: str) -> bytes | None:
-        return self.get(f"o/{hashed(run_id)}/{name}")
+    def _settled_to_read(self, run_id: str) -> Rows:
+        """As :meth:`_settled`; on a full disk, the memory has what a log that failed holds."""
+        try:
+            return self._settled()
+        except (sqlite3.Error, OSError):
+            if run_id in self._logs.own.unsure:
+                raise
+            return self._opened()
 
-    def names(self, run_id: str, prefix: str) -> list[str]:
-        run = f"o/{hashed(run_id)}"
-        return [key[len(run) + 1 :] for key in self.keys(f"{run}/{prefix}", f"{run}0")]
+    def _own_tail(self, run_id: str, row: bytes | None) -> Tail | None:
+        """Return what the database lacks of a run according to the row of its lease."""
+        tail = self._logs.own.tails.get(run_id)
+        if tail is None or (self._logs.name, tail.generation) != log_of(row):
+            return None
+        return tail if epoch_of(row) == tail.epoch else None
 
-    # -- heads -----------------------------------------------------------------------------------
+    def _take_in(self, rows: Rows, run_id: str, row: bytes | None) -> None:
+        """Write the tail of a run into the database, in a transaction that also says so."""
+        tail = self._own_tail(run_id, row)
+        if tail is not None:
+            put_tail(rows, run_id, tail.as_batch())
 
-    def put_head(self, head: Head) -> None:
-        run, row = hashed(head.run_id), pack(head)
-        self.put_row(f"h/{run}", row)
-        if head.finished:
-            self.delete(f"u/{hashed(head.workflow)}/{run}")
-        else:
-            self.put_row(f"u/{hashed(head.workflow)}/{run}", row)
+    def _take_in_all(self) -> None:
+        """Take in the tails of all runs in our log, durably; needs the log's mutex."""
+        rows, found = self._opened(), list[str]()
+        with Transaction(rows, durable=True):
+            for run_id in list(self._logs.own.tails):
+                row = rows.lease(run_id)
+                if row is not None and self._own_tail(run_id, row) is not None:
+                    self._take_in(rows, run_id, row)
+                    self._name_log(rows, run_id, row, self._logs.name)
+                    found.append(run_id)
+        self._committed(found, found, durable=True)
 
+    def _take_in_log_of_another(self, rows: Rows, name: str) -> None:
+        """Write what the log of another process holds into the database, durably; delete it."""
+        reader = self._logs.take(name)
+        if reader is None:
+            return
+        with Transaction(rows, durable=True):
+            for run_id in reader.runs():
+                row = rows.lease(run_id)
+                log, generation = log_of(row)
+                tail = reader.tail(run_id, epoch_of(row), generation)
+                if row is not None and log == name and tail is not None:
+                    put_tail(rows, run_id, tail.as_batch())
+                    rows.put_lease(run_id, with_log(row, ""))
+        self._committed((), (), durable=True)
+        self._logs.delete(name)
+
+    @_locked
+    def delete(self, run_id: str, epoch: int) -> None:
+        rows = self._settled()
+        with Transaction(rows, durable=True):
+            row = self._check(rows, run_id, epoch)
+            # Marks first: a mark without its records would report a loss; the reverse is harmless.
+            self._marks.delete(hashed(run_id))
+            rows.forget(run_id)
+            row = nameless(row)
+            rows.put_lease(run_id, row)
+            self._name_log(rows, run_id, row, "")  # so that what lies in the log counts no more
+        self._committed([run_id], (), durable=True)
+        for name in self._logs.holding(run_id):
+            with contextlib.suppress(OSError):  # the file system lets nobody take it
+                self._take_in_log_of_another(rows, name)
+        if self._logs.own.holds(run_id):
+            self._begin_log()
+
+    def _check(self, rows: Rows, run_id: str, epoch: int) -> bytes:
+        row = rows.lease(run_id)
+        if row is None or not row.startswith(lease_front(epoch)):
+            raise LeaseLostError(run_id=run_id)
+        return row
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def read(self, run_id: str, after: int = 0) -> Iterator[tuple[int, bytes]]:
+        last, in_log = after, self._has_log(run_id)
+        for number, data in self._all(lambda rows, *page: rows.records(run_id, after, *page)):
+            yield number, data
+            last = number
+        while in_log:
+            in_log, found = self._read_rest(run_id, last)
+            for number, data in found:
+                yield number, data
+                last = number
+
+    @_locked
+    def _has_log(self, run_id: str) -> bool:
+        """Return whether the database may lack something of a run."""
+        return self._exists() and bool(log_of(self._settled_to_read(run_id).lease(run_id))[0])
+
+    @_locked
+    def _read_rest(self, run_id: str, after: int) -> tuple[bool, list[tuple[int, bytes]]]:
+        """Return the last records, those in the log; or more of the database, and true."""
+
+        def look(rows: Rows, tail: Tail | None) -> tuple[bool, list[tuple[int, bytes]]]:
+            more = [each for _, each in rows.records(run_id, after, None, 32) if each is not None]
+            if more or tail is None:
+                return bool(more), more
+            found = tail.as_batch().records
+            return False, [(number, bytes(data)) for number, data in found if number > after]
+
+        return self._look(run_id, look) if self._exists() else (False, [])
+
+    @_locked
+    def get(self, run_id: str, name: str) -> bytes | None:
+        def look(rows: Rows, tail: Tail | None) -> bytes | None:
+            lacks = tail.as_batch() if tail is not None else Batch()
+            if name in lacks.put:
+                return bytes(lacks.put[name])
+            if name in lacks.delete:
+                return None
+            return rows.get_object(run_id, name)
+
+        return self._look(run_id, look) if self._exists() else None
+
+    @_locked
+    def names(self, run_id: str, prefix: str = "") -> list[str]:
+        def look(rows: Rows, tail: Tail | None) -> list[str]:
+            found = set(rows.names(run_id, prefix))
+            lacks = tail.as_batch() if tail is not None else Batch()
+            found = (found - set(lacks.delete)) | lacks.put.keys()
+            return sorted(name for name in found if name.startswith(prefix))
+
+        return self._look(run_id, look) if self._exists() else []
+
+    def _look(self, run_id: str, look: Callable[[Rows, Tail | None], R]) -> R:
+        """Look at a run in the database together with what this lacks of it."""
+        for _ in range(_TRIES):
+            rows = self._settled_to_read(run_id)
+            row = rows.lease(run_id)
+            name, generation = log_of(row)
+            tail = self._own_tail(run_id, row)
+            if name and name != self._logs.name:
+                tail = self._logs.read(name).tail(run_id, epoch_of(row), generation)
+            found = look(rows, tail)
+            # Otherwise the database has taken a tail in meanwhile.
+            if not name or self._opened().lease(run_id) == row:
+                return found
+        raise StoreError(
+            f"run {run_id!r} in {self.path} changed at each of {_TRIES} looks at it; look again",
+            path=self.path,
+            errno=errno.EAGAIN,
+        )
+
+    @_locked
     def head(self, run_id: str) -> Head | None:
-        return unpack_of(self.get(f"h/{hashed(run_id)}"), run_id)
+        return self._opened().head(run_id) if self._exists() else None
 
-    def heads(
-        self, workflow: str | None, unfinished: bool, cursor: str | None, size: int
-    ) -> Page[Head]:
-        prefix = "u/" if unfinished else "h/"
-        if unfinished and workflow is not None:
-            prefix += f"{hashed(workflow)}/"
-        found = []
-        for key, row in self.page(cursor or prefix, prefix + _LAST, size):
-            head = unpack(row, key.rpartition("/")[2])
-            wanted = head is not None and workflow in (None, head.workflow)
-            found.append((key, head if wanted else None))
-        return found
+    def heads(self, workflow: str | None = None, *, unfinished: bool = False) -> Iterator[Head]:
+        return self._all(lambda rows, *page: rows.heads(workflow, unfinished, *page))
 
-    def newest_heads(self, unfinished: bool, cursor: int | None, size: int) -> Page[Head]:
-        found = []
-        for rowid, key, row in self.newest("u/" if unfinished else "h/", cursor, size):
-            found.append((rowid, unpack(row, key.rpartition("/")[2])))
-        return found
+    def newest_heads(self, *, unfinished: bool = False) -> Iterator[Head]:
+        """Yield the heads of all runs, or of unfinished ones, those of the newest runs first."""
+        return self._all(lambda rows, *page: rows.newest_heads(unfinished, *page), _NEWEST_PAGES)
 
+    @_locked
     def count_heads(self) -> int:
-        (found,) = self._con.execute(f"SELECT count(*) {_RANGE}", ("h/", "h0")).fetchone()
-        return int(found)
+        """Return how many runs there are, child runs included."""
+        return self._opened().count_heads() if self._exists() else 0
 
-    def forget(self, run_id: str) -> None:
-        run, head = hashed(run_id), self.head(run_id)
-        if head is not None:
-            self.delete(f"u/{hashed(head.workflow)}/{run}")
-        self.delete(f"h/{run}")
-        for kind in "ro":
-            self.drop(f"{kind}/{run}/", f"{kind}/{run}0")  # "0" comes after "/"
+    @_locked
+    def marks(self, run_id: str) -> list[bytes]:
+        return self._marks.read(hashed(run_id))[0]
+
+    def note(self, run_id: str, epoch: int, note: bytes) -> None:
+        held = self._held.get(run_id)
+        if held is not None and held.epoch == epoch:
+            with contextlib.suppress(OSError):  # only displays read it
+                self._marks.note(held.key, note)
+
+    @_locked
+    def noted(self, run_id: str) -> bytes:
+        return self._marks.read(hashed(run_id))[1]
+
+    @_locked
+    def close(self) -> None:
+        for run_id, held in list(self._held.items()):
+            self.release(run_id, held.epoch)
+        self._close_log()
+        rows, self._rows = self._rows, None
+        if rows is not None:
+            self._close(rows)
+        if self._copy is not None:
+            self._copy.close()
+
+    def _close_log(self) -> None:
+        if self._logs.own.is_open:
+            # Where the database cannot be written, the log stays, and is taken in later.
+            with contextlib.suppress(sqlite3.Error, OSError, StoreError):
+                self._begin_log()
+
+    def _begin_log(self) -> None:
+        """Take in our log, delete its file, and begin another one."""
+        self._logs.own.failed = True
+        self._settled()
+
+    @_locked
+    def free(self) -> int:
+        """Bytes of the database that hold nothing; later runs fill them."""
+        return self._opened().free() if self._exists() else 0
+
+    @_locked
+    def erase(self) -> None:
+        """Leave nothing of what was deleted in the database's log, unless others read just now."""
+        if self._exists():
+            self._opened_to_write().erase()
+
+    @_locked
+    def compact(self) -> int:
+        """Return the database's free space to the disk; return the number of bytes."""
+        if not self._exists():
+            return 0
+        rows = self._opened_to_write()
+        for name in self._logs.dead():
+            self._take_in_log_of_another(rows, name)
+        if self._logs.own.is_open:
+            self._begin_log()
+        return rows.compact()
+
+    def _all(self, page: Callable[[Rows, Any, int], Page[R]], *sizes: Any) -> Iterator[R]:
+        """Row by row, read page by page; nothing stays open between two pages."""
+        return in_pages(lambda cursor, size: self._page(page, cursor, size), *sizes)
+
+    @_locked
+    def _page(self, page: Callable[[Rows, Any, int], Page[R]], cursor: Any, size: int) -> Page[R]:
+        return page(self._opened(), cursor, size) if self._exists() else []
+
+    # -- the folder and the marks ----------------------------------------------------------------
+
+    def _exists(self) -> bool:
+        return inode(self._database) is not None
+
+    def _opened_to_write(self) -> Rows:
+        rows = self._opened()
+        if self._copy is not None:
+            code = unwritable(self._database)
+            raise OSError(code, os.strerror(code), self.path)
+        return rows
+
+    def _opened(self) -> Rows:
+        """Return the open database; reopen it if the folder was deleted and made again."""
+        if self._rows is not None:
+            current = self._copy is None or self._copy.is_current()
+            if current and inode(self._database) == self._inode:
+                self._rows.roll_back()
+                return self._rows
+            rows, self._rows = self._rows, None
+            self._close(rows)
+            if current:
+                self._logs.leave()  # it went with the folder
+            if self._leases.busy:
+                raise StoreError(
+                    f"the store {self.path} was deleted or replaced while a run was using it",
+                    path=self.path,
+                    errno=errno.ENOENT,
+                )
+        self._inode = inode(self._database)
+        if unwritable(self._database):
+            self._copy = Copy(self._database)
+            self._rows = Rows(self._copy.folder, self.path)
+            return self._rows
+        self._copy = None
+        make_folder(self._database, ("leases", "marks", "logs"))
+        check_path(self.path)
+        self._rows = Rows(self.path, self.path)
+        self._inode = inode(self._database)
+        guarded(self._database).begin()
+        return self._rows
+
+    def _close(self, rows: Rows) -> None:
+        if self._copy is not None:
+            rows.close()
+            return
+        with guarded(self._database).end():
+            rows.close()
 
 
-def _key(run: str, number: int) -> str:
-    return f"r/{run}/{number:0{_DIGITS}d}"
+# -- fork ----------------------------------------------------------------------------------------
+
+_stores: weakref.WeakSet[DiskStore] = weakref.WeakSet()
+_fork_held: list[DiskStore] = []
 
 
-def _record(run: str, key: str, data: bytes) -> tuple[int, bytes] | None:
-    digits = key[-_DIGITS:]
-    if digits.isdecimal() and key == _key(run, int(digits)):
-        return int(digits), data
-    return None  # damaged: not a record
+@functools.cache
+def _watch_forks() -> None:
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
+
+
+def _before_fork() -> None:
+    # A fork while another thread is inside SQLite leaves the child with locks that stay taken.
+    for store in list(_stores):
+        store._lock.acquire()
+        _fork_held.append(store)
+
+
+def _after_fork() -> None:
+    while _fork_held:
+        _fork_held.pop()._lock.release()
+
+
+def _in_child() -> None:
+    _fork_held.clear()
+    for store in list(_stores):
+        store._lock = threading.RLock()
+        store._marks.forget()
+        store._held = {}
+        store._logs.forget()
+        if store._rows is not None:
+            store._rows.abandon()

@@ -7,12 +7,11 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from stepwise._runtime.group_commit import for_several
 from stepwise.errors import LeaseLostError, RunOwnedError
+from stepwise.stores._commits import error_of, for_several
 from stepwise.stores.base import Batch, Head, Owner
 
 __all__ = ["MemoryStore"]
@@ -83,7 +82,7 @@ class MemoryStore:
     @for_several(write)
     def write_all(self, wanted: Sequence[tuple[str, int, Batch]]) -> Sequence[BaseException | None]:
         """Write a batch for each of several runs; return what came of each instead."""
-        return [_error_of(self.write, *each) for each in wanted]
+        return [error_of(self.write, *each) for each in wanted]
 
     def read(self, run_id: str, after: int = 0) -> Iterator[tuple[int, bytes]]:
         with self._lock:
@@ -141,14 +140,6 @@ class MemoryStore:
         if run is None or run.epoch != epoch or run.owner is None:
             raise LeaseLostError(run_id=run_id)
         return run
-
-
-def _error_of(write: Callable[..., None], *wanted: Any) -> BaseException | None:
-    try:
-        write(*wanted)
-    except BaseException as error:
-        return error
-    return None
 
 
 # -- fork ----------------------------------------------------------------------------------------

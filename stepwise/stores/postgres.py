@@ -2,7 +2,13 @@
 
 A batch is one statement: it changes the row of the lease, if that still has the epoch and the turn
 of the writer, and everything else is inserted from that row.  What several runs of a process want
-written at once goes in one statement, too.
+written at once is one transaction.
+
+A checkpoint need not be on a disk: it has to survive the process.  It does so once it was handed to
+the operating system, since the server executes what it was sent.  So it is *posted*: sent before
+the body of its step begins, and not waited for.  The next batch of the run goes behind it, on the
+same connection, and names the turn that it has taken.  If that turn is missing, the connection was
+lost, or the server crashed: then the checkpoint, which is kept until then, is written again.
 """
 
 from __future__ import annotations
@@ -15,36 +21,34 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import psycopg
 
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached
-from stepwise._runtime.group_commit import Group
+from stepwise._runtime.interrupts import Uninterrupted
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
-from stepwise.stores._postgres_arrays import array
+from stepwise.stores._commits import Wanted, for_several
 from stepwise.stores._postgres_batches import (
-    PIECE,
     HeldLease,
     RunBatch,
     hashed,
-    head_ref,
-    object_ref,
-    record_ref,
-    send_again,
+    post_batch,
     send_batches,
     send_deletion,
-    send_large,
     to_bytes,
     to_text,
 )
-from stepwise.stores._postgres_connections import Connection, Connections
-from stepwise.stores._postgres_drafts import Drafts
+from stepwise.stores._postgres_connections import (
+    Connection,
+    Connections,
+    ServerFacts,
+    parsed,
+    server_facts,
+)
 from stepwise.stores._postgres_presence import FACTS, HELD, Presence, ProcessFacts, is_dead
-from stepwise.stores._postgres_server import ServerFacts, server_facts
-from stepwise.stores._postgres_url import parsed
 from stepwise.stores.base import Batch, Head, Owner
 
 __all__ = ["PostgresStore"]
@@ -53,9 +57,10 @@ R = TypeVar("R")
 
 _TOGETHER = 16 << 20  # bytes that go in one statement
 _FIRST_PAGES, _PAGE = (1, 32), 1000  # rows: many readers need only the first
-_WEIGHT = 4_000_000  # bytes in a page of large records
+_WEIGHT = 4_000_000  # bytes after which a page of records ends
 _RELEASE_SECONDS = 5.0  # for which a release waits for the server
 _TRIES = 20
+_LARGEST_POSTED = 256 << 10  # bytes of a batch that is not waited for
 _UNKNOWN = 0  # instead of the epoch of an acquisition that got no answer
 _EPOCHS = 10_000  # runs whose epochs are kept in memory
 
@@ -85,8 +90,7 @@ class PostgresStore:
         url: ``postgresql://user@host/database``, as libpq takes it.  Parameters of ours:
             ``schema`` (of the tables, ``stepwise``), ``lease_seconds`` (for which a process that
             is silent keeps its runs, 30), ``patience_seconds`` (for which a server that went away
-            is awaited, 60), ``pool_size`` (connections at most, 4; one more for checkpoints on
-            their way, and one that beats and listens).
+            is awaited, 60), ``pool_size`` (connections at most, 4; and one that beats and listens).
 
     Raises:
         ConfigurationError: the URL cannot be used as it is written.
@@ -114,9 +118,7 @@ class PostgresStore:
         self._acquiring: dict[str, Owner] = {}
         self._epochs: dict[str, int] = {}  # the newest that are known
         self._to_release: dict[str, int] = {}  # epochs, of leases that the server may still have
-        self._group = Group[RunBatch](self.url)
         self._presence = Presence(self._connections, self._options.lease_seconds, self._chores)
-        self._drafts = Drafts(self._connections, self._schema, self._resend)
 
     # -- lease -----------------------------------------------------------------------------------
 
@@ -159,9 +161,9 @@ class PostgresStore:
                 binary=True,
             ).fetchone()
             if row is not None:
-                run, epoch, large = row
+                run, epoch = row
                 self._note_epoch(run_id, epoch)
-                return HeldLease(run, epoch, large, owner)
+                return HeldLease(run, epoch, owner)
             found = self._look(connection, run_id)
             if found is not None:
                 if found.process not in (None, me) and found.lives:
@@ -178,7 +180,7 @@ class PostgresStore:
             "turn = 0, holder = excluded.holder, owner = excluded.owner "
             "WHERE l.epoch = $2 AND (l.holder IS NULL OR l.holder = $5 OR l.holder = $3 AND ($4 "
             f"OR NOT EXISTS (SELECT 1 FROM {self._schema}.processes p WHERE p.id = $3 AND {HELD})))"
-            " RETURNING run, epoch, large"
+            " RETURNING run, epoch"
         )
 
     def _note_epoch(self, run_id: str, epoch: int) -> None:
@@ -244,36 +246,69 @@ class PostgresStore:
     # -- writing ---------------------------------------------------------------------------------
 
     def write(self, run_id: str, epoch: int, batch: Batch) -> None:
-        share = RunBatch(run_id, self._checked(run_id, epoch), batch)
-        if not self._drafts.send(self._presence.id, share):
-            self._group.write(share, self._write_together)
+        each = RunBatch(run_id, self._checked(run_id, epoch), batch)
+        if not self._post(each):
+            self._write([each], send_batches)
+            if each.error is not None:
+                raise each.error
+
+    @for_several(write)
+    def write_all(self, wanted: Sequence[Wanted]) -> Sequence[BaseException | None]:
+        """Write a batch for each of several runs, in as few transactions as is reasonable."""
+        found: list[RunBatch | LeaseLostError] = []
+        for run_id, epoch, batch in wanted:
+            try:
+                found.append(RunBatch(run_id, self._checked(run_id, epoch), batch))
+            except LeaseLostError as error:
+                found.append(error)
+        self._write_together([each for each in found if isinstance(each, RunBatch)])
+        return [each.error if isinstance(each, RunBatch) else each for each in found]
+
+    def _post(self, each: RunBatch) -> bool:
+        """Send a batch, if it is a checkpoint, without waiting; return whether it was sent."""
+        held, batch = each.held, each.batch
+        if (
+            batch.durable
+            or each.records
+            or batch.head is not None
+            or each.size > _LARGEST_POSTED
+            or held.turn is None
+        ):
+            return False
+
+        def send(connection: Connection) -> bool:
+            if not connection.direct:
+                return False
+            # Whatever is raised from here on, nobody knows whether it is written.
+            each.turn, each.sent = held.turn or 0, True
+            held.turn, held.unsure = None, True
+            return post_batch(connection, self._schema, self._presence.id, each)
+
+        with Uninterrupted():
+            if not self._connections.post(send):
+                return False
+            held.written(each, flushed=False, answered=False)
+        return True
 
     def delete(self, run_id: str, epoch: int) -> None:
-        share = RunBatch(run_id, self._checked(run_id, epoch), Batch())
-        self._write([share], send_deletion)
-        if share.error is not None:
-            raise share.error
-        share.held.large = False
+        each = RunBatch(run_id, self._checked(run_id, epoch), Batch())
+        self._write([each], send_deletion)
+        if each.error is not None:
+            raise each.error
 
     def _checked(self, run_id: str, epoch: int) -> HeldLease:
         held = self._held.get(run_id)
         if held is None or held.epoch != epoch:
             raise LeaseLostError(run_id=run_id)
-        self._drafts.settle(held)
-        if held.draft is not None:  # this thread waits for it, below a handler or a finalizer
-            raise self._group.refused()
         held.is_empty = False  # soon
         return held
 
     def _write_together(self, waiting: list[RunBatch]) -> None:
-        """Write the batches of several runs: small ones in one statement, large ones alone."""
+        """Write the batches of several runs, so many with a statement as are not too large."""
         together: list[RunBatch] = []
         size = 0
         for each in sorted(waiting, key=lambda each: each.held.run):
-            if each.size >= PIECE:
-                self._write([each], send_large)
-                continue
-            if size + each.size > _TOGETHER:
+            if together and size + each.size > _TOGETHER:
                 self._write(together, send_batches)
                 together, size = [], 0
             together.append(each)
@@ -281,41 +316,37 @@ class PostgresStore:
         if together:
             self._write(together, send_batches)
 
-    def _resend(self, draft: RunBatch, patience: float | None) -> None:
-        self._write([draft], send_batches, patience)
-
     def _settle(self, run_id: str, patience: float | None = None) -> bool:
-        """Wait for a checkpoint on its way; return whether there can be something to read."""
+        """See that what was posted is written; return whether there can be something to read."""
         held = self._held.get(run_id)
         if held is None:
             return True
-        with contextlib.suppress(LeaseLostError):  # the next write says so
-            self._drafts.settle(held, patience)
+        if held.unanswered:
+            # Where the lease was lost, the next write says so.
+            self._connections.use(lambda each: self._catch_up(each, held), patience=patience)
         return not held.is_empty
 
     def _write(self, batches: list[RunBatch], send: _Send, patience: float | None = None) -> None:
         """Write batches with one statement; each that was not written gets its own error."""
         left = list(batches)
         try:
-            self._connections.use(
-                lambda connection: self._try(connection, left, send),
-                patience=patience,
-                size=sum(each.size for each in batches),
-            )
+            try:
+                self._connections.use(
+                    lambda connection: self._try(connection, left, send),
+                    patience=patience,
+                    size=sum(each.size for each in batches),
+                )
+            finally:  # also where an answer was asked for, and that failed
+                for each in batches:
+                    each.held.unsure = each.held.unsure or each.held.turn is None
         except StoreError as error:
             away = error.__cause__ is None or not isinstance(error.__cause__, psycopg.Error)
             for each in left:
-                each.held.unsure = each.held.turn is None
                 if away or len(batches) == 1:
                     each.error = StoreError(*error.args, path=error.path, errno=error.errno)
                 else:  # one by one, so that no run gets the error of another
                     each.sent = False
                     self._write([each], send)
-        except BaseException:  # of a signal handler; what others brought is led by another
-            for each in left:
-                if each.thread == threading.get_ident():
-                    each.held.unsure = each.held.turn is None
-            raise
 
     def _try(self, connection: Connection, left: list[RunBatch], send: _Send) -> None:
         """Write what is not written yet; called again when a connection was lost."""
@@ -344,91 +375,81 @@ class PostgresStore:
         left.clear()
 
     def _resolve(self, connection: Connection, left: list[RunBatch]) -> None:
-        """Find out what became of a statement that got no answer.
-
-        A server process that is still at work on it is waited for.  A statement that arrives even
-        later finds another turn.
-        """
-        runs = [each.held.run for each in left]
-        rows = connection.execute(
-            f"SELECT run, epoch, turn, holder FROM {self._schema}.leases "
-            "WHERE run = ANY($1::bigint[]) ORDER BY run FOR UPDATE",
-            (array("bigint", runs),),
-        ).fetchall()
-        found = {run: rest for run, *rest in rows}
-        me = self._presence.id
-        for each in list(left):
-            if not each.sent:
+        """Find out what became of statements that got no answer, or changed nothing."""
+        for each in [each for each in left if each.sent]:
+            try:
+                turn = self._catch_up(connection, each.held)
+            except StoreError as error:
+                each.error = error
                 continue
-            epoch, turn, holder = found.get(each.held.run, (0, 0, 0))
-            if (epoch, holder) != (each.held.epoch, me):
+            if turn is None:
                 each.error = LeaseLostError(run_id=each.run_id)
-            elif turn > each.turn and (turn - each.turn) % 2:  # see _skip_turn
-                each.held.written(each, flushed=each.batch.durable)
-                each.held.turn = turn
-                left.remove(each)
             elif turn > each.turn:
-                each.turn = turn
-            elif turn < each.turn:
-                self._repeat(connection, each, turn)
+                each.held.written(each, flushed=each.batch.durable)
+                left.remove(each)
 
-    def _repeat(self, connection: Connection, each: RunBatch, turn: int) -> None:
-        """Write again what was not flushed before a crash of the server."""
-        lost = each.held.lost(turn, each.turn)
-        if lost is None:
-            each.error = StoreError(
-                f"the store {self.url}: its server lost what run {each.run_id!r} wrote last and "
-                "was not flushed. Nothing that was durable is lost; run again",
-                path=self.url,
-                errno=errno.EIO,
-            )
-            return
-        for before in lost:
-            if not send_again(connection, self._schema, self._presence.id, before):
-                each.error = LeaseLostError(run_id=each.run_id)
-                return
+    def _catch_up(self, connection: Connection, held: HeldLease) -> int | None:
+        """Return the turn of a run on the server, once nothing that was written is missing there.
+
+        A server process that is still at work on a statement is waited for.  A statement that
+        arrives even later finds another turn.
+
+        Returns:
+            ``None`` if the lease is lost.
+
+        Raises:
+            StoreError: the server lost what is not kept here.
+        """
+        me = self._presence.id
+        for attempt in range(_TRIES):
+            row = connection.execute(
+                f"SELECT turn FROM {self._schema}.leases "
+                "WHERE run = $1 AND epoch = $2 AND holder = $3 FOR UPDATE",
+                (held.run, held.epoch, me),
+            ).fetchone()
+            if row is None:
+                return None
+            lost = held.lost(row[0])
+            if lost is None and not attempt:
+                continue  # another thread may have had an answer meanwhile
+            if lost is None:
+                raise StoreError(
+                    f"the store {self.url}: its server lost what was written last to a run of this "
+                    "process and was not flushed. Nothing that was durable is lost; run again",
+                    path=self.url,
+                    errno=errno.EIO,
+                )
+            if not lost:
+                return int(row[0])
+            for each in lost:
+                if not send_batches(connection, self._schema, me, [each]):
+                    break  # what was on its way has arrived
+        return None
 
     def _begin_turn(self, connection: Connection, each: RunBatch) -> None:
         """Give a batch its turn: one that no statement under way can have."""
-        if not self._skip_turn(connection, each.held):
+        if each.held.turn is None and not self._skip_turn(connection, each.held):
             each.error = LeaseLostError(run_id=each.run_id)
         each.turn = each.held.turn or 0
 
-    def _skip_turn(
-        self, connection: Connection, held: HeldLease, *, if_unsure: bool = False
-    ) -> bool:
-        """Skip the turn of a write that failed: if it comes late, it finds another one.
-
-        Args:
-            if_unsure: leave the turn of a write that another thread has begun meanwhile.
-        """
+    def _skip_turn(self, connection: Connection, held: HeldLease) -> bool:
+        """Skip the turn of a write that failed: if it comes late, it finds another one."""
         with held.lock:
-            if if_unsure and not held.unsure:
-                return True
             for _ in range(_TRIES):
-                if held.turn is not None:
+                if not held.unsure:  # or another thread has begun a write meanwhile
                     return True
-                mine = (held.run, held.epoch, self._presence.id)
-                row = connection.execute(
-                    f"SELECT turn FROM {self._schema}.leases "
-                    "WHERE run = $1 AND epoch = $2 AND holder = $3 FOR UPDATE",
-                    mine,
-                ).fetchone()
-                lost = None if row is None else held.lost(row[0], held.turn_unflushed)
-                if row is None or lost is None:
+                turn = self._catch_up(connection, held)
+                if turn is None:
                     return False
-                for before in lost:  # a crash of the server took it back
-                    send_again(connection, self._schema, self._presence.id, before)
                 # It names the turn that it ends: a late one must not look like a batch of its turn.
                 row = connection.execute(
                     f"UPDATE {self._schema}.leases SET turn = turn + 1 WHERE run = $1 "
                     "AND epoch = $2 AND holder = $3 AND turn = $4 RETURNING turn",
-                    (*mine, row[0] + len(lost)),
+                    (held.run, held.epoch, self._presence.id, turn),
                 ).fetchone()
                 if row is not None:
-                    held.flushed()
-                    held.turn, held.unsure = row[0], False
-            return held.turn is not None
+                    held.skipped(row[0])
+        return False
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -438,37 +459,24 @@ class PostgresStore:
         held = self._held.get(run_id)
         if held is not None and held.unsure:
             # Whoever reads now decides by it what was written, so nothing may come later.
-            self._connections.use(lambda each: self._skip_turn(each, held, if_unsure=True))
-        for number, size, data in self._pages(functools.partial(self._records, run_id), after):
-            if size is None:
-                yield number, data
-            else:
-                again = functools.partial(self._record, run_id, number)
-                yield number, self._joined(run_id, record_ref(number), size, again) or b""
-
-    def _records(self, run_id: str, after: int, size: int) -> list[Any]:
-        return self._rows(
-            f"SELECT number, size, data FROM {self._schema}.records WHERE run = {self._run} "
-            "AND number > $2 ORDER BY number LIMIT $3",
-            hashed(run_id), after, size,
-        )  # fmt: skip
-
-    def _record(self, run_id: str, number: int) -> Any:
-        return next(iter(self._records(run_id, number - 1, 1)), (0, None, None))[1:]
+            self._connections.use(lambda each: self._skip_turn(each, held))
+        # The length of a value is known without reading it.
+        sql = (
+            "SELECT number, data FROM (SELECT number, data, sum(octet_length(data)) OVER "
+            f"(ORDER BY number) AS weight FROM {self._schema}.records WHERE run = {self._run} "
+            "AND number > $2 ORDER BY number LIMIT $3) AS page "
+            f"WHERE weight - octet_length(data) < {_WEIGHT} ORDER BY number"
+        )
+        yield from self._pages(lambda *cursor: self._rows(sql, hashed(run_id), *cursor), after)
 
     def get(self, run_id: str, name: str) -> bytes | None:
         if not self._settle(run_id):
             return None
-        again = functools.partial(self._object, run_id, name)
-        size, data = again()
-        return data if size is None else self._joined(run_id, object_ref(name), size, again)
-
-    def _object(self, run_id: str, name: str) -> Any:
         rows = self._rows(
-            f"SELECT size, data FROM {self._schema}.objects WHERE run = {self._run} AND hash = $2",
+            f"SELECT data FROM {self._schema}.objects WHERE run = {self._run} AND hash = $2",
             hashed(run_id), hashed(name),
         )  # fmt: skip
-        return rows[0] if rows else (None, None)
+        return rows[0][0] if rows else None
 
     def names(self, run_id: str, prefix: str = "") -> list[str]:
         if not self._settle(run_id):
@@ -485,7 +493,7 @@ class PostgresStore:
         if not self._settle(run_id):
             return None
         rows = self._rows(f"{self._heads} WHERE run = {self._run}", hashed(run_id))
-        return self._head(*rows[0]) if rows else None
+        return _head(*rows[0]) if rows else None
 
     def heads(self, workflow: str | None = None, *, unfinished: bool = False) -> Iterator[Head]:
         which = " AND NOT finished" if unfinished else ""
@@ -496,31 +504,23 @@ class PostgresStore:
             sql = f"{self._heads} WHERE run < $1{which} ORDER BY run DESC LIMIT $2"
             return self._rows(sql, before, size, *more)
 
-        return itertools.starmap(self._head, self._pages(page, 1 << 62))
+        return itertools.starmap(_head, self._pages(page, 1 << 62))
 
     def newest_heads(self, *, unfinished: bool = False) -> Iterator[Head]:
         """Yield the heads of all runs, or of unfinished ones, those of the newest runs first."""
         which = " AND NOT finished" if unfinished else ""
-        columns = "run, name, flow, finished, size, data"
+        columns = "run, name, flow, finished, data"
 
         def page(before: int, size: int) -> list[Any]:
             # The place is the cursor: it comes first.
             sql = f"SELECT place, {columns} FROM {self._schema}.runs WHERE place < $1{which} "
             return self._rows(f"{sql}ORDER BY place DESC LIMIT $2", before, size)
 
-        return (self._head(*row[1:]) for row in self._pages(page, 1 << 62))
+        return (_head(*row[1:]) for row in self._pages(page, 1 << 62))
 
     def count_heads(self) -> int:
         """Return how many runs there are, child runs included."""
         return int(self._rows(f"SELECT count(*) FROM {self._schema}.runs")[0][0])
-
-    def _head(
-        self, run: int, name: bytes, flow: bytes, finished: bool, size: int | None, data: Any
-    ) -> Head:
-        run_id = to_text(name)
-        if size is not None:
-            data = self._joined(run_id, head_ref(), size, lambda: (size, None)) or b""
-        return Head(run_id, to_text(flow), finished, data)
 
     def marks(self, run_id: str) -> list[bytes]:
         if not self._settle(run_id):
@@ -546,7 +546,7 @@ class PostgresStore:
 
         def squeeze(connection: Connection) -> int:
             before = self._size(connection)
-            for table in ("records", "objects", "pieces", "runs", "leases", "processes"):
+            for table in ("records", "objects", "runs", "leases", "processes"):
                 connection.until = None  # it takes as long as it takes
                 connection.execute(f"VACUUM (ANALYZE) {self._schema}.{table}")
             return max(0, before - self._size(connection))
@@ -567,7 +567,7 @@ class PostgresStore:
 
     @property
     def _heads(self) -> str:
-        return f"SELECT run, name, flow, finished, size, data FROM {self._schema}.runs"
+        return f"SELECT run, name, flow, finished, data FROM {self._schema}.runs"
 
     def _rows(self, sql: str, *parameters: Any) -> list[Any]:
         return self._connections.use(
@@ -576,38 +576,12 @@ class PostgresStore:
 
     def _pages(self, page: Callable[[int, int], list[Any]], cursor: int) -> Iterator[Any]:
         """Row by row, read page by page; nothing stays open between two pages."""
-        most = _PAGE
-        for wanted in itertools.chain(_FIRST_PAGES, itertools.repeat(_PAGE)):
-            size = min(wanted, most)
+        for size in itertools.chain(_FIRST_PAGES, itertools.repeat(_PAGE)):
             found = page(cursor, size)
             yield from found
-            if len(found) < size:
+            if len(found) < size and sum(len(row[-1]) for row in found) < _WEIGHT:
                 return
             cursor = found[-1][0]
-            weight = sum(len(row[-1] or b"") for row in found)
-            most = max(1, min(_PAGE, _WEIGHT * len(found) // max(1, weight)))
-
-    def _joined(self, run_id: str, ref: bytes, size: int, again: Callable[[], Any]) -> bytes | None:
-        """Return a value that lies in pieces; ``b""`` if they are not whole."""
-        for _ in range(_TRIES):
-            pieces = []
-            for part in itertools.count():
-                rows = self._rows(
-                    f"SELECT data FROM {self._schema}.pieces "
-                    f"WHERE run = {self._run} AND ref = $2 AND part = $3",
-                    hashed(run_id), ref, part,
-                )  # fmt: skip
-                if not rows:
-                    break
-                pieces.append(rows[0][0])
-            now, data = again()  # it may have been replaced meanwhile
-            if now is None:
-                return data  # type: ignore[no-any-return]
-            if now == size:
-                whole = b"".join(pieces)
-                return whole if len(whole) == size else b""
-            size = now
-        return b""
 
     # -- end -------------------------------------------------------------------------------------
 
@@ -617,9 +591,12 @@ class PostgresStore:
             self._held.clear()
         if self._to_release:
             self._release_all()
-        self._drafts.close()
         self._presence.close()
         self._connections.close()
+
+
+def _head(_run: int, name: bytes, flow: bytes, finished: bool, data: bytes) -> Head:
+    return Head(to_text(name), to_text(flow), finished, data)
 
 
 def _owner(text: str | None) -> Owner | None:
@@ -640,5 +617,5 @@ def _watch_forks() -> None:
 
 def _in_child() -> None:
     for store in list(_stores):
-        store._drafts.abandon()
+        store._connections.abandon()
         store._begin()

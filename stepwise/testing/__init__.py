@@ -28,8 +28,13 @@ The model calls of a run that was recorded answer those of a test, without key a
 """
 
 from stepwise.testing.contract import StoreContract
-from stepwise.testing.crashes import SimulatedCrash, SimulatedFailure, crash_at
-from stepwise.testing.everywhere import CrashReport, crash_everywhere
+from stepwise.testing.crashes import (
+    CrashReport,
+    SimulatedCrash,
+    SimulatedFailure,
+    crash_at,
+    crash_everywhere,
+)
 from stepwise.testing.fresh import fresh_store
 from stepwise.testing.recorded import RequestNotRecorded, recorded
 

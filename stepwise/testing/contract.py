@@ -23,11 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from stepwise._values.buffers import Pieces
+from stepwise._values.unpickling import Pieces
 from stepwise.errors import LeaseLostError, RunOwnedError
 from stepwise.stores import Batch, Head, Owner, Store, open_store
-
-__all__ = ["StoreContract"]
 
 E = TypeVar("E", bound=BaseException)
 

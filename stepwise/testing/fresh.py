@@ -15,8 +15,6 @@ from stepwise._runtime import settings as _config
 from stepwise.stores import Store, open_store
 from stepwise.stores.memory import MemoryStore
 
-__all__ = ["fresh_store"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -11,17 +11,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from stepwise.errors import ConfigurationError
-from stepwise.integrations._model_calls import calls_in, canonical
+from stepwise.integrations._model_calls import calls_in
 from stepwise.integrations._model_requests import ModelRequest, endpoint_of, read_request
 from stepwise.integrations._recorded_responses import (
+    canonical,
     library_of,
     pieces_of,
     response_from,
     stream_class,
 )
 from stepwise.integrations.instrument import answering
-
-__all__ = ["RequestNotRecorded", "recorded"]
 
 _KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")  # the SDKs make no client without one
 _SHOWN = 6  # differences in a message
@@ -56,11 +55,13 @@ class _CallInFile:
 class recorded:  # noqa: N801
     """Within the block, the recorded model calls of a run answer those of the program.
 
-    Every request that a client of openai, anthropic or litellm makes is answered, whichever
-    framework uses it, inside of runs and outside, and none is sent.  A request is answered by the
-    recorded one with the same identity (see ``stepwise.instrument``; another server counts as the
-    same).  Each recorded call answers once; equal ones answer in their order.  No API key is
-    needed: without one in the environment, the block sets a placeholder.
+    None of the requests to models is sent that httpx would send, whichever client or framework
+    makes them, inside of runs and outside; nor is any other request with the header
+    ``x-stainless-lang``, as the SDKs of OpenAI, Anthropic and others send it (to upload a file, to
+    list models).  A request is answered by the recorded one with the same identity (see
+    ``stepwise.instrument``; another server counts as the same).  Each recorded call answers once;
+    equal ones answer in their order.  No API key of OpenAI or Anthropic is needed: without one in
+    the environment, the block sets a placeholder.
 
     Example:
         >>> with recorded("run.json"):  # stepwise export RUN --format model-calls -o run.json
@@ -124,11 +125,10 @@ class recorded:  # noqa: N801
             call.used = True
         if not streamed:
             return response_from(call.form, request)
-        cls = stream_class(
-            library_of(request), "AsyncByteStream" if asynchronous else "SyncByteStream"
-        )
         give = self._agive if asynchronous else self._give
-        return response_from(call.form, request, cls(lambda: give(call)))
+        return response_from(
+            call.form, request, stream_class(library_of(request))(lambda: give(call))
+        )
 
     def _give(self, call: _CallInFile) -> Any:
         yield from pieces_of(call.form)
@@ -195,7 +195,7 @@ def _anew(path: str) -> str:
 
 
 def _identity(request: ModelRequest) -> str:
-    return canonical(request._replace(streamed=False))
+    return canonical(request._replace(streamed=False, hidden=""))
 
 
 def _identity_elsewhere(request: ModelRequest) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from stepwise import CheckpointStore, RecoverableAgent
+from stepwise import Checkpoint, CheckpointStore, RecoverableAgent
 from stepwise.graph import CheckpointConfig, CheckpointManager, Edge, Graph, GraphExecutor, Node
 from stepwise.stores.memory import MemoryStore
 
@@ -14,7 +14,7 @@ STEPS = 20
 
 
 class Counting(MemoryStore):
-    """A store that counts what is asked of it, while it is told to."""
+    """A store that counts what is asked of it, but for the watcher's looks, one now and then."""
 
     def __init__(self):
         super().__init__("counting")
@@ -33,11 +33,11 @@ class Counting(MemoryStore):
         super().write(run_id, epoch, batch)
 
     def get(self, run_id, name):
-        self.counts["get"] += 1
+        self.counts["get"] += threading.get_ident() == self.thread
         return super().get(run_id, name)
 
     def names(self, run_id, prefix=""):
-        self.counts["names"] += 1
+        self.counts["names"] += threading.get_ident() == self.thread
         return super().names(run_id, prefix)
 
 
@@ -101,6 +101,24 @@ def test_without_a_checkpoint_a_node_is_a_record():
         await GraphExecutor(None, manager).execute(chain(steps), "count", {"count": 0})
 
     assert per_step(execute)[0] == {"write": 1, "flush": 1, "record": 1}
+
+
+def test_the_checksum_of_a_checkpoint_is_computed_once(monkeypatch):
+    """A step's checkpoint goes through the state for one checksum, and for its record."""
+    computed = []
+    real = Checkpoint.compute_checksum
+
+    def counted(self):
+        computed.append(self.step_number)
+        return real(self)
+
+    monkeypatch.setattr(Checkpoint, "compute_checksum", counted)
+    agent = RecoverableAgent(
+        lambda ctx: "done" if ctx.step > 3 else None, CheckpointStore(), checkpoint_every_n=1
+    )
+    asyncio.run(agent.run_with_recovery("task", "run"))
+    assert computed == [1, 2, 3]
+    assert agent.store.load_latest("run").step_number == 3
 
 
 def test_a_checkpoint_of_an_agent_is_written_once():

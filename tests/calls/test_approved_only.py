@@ -54,9 +54,9 @@ def payer():
             continue
 
 
-def impatient(active, ticket):
+def impatient(active, waiting, approvers):
     """Nobody waits here: without an answer the process dies."""
-    message = active.inbox.answer(ticket)
+    message = active.inbox.answer(waiting.ticket)
     if message is None:
         raise Killed
     return approvals.Result(message)

@@ -6,6 +6,7 @@ import functools
 import warnings
 
 import pytest
+from flows import flow_of
 
 from stepwise import RunWarning, step, tool, workflow
 
@@ -58,24 +59,7 @@ def test_a_cache_around_a_side_effect(call):
 
 
 def test_a_cache_of_the_workflow():
-    """A cache that the workflow makes itself is seen among its variables."""
-
-    @tool(side_effect=True)
-    def send(x):
-        return x
-
-    @workflow
-    def agent():
-        cached = functools.cache(send)
-        return cached(1)
-
-    with pytest.warns(RunWarning) as caught:
-        agent()
-    assert any("a cache around it" in str(each.message) for each in caught)
-
-
-def test_a_cached_method_of_a_class_that_a_function_made():
-    """The class of an instance is looked at, however it came about."""
+    """A cache that the workflow makes itself is seen among its variables, and in its classes."""
 
     class Made:
         @functools.cache  # noqa: B019
@@ -83,12 +67,17 @@ def test_a_cached_method_of_a_class_that_a_function_made():
         def send(self, x):
             return x
 
+    send = tool(side_effect=True)(act)
+
     @workflow
     def agent():
-        return Made().send(1)
+        cached = functools.cache(send)
+        return cached(1)
 
-    with pytest.warns(RunWarning, match="a cache around it"):
-        agent()
+    for flow in (agent, flow_of(lambda: Made().send(1))):
+        with pytest.warns(RunWarning) as caught:
+            flow()
+        assert any("a cache around it" in str(each.message) for each in caught)
 
 
 @tool(side_effect=True)
@@ -102,9 +91,7 @@ def helper(x):
 
 
 class Caching:
-    @tool(side_effect=True)
-    def send(self, x):
-        return x
+    send = tool(side_effect=True)(Agent.plain.__wrapped__)
 
     @functools.lru_cache  # noqa: B019
     def helping(self, x):
@@ -137,27 +124,10 @@ def test_a_cache_inside():
 
 def test_what_is_no_matter():
     """Caches of plain steps, tools without side effects, and tools without caches do not warn."""
-
-    @step
-    @functools.cache
-    def inside(x):
-        return x
-
-    @functools.cache
-    @step
-    def around(x):
-        return x
-
-    @tool(side_effect=True)
-    def send(x):
-        return x
-
+    inside = step(functools.cache(act))
+    around = functools.cache(step(act))
     cached_other = functools.cache(act)
-
-    @workflow
-    def agent():
-        return inside(1), around(1), send(1), cached_other(1)
-
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert agent() == (1, 1, 1, 1)
+        flow = flow_of(lambda: (inside(1), around(1), sent(1), cached_other(1)))
+        assert flow() == (1, 1, 1, 1)

@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import threading
-import traceback
 import types
 import typing
 import unittest.mock
@@ -21,6 +20,8 @@ import weakref
 
 import pydantic
 import pytest
+import tenacity
+from flows import flow_of
 
 import stepwise
 from stepwise import ConfigurationError, Workflow, current_run, step, tool, workflow
@@ -47,6 +48,11 @@ def recorded():
     return [each.name for each in current_run().steps]
 
 
+def in_a_run(call):
+    """What calls give in a run, and the names of what it recorded."""
+    return flow_of(lambda: (call(), recorded()))()
+
+
 # -- what a decorated function says of itself ----------------------------------------------------
 
 
@@ -66,74 +72,38 @@ async def coroutine(a: int) -> str:
 
 @EVERY
 @pytest.mark.parametrize("function", [original, coroutine], ids=lambda f: f.__name__)
-def test_name_and_docstring(decorate, function):
-    """Name, docstring, module and signature are those of the function."""
+def test_source(decorate, function):
+    """``inspect`` and ``typing`` find what they find of the function, in its own file."""
     made = decorate(function)
-    for name in ("__name__", "__qualname__", "__doc__", "__module__"):
+    for name in ("__name__", "__qualname__", "__doc__", "__module__", "__annotations__"):
         assert getattr(made, name) == getattr(function, name)
-    assert inspect.signature(made) == inspect.signature(function)
-    assert inspect.getdoc(made) == inspect.getdoc(function)
-    assert made.__wrapped__ is function
-    assert inspect.unwrap(made) is function
-
-
-@EVERY
-@pytest.mark.parametrize("function", [original, coroutine], ids=lambda f: f.__name__)
-def test_type_hints(decorate, function):
-    """Type hints are those of the function, and resolve where it was defined."""
-    made = decorate(function)
-    assert made.__annotations__ == function.__annotations__
-    assert typing.get_type_hints(made) == typing.get_type_hints(function)
-
-
-@EVERY
-def test_source(decorate):
-    """``inspect`` finds the function's own source, in its own file."""
-    made = decorate(original)
-    assert inspect.getsource(made) == inspect.getsource(original)
-    assert inspect.getsourcelines(made)[1] == original.__code__.co_firstlineno
-
-
-@EVERY
-def test_coroutine_functions(decorate):
-    """``iscoroutinefunction``, of ``inspect`` and ``asyncio``, says the same as of the function."""
-    assert inspect.iscoroutinefunction(decorate(coroutine))
-    assert not inspect.iscoroutinefunction(decorate(original))
+    questions = [inspect.signature, inspect.getdoc, inspect.getsource, inspect.getsourcelines]
+    questions += [typing.get_type_hints, inspect.iscoroutinefunction]
     if sys.version_info < (3, 14):  # where it is deprecated
-        assert asyncio.iscoroutinefunction(decorate(coroutine))
-        assert not asyncio.iscoroutinefunction(decorate(original))
-    bound = types.SimpleNamespace(f=decorate(coroutine))
-    assert inspect.iscoroutinefunction(bound.f)
+        questions.append(asyncio.iscoroutinefunction)
+    for question in questions:
+        assert question(made) == question(function)
+    assert made.__wrapped__ is inspect.unwrap(made) is function
+    bound = types.SimpleNamespace(f=made)
+    assert inspect.iscoroutinefunction(bound.f) == (function is coroutine)
 
 
-@pytest.mark.parametrize("decorator", [step, tool])
+@EACH
 def test_real_functions(decorator):
-    """What ``@step`` and ``@tool`` hand out is a real function, which SDKs insist on."""
-    for function in (original, coroutine):
-        assert inspect.isfunction(decorator(function))
-        assert type(decorator(function)) is types.FunctionType
-
-
-def test_workflow_objects():
-    """A workflow says that it is a ``Workflow``, and shows its name."""
-    made = workflow(original)
+    """A step or tool is a real function, which SDKs insist on; a workflow a ``Workflow``."""
+    made = decorator(original)
+    if decorator is not workflow:
+        for function in (made, decorator(coroutine)):
+            assert inspect.isfunction(function)
+            assert type(function) is types.FunctionType
+        return
     assert made.__class__ is type(made) is Workflow
     assert isinstance(made, Workflow)
     assert not isinstance(made, types.FunctionType)
     assert callable(made)
-    assert repr(made) == f"<workflow {__name__}:original>"
+    assert repr(made) == str(made) == f"<workflow {__name__}:original>"
     assert made.full_name == f"{__name__}:original"
-
-
-def test_printing_a_workflow():
-    """``print(agent)`` shows what ``repr`` shows."""
-    assert str(workflow(original)) == repr(workflow(original))
-
-
-def test_completion_in_a_notebook():
-    """``dir`` of a workflow, from which a notebook completes names, lists what it offers."""
-    offered = {"execute", "options", "run_id_for", "full_name"}
-    assert offered <= set(dir(workflow(original)))
+    assert {"execute", "options", "run_id_for", "full_name"} <= set(dir(made))
     assert unittest.mock.create_autospec(workflow(_add)).execute(1) is not None
 
 
@@ -221,14 +191,22 @@ class Lower(Bound):
 
 @pytest.mark.parametrize("name", ["plain", "later", "flow", "later_flow"])
 def test_bound_methods(name):
-    """A bound method has the name, docstring and signature of the method, without ``self``."""
-    instance = Bound()
+    """A bound method has the name, docstring and signature of the method, without ``self``.
+
+    Got twice from one instance it is equal, so that a callback can be unregistered.
+    """
+    instance, other = Bound(), Bound()
     bound, function = getattr(instance, name), inspect.unwrap(Bound.__dict__[name])
     assert bound.__name__ == name
     assert bound.__self__ is instance
     assert str(inspect.signature(bound)) == "(x)"
     assert bound.__doc__ == function.__doc__
     assert inspect.iscoroutinefunction(bound) == ("later" in name)
+    callbacks = [bound]
+    callbacks.remove(getattr(instance, name))
+    assert callbacks == []
+    assert bound != getattr(other, name)
+    assert len({bound, getattr(instance, name)}) == 1
 
 
 def test_methods_in_a_run():
@@ -248,12 +226,7 @@ def test_methods_in_a_run():
 
 def test_overridden_methods():
     """An overriding step or workflow calls the overridden one by ``super()``; both are recorded."""
-
-    @workflow
-    def flow():
-        return Lower(7).plain(1), Lower.of_class(2), recorded()
-
-    value, of_class, names = flow()
+    (value, of_class), names = in_a_run(lambda: (Lower(7).plain(1), Lower.of_class(2)))
     assert value == ("lower", (7, 1))
     assert of_class == ("lower", ("Lower", 2))
     assert names == ["Lower.plain", "Bound.plain", "Lower.of_class", "Bound.of_class"]
@@ -262,32 +235,26 @@ def test_overridden_methods():
     assert inner[1] == ["Lower.plain", "Bound.plain"]
     assert outer == ["Bound.flow"]
 
-
-def test_overridden_class_methods():
-    """A class method's workflow calls the overridden one by ``super()``, of any class."""
-
-    class Upper:
+    class Under(Bound):
         @classmethod
         @workflow
-        def flow(cls, x):
-            return cls.__name__, x
+        def flow_of_class(cls, x):
+            return "under", super().flow_of_class(x)[:2]
 
-    class Under(Upper):
-        @classmethod
-        @workflow
-        def flow(cls, x):
-            return "under", super().flow(x)
-
-    assert Under.flow(1) == ("under", ("Under", 1))
+    assert Under.flow_of_class(1) == ("under", (("Under", 1), ("Under", 1)))
 
 
 def test_inherited_methods():
-    """A method inherited by a subclass is recorded, and runs of the two classes are two."""
+    """A method is the same through the class, and another one through a subclass."""
 
     class Other(Bound):
         pass
 
-    assert Other(7).later_flow.run_id_for(1) != Bound(7).later_flow.run_id_for(1)
+    instance = Bound(7)
+    assert Bound.plain(instance, 1) == (7, 1)
+    assert Bound.flow(instance, 1) == ((7, 1), ["Bound.plain"])
+    assert Bound.flow.run_id_for(instance, 1) == instance.flow.run_id_for(1)
+    assert Other(7).later_flow.run_id_for(1) != instance.later_flow.run_id_for(1)
     assert Other(7).flow(1) == ((7, 1), ["Bound.plain"])
     assert Other.flow_of_class(1)[0] == ("Other", 1)
 
@@ -302,49 +269,19 @@ def test_options_of_class_methods():
             Lower.flow_of_class.options(run_id="inside")
 
 
-def test_methods_called_through_the_class():
-    """``Class.method(instance, x)`` is the same call as ``instance.method(x)``."""
-    instance = Bound(7)
-    assert Bound.plain(instance, 1) == (7, 1)
-    assert Bound.flow(instance, 1) == ((7, 1), ["Bound.plain"])
-    assert Bound.flow.run_id_for(instance, 1) == instance.flow.run_id_for(1)
-
-
-def test_equality():
-    """A decorated function is equal to itself only, not to the raw function inside."""
-    for made in (step(original), tool(original), workflow(original)):
-        assert made == made
-        assert not made == original  # noqa: SIM201
-        assert hash(made) != hash(original)
-        assert {original: "raw"}.get(made) is None
-        assert made not in [original, None]
-    assert not workflow(original) == workflow(original)  # noqa: SIM201
-
-
 @EACH
-def test_inequality(decorator):
-    """``!=`` says the opposite of ``==``."""
+def test_equality(decorator):
+    """A decorated function is equal to itself only, not to the raw function inside."""
     made = decorator(original)
-    assert made != original
+    assert made == made
     assert not made != made  # noqa: SIM202
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "plain",
-        "later",
-        "flow",
-    ],
-)
-def test_equality_of_bound_methods(name):
-    """A method got twice from one instance is equal, so that a callback can be unregistered."""
-    instance, other = Bound(), Bound()
-    callbacks = [getattr(instance, name)]
-    callbacks.remove(getattr(instance, name))
-    assert callbacks == []
-    assert getattr(instance, name) != getattr(other, name)
-    assert len({getattr(instance, name), getattr(instance, name)}) == 1
+    assert made != original
+    assert not made == original  # noqa: SIM201
+    assert hash(made) != hash(original)
+    assert {original: "raw"}.get(made) is None
+    assert made not in [original, None]
+    if decorator is workflow:
+        assert not made == workflow(original)  # noqa: SIM201
 
 
 # -- the standard library does with it what it does with functions -------------------------------
@@ -352,69 +289,30 @@ def test_equality_of_bound_methods(name):
 
 @EVERY
 def test_copies(decorate):
-    """A copy, deep or not, of a decorated function is the function itself."""
-    made = decorate(original)
+    """A copy of a decorated function is the function itself, which can be referred to weakly."""
+    made = decorate(_add)
     assert copy.copy(made) is made
     assert copy.deepcopy(made) is made
     assert copy.deepcopy({"tools": [made]})["tools"][0] is made
+    assert weakref.ref(made)() is made
+    assert weakref.WeakKeyDictionary({made: 1})[made] == 1
 
 
-def test_copies_of_instances():
+@pytest.mark.parametrize("name", ["plain", "flow"])
+def test_copies_of_instances(name):
     """The copy of an instance has its own bound methods, which are recorded."""
-    instance = Bound([1])
-    copied = copy.deepcopy(instance)
-    copied.value.append(2)
-    assert copied.flow(1) == (([1, 2], 1), ["Bound.plain"])
-    assert instance.flow(1) == (([1], 1), ["Bound.plain"])
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "plain",
-        "flow",
-    ],
-)
-def test_deep_copies_of_bound_methods(name):
-    """A bound method that is copied with its instance is bound to the copy."""
     instance = Bound([1])
     copied = copy.deepcopy({"agent": instance, "call": getattr(instance, name)})
     assert copied["call"].__self__ is copied["agent"]
-    assert copied["agent"] is not instance
-
-
-@EVERY
-def test_weak_references(decorate):
-    """A decorated function can be referred to weakly, and is freed when nothing else does."""
-
-    def function(x):
-        return x
-
-    made = decorate(function)
-    reference = weakref.ref(made)
-    assert reference() is made
-    assert weakref.WeakKeyDictionary({made: 1})[made] == 1
+    copied["agent"].value.append(2)
+    assert copied["agent"].flow(1) == (([1, 2], 1), ["Bound.plain"])
+    assert instance.flow(1) == (([1], 1), ["Bound.plain"])
 
 
 @EVERY
 def test_partial(decorate):
-    """``functools.partial`` of it calls it, and is recorded in a run."""
+    """``functools.partial`` and ``partialmethod`` of it call it, and are recorded in a run."""
     made = functools.partial(decorate(_add), 1)
-
-    @workflow
-    def flow():
-        return made(2), made(b=3), recorded()
-
-    assert made(2) == 3
-    assert flow() == (3, 4, ["_add", "_add"])
-
-
-def _add(a, b=0):
-    return a + b
-
-
-def test_partial_methods():
-    """``functools.partialmethod`` of a step calls it as a method."""
 
     class Agent:
         @step
@@ -423,44 +321,22 @@ def test_partial_methods():
 
         add_one = functools.partialmethod(add, 1)
 
-        @workflow
-        def flow(self):
-            return self.add_one(2), recorded()
-
-    name = "Agent.add"
-    assert Agent().flow() == (3, [name])
+    assert made(2) == 3
+    found = in_a_run(lambda: (made(2), made(b=3), Agent().add_one(2)))
+    assert found == ((3, 4, 3), ["_add", "_add", "Agent.add"])
 
 
-@step
-def documented(x):
-    """Twice.
-
-    >>> documented(2)
-    4
-    """
-    return 2 * x
+def _add(a, b=0):
+    return a + b
 
 
-@workflow(store="memory:")
-def documented_workflow(x):
-    """Twice, durably.
-
-    >>> documented_workflow(3)
-    6
-    """
-    return documented(x)
-
-
-@pytest.mark.parametrize("function", [documented, documented_workflow], ids=["step", "workflow"])
-def test_doctest(function):
+@EVERY
+def test_doctest(decorate):
     """``doctest`` finds the examples of a decorated function of a module, and they hold."""
     module = types.ModuleType("documented")
-    module.__dict__.update({function.__name__: function, "__name__": __name__})
-    finder = doctest.DocTestFinder(recurse=True)
-    found = [test for test in finder.find(module, module=sys.modules[__name__]) if test.examples]
-    assert [len(test.examples) for test in found] == [1]
-    test = found[0]
-    test.globs[function.__name__] = function
+    module.__dict__.update(original=decorate(original), __name__=__name__)
+    found = doctest.DocTestFinder().find(module, module=sys.modules[__name__])
+    (test,) = [each for each in found if each.examples]
     assert doctest.DocTestRunner().run(test) == doctest.TestResults(0, 1)
 
 
@@ -513,17 +389,13 @@ def test_special_methods():
         def size(self):
             return self.x
 
-    @workflow
-    def flow():
+    def calls():
         odd = Odd()
         with odd as entered:
-            pass
-        return odd(4), entered, odd.size, recorded()
+            return odd(4), entered, odd.size
 
-    *values, names = flow()
-    assert values == [4, 3, 1]
-    special = ["__init__", "__enter__", "__exit__", "__call__", "size"]
-    assert names == [f"Odd.{name}" for name in special]
+    special = ["__init__", "__enter__", "__call__", "size", "__exit__"]
+    assert in_a_run(calls) == ((4, 3, 1), [f"Odd.{name}" for name in special])
 
 
 @pytest.mark.parametrize("name", ["ask", "_Agent__private", "alias"])
@@ -544,11 +416,8 @@ def test_methods_under_another_name(name):
 
         alias = step(lambda self, x: x)
 
-    @workflow(key=())
-    def flow():
-        return getattr(Agent(), name)(1), getattr(Agent(), name)(1)
-
-    assert flow() == (1, 1)
+    found, _ = in_a_run(lambda: (getattr(Agent(), name)(1), getattr(Agent(), name)(1)))
+    assert found == (1, 1)
 
 
 def test_abstract_methods():
@@ -570,72 +439,50 @@ def test_abstract_methods():
     assert Base.__abstractmethods__ == {"one", "two", "three"}
 
 
-def test_caches_keyed_by_function():
-    """A cache keyed by function that has seen the raw one does not hand out that for the step."""
+@EACH
+def test_caches_keyed_by_function(decorator):
+    """A cache keyed by function does not hand out the raw one; one around a step asks it once."""
 
     @functools.lru_cache
     def schema(function):
         return function
 
-    for decorator in DECORATORS.values():
-        assert schema(original) is original
-        made = decorator(original)
-        assert schema(made) is made
-
-
-def test_cached_steps():
-    """A ``functools.lru_cache`` around a step asks it once, and it is recorded."""
+    assert schema(original) is original
+    made = decorator(original)
+    assert schema(made) is made
     cached = functools.lru_cache(step(_add))
-
-    @workflow
-    def flow():
-        return cached(1), cached(1), cached(2), recorded()
-
-    assert flow() == (1, 1, 2, ["_add", "_add"])
+    found = in_a_run(lambda: (cached(1), cached(1), cached(2)))
+    assert found == ((1, 1, 2), ["_add", "_add"])
 
 
 @pytest.mark.parametrize("decorator", [step, tool])
 def test_rebuilt_functions(decorator):
     """A function that an SDK rebuilds from ``__code__`` and ``__closure__`` is recorded still."""
     made = decorator(_add)
-    rebuilt = types.FunctionType(
-        made.__code__, made.__globals__, "another", made.__defaults__, made.__closure__
+    rebuilt, whole = (
+        types.FunctionType(made.__code__, names, name, made.__defaults__, made.__closure__)
+        for name, names in (("another", made.__globals__), ("whole", dict(made.__globals__)))
     )
     rebuilt.__kwdefaults__ = made.__kwdefaults__
-    whole = types.FunctionType(
-        made.__code__, dict(made.__globals__), "whole", made.__defaults__, made.__closure__
-    )
     whole.__dict__.update(made.__dict__)
-
-    @workflow
-    def flow():
-        return rebuilt(1, b=2), whole(3), recorded()
-
-    assert flow() == (3, 3, ["_add", "_add"])
+    assert in_a_run(lambda: (rebuilt(1, b=2), whole(3))) == ((3, 3), ["_add", "_add"])
 
 
-def test_schemas():
+@pytest.mark.parametrize("decorator", [step, tool])
+def test_schemas(decorator):
     """pydantic, from which SDKs make a tool's schema, sees names, types and defaults."""
-    for decorator in (step, tool):
 
-        @decorator
-        def search(query: str, limit: int = 3) -> list[str]:
-            return [query] * limit
+    @decorator
+    def search(query: str, limit: int = 3) -> list[str]:
+        return [query] * limit
 
-        search.__annotations__.update(query=str, limit=int)
-        schema = pydantic.TypeAdapter(search).json_schema()
-        assert schema["properties"].keys() == {"query", "limit"}
-        assert schema["required"] == ["query"]
-        validated = pydantic.validate_call(search)
-
-        @workflow
-        def flow(validated=validated):
-            return validated("a", limit="2"), recorded()
-
-        assert flow.options(ignore="validated", fresh=True)() == (
-            ["a", "a"],
-            [search.__qualname__.rpartition(".")[2]],
-        )
+    search.__annotations__.update(query=str, limit=int)
+    schema = pydantic.TypeAdapter(search).json_schema()
+    assert schema["properties"].keys() == {"query", "limit"}
+    assert schema["required"] == ["query"]
+    validated = pydantic.validate_call(search)
+    found, names = in_a_run(lambda: validated("a", limit="2"))
+    assert (found, names) == (["a", "a"], [search.__qualname__.rpartition(".")[2]])
 
 
 def test_methods_of_a_pydantic_model(tmp_path):
@@ -658,38 +505,123 @@ def test_methods_of_a_pydantic_model(tmp_path):
     assert (run.result, [each.name for each in run.steps]) == ("I am Ada", ["Agent.greet"])
 
 
-def test_mocks():
+@EACH
+def test_mocks(decorator):
     """``unittest.mock`` specifies a mock by a step, with its signature, and by a workflow."""
-    for decorator in DECORATORS.values():
-        made = unittest.mock.create_autospec(decorator(_add), return_value=5)
-        assert made(1, b=2) == 5
-        if decorator is not workflow:
-            with pytest.raises(TypeError):
-                made(1, 2, 3)
+    made = unittest.mock.create_autospec(decorator(_add), return_value=5)
+    assert made(1, b=2) == 5
+    if decorator is not workflow:
+        with pytest.raises(TypeError):
+            made(1, 2, 3)
 
 
-@pytest.mark.parametrize("decorator", [step, tool])
-def test_decorators_around(decorator):
-    """A decorator of the user around a step or tool works, and the call is recorded."""
+def supplying(*before, **named):
+    """A decorator that hands arguments of its own to the function it wraps."""
 
-    def logged(function):
+    def decorate(function):
         @functools.wraps(function)
         def outer(*args, **kwargs):
-            return "logged", function(*args, **kwargs)
+            return function(*before, *args, **named, **kwargs)
 
         return outer
 
-    made = logged(decorator(_add))
+    return decorate
 
-    @workflow
-    def flow():
-        return made(1), recorded()
 
-    assert flow() == (("logged", 1), ["_add"])
+@EVERY
+def test_decorators_that_supply_an_argument(decorate):
+    """A call fits what is called, and not what ``functools.wraps`` says of the function inside."""
+
+    @decorate
+    @supplying(db="DB")
+    def by_name(x, db):
+        return x, db
+
+    @decorate
+    @supplying("DB")
+    def by_place(db, x=0, y=5):
+        return db, x, y
+
+    @decorate
+    @unittest.mock.patch("os.getcwd")
+    def patched(x, cwd):
+        return x, cwd is os.getcwd
+
+    found, _ = in_a_run(lambda: (by_name(1), by_place(1), by_place(1, 0), patched(1)))
+    assert found == ((1, "DB"), ("DB", 1, 5), ("DB", 1, 0), (1, True))
+    assert (by_name(2), patched(2)) == ((2, "DB"), (2, True))
+
+
+def test_methods_below_a_decorator_that_supplies_an_argument():
+    """The instance counts, and the other arguments, where all of them are ``*args``."""
+
+    class Agent:
+        def __init__(self, name):
+            self.name = name
+
+        @step
+        @supplying(db="DB")
+        def ask(self, x, db):
+            return self.name, x, db
+
+        @step
+        @unittest.mock.patch("os.getcwd")
+        async def later(self, x, cwd):
+            return self.name, x
+
+        @tool(side_effect=True, approve=lambda *arguments: False)
+        @supplying(db="DB")
+        def send(self, x, db):
+            return self.name, x, db
+
+        @workflow
+        @supplying(db="DB")
+        def flow(self, x, db):
+            asked = [self.ask(1), self.ask(2), Agent("b").ask(1), self.send(3)]
+            said = [each.arguments for each in current_run().steps]
+            later = [asyncio.run(self.later(n)) for n in (1, 2)]
+            return self.name, x, db, asked, said, later
+
+    *own, asked, said, later = Agent("a").flow(7)
+    assert own == ["a", 7, "DB"]
+    assert asked == [("a", 1, "DB"), ("a", 2, "DB"), ("b", 1, "DB"), ("a", 3, "DB")]
+    assert [each.endswith(f"args=({x},)") for each, x in zip(said, "1213", strict=True)]
+    assert later == [("a", 1), ("a", 2)]
+
+
+def test_names_of_parameters_below_a_decorator():
+    """Options name the parameters of a function whose decorator hands its arguments on."""
+
+    def twice(function):
+        @functools.wraps(function)
+        def outer(*args, **kwargs):
+            return [function(*args, **kwargs) for _ in range(2)]
+
+        return outer
+
+    class Counted:
+        def __init__(self, function):
+            functools.update_wrapper(self, function)
+
+        def __call__(self, *args, **kwargs):
+            return self.__wrapped__(*args, **kwargs)
+
+    for decorator in (twice, Counted, functools.cache, tenacity.retry):
+        asked = step(ignore=("client",))(decorator(lambda question, client=None: question))
+        assert asked("a", 1) in ("a", ["a", "a"])
+        with pytest.raises(ConfigurationError, match="above step"):
+            step(ignore=("client",))(supplying(1)(decorator(_client)))
+
+
+def _client(client, question):
+    return client, question
 
 
 def test_parameters_of_any_name():
-    """Parameters may have the names that the library uses itself."""
+    """Parameters may have the names that the library uses itself, ``self`` included.
+
+    A function may have an attribute ``__self__``, as networkx's have, and is no method.
+    """
 
     @step
     def odd(self, function, args, kwargs, scope, recorded=0):
@@ -700,45 +632,21 @@ def test_parameters_of_any_name():
         names = {"self": self, "function": workflow, "args": instance, "kwargs": args}
         return odd(**names, scope=kwargs, recorded=definition)
 
-    names = {"self": 1, "workflow": 2, "instance": 3, "args": 4, "kwargs": 5}
-    assert flow(**names, definition=6) == (1, 2, 3, 4, 5, 6)
+    names = {"self": 1, "workflow": 2, "instance": 3, "args": 4, "kwargs": 5, "definition": 6}
+    assert flow(**names) == flow.execute(**names).result == (1, 2, 3, 4, 5, 6)
+    assert flow.run_id_for(**names) == flow.run_id_for(*names.values())
 
+    @functools.wraps(_client)
+    def outer(*args, more=None, **kwargs):
+        return _client(*args, **kwargs)
 
-def test_a_parameter_named_self():
-    """A workflow's parameter may be called ``self`` in ``execute`` and ``run_id_for``, too."""
-
-    @workflow
-    def flow(self):
-        return self
-
-    assert flow.execute(self=3).result == 3
-    assert flow.run_id_for(self=3) == flow.run_id_for(3)
-
-
-def test_recursion():
-    """A step may call itself, and a workflow itself: each call is recorded in its caller."""
-
-    @step
-    def down(n):
-        return [n, *down(n - 1)] if n else []
-
-    @workflow
-    def deeper(n):
-        return [n, *deeper(n - 1)] if n else down(2)
-
-    run = deeper.execute(2)
-    assert run.result == [2, 1, 2, 1]
-    child = stepwise.get_run(run.steps[0].child)
-    grandchild = stepwise.get_run(child.steps[0].child)
-    assert [each.name for each in grandchild.steps] == ["down", "down", "down"]
+    outer.__self__ = outer
+    assert workflow(outer)(1, question=2) == (1, 2)
 
 
 def test_coroutines_made_before():
     """What counts is where a coroutine is awaited, not where it is made."""
-
-    @step
-    async def later(x):
-        return x
+    later = step(_later)
 
     @workflow(key=())
     async def flow(made):
@@ -747,15 +655,52 @@ def test_coroutines_made_before():
     async def main():
         return await flow(later(1)), await later(2)
 
-    assert asyncio.run(main()) == ((1, ["later"]), 2)
+    assert asyncio.run(main()) == ((1, ["_later"]), 2)
+
+
+async def _later(x):
+    return x
 
 
 # -- outside of a run ----------------------------------------------------------------------------
 
 
-def test_plain_exceptions():
-    """Outside a run an exception is the very one that was raised, with nothing added."""
-    error = ValueError("mine")
+@pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration, RuntimeError, BaseException])
+def test_any_exception_passes(kind):
+    """Exceptions with a meaning of their own pass through a step, in a run and outside."""
+
+    @step
+    def fail():
+        raise kind("x")
+
+    @workflow(key=())
+    def flow():
+        try:
+            fail()
+        except kind as error:
+            return type(error)
+
+    with pytest.raises(kind):
+        fail()
+    assert flow() is kind
+
+
+def test_plain_results():
+    """Outside a run a result is the very object that was returned, and so is an exception.
+
+    After a refused option the function is as it was.
+    """
+    made = object(), (n for n in range(3)), open(os.devnull)  # noqa: SIM115
+    error, calls = ValueError("mine"), []
+
+    def give(index):
+        return made[index]
+
+    with pytest.raises(ConfigurationError):
+        step(retries=-1)(give)
+    assert vars(give) == {}
+    with made[2]:
+        assert [step(give)(index) is each for index, each in enumerate(made)] == [True] * 3
 
     @step(retries=3, backoff=0)
     def fail():
@@ -766,68 +711,12 @@ def test_plain_exceptions():
     async def afail():
         raise error
 
-    calls = []
     for call in (fail, lambda: asyncio.run(afail())):
         with pytest.raises(ValueError, match="mine") as caught:
             call()
         assert caught.value is error
-        assert error.__cause__ is None
-        assert error.__context__ is None
-        assert not hasattr(error, "__notes__")
-        assert vars(error) == {}
+        assert (error.__cause__, error.__context__, vars(error)) == (None, None, {})
     assert calls == [1]
-
-
-def test_plain_tracebacks():
-    """A traceback ends in the user's line, with at most two lines of the library above it."""
-
-    @step
-    def fail():
-        raise ValueError
-
-    try:
-        fail()
-    except ValueError as error:
-        frames = traceback.extract_tb(error.__traceback__)
-    assert frames[-1].name == "fail"
-    assert frames[-1].line == "raise ValueError"
-    assert len(frames) <= 4
-
-
-def test_any_exception_passes():
-    """Exceptions with a meaning of their own pass through a step, in a run and outside."""
-
-    class Mine(BaseException):
-        pass
-
-    for kind in (StopIteration, StopAsyncIteration, RuntimeError, Mine, AssertionError):
-
-        @step
-        def fail(kind=kind):
-            raise kind("x")
-
-        @workflow(key=())
-        def flow(fail=fail, kind=kind):
-            try:
-                fail()
-            except kind as error:
-                return type(error)
-
-        with pytest.raises(kind):
-            fail()
-        assert flow.options(fresh=True)() is kind
-
-
-def test_plain_results():
-    """Outside a run a result is the very object that was returned, whatever it is."""
-    made = object(), (n for n in range(3)), open(os.devnull)  # noqa: SIM115
-
-    @step
-    def give(index):
-        return made[index]
-
-    with made[2]:
-        assert [give(index) is each for index, each in enumerate(made)] == [True] * 3
 
 
 def test_a_tool_works_outside():
@@ -901,17 +790,3 @@ def test_nothing_happens_outside_a_run(tmp_path, home):
     assert (done.stdout, done.stderr) == ("done\n", "")
     assert not home.exists()
     assert os.listdir(script.parent) == ["script.py"]
-
-
-def test_a_failed_decoration_leaves_nothing():
-    """After a refused option the function is as it was, and can be decorated."""
-
-    def function(a):
-        return a
-
-    before = dict(vars(function))
-    with pytest.raises(ConfigurationError):
-        step(retries=-1)(function)
-    assert vars(function) == before
-    assert step(function)(1) == 1
-    assert vars(function) == before

@@ -8,13 +8,14 @@ import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import cloudpickle
 import pytest
+from answering import asked
+from flows import aflow_of, flow_of
 
 import stepwise
 from stepwise import (
@@ -106,7 +107,7 @@ def act(x):
 
 @step(executor=POOL)
 def spends():
-    stepwise.spend(usd=3)
+    stepwise.spend(usd=1)
 
 
 class Counter:
@@ -130,12 +131,16 @@ class Counter:
 
 
 def test_a_single_call_goes_to_the_pool():
-    """The body runs in a worker; the call is one record, and answers when the run goes on."""
+    """The body runs in a worker; the call is one record, and answers when the run goes on.
+
+    The thread that the pool starts with its first call keeps no checkpoint from being taken.
+    """
     fails = [True]
 
-    @workflow(key=lambda: 1)
+    @workflow(budget=Budget(usd=2))
     def agent():
         found = pid(), pid(1), pid(x=1)
+        spends()
         if fails.pop():
             raise RuntimeError("later")
         return found
@@ -147,8 +152,8 @@ def test_a_single_call_goes_to_the_pool():
     assert {each for each, _ in found} == {found[0][0]} != {os.getpid()}
     assert [x for _, x in found] == [0, 1, 1]
     (run,) = stepwise.runs()
-    assert [each.name for each in run.steps] == ["pid"] * 3
-    assert run.steps_skipped == 3
+    assert [each.name for each in run.steps] == ["pid"] * 3 + ["spends"]
+    assert (run.steps_skipped, run.spent.usd) == (4, 1)
 
 
 def test_outside_a_run_it_is_the_plain_function():
@@ -169,12 +174,11 @@ def test_where_the_body_runs_is_no_part_of_the_call():
         return x * 2, os.getpid()
 
     moves = [step(double), step(executor=THREADS)(double), step(double)]
-    fails = iter([True, True, False])
 
-    @workflow(key=lambda: 1)
+    @workflow(run_id="r", key=lambda: 1)
     def agent():
         found = moves[0](4)
-        if next(fails):
+        if len(moves) > 1:
             raise RuntimeError("later")
         return found
 
@@ -183,22 +187,15 @@ def test_where_the_body_runs_is_no_part_of_the_call():
             agent()
         moves.pop(0)
     assert agent() == (8, os.getpid())
-    (run,) = stepwise.runs()
-    assert len(run.steps) == 1
+    assert len(stepwise.get_run("r").steps) == 1
 
 
 def test_threads_of_a_pool():
     """An executor of threads has the body in its threads, where other steps are recorded."""
-
-    @workflow
-    def agent():
-        return thread(), outer_here(5)
-
-    name, found = agent()
-    assert name.startswith("mine")
-    assert found == 5
-    (run,) = stepwise.runs()
-    assert sorted(each.name for each in run.steps) == ["inner", "outer_here", "thread"]
+    name, found = flow_of(lambda: (thread(), outer_here(5)))()
+    assert (name.startswith("mine"), found) == (True, 5)
+    names = sorted(each.name for each in stepwise.get_run("r").steps)
+    assert names == ["inner", "outer_here", "thread"]
 
 
 def test_the_event_loop_is_not_blocked(tmp_path):
@@ -214,10 +211,7 @@ def test_the_event_loop_is_not_blocked(tmp_path):
     async def writes():
         return await asyncio.to_thread(path.write_text, "done")
 
-    @workflow
-    async def agent():
-        return await asyncio.gather(reads(), writes(), later(1), later_here(2), later(3))
-
+    agent = aflow_of(lambda: asyncio.gather(reads(), writes(), later(1), later_here(2), later(3)))
     read, _, (first, one), (name, two), (second, three) = asyncio.run(agent())
     assert read == "done"
     assert first == second != os.getpid()
@@ -231,74 +225,58 @@ def test_the_event_loop_is_not_blocked(tmp_path):
 
 
 def test_map_uses_the_executor_of_the_step():
-    """``map`` sends the bodies to the step's own executor, of plain functions and coroutines."""
+    """``map`` uses its own executor, or else that of the step, for functions and coroutines.
 
-    @workflow
-    async def agent():
-        return stepwise.map(pid, range(3)), await stepwise.map(later, range(3))
+    Outside a run it awaits the plain functions in the executor.
+    """
 
-    for found in asyncio.run(agent()):
-        assert [x for _, x in found] == [0, 1, 2]
+    async def calls():
+        return [
+            stepwise.map(pid, range(2)),
+            await stepwise.map(later, range(2)),
+            stepwise.map(pid, [0], executor=THREADS),
+            await stepwise.map(noted, [1], executor=POOL),
+        ]
+
+    async def outside():
+        return await stepwise.map(later, [0, 1], executor=POOL)
+
+    plain, coroutines, threads, other = asyncio.run(aflow_of(calls)())
+    for found in (plain, coroutines, asyncio.run(outside())):
+        assert [x for _, x in found] == [0, 1]
         assert os.getpid() not in {each for each, _ in found}
-
-
-def test_map_prefers_its_own():
-    """The executor that ``map`` is given is used instead of the step's; coroutines included."""
-
-    @workflow
-    async def agent():
-        found = await stepwise.map(noted, [1], executor=POOL)
-        return found, stepwise.map(pid, range(2), executor=THREADS)
-
-    assert asyncio.run(agent()) == ([1], [(os.getpid(), 0), (os.getpid(), 1)])
-
-
-def test_map_of_coroutines_outside_a_run():
-    """Outside a run, ``map`` awaits the plain functions in the executor."""
-
-    async def agent():
-        return await stepwise.map(later, [1], executor=POOL)
-
-    ((found, x),) = asyncio.run(agent())
-    assert (found != os.getpid(), x) == (True, 1)
+    assert (threads, other) == ([(os.getpid(), 0)], [1])
 
 
 def test_threads_and_tasks_of_the_workflow():
     """Calls from the workflow's own threads go to the pool, too."""
 
-    @workflow
-    def agent():
+    def calls():
         with ThreadPoolExecutor(2) as own:
             return [each.result() for each in [own.submit(pid, x) for x in range(4)]]
 
-    assert [x for _, x in agent()] == [0, 1, 2, 3]
+    assert [x for _, x in flow_of(calls)()] == [0, 1, 2, 3]
 
 
 def test_methods():
     """Methods work by keyword and by class; what a body changes in ``self`` stays in the worker."""
 
-    @workflow
-    def agent():
+    def calls():
         counter = Counter()
         found = counter.add(1), counter.add(2, twice=True), counter.count
         return found, Counter.make(3), Counter.alone(4)[1]
 
-    assert agent() == ((12, 15, 1), ("Counter", 3), 4)
+    assert flow_of(calls)() == ((12, 15, 1), ("Counter", 3), 4)
 
 
-def test_exceptions_arrive_as_they_were():
+@pytest.mark.parametrize("mapped", [False, True])
+def test_exceptions_arrive_as_they_were(mapped):
     """An exception of the body is raised here, with the worker's traceback as its cause."""
-
-    @workflow
-    def agent():
-        broken("no")
-
     with pytest.raises(LookupError) as caught:
-        agent()
+        flow_of(lambda: stepwise.map(broken, ["no"]) if mapped else broken("no"))()
     assert caught.value.args == ("no",)
     assert "in broken" in str(caught.value.__cause__)
-    (run,) = stepwise.runs()
-    assert [each.status for each in run.steps] == ["failed"]
+    assert [each.status for each in stepwise.get_run("r").steps] == ["failed"]
 
 
 @step(executor=POOL, secret=["token"])
@@ -322,36 +300,21 @@ def test_secrets_are_sent_and_not_stored(tmp_path):
 
 def test_steps_inside_are_refused():
     """A step that the body calls in a worker process cannot be recorded, and is refused."""
-
-    @workflow
-    def agent():
-        return outer(1)
-
-    with pytest.raises(OutsideRunError, match="in a worker process of run"):
-        agent()
+    for call in (lambda: outer(1), lambda: stepwise.map(outer, [1])):
+        with pytest.raises(OutsideRunError, match="in a worker process of run"):
+            flow_of(call)()
 
 
 def test_side_effects_know_their_key():
     """A side effect is announced by the owner; its body reads the idempotency key of that."""
-
-    @workflow
-    def agent():
-        return act(1)
-
-    key, attempt = agent()
-    (run,) = stepwise.runs()
-    assert (run.steps[0].idempotency_key, attempt) == (key, 1)
+    key, attempt = flow_of(lambda: act(1))()
+    assert (stepwise.get_run("r").steps[0].idempotency_key, attempt) == (key, 1)
 
 
 def test_what_cannot_be_sent_is_no_side_effect():
     """An argument that cannot be sent is named before the intent: nothing is in doubt."""
-
-    @workflow(run_id="r")
-    def agent():
-        return ignoring(1, lock={"here": threading.Lock()})
-
     with pytest.raises(NotRecordableError, match=r"'ignoring' cannot .* argument\['lock'\]"):
-        agent()
+        flow_of(lambda: ignoring(1, lock={"here": threading.Lock()}))()
     assert stepwise.get_run("r").steps == []
 
 
@@ -363,31 +326,12 @@ def ignoring(x, *, lock=None):
 def test_large_values():
     """Arguments and results of many megabytes go to the pool and back; each is recorded once."""
     large = bytearray(b"x") * (3 << 20)
-
-    @workflow
-    def agent():
-        return reversed_bytes(large)
-
-    assert agent() == large[::-1]
+    assert flow_of(lambda: reversed_bytes(large))() == large[::-1]
 
 
 @step(executor=POOL)
 def reversed_bytes(x):
     return x[::-1]
-
-
-def test_spending():
-    """What the body spends counts for the budget of the run."""
-
-    @workflow(budget=Budget(usd=5))
-    def agent():
-        for _ in range(3):
-            spends()
-
-    with pytest.raises(stepwise.BudgetExceeded):
-        agent()
-    (run,) = stepwise.runs()
-    assert run.spent.usd == 6
 
 
 def test_a_timeout():
@@ -402,17 +346,15 @@ def test_a_timeout():
     async def awaits():
         return gone.wait(60)
 
-    @workflow
-    async def agent():
+    async def calls():
         with pytest.raises(StepTimeoutError):
             waits()
         with pytest.raises(StepTimeoutError):
             await awaits()
 
-    asyncio.run(agent())
+    asyncio.run(aflow_of(calls)())
     gone.set()
-    (run,) = stepwise.runs()
-    assert [each.status for each in run.steps] == ["failed", "failed"]
+    assert [each.status for each in stepwise.get_run("r").steps] == ["failed", "failed"]
 
 
 @pytest.mark.filterwarnings("ignore:.*in an executor:stepwise.ArgumentMutatedWarning")
@@ -427,33 +369,21 @@ def test_retries():
             raise OSError("again")
         return threading.current_thread().name
 
-    @workflow
-    def agent():
-        return flaky()
-
-    assert agent().startswith("mine")
+    assert flow_of(flaky)().startswith("mine")
     assert attempts == [1, 2, 3]
 
 
 def test_cancelling_a_run_while_a_call_waits_for_its_turn():
     """A plain step whose body has not begun elsewhere is given up when its run is cancelled."""
     began, go, sent = threading.Event(), threading.Event(), threading.Event()
-
     with ThreadPoolExecutor(1) as narrow:
         narrow.submit(lambda: began.set() or go.wait(60))  # somebody else's work
         assert began.wait(60)
-
-        @step(executor=narrow)
-        def queued():
-            return 1
-
-        @workflow(run_id="r")
-        def agent():
-            return queued()
-
-        with noticing(lambda event: event.kind == "step_started" and sent.set()):
-            handle = agent.start()
-            assert sent.wait(60)
+        queued = step(name="queued", executor=narrow)(lambda: 1)
+        stop = stepwise.on_event(lambda event: event.kind == "step_started" and sent.set())
+        handle = flow_of(queued).start()
+        assert sent.wait(60)
+        stop()
         stepwise.get_run("r").cancel("enough")
         with pytest.raises(RunCancelled):
             handle.result(50)
@@ -461,28 +391,11 @@ def test_cancelling_a_run_while_a_call_waits_for_its_turn():
     assert stepwise.get_run("r").status == "cancelled"
 
 
-@contextlib.contextmanager
-def noticing(callback):
-    """Have a function called with each event."""
-    stop = stepwise.on_event(callback)
-    try:
-        yield
-    finally:
-        stop()
-
-
 def test_approved_calls_are_sent_with_their_copies():
     """A call that a person allowed is made with the stored arguments, in the executor."""
-
-    @workflow(run_id="r")
-    def agent():
-        return careful(["a"])
-
-    handle = agent.start()
-    run = stepwise.get_run("r")
-    while not run.questions:
-        assert not handle.wait(0.01)
-    run.approve(run.questions[0].step)
+    handle = flow_of(lambda: careful(["a"])).start()
+    (question,) = asked(handle.run)
+    question.approve()
     assert handle.result(60) == (["a"], True)
 
 
@@ -504,42 +417,17 @@ def test_pickles():
     local = step_of(cloudpickle.loads(cloudpickle.dumps(step(executor=THREADS)(double))))
     assert local.executor is None
     assert pickle.loads(pickle.dumps(pid)) is pid
-
-    @workflow
-    def agent():
-        return local(4)
-
-    assert agent() == 8
+    assert flow_of(lambda: local(4))() == 8
 
 
-def test_an_executor_that_is_not_installed(tmp_path):
+def test_an_executor_that_is_not_installed(monkeypatch):
     """The call in a run names what to install; it is not begun, so nothing is in doubt."""
-    program = tmp_path / "program.py"
-    program.write_text("""
-import sys
-sys.modules["ray"] = None
-import stepwise
-@stepwise.tool(side_effect=True, executor="ray")
-def act(): return 1
-@stepwise.workflow(run_id="r")
-def agent(): return act()
-assert act() == 1
-try:
-    agent()
-except stepwise.ConfigurationError as error:
-    print(error)
-print([each.status for each in stepwise.get_run("r").steps])
-""")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(program)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    message, steps = done.stdout.splitlines()
-    assert "pip install 'stepwise-agents[ray]'" in message
-    assert steps == "[]"
+    monkeypatch.setitem(sys.modules, "ray", None)
+    acts = tool(name="acts", side_effect=True, executor="ray")(lambda: 1)
+    assert acts() == 1
+    with pytest.raises(stepwise.ConfigurationError, match=r"pip install 'stepwise-agents\[ray\]'"):
+        flow_of(acts)()
+    assert stepwise.get_run("r").steps == []
 
 
 # -- workers that die ----------------------------------------------------------------------------
@@ -590,31 +478,21 @@ def dying_act(path):
 @pytest.mark.usefixtures("_renewed")
 def test_a_worker_that_dies_is_a_failed_attempt(tmp_path):
     """``retries`` of a plain step apply: the body is executed again by another worker."""
-
-    @workflow
-    def agent(path):
-        return dying(path)
-
-    assert agent(str(tmp_path / "once")) != os.getpid()
-    (run,) = stepwise.runs()
-    assert [(each.status, each.attempts) for each in run.steps] == [("completed", 2)]
+    assert flow_of(lambda: dying(str(tmp_path / "once")))() != os.getpid()
+    steps = stepwise.get_run("r").steps
+    assert [(each.status, each.attempts) for each in steps] == [("completed", 2)]
 
 
 @pytest.mark.usefixtures("_renewed")
 def test_a_worker_that_dies_in_a_side_effect(tmp_path):
     """The error says run, step and where; the side effect is in doubt at the next start."""
-
-    @workflow(run_id="r")
-    def agent(path):
-        return dying_act(path)
-
-    path = str(tmp_path / "once")
+    agent = flow_of(lambda: dying_act(str(tmp_path / "once")))
     with pytest.raises(WorkerDiedError, match="the worker that executed 'dying_act' died") as error:
-        agent(path)
+        agent()
     found = error.value
     assert (found.run_id, found.step, found.name) == ("r", 1, "dying_act")
     assert "Renewed" in found.where
     with pytest.raises(stepwise.StepInDoubtError):
-        agent(path)
+        agent()
     stepwise.get_run("r").resolve(1, landed=5)
-    assert agent(path) == 5
+    assert agent() == 5

@@ -14,15 +14,15 @@ import instructions
 # for; one that takes less brings the ceiling down with it.
 CEILINGS = {
     (3, 11): {
-        "memory: a step": 545,
-        "sqlite: a step": 650,
-        "disk: a step": 660,
-        "disk: a step, a checkpoint every 1,000": 440,
-        "disk: a side effect": 890,
+        # There is one way for a call, for a checkpoint and for a write, with headers as JSON.
+        "memory: a step": 910,
+        "disk: a step": 1090,
+        "disk: a step, a checkpoint every 1,000": 660,
+        "disk: a side effect": 1485,  # its mark is kept beside the key, too
         # All that a step may change is compared with what was there before, at any depth.
-        "disk: a step whose argument is the growing messages": 1990,
-        "disk: an asynchronous step": 700,
-        "disk: a node of a graph": 1430,
+        "disk: a step whose argument is the growing messages": 2860,
+        "disk: an asynchronous step": 1205,
+        "disk: a node of a graph": 1720,
     },
 }
 
@@ -30,7 +30,7 @@ CEILINGS = {
 # Millions of instructions from the start of a killed program to its first new step, and in the same
 # program with plain SQLite: see `instructions.resumes`.
 # Calls know what they are given, attempts of steps and the bodies of functions: 9 million more.
-START_CEILINGS = {(3, 11): (596, 1.42)}
+START_CEILINGS = {(3, 11): (618, 1.48)}  # the records behind the head are read: 3 of a hundred
 
 
 def test_a_step_takes_no_more_instructions_than_its_ceiling():

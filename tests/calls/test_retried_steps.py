@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import nullcontext
 
 import pytest
+from flows import aflow_of, flow_of
 
 import stepwise
-from stepwise import CheckpointStore, RecoverableAgent, errors, step, tool, workflow
-from stepwise._calls import retrying
+from stepwise import CheckpointStore, RecoverableAgent, errors, step, tool
+from stepwise._calls import call as retrying
 from stepwise.errors import StepInDoubtError, UnusedRecordWarning
 from stepwise.graph import CheckpointManager, Graph, GraphExecutor, Node
 from stepwise.testing import fresh_store
@@ -29,12 +31,28 @@ def outside():
 
 def run(function):
     """Call a step in a run of its own."""
+    return flow_of(function)()
 
-    @workflow
-    def program():
-        return function()
 
-    return program()
+def answering_late(name, value):
+    """A step that fails the first time it is called."""
+
+    @step(name=name)
+    def late():
+        TRIED.append(name)
+        if TRIED.count(name) == 1:
+            raise OSError("busy")
+        return value
+
+    return late
+
+
+def asks_and_sends():
+    """A model's answer is sent, and another asked for in vain, the first time."""
+    send(model("a"))
+    found = model("b")
+    fail()
+    return found
 
 
 @step
@@ -58,17 +76,9 @@ def fail(times=1):
 
 
 def test_a_side_effect_is_not_repeated():
-    """A completed side effect within a step is not repeated by the step's retry."""
-
-    @step(retries=2, backoff=0)
-    def crew():
-        send(model("a"))
-        found = model("b")
-        fail(2)
-        return found
-
-    assert run(crew) == 4
-    assert (ASKED, SENT) == (["a", "b", "b", "b"], [1])
+    """A retried step asks again what it asked in vain, and repeats no side effect."""
+    assert run(step(name="crew", retries=2, backoff=0)(asks_and_sends)) == 3
+    assert (ASKED, SENT) == (["a", "b", "b"], [1])
 
 
 def test_nonsense_is_asked_again_after_the_run_failed():
@@ -81,14 +91,10 @@ def test_nonsense_is_asked_again_after_the_run_failed():
             raise ValueError(answer)
         return answer
 
-    @workflow
-    def program():
-        return ask()
-
     for _ in range(2):
         with pytest.raises(ValueError, match=r"\d"):
-            program()
-    assert program() == 3
+            run(ask)
+    assert run(ask) == 3
     assert len(ASKED) == 3
 
 
@@ -96,70 +102,40 @@ def test_a_cancelled_step_keeps_all():
     """A step that was cancelled from outside has not failed: all that it recorded answers."""
 
     @step
-    async def model():
-        ASKED.append(1)
-
-    @step
     async def slow():
-        await model()
+        model("a")
         if not TRIED:
             TRIED.append("cancelled")
             await asyncio.Event().wait()
         return len(ASKED)
 
-    @workflow
-    async def program():
-        return await asyncio.wait_for(slow(), 0.2)
-
+    limits = [0.2, 60]
+    program = aflow_of(lambda: asyncio.wait_for(slow(), limits.pop(0)))
     with pytest.raises(asyncio.TimeoutError):
         asyncio.run(program())
     assert asyncio.run(program()) == 1
 
 
-def test_a_doubtful_side_effect_of_a_failed_attempt():
-    """A side effect that raised in a failed attempt is in doubt in the next one."""
+@pytest.mark.parametrize("in_doubt", ["raise", "retry"])
+def test_a_doubtful_side_effect_of_a_failed_attempt(in_doubt):
+    """A side effect that raised in a failed attempt is in doubt in the next; so is its key."""
 
-    @tool(side_effect=True)
-    def pay():
-        TRIED.append(stepwise.current_step().idempotency_key)
-        raise OSError("no answer")
-
-    @step(retries=3, backoff=0)
-    def book():
-        pay()
-
-    with pytest.raises(StepInDoubtError):
-        run(book)
-    assert len(TRIED) == 1
-
-
-def test_a_doubtful_side_effect_keeps_its_key():
-    """``in_doubt="retry"`` repeats the side effect of a failed attempt with its recorded key."""
-
-    @tool(side_effect=True, in_doubt="retry")
+    @tool(side_effect=True, in_doubt=in_doubt)
     def pay():
         TRIED.append(stepwise.current_step().idempotency_key)
         if len(TRIED) == 1:
             raise OSError("no answer")
 
-    @step(retries=3, backoff=0)
-    def book():
-        pay()
-
-    run(book)
-    assert len(TRIED) == 2
+    book = step(name="book", retries=3, backoff=0)(lambda: [pay()])
+    with pytest.raises(StepInDoubtError) if in_doubt == "raise" else nullcontext():
+        run(book)
+    assert len(TRIED) == (1 if in_doubt == "raise" else 2)
     assert len(set(TRIED)) == 1
 
 
 def test_a_handled_failure_before_a_side_effect():
     """A failure that a failed attempt had handled before its side effect is not tried again."""
-
-    @step
-    def first():
-        TRIED.append(1)
-        if len(TRIED) == 1:
-            raise OSError("busy")
-        return 0
+    first = answering_late("first", 0)
 
     @step(retries=1, backoff=0)
     def crew():
@@ -171,18 +147,12 @@ def test_a_handled_failure_before_a_side_effect():
         fail()
 
     run(crew)
-    assert (TRIED.count(1), ASKED, SENT) == (1, ["a"], [1])
+    assert (TRIED.count("first"), ASKED, SENT) == (1, ["a"], [1])
 
 
 def test_the_failure_that_failed_the_attempt_is_tried_again():
     """A clean-up in the failed attempt does not make the failed call an outcome."""
-
-    @step
-    def first():
-        TRIED.append(1)
-        if len(TRIED) == 1:
-            raise OSError("busy")
-        return 5
+    first = answering_late("first", 5)
 
     @step(retries=1, backoff=0)
     def crew():
@@ -205,13 +175,8 @@ def test_a_side_effect_that_the_last_attempt_does_not_make():
             send("a")
             fail()
 
-    @workflow
-    def program():
-        crew()
-        send("a")
-
     with pytest.warns(UnusedRecordWarning, match="crew"):
-        program()
+        run(lambda: [crew(), send("a")])
     assert SENT == ["a", "a"]
 
 
@@ -233,12 +198,50 @@ def test_steps_in_steps(retries):
     assert (ASKED, SENT) == (["a", "b"], [1])
 
 
+@pytest.mark.parametrize("again", ["by a retry", "by its caller", "in the next run"])
+def test_attempts_that_end_before_an_earlier_side_effect(again):
+    """A side effect that the last attempt did not reach answers the next one, or stops and asks."""
+    fails = [False, False, True, False, True, *[False] * 9]
+
+    @step(retries=1, backoff=0)
+    def inner():
+        answer = model("a")
+        for _ in range(2):
+            if fails.pop(0):
+                raise OSError("busy")
+        return send(answer)
+
+    @step(retries=1 if again == "by a retry" else 0, backoff=0, retry_on=OSError)
+    def outer():
+        TRIED.append("outer")
+        try:
+            found = inner()
+        except OSError:
+            if again != "by its caller":
+                raise
+            found = inner()
+        if len(TRIED) == 1:
+            raise ValueError("sold out")
+        return found
+
+    flow = flow_of(outer)
+    with pytest.raises(ValueError, match="sold out"):
+        flow()
+    if again == "in the next run":
+        with pytest.raises(OSError, match="busy"):
+            flow()
+    if again == "by its caller":  # another call, which asks the model for itself
+        with pytest.raises(StepInDoubtError, match="differs   in the argument 'value'"):
+            flow()
+    else:
+        assert flow() == 1
+        assert ASKED == ["a"]
+    assert SENT == [1]
+
+
 def test_a_child_run_in_a_failed_attempt():
     """A completed child run answers the next attempt."""
-
-    @workflow
-    def child():
-        return model("a")
+    child = flow_of(lambda: model("a"), run_id=None)
 
     @step(retries=1, backoff=0)
     def outer():
@@ -274,18 +277,14 @@ def test_a_side_effect_beside_the_failure(monkeypatch, told):
     async def crew():
         await asyncio.gather(send(), model())
 
-    @workflow
-    async def program():
-        await crew()
-
-    asyncio.run(program())
+    asyncio.run(aflow_of(crew)())
     assert (len(SENT), len(ASKED)) == (1, 2)
     assert "the retry of crew waits for 1 side effect" in told()
 
 
 def test_a_task_that_outlives_a_failed_attempt():
     """It makes no more calls: the next attempt makes them."""
-    go_on = asyncio.Event()
+    go_on, tasks = asyncio.Event(), []
 
     @tool(side_effect=True)
     async def write(value):
@@ -298,8 +297,6 @@ def test_a_task_that_outlives_a_failed_attempt():
         except errors.OutsideRunError as error:
             TRIED.append(str(error))
 
-    tasks = []
-
     @step(retries=1, backoff=0)
     async def crew():
         tasks.append(asyncio.create_task(branch()))
@@ -308,11 +305,7 @@ def test_a_task_that_outlives_a_failed_attempt():
         go_on.set()
         await asyncio.gather(*tasks)
 
-    @workflow
-    async def program():
-        await crew()
-
-    asyncio.run(program())
+    asyncio.run(aflow_of(crew)())
     assert SENT == ["a"]
     assert "outlived an attempt of" in TRIED[0]
 
@@ -321,7 +314,7 @@ def test_a_body_past_its_timeout_makes_no_more_calls():
     """A synchronous body that was abandoned after its timeout cannot do what its retry does."""
     go_on, over = threading.Event(), threading.Event()
 
-    @step(retries=1, backoff=0, timeout=0.3)
+    @step(retries=1, backoff=0, timeout=1)
     def crew():
         if stepwise.current_step().attempt == 1:
             go_on.wait()
@@ -333,13 +326,7 @@ def test_a_body_past_its_timeout_makes_no_more_calls():
         else:
             send("a")
 
-    @workflow
-    def program():
-        crew()
-        go_on.set()
-        over.wait()
-
-    program()
+    run(lambda: [crew(), go_on.set(), over.wait()])
     assert SENT == ["a"]
     assert len(TRIED) == 1
 
@@ -358,11 +345,8 @@ def test_a_side_effect_past_the_timeout_of_its_step_is_in_doubt():
         SENT.append(stepwise.current_step().idempotency_key)
         go_on.wait()
 
-    @step(retries=1, backoff=0, timeout=0.3)
-    def crew():
-        return slow()
-
-    assert run(crew) == "sent"
+    crew = step(name="crew", retries=1, backoff=0, timeout=1)(lambda: [slow()])
+    assert run(crew) == ["sent"]
     assert len(SENT) == 1
     assert ASKED == SENT
 
@@ -378,11 +362,7 @@ def test_branches_of_a_map_fail_apart():
             raise ConnectionError("away")
         return value
 
-    @workflow
-    def program():
-        return stepwise.map(item, range(6), max_workers=3)
-
-    assert list(program()) == [*range(6)]
+    assert run(lambda: list(stepwise.map(item, range(6), max_workers=3))) == [*range(6)]
     assert sorted(SENT) == [*range(6)]
 
 
@@ -393,9 +373,7 @@ def test_a_retried_node():
     """A retried node asks again what it asked in vain, and repeats no side effect."""
 
     def node(memory):
-        send(model("a"))
-        memory["found"] = model("b")
-        fail()
+        memory["found"] = asks_and_sends()
 
     graph = Graph([Node("n", node, retries=1, backoff=0)], [])
     executor = GraphExecutor(None, CheckpointManager(None))
@@ -404,8 +382,9 @@ def test_a_retried_node():
     assert (ASKED, SENT) == (["a", "b", "b"], [1])
 
 
-def test_a_recovered_agent():
-    """A recovered agent asks again what it asked in vain, and repeats no side effect."""
+@pytest.mark.parametrize("recoveries", [1, 0])
+def test_a_recovered_agent(recoveries):
+    """A recovered agent asks again what it asked in vain; so does one that is started again."""
 
     async def agent(ctx):
         await ctx.tool(send, await ctx.tool(model, "a"))
@@ -413,22 +392,9 @@ def test_a_recovered_agent():
         fail()
         return found
 
-    ran = RecoverableAgent(agent, CheckpointStore()).run_with_recovery("t", "r")
-    assert asyncio.run(ran)["result"] == 3
-    assert (ASKED, SENT) == (["a", "b", "b"], [1])
-
-
-def test_an_agent_that_failed_for_good():
-    """Started again, an agent whose last recovery failed asks again what it asked in vain."""
-
-    async def agent(ctx):
-        await ctx.tool(send, await ctx.tool(model, "a"))
-        found = await ctx.tool(model, "b")
-        fail()
-        return found
-
-    agent = RecoverableAgent(agent, CheckpointStore(), max_recoveries=0)
-    with pytest.raises(ConnectionError):
-        asyncio.run(agent.run_with_recovery("t", "r"))
+    agent = RecoverableAgent(agent, CheckpointStore(), max_recoveries=recoveries)
+    if not recoveries:
+        with pytest.raises(ConnectionError):
+            asyncio.run(agent.run_with_recovery("t", "r"))
     assert asyncio.run(agent.run_with_recovery("t", "r"))["result"] == 3
     assert (ASKED, SENT) == (["a", "b", "b"], [1])

@@ -60,41 +60,34 @@ class Rich:
         return cls.__name__, x
 
 
-PROTOCOLS = pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_stock_pickle():
+    """The standard ``pickle`` takes what a module defines by its name; bound methods, with theirs.
 
-
-@PROTOCOLS
-def test_stock_pickle(protocol):
-    """The standard ``pickle`` takes what a module defines by its name."""
-    for made in (module_step, module_tool, module_workflow, Rich.Inner.flow, Rich.ask):
-        pickled = pickle.dumps(made, protocol)
-        assert pickle.loads(pickled) is made
-        assert len(pickled) < 120
-
-
-@PROTOCOLS
-def test_stock_pickle_of_bound_methods(protocol):
-    """Bound methods are pickled with their instance, and are what they were."""
+    What no module holds by name is refused, like plain functions.
+    """
     instance = Rich([1])
-    ask, flow, again = pickle.loads(pickle.dumps((instance.ask, instance.flow, instance), protocol))
-    assert ask.__self__ is again
-    assert flow.__self__ is again
-    assert ask(2) == flow(2) == ([1], 2)
-    assert flow.run_id_for(2) == instance.flow.run_id_for(2)
-    assert pickle.loads(pickle.dumps(Rich.of_class, protocol))(1) == ("Rich", 1)
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        for made in (module_step, module_tool, module_workflow, Rich.Inner.flow, Rich.ask):
+            pickled = pickle.dumps(made, protocol)
+            assert pickle.loads(pickled) is made
+            assert len(pickled) < 120
+        bound = instance.ask, instance.flow, instance
+        ask, flow, again = pickle.loads(pickle.dumps(bound, protocol))
+        assert ask.__self__ is flow.__self__ is again
+        assert ask(2) == flow(2) == ([1], 2)
+        assert flow.run_id_for(2) == instance.flow.run_id_for(2)
+        assert pickle.loads(pickle.dumps(Rich.of_class, protocol))(1) == ("Rich", 1)
+    for decorator in (step, tool, workflow):
+        with pytest.raises((pickle.PicklingError, AttributeError)):
+            pickle.dumps(decorator(lambda x: x))
 
 
 def test_stock_pickle_of_options():
-    """A workflow with other options is pickled with them, so that a process pool can call it."""
-    chosen = module_workflow.options(run_id="chosen")
-    again = pickle.loads(pickle.dumps(chosen))
-    assert again.execute(1).id == "chosen"
-
-
-def test_pickle_of_bound_options():
-    """A bound workflow with other options is pickled with them: it means that run, and no other."""
-    chosen = Rich(1).flow.options(run_id="chosen")
-    assert pickle.loads(pickle.dumps(chosen)).execute(1).id == "chosen"
+    """A workflow with other options, bound or not, is pickled with them, and means that run."""
+    for flow in (module_workflow, Rich(1).flow):
+        chosen = flow.options(run_id=f"chosen {flow.full_name}")
+        again = pickle.loads(pickle.dumps(chosen))
+        assert again.execute(1).id == f"chosen {flow.full_name}"
 
 
 class Poor(Rich):
@@ -119,13 +112,6 @@ def test_pickle_of_bound_methods_by_other_names():
     flow, overridden, hidden, alias = pickle.loads(pickle.dumps(Poor(1).both()))
     assert (flow(2), overridden(2)) == (("poor", (1, 2)), (1, 2))
     assert (hidden(2), alias(2)) == (("hidden", 2), (1, 2))
-
-
-def test_pickle_of_local_functions():
-    """What no module holds by name is refused by the standard ``pickle``, like plain functions."""
-    for decorator in (step, tool, workflow):
-        with pytest.raises((pickle.PicklingError, AttributeError)):
-            pickle.dumps(decorator(lambda x: x))
 
 
 SHIPPED = """
@@ -269,79 +255,59 @@ def shipped(tmp_path_factory):
     return {**said, "sent name": name, "sent run id": run_id}
 
 
-@pytest.mark.parametrize(
-    ("what", "value", "name"),
-    [
-        ("step", ["thought", 1], "think"),
-        ("async step", ["thought later", 1], "brain"),
-        ("closure", [5, 1], "inner"),
-        ("lambda", 1, "<lambda>"),
-        ("partial", ["thought", 1], "think"),
-        ("bound step", [7, 1], "Agent.ask"),
-        ("class step", ["Agent", 1], "Agent.made"),
-        ("static tool", 1, "Agent.plain"),
-        ("in box", ["thought", 1], "think"),
-        ("of agent", [7, 1], "Agent.ask"),
-        ("tool 2", [7, 1], "Agent.ask"),
-        ("of new", [8, 1], "Agent.ask"),
-    ],
-)
-def test_steps_in_another_process(shipped, what, value, name):
+THOUGHT, ASKED = ["thought", 1], [7, 1]
+STEPS = {
+    "step": (THOUGHT, "think"),
+    "async step": (["thought later", 1], "brain"),
+    "closure": ([5, 1], "inner"),
+    "lambda": (1, "<lambda>"),
+    "partial": (THOUGHT, "think"),
+    "bound step": (ASKED, "Agent.ask"),
+    "class step": (["Agent", 1], "Agent.made"),
+    "static tool": (1, "Agent.plain"),
+    "in box": (THOUGHT, "think"),
+    "of agent": (ASKED, "Agent.ask"),
+    "tool 2": (ASKED, "Agent.ask"),
+    "of new": ([8, 1], "Agent.ask"),
+}
+WORKFLOWS = {
+    "workflow": ([THOUGHT, ["sent", 1]], "flow"),
+    "async workflow": (["thought later", 1], "aflow"),
+    "options": ([THOUGHT, ["sent", 1]], "flow"),
+    "bound workflow": ([ASKED, THOUGHT], "Agent.flow"),
+    "bound options": ([ASKED, THOUGHT], "Agent.flow"),
+    "flow of agent": ([ASKED, THOUGHT], "Agent.flow"),
+    "class workflow": (["Agent", 1], "Agent.flow_of_class"),
+    "run of class": (["Agent", 1], "Agent.run_of_class"),
+}
+
+
+def test_steps_in_another_process(shipped):
     """A step of ``__main__`` that stock cloudpickle took to another process is recorded there."""
-    assert shipped[what] == [value, [[name, "completed", False, False]]]
+    for what, (value, name) in STEPS.items():
+        assert shipped[what] == [value, [[name, "completed", False, False]]], what
 
 
-@pytest.mark.parametrize("what", ["tool", "tool 1"])
-def test_tools_in_another_process(shipped, what):
+def test_tools_in_another_process(shipped):
     """A tool that was sent to another process is a side effect there, too."""
-    assert shipped[what] == [["sent", 1], [["send", "completed", True, False]]]
+    for what in ("tool", "tool 1"):
+        assert shipped[what] == [["sent", 1], [["send", "completed", True, False]]]
     assert shipped["outside"] == ["sent", 3]
 
 
-@pytest.mark.parametrize(
-    ("what", "value", "name"),
-    [
-        ("workflow", [["thought", 1], ["sent", 1]], "flow"),
-        ("async workflow", ["thought later", 1], "aflow"),
-        ("options", [["thought", 1], ["sent", 1]], "flow"),
-        ("bound workflow", [[7, 1], ["thought", 1]], "Agent.flow"),
-        ("bound options", [[7, 1], ["thought", 1]], "Agent.flow"),
-        ("flow of agent", [[7, 1], ["thought", 1]], "Agent.flow"),
-        ("class workflow", ["Agent", 1], "Agent.flow_of_class"),
-        ("run of class", ["Agent", 1], "Agent.run_of_class"),
-    ],
-)
-def test_workflows_in_another_process(shipped, what, value, name):
-    """A workflow that was sent to another process is a child run of the workflow that calls it."""
-    assert shipped[what] == [value, [[name, "completed", False, True]]]
+def test_workflows_in_another_process(shipped):
+    """A workflow that was sent to another process is a child run of the workflow that calls it.
 
-
-@pytest.mark.parametrize(
-    ("what", "value", "names"),
-    [
-        ("workflow", [["thought", 1], ["sent", 1]], ["think", "send"]),
-        ("bound workflow", [[7, 1], ["thought", 1]], ["Agent.ask", "think"]),
-        ("run of class", ["Agent", 1], ["Agent.made"]),
-    ],
-)
-def test_runs_in_another_process(shipped, what, value, names):
-    """A workflow that was sent to another process starts runs there, and its steps are recorded."""
-    assert shipped[f"{what} alone"] == [value, names]
-
-
-@pytest.mark.parametrize(
-    ("what", "run_id"),
-    [
-        ("options", "chosen"),
-        ("bound options", "chosen bound"),
-    ],
-)
-def test_options_in_another_process(shipped, what, run_id):
-    """A workflow that was sent to another process with options means the same run there."""
-    assert shipped[f"{what} id"] == run_id
-
-
-def test_identity_in_another_process(shipped):
-    """A script's workflow keeps its name in a worker process, so that it means the same run."""
+    It starts runs there, and means the same runs as where it came from.
+    """
+    for what, (value, name) in WORKFLOWS.items():
+        assert shipped[what] == [value, [[name, "completed", False, True]]], what
+    for what, names in {
+        "workflow": ["think", "send"],
+        "bound workflow": ["Agent.ask", "think"],
+        "run of class": ["Agent.made"],
+    }.items():
+        assert shipped[f"{what} alone"] == [WORKFLOWS[what][0], names]
+    assert (shipped["options id"], shipped["bound options id"]) == ("chosen", "chosen bound")
     assert shipped["name"] == shipped["sent name"]
     assert shipped["workflow id"] == shipped["sent run id"]

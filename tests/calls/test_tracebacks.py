@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import os
 import subprocess
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from flows import aflow_of, flow_of
 
 import stepwise
 from stepwise import step, tool, workflow
@@ -63,86 +65,38 @@ def chained(x):
         raise LookupError(x) from error
 
 
-@workflow
-def inner(x):
-    bad(x)
-
-
-@workflow
-def nested(x):
-    inner(x)
-
-
-@workflow
-def mapped(x):
-    stepwise.map(bad, [x])
-
-
-@workflow
-def elsewhere(x):
+def elsewhere():
     with ThreadPoolExecutor(1) as pool:
-        stepwise.map(bad, [x], executor=pool)
+        stepwise.map(bad, [1], executor=pool)
 
 
-@workflow
-def own(x):
-    helper(x)
-
-
-def synchronous(function):
-    @workflow(name=f"calls {function.__name__}")
-    def agent(x):
-        function(x)
-
-    return agent
-
-
-@workflow
-async def ainner(x):
-    await abad(x)
-
-
-@workflow
-async def anested(x):
-    await ainner(x)
-
-
-@workflow
-async def amapped(x):
-    await stepwise.map(abad, [x])
-
-
-def asynchronous(function):
-    @workflow(name=f"awaits {function.__name__}")
-    async def agent(x):
-        await function(x)
-
-    return agent
+def child(make, call):
+    return make(call, run_id=None)
 
 
 CALLS = {
-    "step": synchronous(bad),
-    "timeout": synchronous(limited),
-    "retries": synchronous(again),
-    "chained": synchronous(chained),
-    "workflow": own,
-    "nested": nested,
-    "mapped": mapped,
-    "executor": elsewhere,
-    "coroutine": asynchronous(abad),
-    "coroutine with a timeout": asynchronous(alimited),
-    "awaitable": asynchronous(returns),
-    "coroutines nested": anested,
-    "coroutines mapped": amapped,
-    "a step alone": bad,
-    "a coroutine alone": abad,
+    "step": flow_of(lambda: bad(1)),
+    "timeout": flow_of(lambda: limited(1)),
+    "retries": flow_of(lambda: again(1)),
+    "chained": flow_of(lambda: chained(1)),
+    "workflow": flow_of(lambda: helper(1)),
+    "nested": flow_of(child(flow_of, child(flow_of, lambda: bad(1)))),
+    "mapped": flow_of(lambda: stepwise.map(bad, [1])),
+    "executor": flow_of(elsewhere),
+    "coroutine": aflow_of(lambda: abad(1)),
+    "coroutine with a timeout": aflow_of(lambda: alimited(1)),
+    "awaitable": aflow_of(lambda: returns(1)),
+    "coroutines nested": aflow_of(child(aflow_of, child(aflow_of, lambda: abad(1)))),
+    "coroutines mapped": aflow_of(lambda: stepwise.map(abad, [1])),
+    "a step alone": functools.partial(bad, 1),
+    "a coroutine alone": functools.partial(abad, 1),
 }
 
 
 def raised(function):
     """What calling it raises."""
     try:
-        result = function(1)
+        result = function()
         if asyncio.iscoroutine(result):
             asyncio.run(result)
     except Exception as error:
@@ -185,7 +139,7 @@ def test_debug_shows_all(name, monkeypatch):
 
 
 def test_inside_the_workflow():
-    """An exception that the workflow handles has one frame of ours in its traceback, too."""
+    """An exception that the workflow handles has one frame of ours; ours end at the call."""
     seen = []
 
     @workflow
@@ -195,13 +149,16 @@ def test_inside_the_workflow():
                 function(1)
             except (ValueError, LookupError) as error:
                 seen.append(frames(error))
+        stepwise.map(bad, [1], max_workers=0)
 
-    agent()
+    error = raised(agent)
     assert seen == [
         ["agent", "ours", "bad", "helper"],
         ["agent", "ours", "limited", "helper"],
         ["agent", "ours", "chained"],
     ]
+    assert isinstance(error, stepwise.ConfigurationError)
+    assert frames(error)[-1] == "agent"
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups")
@@ -220,37 +177,18 @@ def test_exception_groups():
         assert frames(each) == ["abad" if each.args == (1,) else "alimited", "helper"]
 
 
-@pytest.mark.parametrize("held", [["timeout"], None, "x", 7, [ValueError("inner")]])
-def test_an_exception_with_an_attribute_exceptions(held):
+def test_an_exception_with_an_attribute_exceptions():
     """An exception that is no group may keep anything under that name: it arrives as it is."""
+    for number, held in enumerate([["timeout"], None, "x", 7, [ValueError("inner")]]):
+        error = type("ApiError", (Exception,), {"exceptions": held})
 
-    class ApiError(Exception):
-        exceptions = held
+        @step
+        def ask(error=error):
+            raise error("down")
 
-    @step
-    def ask():
-        raise ApiError("down")
-
-    @workflow(store="memory:")
-    def agent():
-        ask()
-
-    with pytest.raises(ApiError, match="down"):
-        agent()
-    (run,) = stepwise.runs(agent, store="memory:")
-    assert run.status == "failed"
-
-
-def test_errors_of_ours():
-    """An error that is raised by us ends at the user's call."""
-
-    @workflow
-    def agent():
-        stepwise.map(bad, [1], max_workers=0)
-
-    error = raised(lambda _: agent())
-    assert isinstance(error, stepwise.ConfigurationError)
-    assert frames(error)[-1] == "agent"
+        with pytest.raises(error, match="down"):
+            flow_of(ask, run_id=f"{number}")()
+        assert stepwise.get_run(f"{number}").status == "failed"
 
 
 def test_post_mortem(tmp_path):
@@ -332,10 +270,7 @@ def test_no_cycle_is_left():
     def fails():
         raise Told
 
-    @workflow
-    def agent():
-        fails()
-
+    agent = flow_of(fails)
     gc.collect()
     gc.disable()
     try:

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 from calls import Calls
+from clocks import LIMIT
 
 import stepwise
 from stepwise import ArgumentMutatedWarning, step, workflow
@@ -179,13 +180,8 @@ def test_what_is_left_out_of_records_is_left_out_of_changes():
 
 
 @step
-def take(holder):
-    return next(holder.source)
-
-
-class Holder:
-    def __init__(self):
-        self.source = iter([1, 2, 3])
+def take(source):
+    return next(source[0])
 
 
 def test_an_iterator_that_went_on_is_told_at_the_first_run():
@@ -193,9 +189,9 @@ def test_an_iterator_that_went_on_is_told_at_the_first_run():
 
     @workflow
     def flow():
-        return take(Holder())
+        return take([iter([1, 2, 3])])
 
-    with pytest.warns(ArgumentMutatedWarning, match=r"holder\.source.*Return the change"):
+    with pytest.warns(ArgumentMutatedWarning, match=r"source\[0\].*Return the change"):
         assert flow() == 1
 
 
@@ -216,13 +212,20 @@ def test_a_body_in_an_executor_records_no_change():
             flow()
 
 
-def test_a_body_past_its_timeout_records_no_change():
+def test_a_body_past_its_timeout_records_no_change(monkeypatch):
     """What an abandoned body has changed is told, and is not recorded."""
-    go = threading.Event()
+    changed, go, wait = threading.Event(), threading.Event(), threading.Event.wait
 
-    @step(timeout=0.05)
+    def over(event, timeout=None):
+        """Be over as soon as the body has changed its argument, however slow the machine is."""
+        return wait(event, timeout) if timeout != LIMIT else not wait(changed, 300)
+
+    monkeypatch.setattr(threading.Event, "wait", over)
+
+    @step(timeout=LIMIT)
     def slow(items):
         items.append(1)
+        changed.set()
         go.wait()
 
     @workflow
@@ -237,6 +240,9 @@ def test_a_body_past_its_timeout_records_no_change():
     go.set()
 
 
+together = threading.Barrier(2)
+
+
 def test_many_calls_at_once_over_one_state():
     """A change that could be another call's is told; states of one call each lose nothing."""
 
@@ -244,6 +250,8 @@ def test_many_calls_at_once_over_one_state():
     def add(state, own, n):
         own.append(n)
         state["sum"] = state.get("sum", 0) + n
+        if n < 2:  # else the calls might come one after the other
+            together.wait(300)
         return n
 
     @workflow

@@ -3,17 +3,21 @@
 import collections
 import copy
 import dataclasses
+import pickle
 import random
 from types import SimpleNamespace
 
 import numpy as np
 import pydantic
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from sweeping import WHOLE
 
+import stepwise
+from stepwise._changes.edits import Edit
 from stepwise._changes.snapshots import Snapshot, path_text
-from stepwise._execution.call_changes import Recorded, load_changes
+from stepwise._execution.changes import Recorded, load_changes
 from stepwise._matching.attributed import changes_of
 from stepwise._matching.held import Held, Targets, Watched
 from stepwise._values.codec import Codec
@@ -154,8 +158,9 @@ def repeated(encoded, roots):
     return lost
 
 
-@settings(max_examples=150)
+@settings(max_examples=300 if WHOLE else 80)
 @given(value=containers, other=containers, seed=st.integers(0, 1 << 16), new=atoms | containers)
+@example(value=SimpleNamespace(each=Slotted([])), other=collections.deque([0]), seed=0, new=1)
 def test_what_is_changed_anywhere_is_repeated_on_an_equal_object(value, other, seed, new):
     """Random changes at any depth, of objects that share some, make an equal pair equal to it."""
     chosen = random.Random(seed)
@@ -172,7 +177,7 @@ def test_what_is_changed_anywhere_is_repeated_on_an_equal_object(value, other, s
     assert described(live) == described(fresh)
 
 
-@settings(max_examples=150)
+@settings(max_examples=300 if WHOLE else 80)
 @given(value=containers, seed=st.integers(0, 1 << 16), new=atoms)
 def test_a_change_that_is_there_already_is_not_repeated(value, seed, new):
     """What is as it was after the call stays as it is."""
@@ -238,3 +243,12 @@ def test_a_long_list_that_grows_is_looked_at_anew_only_where_it_grew():
         path = snapshot.paths([found.obj])[id(found.obj)]
         assert path_text(path) == f"messages[{1000 + n}]"
         assert snapshot.renewed()
+
+
+def test_data_are_no_content_to_unpickle():
+    """A change that stands as JSON, so under ``trust="data"``, gives no generator a pickle."""
+    generator = np.random.RandomState(1)
+    state = generator.get_state(legacy=False)
+    forged = Edit("whole", None, b"", b"", (pickle.dumps(state), ()))
+    with pytest.raises(stepwise.UnreadableValueError):
+        forged.apply(generator)

@@ -10,20 +10,16 @@ import types
 import warnings
 
 import pytest
+from killed import Killed, forget_process, line_of
 
 import stepwise
 from stepwise import step, tool, workflow
-from stepwise._execution import process_memory, viewer
-from stepwise._rewrite import scope
+from stepwise._execution import viewer
 from stepwise._workflows import frame as _frames
 from stepwise._workflows import resume
 from stepwise.stores import Batch, Owner, open_store
 
 ALL = {"retention": "all"}
-
-
-class Killed(KeyboardInterrupt):
-    """The process ends here."""
 
 
 done = []  # what steps did
@@ -53,15 +49,8 @@ def killed(call, *arguments, at):
     dying.add(at)
     with pytest.raises(Killed):
         call(*arguments)
-    vars(process_memory.memory).update(vars(process_memory.ProcessMemory()))
+    forget_process()
     return stepwise.runs()[0]
-
-
-def line_of(function, text):
-    """``test_checkpoints.py:N`` of a line of a workflow."""
-    source = function.definition.source
-    lines = enumerate(source.lines[source.first_line - 1 :], source.first_line)
-    return f"test_checkpoints.py:{next(n for n, line in lines if text in line)}"
 
 
 def damage(run, *which):
@@ -100,29 +89,23 @@ def steps(run):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, [1, 2, 3, 4, 5, 6, 7, 8]),
-        ({"checkpoint_every": 3}, [3, 6]),
-        ({"checkpoint_every": 50}, []),
-        ({"checkpoint_every": 50, "effects": True}, [3, 6]),
-        ({"checkpoint_every": 2, "effects": True}, [2, 3, 5, 6, 8]),
-    ],
-)
-def test_when(options, expected):
-    """A checkpoint is taken after so many steps, and after every side effect whatever that is."""
-    assert steps(counter(**options, **ALL).execute()) == expected
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
+        (ALL, [1, 2, 3, 4, 5, 6, 7, 8]),
+        ({"checkpoint_every": 3, **ALL}, [3, 6]),
+        ({"checkpoint_every": 50, **ALL}, []),
+        ({"checkpoint_every": 50, "effects": True, **ALL}, [3, 6]),
+        ({"checkpoint_every": 2, "effects": True, **ALL}, [2, 3, 5, 6, 8]),
         ({"retention": "latest_only"}, [8]),
         ({"retention": "prune_old", "keep": 2}, [7, 8]),
         ({}, [6, 7, 8]),
         ({"retention": "all", "keep": 2}, [1, 2, 3, 4, 5, 6, 7, 8]),
     ],
+    ids=str,
 )
-def test_retention(options, expected):
-    """Kept are the newest, the newest few, or all."""
+def test_when_and_how_many(options, expected):
+    """A checkpoint is taken after so many steps, and after every side effect whatever that is.
+
+    Kept are the newest, the newest few, or all.
+    """
     assert steps(counter(**options).execute()) == expected
 
 
@@ -136,22 +119,6 @@ def test_the_newest_that_verifies_is_never_pruned():
     assert count() == 36
     assert done == [1, 2, 3, 4, 5, 6, 7, 8]
     assert steps(run) == [7, 8]
-
-
-def test_a_checkpoint_without_the_place_of_its_loop(monkeypatch, told):
-    """Variables that another version of ours wrote, which keeps loops otherwise, are not used."""
-    count = counter()
-    killed(count, at=3)
-    names = _frames.renamed
-    later = "@ of another version"
-    monkeypatch.setattr(
-        _frames,
-        "renamed",
-        lambda values: {n.replace("@", later): v for n, v in names(values).items()},
-    )
-    assert count() == 36
-    assert done == [*range(1, 9)]
-    assert "another version of stepwise wrote them" in told()
 
 
 def test_what_costs_too_much_is_named(monkeypatch, told):
@@ -364,30 +331,6 @@ def test_none_is_left(told):
     assert done == [1, 2, 3, 4, 5, 6, 7, 8]
     assert "replays from the top, 4 steps answered by the journal" in told()
     assert run.resumed_from_step == 0
-
-
-def test_loops_of_an_older_version(monkeypatch, told):
-    """Version a6cd4d2 had other names for the iterators of loops: its runs go on inside them."""
-
-    def made():
-        @workflow
-        def loop(first, second):
-            found = []
-            for n in first:
-                for m in second:
-                    found.append((n, work(m * 10)))
-            return found
-
-        return loop
-
-    with monkeypatch.context() as patch:
-        patch.setattr(scope, "_ITERATOR", "@i")
-        killed(made(), ("x", "y"), (1, 2), at=20)
-    told()
-    done.clear()
-    assert made()(("x", "y"), (1, 2)) == [("x", 10), ("x", 20), ("y", 10), ("y", 20)]
-    assert done == [20, 10, 20]
-    assert "resumes at test_checkpoints.py" in told()
 
 
 def test_another_version_of_python(monkeypatch, told):

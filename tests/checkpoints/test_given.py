@@ -89,22 +89,6 @@ TEAMS = {
 
         run = Team().run
     """,
-    "one client of two agents": """
-        class Team:
-            def __init__(self, agents):
-                self.agents = agents
-
-            @workflow
-            def run(self):
-                ann, bob = self.agents
-                ann.turn(1)
-                bob.turn(2)
-                ann.turn(3)
-                return [ann.client is bob.client, self.agents[0] is ann, bob.shown()]
-
-        shared = Handle("http://shared")
-        run = Team([Agent("ann", "kind", shared), Agent("bob", "rude", shared)]).run
-    """,
     "agents in a dictionary among the arguments": """
         class Role(enum.Enum):
             CRITIC = 1
@@ -123,10 +107,12 @@ TEAMS = {
             shown = flow({Role.CRITIC: {"agent": critic}, "writer's": Agent("bob", "rude")})
             return [shown, critic.history]
     """,
-    "captured variables": """
+    "captured variables and globals": """
+        AGENTS = {"ann": Agent("ann", "kind"), "bob": Agent("bob", "rude")}
+
         def outer():
             client = Handle("http://captured")
-            agents = [Agent("ann", "kind"), Agent("bob", "rude", client)]
+            agents = [Agent("eve", "kind"), Agent("dan", "rude", client)]
 
             @workflow
             def flow():
@@ -134,22 +120,15 @@ TEAMS = {
                 used = client
                 first.turn(1)
                 others[0].turn(2)
-                first.turn(3)
-                return [first.shown(), others[0].shown(), used is others[0].client]
+                for agent in AGENTS.values():
+                    agent.turn(1)
+                    agent.turn(2)
+                shown = [first.shown(), others[0].shown(), agent.shown()]
+                return [*shown, used is others[0].client]
 
             return flow
 
         run = outer()
-    """,
-    "globals": """
-        AGENTS = {"ann": Agent("ann", "kind"), "bob": Agent("bob", "rude")}
-
-        @workflow
-        def run():
-            for agent in AGENTS.values():
-                agent.turn(1)
-                agent.turn(2)
-            return agent.shown()
     """,
     "slots, frozen dataclasses and models": """
         import dataclasses
@@ -232,24 +211,9 @@ TEAMS = {
         def run():
             return asyncio.run(team.run())
     """,
-    "tools that hold an agent": """
+    "one client, tools that hold an agent, what is made when it is first asked for": """
         import functools
 
-        class Team:
-            def __init__(self, agent):
-                self.tools = [agent.turn, functools.partial(Agent.turn, agent)]
-                self.asked = lambda: agent.shown()
-
-            @workflow
-            def run(self):
-                for number, tool in enumerate(self.tools):
-                    tool(number)
-                work("end")
-                return self.asked()
-
-        run = Team(Agent("ann", "kind")).run
-    """,
-    "what is made when it is first asked for": """
         class Lazy(Agent):
             made = None
 
@@ -259,16 +223,23 @@ TEAMS = {
 
         class Team:
             def __init__(self, agents):
-                self.agents = agents
+                self.agents, agent = agents, agents[0]
+                self.tools = [agent.turn, functools.partial(Agent.turn, agent)]
+                self.asked = lambda: agent.shown()
 
             @workflow
             def run(self):
-                told = [self.agents[0].ask()]
-                self.agents[0].turn(1)
-                self.agents[0].turn(2)
-                return [told, self.agents[0].ask(), self.agents[0].history]
+                ann, bob = self.agents
+                told = [ann.ask()]
+                for number, tool in enumerate(self.tools):
+                    tool(number)
+                bob.turn(2)
+                ann.turn(3)
+                shared = [ann.client is bob.client, self.agents[0] is ann]
+                return [shared, told, ann.ask(), bob.shown(), self.asked()]
 
-        run = Team([Lazy("ann", "kind")]).run
+        shared = Handle("http://shared")
+        run = Team([Lazy("ann", "kind", shared), Agent("bob", "rude", shared)]).run
     """,
 }
 

@@ -8,66 +8,18 @@ import pytest
 from survival import lab_of, survives
 
 from stepwise import step, workflow
-from stepwise._checkpoints.surroundings import Surroundings
+from stepwise._checkpoints.given import Surroundings
 from stepwise._checkpoints.variables import load_values
 from stepwise._execution import process_memory
-from stepwise._values import sentinels
-from stepwise._values.pickling import Reducers, dump
+from stepwise._values import trees as sentinels
+from stepwise._values.codec import Reducers, dump
 
 SENTINELS = {
-    "an object of the script": """
-        UNSET = object()
-
-        @workflow
-        def run():
-            found, box = UNSET, {"limit": [UNSET]}
-            def limited(limit=UNSET):
-                return limit is UNSET
-            work(1)
-            work(2)
-            return [found is UNSET, box["limit"][0] is UNSET, limited()]
-    """,
-    "a default": """
-        UNSET = object()
-
-        @workflow
-        def flow(limit=UNSET):
-            work(1)
-            work(2)
-            return limit is UNSET
-
-        def run():
-            return flow()
-    """,
-    "one of the standard library": """
+    "of modules and classes": """
         import dataclasses, inspect
 
-        @workflow
-        def run():
-            missing, empty = [dataclasses.MISSING], inspect.Parameter.empty
-            work(1)
-            work(2)
-            return [missing[0] is dataclasses.MISSING, empty is inspect.Parameter.empty]
-    """,
-    "an attribute of a class": """
-        class NotGiven:
-            pass
+        UNSET, LOCK = object(), threading.Lock()
 
-        class Config:
-            UNSET, NONE = object(), NotGiven()
-
-            class Inner:
-                UNSET = object()
-
-        @workflow
-        def run():
-            found, kept = [Config.UNSET], {"n": Config.NONE, "deep": Config.Inner.UNSET}
-            work(1)
-            work(2)
-            return [found[0] is Config.UNSET, kept["n"] is Config.NONE,
-                    kept["deep"] is Config.Inner.UNSET]
-    """,
-    "an instance of a class of its own": """
         class NotGiven:
             def __bool__(self):
                 return False
@@ -76,6 +28,16 @@ SENTINELS = {
             def __init__(self, name):
                 self.name = name
 
+        class Config:
+            UNSET, NONE = object(), NotGiven()
+
+            class Inner:
+                UNSET = object()
+
+        class Holder:
+            def __init__(self):
+                self.lock = LOCK
+
         NOT_GIVEN, ABSENT = NotGiven(), Named("absent")
 
         @step
@@ -83,26 +45,25 @@ SENTINELS = {
             return {"text": "x" * 600, "temperature": NOT_GIVEN, "n": ABSENT}
 
         @workflow
-        def run():
+        def flow(limit=UNSET):
+            found, box, holder = UNSET, {"limit": [UNSET]}, Holder()
+            def limited(limit=UNSET):
+                return limit is UNSET
+            missing, empty = [dataclasses.MISSING], inspect.Parameter.empty
+            deep = {"unset": [Config.UNSET], "n": Config.NONE, "deep": Config.Inner.UNSET}
             given, kept = {"temperature": NOT_GIVEN, "n": ABSENT, "m": Named("absent")}, options()
             work(1)
             work(2)
-            return [given["temperature"] is NOT_GIVEN, given["n"] is ABSENT, given["m"] is ABSENT,
-                    kept["temperature"] is NOT_GIVEN, kept["n"] is ABSENT, bool(NOT_GIVEN)]
-    """,
-    "a lock of the module": """
-        LOCK = threading.Lock()
+            return [
+                found is UNSET, box["limit"][0] is UNSET, limited(), limit is UNSET,
+                missing[0] is dataclasses.MISSING, empty is inspect.Parameter.empty,
+                deep["unset"][0] is Config.UNSET, deep["n"] is Config.NONE,
+                deep["deep"] is Config.Inner.UNSET, holder.lock is LOCK,
+                given["temperature"] is NOT_GIVEN, given["n"] is ABSENT, given["m"] is ABSENT,
+                kept["temperature"] is NOT_GIVEN, kept["n"] is ABSENT, bool(NOT_GIVEN),
+            ]
 
-        class Holder:
-            def __init__(self):
-                self.lock = LOCK
-
-        @workflow
-        def run():
-            holder = Holder()
-            work(1)
-            work(2)
-            return holder.lock is LOCK
+        run = lambda: flow()
     """,
     "one that was changed is state": """
         class Usage:
@@ -163,7 +124,7 @@ def test_a_proxy_in_a_module_is_not_asked_for_its_class(tmp_path, monkeypatch):
 
 def load_loaded(value, around):
     """A value that went through a pickle of variables."""
-    data = bytes(dump(({"value": value}, [], {}), Reducers()))
+    data = bytes(dump(({"value": value}, [], {}, []), Reducers()))
     return load_values(data, around)["value"], None, None
 
 
@@ -176,7 +137,7 @@ def test_a_global_that_cannot_be_recorded():
         @workflow
         def run():
             global total, guard
-            total, guard = work(1), [threading.Lock()]
+            total, guard = work(1), [threading.local()]
             log("locked")
             total += work(2)
             total += work(3)
@@ -329,6 +290,84 @@ def test_containers_that_were_changed_in_place_are_named():
             assert len(told) == 1
             assert "changes in budget, usage of the module" in told[0]
             assert "untouched" not in text
+
+
+CHANGES = {
+    "Agent.calls": "Agent.bump()",
+    "Agent.log": "Sub.log.append(1)",
+    "Agent._count": "Agent._count += 1",
+    "Agent.Inner.seen": "Agent.Inner.seen[1] = 2",
+    "Agent.fresh": "Agent.fresh = 1",
+    "Agent(add.seen)": "Agent.add(1)",
+    "helper": "helper.calls = getattr(helper, 'calls', 0) + 1",
+    "helper(seen)": "helper(1)",
+    "helper(known)": "helper.__kwdefaults__['known'].add(1)",
+    "total": "count()",
+    "slots.size": "slots.size += 1",
+    "queue": "queue.append(1)",
+    "groups": "groups['a'].append(1)",
+    "pair": "pair[0].append(1)",
+}
+
+
+def test_all_that_a_module_keeps_is_watched():
+    """What a run changes in classes, functions, defaults and containers is told once, by name."""
+    changes = "\n            ".join(CHANGES.values())
+    program = f"""
+        from collections import defaultdict
+
+        class Agent:
+            calls, log, _count, untouched = 0, [], 0, []
+
+            class Inner:
+                seen = {{}}
+
+            @classmethod
+            def bump(cls):
+                cls.calls += 1
+
+            @staticmethod
+            def add(item, seen=[]):
+                seen.append(item)
+
+        class Sub(Agent):
+            pass
+
+        class Slots:
+            __slots__ = ("size",)
+
+        slots, queue, groups, pair, total = Slots(), deque(), defaultdict(list), ([],), 0
+        slots.size = 0
+
+        def helper(item, seen=[], *, known=set()):
+            seen.append(item)
+
+        def untouched(item, seen=[]):
+            return seen
+
+        def count():
+            global total
+            total += 1
+
+        def change():
+            {changes}
+
+        @workflow
+        def run():
+            work(1)
+            change()
+            untouched(1)
+            work(2)
+            return work(3)
+    """
+    with lab_of(program) as lab:
+        ended = lab.run(die_at="work(3) before")
+        assert ended.died
+        again = lab.run()
+        for text in (ended.text, again.text):
+            (told,) = [line for line in text.splitlines() if "are not restored" in line]
+            named = told.partition("changes in ")[2].partition(" of the module")[0]
+            assert sorted(named.split(", ")) == sorted(CHANGES)
 
 
 CAPTURED = """

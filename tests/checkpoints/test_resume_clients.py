@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from survival import lab_of, survives
+from sweeping import some
 
 PROGRAM = """
     import os
@@ -170,6 +171,27 @@ def test_clients_that_the_workflow_made():
     assert not [text for text in said.values() if "no checkpoint" in text]
 
 
+@pytest.mark.parametrize("sdk", ["openai.OpenAI", "anthropic.Anthropic"])
+def test_clients_where_the_environment_names_proxies(sdk):
+    """Clients are made again also with ``NO_PROXY`` and a proxy set, and of each SDK."""
+    module = sdk.partition(".")[0]
+    pytest.importorskip(module, reason="a program with its clients")
+    text = (
+        agents(fixed=True)
+        .replace("openai.OpenAI", sdk)
+        .replace("import openai", f"import {module}")
+    )
+    with lab_of(text.replace("OPENAI_API_KEY", f"{module.upper()}_API_KEY")) as lab:
+        lab.environment["NO_PROXY"] = "127.0.0.1,localhost"
+        lab.environment["HTTPS_PROXY"] = "http://proxy.example:3128"
+        first = lab.run(die_at="work(3) before")
+        assert first.died
+        assert "no checkpoint" not in first.text
+        ended = lab.run()
+        assert ended.code == 0, ended.text
+        assert "resumes at script.py:" in ended.text
+
+
 @pytest.mark.parametrize("key", ["", "another"])
 def test_a_client_whose_key_is_another_now(key):
     """With another key, or none, the run stops where it uses the client, until the key is back."""
@@ -203,7 +225,7 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize("more", OWN)
+@pytest.mark.parametrize("more", some(OWN, 3, "own"))
 def test_a_client_with_something_of_its_own(more):
     """A client that is more than its options is named, and nothing of it is recorded."""
     with lab_of(agents(OWN[more])) as lab:

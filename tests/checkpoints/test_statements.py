@@ -134,16 +134,13 @@ ASYNC = {
 }
 
 
-@pytest.mark.parametrize("name", ASYNC)
+@pytest.mark.parametrize("name", [*ASYNC, "a number", "after a step", "by a helper", "in a with"])
 def test_what_was_drawn_comes_back_to_what_is_awaited(name):
-    """The same holds for coroutine functions."""
-    assert "draw" not in survives_inside(ASYNC[name], kind="async def")
-
-
-@pytest.mark.parametrize("name", ["a number", "after a step", "by a helper", "in a with"])
-def test_with_few_checkpoints(name):
-    """However few checkpoints are asked for, a side effect's statement has one."""
-    assert "draw" not in survives_inside(DRAWN[name], "checkpoint_every=50")
+    """The same holds for coroutine functions; and however few checkpoints are asked for."""
+    if name in ASYNC:
+        assert "draw" not in survives_inside(ASYNC[name], kind="async def")
+    else:
+        assert "draw" not in survives_inside(DRAWN[name], "checkpoint_every=50")
 
 
 WITHIN = {
@@ -155,19 +152,14 @@ WITHIN = {
     "chosen": ["n = 1", "n = work(n) if n > 1 else pay(n)", "work(len(n))"],
     "starred": ["n = [[1, 2], {'k': 3}]", "pay(*n.pop(0), **n.pop())", "work(len(n))"],
     "twice": ["n = [1, 2]", "found = pay(n.pop()), ask(n.pop())", "work(len(found))"],
+    "awaited": ["n = [1, 2]", "await apay(await awork(n.pop()), n.pop())", "await awork(len(n))"],
 }
 
 
 @pytest.mark.parametrize("name", WITHIN)
 def test_what_the_statement_itself_changes(name):
     """A statement that is executed again finds the variables as they were before it."""
-    survives_inside(WITHIN[name])
-
-
-def test_awaited_arguments():
-    """So do arguments that are awaited."""
-    body = ["n = [1, 2]", "await apay(await awork(n.pop()), n.pop())", "await awork(len(n))"]
-    survives_inside(body, kind="async def")
+    survives_inside(WITHIN[name], kind="async def" if name == "awaited" else "def")
 
 
 def test_what_is_drawn_first_after_going_on():

@@ -1,10 +1,13 @@
 """Sending to a run from a terminal."""
 
 import json
+import re
+import sys
 import threading
 
 import pytest
 from click.testing import CliRunner
+from command import terminal
 
 import stepwise
 from stepwise import cli, step, tool, workflow
@@ -48,17 +51,36 @@ def test_a_signal(crashed):
     assert agent.options(run_id="trip-0573")() == {"amount": 3}
 
 
+def test_a_name_nearly_right(crashed):
+    """A signal for which nobody waits names the near one for which the run waits."""
+    stepwise.configure(suspend_after=0, quiet=False)
+    with pytest.raises(stepwise.RunSuspended):
+        agent.options(run_id="trip-0573")()
+    assert "it waits for 'paid'. Did you mean that?" in run("send", "trip", "payd", "1").stderr
+    assert "Did you mean" not in run("send", "trip", "address", "1").stderr
+    assert "Did you mean" not in run("send", "trip", "paid", "1").stderr
+
+
+def test_a_type_without_jsonschema(capsys, monkeypatch):
+    """A run that waits for a typed value says when it begins if jsonschema is missing."""
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    monkeypatch.setenv("STEPWISE_QUIET", "")
+    stepwise.configure(suspend_after=0, quiet=False)
+
+    @workflow
+    def typed():
+        return stepwise.wait_for("paid", type=int)
+
+    with pytest.raises(stepwise.RunSuspended):
+        typed()
+    assert "jsonschema, which is not installed" in capsys.readouterr().err
+
+
 def test_stdin(crashed):
     """A dash takes the value from stdin; --json says what was sent."""
     done = run("send", "trip", "paid", "-", "--json", input='["line\\n", 2]\n')
-    assert json.loads(done.stdout) == {
-        "id": "trip-0573",
-        "status": "interrupted",
-        "message": 1,
-        "name": "paid",
-        "value": ["line\n", 2],
-        "key": None,
-    }
+    sent = {"message": 1, "name": "paid", "value": ["line\n", 2], "key": None}
+    assert json.loads(done.stdout) == {"id": "trip-0573", "status": "interrupted", **sent}
 
 
 @pytest.mark.parametrize("text", ["yes", "", "{'a': 1}", "NaN", "1 2"])
@@ -72,6 +94,15 @@ def test_no_json(crashed, text):
     assert crashed.inbox == []
 
 
+def waiting(workflow, **options):
+    """Start a run; return its handle once it waits."""
+    waits = threading.Event()
+    stepwise.on_event(lambda event: waits.set() if event.kind == "step_waiting" else None)
+    handle = workflow.options(**options).start()
+    assert waits.wait(60)
+    return handle
+
+
 @workflow
 def two():
     return [stepwise.wait_for("paid"), stepwise.wait_for("shipped")]
@@ -79,10 +110,7 @@ def two():
 
 def test_a_run_in_progress():
     """A run that a process executes has the signal now, and the process is named."""
-    waits = threading.Event()
-    stepwise.on_event(lambda event: waits.set() if event.kind == "step_waiting" else None)
-    handle = two.start()
-    assert waits.wait(60)
+    handle = waiting(two)
     assert "executes the run, and has it now" in run("send", handle.id, "paid", "1").stderr
     run("send", handle.id, "shipped", "2")
     assert handle.result(60) == [1, 2]
@@ -119,43 +147,95 @@ def trip():
 @pytest.fixture
 def asking():
     """A run in progress whose call waits for a person."""
-    waits = threading.Event()
-    stepwise.on_event(lambda event: waits.set() if event.kind == "step_waiting" else None)
-    handle = trip.options(run_id="trip-0573").start()
-    assert waits.wait(60)
+    handle = waiting(trip, run_id="trip-0573")
     yield handle
     handle.wait(60)
 
 
 @pytest.mark.parametrize("step", ["1", "book"])
 def test_approve(asking, step):
-    """The number or the name of a step says what is approved; a second answer is refused."""
-    done = run("approve", "trip", step, "--note", "fine")
+    """The ticket that ``show`` prints says what is approved; a second answer names the first."""
+    (question,) = asking.run.questions
+    shown = f"stepwise approve trip-0573 1 {question.ticket} [--note TEXT]"
+    assert shown in run("show", "trip").stdout
+    done = run("approve", "trip", step, question.ticket, "--note", "fine")
     assert (done.exit_code, done.stdout) == (0, f"step {step} of trip-0573 is approved\n")
     assert asking.result(60) == "booked Roma"
     again = CliRunner().invoke(cli.main, ["approve", "trip", step])
-    assert isinstance(again.exception, (stepwise.StepNotFoundError, stepwise.RunEndedError))
+    assert isinstance(again.exception, stepwise.StepNotFoundError)
+    assert re.search(r"@.* answered that at .*, with yes \(fine\)", str(again.exception))
+
+
+def test_approve_unseen(asking):
+    """Without a ticket and a terminal nothing is approved; the question is printed."""
+    (question,) = asking.run.questions
+    for command in (["approve", "trip", "book"], ["deny", "trip", "1", "--reason", "no"]):
+        with pytest.raises(stepwise.ConfigurationError) as caught:
+            run(*command)
+        assert "hotel = 'Roma'" in str(caught.value)
+        assert f"stepwise approve trip-0573 1 {question.ticket}" in str(caught.value)
+    with pytest.raises(stepwise.StepNotFoundError, match="is not the ticket of what it asks"):
+        run("approve", "trip", "book", "ask-000000000000")
+    assert asking.run.questions == [question]
+    question.approve()
+
+
+@pytest.mark.parametrize("typed", ["y\n", "n\n"])
+def test_approve_at_a_terminal(asking, typed):
+    """Without a ticket, a terminal shows what it approves, and asks."""
+    done = terminal(["stepwise", "approve", "trip", "book"], text=typed)
+    assert "hotel = 'Roma'" in done.stdout
+    assert "Approve it? [y/N]" in done.stdout
+    if typed == "y\n":
+        assert (done.returncode, asking.result(60)) == (0, "booked Roma")
+    else:
+        assert done.returncode == 1
+        asking.run.questions[0].approve()
+
+
+def test_a_question_that_changed():
+    """A command that was printed with one question does not answer the next one of the call."""
+    stepwise.configure(suspend_after=0)
+    price = [100]
+
+    @tool(side_effect=True, approve=True, ignore=("cents",))
+    def pay(cents):
+        return cents
+
+    @workflow(run_id="buying")
+    def buying():
+        return pay(price[0])
+
+    def ask():
+        with pytest.raises(stepwise.RunSuspended) as caught:
+            buying()
+        return re.search(r"stepwise (approve buying 1 \S+),", str(caught.value))[1].split()
+
+    printed = ask()
+    price[0] = 900
+    anew = ask()
+    with pytest.raises(stepwise.StepNotFoundError, match="it has asked again since"):
+        run(*printed)
+    assert run(*anew).exit_code == 0
+    assert buying() == 900
 
 
 def test_deny(asking):
     """The reason of a denial reaches the workflow."""
-    done = run("deny", "trip", "book", "--reason", "too expensive", "--json")
+    ticket = asking.run.questions[0].ticket
+    done = run("deny", "trip", "book", ticket, "--reason", "too expensive", "--json")
     told = json.loads(done.stdout)
     assert told.pop("status") in ("running", "completed")
-    assert told == {
-        "id": "trip-0573",
-        "step": "book",
-        "approved": False,
-        "note": "too expensive",
-    }
+    answer = {"step": "book", "ticket": ticket, "approved": False, "note": "too expensive"}
+    assert told == {"id": "trip-0573", **answer}
     assert "too expensive" in asking.result(60)
 
 
 def test_nothing_asks(asking):
     """The steps that ask are listed where another one is named."""
-    with pytest.raises(stepwise.StepNotFoundError, match=r"Steps that ask: 1 \(book\)"):
+    with pytest.raises(stepwise.StepNotFoundError, match=r"wait for an answer: 1 \(book\)"):
         run("approve", "trip", "fly")
-    run("approve", "trip", "1")
+    asking.run.questions[0].approve()
 
 
 def test_cancel(crashed):

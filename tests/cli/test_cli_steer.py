@@ -10,16 +10,20 @@ import sys
 import pytest
 from click.testing import CliRunner
 from command import COMMAND, process, waiting
+from harness import python
 
 import stepwise
 from stepwise import Run, cli, step, tool, workflow
 from stepwise._journal.lease import Lease
 from stepwise._journal.seal import Seal
+from stepwise._runtime import settings
 from stepwise.cli import steer
 
 SCRIPT = """
-import os, sys
+import os, signal, sys
 from stepwise import step, tool, workflow
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background ignores
 
 @step
 def think(number):
@@ -27,6 +31,8 @@ def think(number):
     if os.environ.get("STOP_AT") == str(number):
         print("waiting", flush=True)
         sys.stdin.readline()
+    if os.environ.get("DIE_AT") == str(number):
+        os.kill(os.getpid(), signal.SIGKILL)
     return number * 10
 
 @tool(side_effect=True)
@@ -51,20 +57,36 @@ def run(*arguments, **options):
     return CliRunner().invoke(cli.main, arguments, **options)
 
 
+def is_new(before):
+    """The run that was not there before."""
+    (made,) = [each for each in stepwise.runs() if each not in before]
+    return made
+
+
 @pytest.fixture
-def killed(start, monkeypatch):
+def live(start, monkeypatch):
+    """A program whose run waits inside its second call of ``think``, and the run."""
+    before = stepwise.runs()
+    monkeypatch.setenv("STEPWISE_QUIET", "")
+    monkeypatch.setenv("STOP_AT", "2")
+    script = start(SCRIPT)
+    while script.hear() != "waiting":
+        pass
+    monkeypatch.delenv("STOP_AT")
+    return script, is_new(before)
+
+
+@pytest.fixture
+def killed(tmp_path):
     """A run that was killed inside its fifth step, ``think(3)``; its fourth was ``send``."""
 
     def kill(topic="tides"):
-        before = {each.id for each in stepwise.runs()}
-        monkeypatch.setenv("STOP_AT", "3")
-        script = start(SCRIPT, topic)
-        while script.hear() != "waiting":
-            pass
-        script.kill()
-        monkeypatch.delenv("STOP_AT")
-        (made,) = [each for each in stepwise.runs() if each.id not in before]
-        return made
+        before = stepwise.runs()
+        script = tmp_path / f"script{len(before)}.py"
+        script.write_text(SCRIPT)
+        ended = python(script, topic, env={**os.environ, "DIE_AT": "3"})
+        assert ended.returncode == -signal.SIGKILL
+        return is_new(before)
 
     return kill
 
@@ -90,8 +112,15 @@ def agent(topic, mood="calm"):
 
 
 def test_resume(killed):
-    """``resume`` says what it will do, starts the program as it was started, and it goes on."""
+    """``resume`` says what it will do, starts the program as it was started, and it goes on.
+
+    With ``--dry-run`` it only says what would be run.
+    """
     crashed = killed("winds")
+    done = process("resume", crashed.id[:-3], "--dry-run")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "would resume at script0.py:" in done.stderr
+    assert crashed.status == "crashed"
     done = process("resume", crashed.id)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["think 3", "send winds calm 3", "result calm"]
@@ -105,19 +134,13 @@ def test_resume(killed):
     assert "the last one: 2 executed, 4 skipped, which saved " in text
 
 
-def test_resume_only_says(killed):
-    """``--dry-run`` only says what would be run."""
-    crashed = killed()
-    done = process("resume", crashed.id[:-3], "--dry-run")
-    assert (done.returncode, done.stdout) == (0, "")
-    assert "would resume at script0.py:" in done.stderr
-    assert crashed.status == "crashed"
-
-
 def test_resume_all(killed):
-    """``resume --all-crashed`` resumes every run whose process is gone."""
+    """``resume --all-crashed`` resumes every run whose process is gone; ``doctor`` names it."""
     killed("tides")
     killed("winds")
+    found = run("doctor").stdout
+    assert "2 crashed" in found
+    assert "stepwise resume --all-crashed" in found
     done = process("resume", "--all-crashed")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("result calm") == 2
@@ -160,22 +183,14 @@ def test_resume_all_although_one_run_stops(readable, killed, monkeypatch):
     assert (other["id"], other["exit_code"]) == (second.id, 0)
 
 
-def test_resume_a_module(tmp_path, killed):
+def test_resume_a_module(tmp_path, monkeypatch):
     """A program that was started with ``python -m`` is started so again, in its folder."""
     (tmp_path / "talk.py").write_text(SCRIPT)
-    env = {**os.environ, "STOP_AT": "2"}
-    started = subprocess.Popen(
-        [sys.executable, "-m", "talk", "winds"],
-        cwd=tmp_path,
-        env=env,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    while started.stdout.readline().strip() != "waiting":
-        pass
-    started.kill()
-    started.communicate()
+    with monkeypatch.context() as there:
+        there.chdir(tmp_path)
+        python_ = (sys.executable, "-u")
+        with waiting("-m", "talk", "winds", command=python_, STOP_AT="2") as started:
+            started.kill()
     (crashed,) = stepwise.runs()
     done = process("resume", crashed.id)
     assert done.returncode == 0, done.stderr
@@ -183,10 +198,9 @@ def test_resume_a_module(tmp_path, killed):
     assert done.stdout.splitlines()[0] == "think 2"
 
 
-def test_nothing_to_resume(killed):
-    """A completed run is left alone; one that is being executed is refused."""
-    agent("tides")
-    (completed,) = stepwise.runs()
+def test_nothing_to_resume():
+    """A completed run is left alone; a command without a run, or with too many, is wrong."""
+    completed = agent.execute("tides")
     done = process("resume", completed.id)
     assert (done.returncode, done.stdout) == (0, "")
     assert "has completed" in done.stderr
@@ -195,24 +209,19 @@ def test_nothing_to_resume(killed):
 
 
 def test_a_program_that_is_gone(killed):
-    """Where the script is gone, that is said, and how to resume it from another place."""
+    """A script that is gone, and one that does not take up the run, are errors that say so."""
     crashed = killed()
     script = crashed.program.command[-2]
+    with open(script, "w") as file:
+        file.write("print('hello')\n")
+    done = process("resume", crashed.id)
+    assert done.returncode == 1
+    assert "does it still call agent with the same arguments?" in done.stderr
     os.remove(script)
     done = process("resume", crashed.id)
     assert done.returncode == 1
     assert f"{script} is gone" in done.stderr
     assert f"STEPWISE_RESUME={crashed.id}" in done.stderr
-
-
-def test_a_program_that_calls_something_else(killed):
-    """A program that ends without taking the run up is an error that says so."""
-    crashed = killed()
-    with open(crashed.program.command[-2], "w") as file:
-        file.write("print('hello')\n")
-    done = process("resume", crashed.id)
-    assert done.returncode == 1
-    assert "does it still call agent with the same arguments?" in done.stderr
 
 
 STORES = """
@@ -242,7 +251,7 @@ def test_resume_a_run_beside_one_of_another_store(tmp_path, monkeypatch):
     (tmp_path / "two.py").write_text(STORES)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("STEPWISE_QUIET", raising=False)
-    subprocess.run([sys.executable, "two.py"], check=False, capture_output=True)
+    python("two.py")
     (failed,) = stepwise.runs()
     told = process("resume", failed.id).stderr
     assert (
@@ -272,13 +281,25 @@ def test_fork_and_resume(killed):
     assert crashed.status == "crashed"
 
 
-def test_fork_with_another_result():
+@pytest.mark.parametrize(
+    ("value", "result"),
+    [('{"a": 1}', {"a": 1}), ("NaN", "NaN"), ("[" * 90_000, "[" * 90_000)],
+    ids=["JSON", "NaN", "endless brackets"],
+)
+def test_fork_with_another_result(value, result):
     """``fork --result`` gives a step another result; values are JSON, or else text."""
     source = agent.execute("tides")
-    made = run("fork", source.id, "--result", 'think={"a": 1}', "--id", "other")
+    made = run("fork", source.id, "--result", f"think={value}", "--id", "other")
     assert made.exit_code == 0
+    assert stepwise.get_run("other").steps[0].result == result
     agent.options(run_id="other")("tides")
-    assert stepwise.get_run("other").steps[1].arguments == "text=\"calm {'a': 1}\""
+    said = f"calm {result}"
+    assert stepwise.get_run("other").steps[1].arguments.startswith(f"text={said!r}"[:20])
+
+
+def test_fork_at_a_step():
+    """``fork --at`` says what it shares; a step that there is not, and no value, are refused."""
+    source = agent.execute("tides")
     assert run("fork", source.id, "--set", "mood").exit_code == 2
     assert run("fork", source.id, "--at", "99").exit_code == 1
     assert "shares 1 step, resumes" in run("fork", source.id, "--at", "1").stderr
@@ -287,15 +308,8 @@ def test_fork_with_another_result():
 # -- looking -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", "[" * 90_000])
-def test_fork_with_what_is_not_json(value):
-    """A value of ``--result`` that is not JSON is text, ``NaN`` and endless brackets included."""
-    run("fork", agent.execute("tides").id, "--result", f"think={value}", "--id", "roma")
-    assert stepwise.get_run("roma").steps[0].result == value
-
-
 def test_locals():
-    """``locals`` shows the variables at the newest checkpoint, or after a step."""
+    """``locals`` shows the variables at the newest checkpoint, or after a step, if there is one."""
     source = agent.execute("tides")
     told = json.loads(run("locals", source.id, "--json").stdout)
     assert (told["id"], told["step"]) == (source.id, 2)
@@ -305,10 +319,17 @@ def test_locals():
     shown = run("locals", source.id, "--at", "1")
     assert "at test_cli_steer.py:" in shown.stderr
     assert shown.stdout.split()[:2] == ["VARIABLE", "VALUE"]
+    done = run("locals", source.fork(at=0).id)
+    assert done.exit_code == 1
+    assert str(done.exception).endswith("has no checkpoint")
 
 
 def test_diff():
-    """``diff`` names the first step and the first variable in which two runs differ."""
+    """``diff`` names the first step and the first variable in which two runs differ.
+
+    Runs that did the same do not differ, although their pickles and ids do.  Exit code 2 says that
+    a run cannot be compared, since 1 says that they differ.
+    """
     one, other = agent.execute("tides"), agent.execute("tides", mood="merry")
     done = run("diff", one.id, other.id)
     assert done.exit_code == 1
@@ -316,24 +337,14 @@ def test_diff():
     assert "variable mood is the first that differs" in done.stdout
     told = json.loads(run("diff", one.id, other.id, "--json").stdout)
     assert (told["step"]["number"], told["variable"]["values"]) == (2, ["'calm'", "'merry'"])
-    same = run("diff", one.id, one.id)
-    assert (same.exit_code, same.stdout) == (0, "the runs do not differ\n")
-
-
-def test_diff_of_a_run_that_is_not_there():
-    """``diff`` exits with 2 if it cannot compare the runs, since 1 says that they differ."""
-    one = agent.execute("tides")
+    again = one.fork(at=0)
+    agent.options(run_id=again.id)("tides")
+    for same in (one, again):
+        done = run("diff", one.id, same.id)
+        assert (done.exit_code, done.stdout) == (0, "the runs do not differ\n")
     done = process("diff", one.id, "nothing")
     assert (done.returncode, done.stdout) == (2, "")
     assert "there is no run 'nothing'" in done.stderr
-
-
-def test_diff_of_equal_runs():
-    """Two runs that did the same do not differ, although their pickles and ids do."""
-    one = agent.execute("tides")
-    other = one.fork(at=0)
-    agent.options(run_id=other.id)("tides")
-    assert run("diff", one.id, other.id).stdout == "the runs do not differ\n"
 
 
 class Mood:
@@ -357,13 +368,6 @@ def test_diff_of_what_is_not_to_be_had(monkeypatch):
     assert "variable mood is the first that differs" in process("diff", "one", "third").stdout
 
 
-def test_locals_without_a_checkpoint():
-    """Who asks for the variables of a run that has no checkpoint is told just that."""
-    done = run("locals", agent.execute("tides").fork(at=0).id)
-    assert done.exit_code == 1
-    assert str(done.exception).endswith("has no checkpoint")
-
-
 def test_export(tmp_path):
     """``export`` writes one page that needs nothing else, in which everything is escaped."""
     source = agent.execute("<script>alert(1)</script>")
@@ -382,36 +386,46 @@ def test_export(tmp_path):
 
 
 def test_doctor(home):
-    """``doctor`` looks at everything and changes nothing; a problem is exit code 1."""
-    done = process("doctor")
-    assert done.returncode == 0, done.stdout
+    """``doctor`` looks at everything and changes nothing."""
+    done = run("doctor")
+    assert done.exit_code == 0, done.stdout
     assert not home.exists()
     agent("tides")
-    told = json.loads(process("doctor", "--json").stdout)
+    told = json.loads(run("doctor", "--json").stdout)
     assert {each["what"] for each in told} >= {
-        "stepwise",
-        "SQLite",
-        "store",
-        "key",
-        "runs",
-        "locks",
+        *("stepwise", "SQLite", "store", "key", "runs", "locks"),
     }
     assert {each["state"] for each in told} <= {"ok", "warning"}
-    (home / "key").unlink()
-    done = process("doctor")
-    assert done.returncode == 1
-    assert "is gone" in done.stdout
-    assert not (home / "key").exists()
 
 
-def test_doctor_of_a_key_that_others_can_write(home):
-    """A key that somebody else could have written is a problem, and is left as it is."""
-    agent("tides")
-    (home / "key").chmod(0o602)
-    done = process("doctor")
-    assert done.returncode == 1
-    assert "others may write to it (602)" in done.stdout
-    assert (home / "key").stat().st_mode & 0o777 == 0o602
+@pytest.mark.parametrize(
+    ("used", "spoil", "said"),
+    [
+        (True, lambda home: (home / "key").unlink(), "is gone"),
+        (True, lambda home: (home / "key").chmod(0o602), "others may write to it (602)"),
+        (False, lambda home: home.chmod(0o777), "chmod go-w"),
+        (False, lambda home: os.mkfifo(home / "key"), "is not a file"),
+    ],
+    ids=["gone", "writable", "not made yet, in a writable folder", "no file"],
+)
+def test_doctor_of_the_key(used, spoil, said, home):
+    """A key that is gone, or that others could write, is a problem, and is left as it is."""
+
+    def found():
+        told = json.loads(run("doctor", "--json").stdout)
+        return next(each for each in told if each["what"] == "key")
+
+    if used:
+        agent("tides")
+    else:
+        home.mkdir(0o700)
+    assert found()["state"] == "ok"
+    spoil(home)
+    before = [(path.name, path.stat().st_mode) for path in home.glob("key")]
+    assert run("doctor").exit_code == 1
+    assert found()["state"] == "problem"
+    assert said in found()["text"]
+    assert [(path.name, path.stat().st_mode) for path in home.glob("key")] == before
 
 
 def test_doctor_tells_which_locks_there_are(home, monkeypatch):
@@ -421,7 +435,7 @@ def test_doctor_tells_which_locks_there_are(home, monkeypatch):
     assert {each["what"]: each["state"] for each in told}["locks"] == "warning"
 
 
-@pytest.mark.parametrize("url", ["sqlite:{home}/other", "disk:~/runs"])
+@pytest.mark.parametrize("url", ["disk:{home}/other", "disk:~/runs"])
 def test_doctor_of_another_store(home, monkeypatch, url):
     """``doctor`` looks into whatever store is meant, however its URL is written."""
     monkeypatch.setenv("HOME", str(home / "user"))
@@ -435,23 +449,45 @@ def test_doctor_of_another_store(home, monkeypatch, url):
     assert told.returncode == 0, told.stdout
     assert f"{url.format(home=home)} holds 1 run" in told.stdout
     assert "permissions" in told.stdout
-
-
-def test_doctor_without_a_store(monkeypatch):
-    """A URL that no store has is a problem that ``doctor`` tells, with exit code 1."""
-    monkeypatch.setenv("STEPWISE_STORE", "mongodb://somewhere")
+    folder = os.path.expanduser(url.format(home=home).partition(":")[2])
+    os.chmod(folder, 0o777)
     told = process("doctor")
     assert told.returncode == 1
-    assert "no store for 'mongodb://somewhere'" in told.stdout
+    assert f"chmod go-w {folder}" in told.stdout.replace("\n", " ")
 
 
-def test_doctor_of_a_crashed_run(killed):
-    """A crashed run is a warning with the command that resumes it."""
-    killed()
-    done = process("doctor")
-    assert done.returncode == 0
-    assert "1 crashed" in done.stdout
-    assert "stepwise resume --all-crashed" in done.stdout
+@pytest.mark.parametrize(
+    ("command", "url", "said"),
+    [
+        ("doctor", "mongodb://somewhere", "no store for 'mongodb://somewhere'"),
+        ("runs", "memory", "write 'memory:'"),
+        ("runs", "postgresql//ann@host/db", "write 'postgresql://ann@host/db'"),
+    ],
+)
+def test_a_url_that_is_no_store(monkeypatch, command, url, said):
+    """A URL that no store has is a problem; without its colon, the URL that was meant is told."""
+    monkeypatch.setenv("STEPWISE_STORE", url)
+    told = process(command)
+    assert told.returncode == 1
+    assert said in told.stdout + told.stderr
+
+
+def test_a_misspelled_setting(monkeypatch):
+    """A variable whose name is nearly that of a setting is reported; others are left alone."""
+    monkeypatch.setenv("STEPWISE_QUITE", "1")
+    monkeypatch.setenv("STEPWISE_SOMETHING_OF_OURS", "1")
+    monkeypatch.setenv("STEPWISE_QUIET", "")
+    told = process("runs").stderr
+    assert (
+        "no setting STEPWISE_QUITE, which the environment has; did you mean STEPWISE_QUIET?" in told
+    )
+    assert "STEPWISE_SOMETHING" not in told
+
+
+def test_the_settings_are_listed():
+    """Each variable that is documented is known to the check of names, and the reverse."""
+    documented = set(re.findall(r"^``(STEPWISE_\w+)``", settings.__doc__, re.MULTILINE))
+    assert documented == set(settings.NAMES)
 
 
 def test_times():
@@ -514,24 +550,60 @@ def test_prune_looks_for_child_runs_once(monkeypatch):
 # -- while it runs -------------------------------------------------------------------------------
 
 
-def test_watch_and_show_a_live_run(start, monkeypatch):
-    """``show`` tells of a run that another process executes; ``watch`` follows it to its end."""
-    monkeypatch.setenv("STOP_AT", "2")
-    script = start(SCRIPT)
-    while script.hear() != "waiting":
-        pass
-    (live,) = stepwise.runs()
-    text = process("show", live.id).stdout
+def test_watch_and_show_a_live_run(live):
+    """``show`` names the step in progress and since when; ``watch`` follows the run to its end."""
+    script, made = live
+    text = process("show", made.id).stdout
     assert f"running  by process {script.pid}" in text
-    assert process("resume", live.id).returncode == 1
-    watching = subprocess.Popen([COMMAND, "watch", live.id], stdout=subprocess.PIPE, text=True)
+    assert re.search(r"think\(number=2\) +started .* so far", text)
+    assert json.loads(process("show", made.id, "--json").stdout)["steps"][-1]["status"] == "started"
+    assert process("resume", made.id).returncode == 1
+    watching = subprocess.Popen([COMMAND, "watch", made.id], stdout=subprocess.PIPE, text=True)
     assert "think(number=1)  completed" in watching.stdout.readline()
+    while "think(number=2)  started" not in (line := watching.stdout.readline()):
+        assert line
     script.tell()
     script.finish()
     rest, _ = watching.communicate(timeout=300)
     assert "think(number=2)  completed" in rest
-    assert rest.splitlines()[-1] == f"{live.id} has completed"
+    assert rest.splitlines()[-1] == f"{made.id} has completed"
     assert watching.returncode == 0
+
+
+def test_a_stopped_owner_is_named(live):
+    """The refusal of a run whose owner is stopped says so, and how to let the owner go on."""
+    script, made = live
+    os.kill(script.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, script.pid, os.WSTOPPED | os.WNOWAIT)
+    refused = process("resume", made.id)
+    os.kill(script.pid, signal.SIGCONT)
+    assert f"kill -CONT {script.pid}" in refused.stderr
+    script.tell()
+    script.finish()
+
+
+def test_ctrl_c_says_how_to_go_on(live):
+    """A program that Ctrl-C ends says last that the run resumes when it is run again."""
+    script, _ = live
+    os.kill(script.pid, signal.SIGINT)
+    assert "was interrupted by Ctrl-C; run it again to resume" in script.process.stdout.read()
+
+
+def test_the_latest_run():
+    """``show`` without an id shows the latest run; without any run it says where it looked."""
+    assert run("show").exit_code == 1
+    agent("tides")
+    agent("winds")
+    assert run("show").stdout.startswith("agent(topic='winds')")
+
+
+def test_runs_that_begin_alike():
+    """Of several runs whose ids begin alike, the parts are shown in which their calls differ."""
+    for which in ("first", "second"):
+        agent(f"{'a long text that all of them have, ' * 3}and the {which}")
+    refused = run("show", "agent")
+    assert "the first')" in str(refused.exception)
+    assert "the second')" in str(refused.exception)
 
 
 def test_run_a_script(tmp_path):
@@ -578,28 +650,3 @@ def test_interrupt_a_script(tmp_path):
     assert told.splitlines()[-1].endswith(f"to resume: stepwise run {path}")
     done = process("run", str(path))
     assert done.stdout.splitlines()[0] == "think 2"
-
-
-def doctor_of_the_key():
-    told = json.loads(CliRunner().invoke(cli.main, ["doctor", "--json"]).stdout)
-    return next(each for each in told if each["what"] == "key")
-
-
-def test_doctor_tells_of_a_home_that_others_could_write(home):
-    """The folder in which the first run will make the key is looked at before there is one."""
-    home.mkdir(exist_ok=True)
-    home.chmod(0o777)
-    found = doctor_of_the_key()
-    assert found["state"] == "problem"
-    assert f"chmod go-w {home}" in found["text"]
-    home.chmod(0o700)
-    assert doctor_of_the_key()["state"] == "ok"
-
-
-def test_doctor_tells_of_a_key_that_is_no_file(home):
-    """A FIFO in the place of the key is named; nobody waits for who writes into it."""
-    home.mkdir(exist_ok=True)
-    os.mkfifo(home / "key")
-    found = doctor_of_the_key()
-    assert found["state"] == "problem"
-    assert "is not a file" in found["text"]

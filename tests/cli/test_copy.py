@@ -6,11 +6,11 @@ import pty
 import re
 import signal
 import subprocess
-import sys
 
 import pytest
 from click.testing import CliRunner
 from command import COMMAND, process
+from harness import python
 
 import stepwise
 from stepwise import cli, step, workflow
@@ -54,7 +54,7 @@ def copied(*arguments):
 
 @pytest.fixture
 def target(tmp_path):
-    return f"sqlite:{tmp_path}/target"
+    return f"disk:{tmp_path}/target"
 
 
 @pytest.fixture
@@ -75,12 +75,12 @@ def test_all_runs_are_copied_and_summed_up(ids, target):
     assert [line.split()[0] for line in table] == ["RUN", done, crashed]
     assert all(re.search(r"\d+ +\d+\.\d kB  copied$", line) for line in table[1:])
     assert re.fullmatch(
-        r"2 runs with 1 child run, \d+ records, \d+\.\d kB copied from disk:\S+ to sqlite:\S+ "
+        r"2 runs with 1 child run, \d+ records, \d+\.\d kB copied from disk:\S+ to disk:\S+ "
         r"in \d+\.\d s",
         last,
     )
     (again,) = run("--to", target).stdout.splitlines()
-    assert re.fullmatch(r"nothing copied from disk:\S+ to sqlite:\S+; 2 already there", again)
+    assert re.fullmatch(r"nothing copied from disk:\S+ to disk:\S+; 2 already there", again)
 
 
 def test_json(ids, target):
@@ -172,13 +172,12 @@ def test_ctrl_c(ids, target):
     """A copy that is ended by Ctrl-C is continued by the next one."""
     program = (
         "import os, signal\n"
-        "from stepwise._runs import transfer\n"
-        "transfer.Transfer.finish = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT)\n"
+        "from stepwise._runs import copying\n"
+        "copying._StoreEntry._finish = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT)\n"
         "from stepwise.cli import run\n"
         "run()\n"
     )
-    command = [sys.executable, "-c", program, "copy", "--to", target]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = python("-c", program, "copy", "--to", target)
     assert ended.returncode in (1, 130, -signal.SIGINT), ended.stderr
     assert "Traceback" not in ended.stderr
     assert stepwise.runs(store=target) == []

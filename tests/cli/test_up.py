@@ -6,13 +6,12 @@ import os
 import pathlib
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
 
 import pytest
-from harness import COMMAND, python
+from harness import Watched, python
 
 import stepwise
 
@@ -123,19 +122,44 @@ def up(*arguments, code=0):
     return done.stderr
 
 
+class Running(Watched):
+    """A program in a fork, as ``Popen`` has it; what it prints on stderr is in a file."""
+
+    def __init__(self, *words):
+        self.errors = pathlib.Path(f"errors{len([*pathlib.Path().glob('errors*')])}").absolute()
+        self.errors.touch()
+        self._code = None
+        super().__init__(*words, cwd=os.getcwd(), env=os.environ, err=self.errors)
+
+    def wait(self):
+        if self._code is None:
+            self.stdout.read()
+            self._code = super().wait()
+        return self._code
+
+    def is_running(self):
+        return self._code is None and pathlib.Path(f"/proc/{self._pid}").exists()
+
+
 @contextlib.contextmanager
+def running(*words):
+    """A program, until the block ends, and its errors."""
+    program = Running(*words)
+    try:
+        yield program, program.errors
+    finally:
+        program.kill()
+        program.wait()
+
+
 def staying(*arguments):
-    """``stepwise up`` in an interpreter of its own, until the block ends."""
-    errors = pathlib.Path(f"errors{len([*pathlib.Path().glob('errors*')])}")
-    with (
-        errors.open("w") as file,
-        subprocess.Popen([COMMAND, "up", *arguments], stderr=file, start_new_session=True) as it,
-    ):
-        try:
-            yield it, errors
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(it.pid, signal.SIGKILL)
+    """``stepwise up``, until the block ends."""
+    return running("stepwise", "up", *arguments)
+
+
+def calling(call):
+    """A program that makes a call."""
+    return running("-c", f"import jobs; {call}")
 
 
 def until(condition):
@@ -227,7 +251,7 @@ def test_json(place):
 
 
 def test_logs(place):
-    """Each run has a log of what it printed and what happened in it, named after its id."""
+    """Each run has a log, readable by its owner only, of what it printed and what happened."""
     ids = [crash(name, "family") for name in ("a", "b")]
     odd = "../odd / id"
     pathlib.Path("die c").touch()
@@ -236,6 +260,9 @@ def test_logs(place):
     pathlib.Path("jobs.py").write_text(JOBS.replace("return name.upper()", "print(name); return 1"))
     said = up("--logs", "logs", "jobs")
     assert " | " not in said
+    folder = pathlib.Path("logs")
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+    assert folder.stat().st_mode & 0o777 == 0o700
     for run_id, name in zip(ids, "ab", strict=True):
         text = pathlib.Path(f"logs/{run_id}.log").read_text("utf-8")
         assert f"\n{name}-child\n" in text
@@ -254,14 +281,17 @@ def test_logs(place):
         ("nothing", "there is no module 'nothing'"),
         ("jobs.more", "there is no module 'jobs.more'"),
         ("broken", "module 'broken' cannot be imported: ZeroDivisionError, see above"),
+        ("exits", "module 'exits' cannot be imported: it calls sys.exit(4), see above"),
         ("without", "there is no module 'lacking'"),
         ("json", "module 'json' has no workflows"),
         ("a b", "not the name of a module"),
+        ("--store=memory:", "in the memory of one process"),
     ],
 )
 def test_modules_that_cannot_be_used(place, module, words):
-    """A module that cannot be imported, or has no workflows, is an error that names it."""
+    """A module that cannot be imported, or has no workflows, or a store that nobody else sees."""
     pathlib.Path("broken.py").write_text("def inner():\n    1 / 0\ninner()\n")
+    pathlib.Path("exits.py").write_text("import sys\nsys.exit(4)\n")
     pathlib.Path("without.py").write_text("import lacking\n")
     said = up("jobs", module, code=1)
     if module == "without":
@@ -274,15 +304,10 @@ def test_modules_that_cannot_be_used(place, module, words):
         assert first == f'  File "{place}/broken.py", line 3, in <module>'
 
 
-def test_a_store_in_memory(place):
-    """A store that no other process sees is refused."""
-    assert "in the memory of one process" in up("--store", "memory:", "jobs", code=1)
-
-
 def test_another_store(place):
     """``--store`` names the store, whatever the modules configure."""
     pathlib.Path("jobs.py").write_text(
-        f"{JOBS}\nstepwise.configure(store='sqlite:{place}/configured')\n"
+        f"{JOBS}\nstepwise.configure(store='disk:{place}/configured')\n"
     )
     pathlib.Path("die a").touch()
     program("import jobs; jobs.job('a')")
@@ -290,11 +315,9 @@ def test_another_store(place):
     pathlib.Path("die a").unlink()
     up("--store", f"disk:{place}/other", "jobs")
     assert [each.status for each in stepwise.runs(store=f"disk:{place}/other")] == ["completed"]
-    assert [each.status for each in stepwise.runs(store=f"sqlite:{place}/configured")] == [
-        "crashed"
-    ]
+    assert [each.status for each in stepwise.runs(store=f"disk:{place}/configured")] == ["crashed"]
     up("jobs")
-    assert [each.status for each in stepwise.runs(store=f"sqlite:{place}/configured")] == [
+    assert [each.status for each in stepwise.runs(store=f"disk:{place}/configured")] == [
         "completed"
     ]
 
@@ -328,15 +351,15 @@ def test_two_at_once(place):
         "import jobs, sys\n"
         "def leave(_): sys.exit()\n"
         "jobs.gate = leave\n"
-        "for n in range(50):\n"
+        "for n in range(30):\n"
         "    try: jobs.job(str(n))\n"
         "    except SystemExit: pass\n"
     )
-    assert Counter(each.status for each in stepwise.runs()) == {"crashed": 50}
+    assert Counter(each.status for each in stepwise.runs()) == {"crashed": 30}
     pathlib.Path("log").unlink()
     with staying("jobs"), staying("--max", "3", "jobs"):
-        until(lambda: Counter(e.status for e in stepwise.runs()) == {"completed": 50})
-    assert Counter(lines()) == {f"work {number}": 1 for number in range(50)}
+        until(lambda: Counter(e.status for e in stepwise.runs()) == {"completed": 30})
+    assert Counter(lines()) == {f"work {number}": 1 for number in range(30)}
 
 
 def test_a_run_that_kills_its_process(place):
@@ -348,7 +371,13 @@ def test_a_run_that_kills_its_process(place):
     assert "its process died 3 times at the same step" in said
     assert f"to continue it: stepwise up --once --run {poison} jobs" in said
     assert [status(each) for each in others] == ["completed"] * 2
-    assert status(poison) == "crashed"
+    assert status(poison) == "stuck"
+    [listed] = json.loads(python("stepwise", "runs", "--status", "stuck", "--json").stdout)
+    assert (listed["id"], listed["status"]) == (poison, "stuck")
+    shown = python("stepwise", "show", poison).stdout
+    assert f"{poison}  stuck" in shown
+    assert "settle or forget a step" in shown
+    assert f"{poison} is stuck, and left" in python("stepwise", "resume", "--all-crashed").stderr
     tried = lines().count("work poison")
     assert tried == 3
     assert "left alone" in up("jobs", code=1)
@@ -362,6 +391,21 @@ def _whatever(*arguments):
     return python("stepwise", "up", "--once", *arguments).stderr
 
 
+def test_an_edit_is_reported(place):
+    """A module that is edited takes no effect, and ``up`` says so, or ends to be started again."""
+    with (
+        staying("jobs") as (process, errors),
+        staying("--exit-on-change", "jobs") as (ending, last),
+    ):
+        until(lambda: all(" waiting" in each.read_text() for each in (errors, last)))
+        pathlib.Path("jobs.py").write_text(JOBS + "\n", "utf-8")
+        said = until(lambda: "changed" in errors.read_text() and errors.read_text())
+        assert f"up: {place}/jobs.py changed since the import; up goes on with the old code" in said
+        assert ending.wait() == 75
+        assert "up ends, to be started again" in last.read_text()
+        assert process.is_running()
+
+
 def test_what_died_twice_executes_alone(place):
     """A run that died twice at one step is executed in a process of its own."""
     poison, other = crash("poison"), crash("a")
@@ -370,24 +414,26 @@ def test_what_died_twice_executes_alone(place):
     pathlib.Path("shut a").touch()
     with staying("jobs") as (process, errors):
         until(lambda: "left alone" in errors.read_text())
-        assert process.poll() is None
+        assert process.is_running()
         assert re.search(rf"{poison} .* goes on: alone, in process \d+", errors.read_text())
         pathlib.Path("shut a").unlink()
         until(lambda: status(other) == "completed")
 
 
-@pytest.mark.parametrize("workflow", ["job", "ajob"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("workflow", "number"),
+    [("job", signal.SIGTERM), ("job", signal.SIGINT), ("ajob", signal.SIGINT)],
+)
 def test_a_signal_drains(place, workflow, number):
     """SIGTERM and Ctrl-C let the step in flight end; the next start continues after it."""
     run_id = crash("a", workflow)
     pathlib.Path("shut a").touch()
     with staying("jobs") as (process, errors):
         until(lambda: len(lines()) == 3)
-        process.send_signal(number)
+        process.kill(number)
         until(lambda: "1 run in progress" in errors.read_text())
         pathlib.Path("shut a").unlink()
-        assert process.wait(SECONDS) == (130 if number == signal.SIGINT else 0)
+        assert process.wait() == (130 if number == signal.SIGINT else 0)
         assert "Traceback" not in errors.read_text()
     up("jobs")
     assert status(run_id) == "completed"
@@ -400,10 +446,10 @@ def test_no_run_begins_while_it_drains(place):
     pathlib.Path("shut a").touch()
     with staying("--max", "1", "jobs") as (process, errors):
         until(lambda: len(lines()) == 5)
-        process.terminate()
+        process.kill(signal.SIGTERM)
         until(lambda: "1 run in progress" in errors.read_text())
         pathlib.Path("shut a").unlink()
-        process.wait(SECONDS)
+        process.wait()
     assert [status(each) for each in ids] == ["completed", "crashed"]
 
 
@@ -416,35 +462,25 @@ def test_ends_are_no_deaths(place, by):
     for number in range(3):
         with staying("jobs") if by == "up" else calling("jobs.job('a')") as (process, _):
             until(lambda: lines().count("work a") == 2 + number)  # noqa: B023
-            process.terminate()
-            process.wait(SECONDS)
+            process.kill(signal.SIGTERM)
+            process.wait()
     pathlib.Path("shut a").unlink()
     said = up("jobs")
     assert status(run_id) == "completed"
     assert "alone" not in said
 
 
-@contextlib.contextmanager
-def calling(call):
-    """A program that makes a call, in an interpreter of its own."""
-    with subprocess.Popen([sys.executable, "-c", f"import jobs; {call}"]) as process:
-        try:
-            yield process, None
-        finally:
-            process.kill()
-
-
 def test_a_second_signal_ends_at_once(place):
-    """With a second signal ``up`` does not wait for the steps in flight."""
-    run_id = crash("a")
+    """With a second signal ``up`` waits for no step in flight; what was due is left as well."""
+    ids = [crash("a"), crash("b")]
     pathlib.Path("shut a").touch()
-    with staying("jobs") as (process, errors):
-        until(lambda: len(lines()) == 3)
-        process.terminate()
+    with staying("--max", "1", "jobs") as (process, errors):
+        until(lambda: len(lines()) == 5)
+        process.kill(signal.SIGTERM)
         until(lambda: "1 run in progress" in errors.read_text())
-        process.terminate()
-        assert process.wait(5) == 0
-    assert status(run_id) == "crashed"
+        process.kill(signal.SIGTERM)
+        assert process.wait() == 0
+    assert [status(each) for each in ids] == ["crashed"] * 2
 
 
 # -- runs that wait --------------------------------------------------------------------------------
@@ -569,10 +605,11 @@ def test_runs_that_wait_for_a_person(place):
     pathlib.Path("jobs.py").write_text(JOBS + CLEANING, "utf-8")
     suspend("a", "paying")
     with staying("jobs"):
-        first = stepwise.get_run("a").waits[0].step
-        stepwise.get_run("a").approve(first)
-        until(lambda: [each.step for each in stepwise.get_run("a").waits] not in ([], [first]))
+        first = stepwise.get_run("a").waits[0]
+        stepwise.get_run("a").approve(first.step, first.ticket)
+        until(lambda: stepwise.get_run("a").waits not in ([], [first]))
         assert "work a" not in lines()
-        stepwise.get_run("a").approve(stepwise.get_run("a").waits[0].step)
+        second = stepwise.get_run("a").waits[0]
+        stepwise.get_run("a").approve(second.step, second.ticket)
         until(lambda: status("a") == "completed")
     assert lines() == ["begin a", "work a"]

@@ -37,6 +37,11 @@ def noted(world):
     return [line.split() for line in lines]
 
 
+def pids(world, text):
+    """Return the processes that noted a text."""
+    return [int(pid) for what, pid in noted(world) if what == text]
+
+
 def mark(world, name):
     """Make a file that jobs look for."""
     with open(os.path.join(world, name), "w"):
@@ -91,12 +96,6 @@ def fails(kind):
     if kind == "exit":
         raise SystemExit(3)
     raise ValueError(kind)
-
-
-@workflow(budget=stepwise.Budget(steps=2))
-def spends(world):
-    for number in range(5):
-        work(world, number)
 
 
 @workflow

@@ -76,7 +76,6 @@ def store(server_of_session, cluster):
     url = server_of_session.create_database()
     stepwise.configure(store=url)
     yield url
-    stepwise.configure(store=None)
     server_of_session.drop_database(url)
 
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -25,6 +26,10 @@ QUICK = {  # a killed node is found to be dead after two seconds, not after half
     "health_check_period_ms": 400,
     "health_check_timeout_ms": 5000,  # one that is only slow is not
     "health_check_failure_threshold": 5,
+    # A busy machine takes long to start a worker: by default Ray gives it up after a minute, and
+    # the node, with all that it executes, after half a minute without its agent.
+    "worker_register_timeout_seconds": SECONDS // 2,
+    "agent_register_timeout_ms": SECONDS // 2 * 1000,
 }
 
 
@@ -162,6 +167,22 @@ def children_of(pid):
     return [int(each) for each in done.stdout.split()]
 
 
+def alive(pid):
+    """Whether a process has not ended."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def address():
+    """The address of the cluster that this process is connected to."""
+    import ray
+
+    return ray.get_runtime_context().gcs_address
+
+
 def environment(store, **more):
     """The environment of a process that uses the cluster."""
     path = os.pathsep.join([str(ROOT), str(HERE), str(ROOT / "tests" / "programs")])
@@ -170,6 +191,7 @@ def environment(store, **more):
         "PYTHONPATH": path,
         "PYTHONUNBUFFERED": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_LOG_TO_DRIVER": "0",  # else messages of Ray come among the lines of a program
         "STEPWISE_KEY": KEY,
         "STEPWISE_STORE": store,
         **more,
@@ -179,3 +201,24 @@ def environment(store, **more):
 def stepwise(*words):
     """The command line of stepwise."""
     return [sys.executable, "-m", "stepwise", *words]
+
+
+def program(text, *words):
+    """The command line of a program."""
+    return [sys.executable, "-c", textwrap.dedent(text), *words]
+
+
+def ended(command, store, **more):
+    """Execute a command line to its end, as a user of the cluster does."""
+    return subprocess.run(
+        command, cwd=more.pop("cwd", HERE), env=environment(store, **more), check=False,
+        capture_output=True, text=True, timeout=SECONDS,
+    )  # fmt: skip
+
+
+def begun(command, store, **more):
+    """Start a command line; what it prints is read."""
+    return subprocess.Popen(
+        command, cwd=more.pop("cwd", HERE), env=environment(store, **more), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip

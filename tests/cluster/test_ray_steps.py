@@ -49,13 +49,12 @@ def _connected(cluster):
     """Each test has the cluster."""
 
 
-def wait_until(condition, what):
-    """Poll until a condition holds."""
+def until(condition):
+    """Poll until a condition holds; workers import this module, and not all of them our helpers."""
     end = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < end, what
+        assert time.monotonic() < end
         time.sleep(0.02)  # between two looks
-    return True
 
 
 def mark(path):
@@ -186,28 +185,26 @@ def test_a_body_is_placed_by_its_resources(gpu_node):
 
 
 def test_map_of_many_items():
-    """``map`` sends fifty items to the cluster; results are in order, each is one record."""
+    """``map`` sends fifty items to the cluster; results are in order, each is one record.
+
+    The event loop goes on while bodies of coroutines are executed there.
+    """
 
     @workflow
     def agent():
         return stepwise.map(square, range(50)), stepwise.map(prepare, range(3), executor="ray")
+
+    @workflow
+    async def coroutine():
+        found = await asyncio.gather(asquare(2), asquare(3))
+        return found, await stepwise.map(asquare, range(4))
 
     squares, processes = agent()
     assert squares == [x * x for x in range(50)]
     assert os.getpid() not in processes
     (run,) = stepwise.runs()
     assert len(run.steps) == 53
-
-
-def test_coroutines_beside_each_other():
-    """The event loop goes on while bodies are executed on the cluster."""
-
-    @workflow
-    async def agent():
-        found = await asyncio.gather(asquare(2), asquare(3))
-        return found, await stepwise.map(asquare, range(4))
-
-    assert asyncio.run(agent()) == ([4, 9], [0, 1, 4, 9])
+    assert asyncio.run(coroutine()) == ([4, 9], [0, 1, 4, 9])
 
 
 def test_large_values_are_recorded_once(tmp_path):
@@ -299,7 +296,7 @@ def test_a_node_that_dies(cluster, tmp_path):
             return error.where
 
     handle = agent.start()
-    wait_until(path.exists, "the body began")
+    until(path.exists)
     cluster.kill(node)
     assert handle.result(PATIENCE)
     assert [each.status for each in stepwise.get_run("r").steps] == ["failed"]
@@ -314,11 +311,11 @@ def test_a_cancelled_run_cancels_its_task(tmp_path):
         lingers(str(path))
 
     handle = agent.start()
-    wait_until(path.exists, "the body began")
+    until(path.exists)
     stepwise.get_run("r").cancel("enough")
     with pytest.raises(RunCancelled):
         handle.result(PATIENCE)
-    wait_until((tmp_path / "pid-left").exists, "the body was interrupted")
+    until((tmp_path / "pid-left").exists)
     (each,) = stepwise.get_run("r").steps
     assert each.status == "cancelled"
 
@@ -338,7 +335,7 @@ def test_a_cancelled_task_of_asyncio(tmp_path):
     @workflow
     async def agent():
         task = asyncio.ensure_future(waits())
-        await asyncio.to_thread(wait_until, path.exists, "the body began")
+        await asyncio.to_thread(until, path.exists)
         task.cancel()
         try:
             await task
@@ -346,7 +343,7 @@ def test_a_cancelled_task_of_asyncio(tmp_path):
             return "cancelled"
 
     assert asyncio.run(agent()) == "cancelled"
-    wait_until((tmp_path / "pid-left").exists, "the body was interrupted")
+    until((tmp_path / "pid-left").exists)
 
 
 def test_a_timeout_ends_the_task(tmp_path):
@@ -360,15 +357,8 @@ def test_a_timeout_ends_the_task(tmp_path):
     with pytest.raises(StepTimeoutError):
         agent()
     pid = int(path.read_text())
-    wait_until(lambda: not alive(pid), "the process was ended")
-
-
-def alive(pid):
-    """Return whether a process executes code."""
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    stat = pathlib.Path(f"/proc/{pid}/stat")
+    until(lambda: not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z")
 
 
 def test_workflows_that_are_tasks_of_ray_lend_their_cpus(tmp_path):
@@ -381,7 +371,7 @@ def test_workflows_that_are_tasks_of_ray_lend_their_cpus(tmp_path):
             return square(3), stepwise.map(square, range(3))
 
         mark(own)
-        wait_until(pathlib.Path(other).exists, "both have begun")
+        until(pathlib.Path(other).exists)
         return agent()
 
     one, two = str(tmp_path / "one"), str(tmp_path / "two")
@@ -391,7 +381,7 @@ def test_workflows_that_are_tasks_of_ray_lend_their_cpus(tmp_path):
 
 def test_it_is_an_executor():
     """Outside of any run, it is an executor of ``concurrent.futures`` like another."""
-    from stepwise.integrations._ray_executor import RayExecutor
+    from stepwise._calls.ray_executor import RayExecutor
 
     assert stepwise.map(square, range(3), executor="ray") == [0, 1, 4]
     with RayExecutor(num_cpus=1) as executor:

@@ -1,6 +1,5 @@
 """``examples/research_fleet.py`` and the page about Ray, on a cluster with a shared store."""
 
-import os
 import pathlib
 import re
 import signal
@@ -8,20 +7,13 @@ import subprocess
 import sys
 
 import pytest
-from ray_cluster import SECONDS, environment, until
+from ray_cluster import SECONDS, address, ended, environment, until
 
 from stepwise import runs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "examples" / "research_fleet.py"
 TOPICS = ("tides", "winds", "currents", "stars", "clocks", "maps")
-
-
-def address():
-    """The address of the cluster that this process is connected to."""
-    import ray
-
-    return ray.get_runtime_context().gcs_address
 
 
 def begun(store, out, *, latency="0", ray=True):
@@ -76,14 +68,6 @@ def test_the_program_of_the_page_about_ray_works(cluster, store, tmp_path):
     page = (ROOT / "docs" / "how-to" / "ray.md").read_text("utf-8")
     [program] = re.findall(r"```python\n(# analyse\.py\n.*?)```", page, re.DOTALL)
     (tmp_path / "analyse.py").write_text(program, "utf-8")
-    done = subprocess.run(
-        [sys.executable, "analyse.py", address()],
-        cwd=tmp_path,
-        env={**os.environ, **environment(store)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=SECONDS,
-    )
+    done = ended([sys.executable, "analyse.py", address()], store, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["14", "completed"]

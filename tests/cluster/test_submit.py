@@ -2,18 +2,16 @@
 
 import asyncio
 import os
-import subprocess
 import sys
 import textwrap
 
 import cluster_jobs
 import pytest
-from cluster_jobs import mark
-from ray_cluster import SECONDS, environment, until
+from cluster_jobs import mark, pids
+from ray_cluster import SECONDS, address, alive, begun, ended, program, until
 
 import stepwise
 from stepwise import (
-    BudgetExceeded,
     ConfigurationError,
     NotRecordableError,
     RunCancelled,
@@ -22,14 +20,8 @@ from stepwise import (
     StepInDoubtError,
     workflow,
 )
-from stepwise.integrations import _ray_cluster
+from stepwise.integrations import ray as ray_of_ours
 from stepwise.integrations.ray import RayHandle, submit
-
-
-def pids(world, text):
-    """The processes that noted a text."""
-    return [int(pid) for what, pid in cluster_jobs.noted(world) if what == text]
-
 
 # -- as it would be here -------------------------------------------------------------------------
 
@@ -75,19 +67,14 @@ def test_submitted_twice_is_executed_once(store, world):
     handle = submit(cluster_jobs.many, world, 1, run_id="once")
     until(lambda: pids(world, "holds-0"))
     assert submit(cluster_jobs.many, world, 1, run_id="once") is handle
-    program = """
+    source = """
         import cluster_jobs, sys
         from stepwise.integrations.ray import submit
         handle = submit(cluster_jobs.many, sys.argv[1], 1, run_id="once")
         print("submitted", flush=True)
         print(handle.result(90)[0], flush=True)
     """
-    other = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program), world],
-        env=environment(store, RAY_ADDRESS=address(), RAY_LOG_TO_STDERR="0"),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    other = begun(program(source, world), store, RAY_ADDRESS=address())
     assert other.stdout.readline() == "submitted\n"
     mark(world, "go")
     assert other.communicate(timeout=SECONDS)[0] == "[0]\n"
@@ -95,36 +82,21 @@ def test_submitted_twice_is_executed_once(store, world):
     assert len(pids(world, "work-0")) == 1
 
 
-def address():
-    """The address of the cluster that this process is connected to."""
-    import ray
-
-    return ray.get_runtime_context().gcs_address
-
-
 def test_a_coroutine_workflow(store, world):
-    """A coroutine workflow is executed in an event loop of the worker."""
-    assert submit(cluster_jobs.amany, world, 3).result(SECONDS) == [0, 1, 2]
+    """A coroutine workflow is executed in an event loop of the worker; its handle is awaitable."""
 
+    async def main():
+        return await submit(cluster_jobs.amany, world, 3)
 
-def test_awaited(store, world):
-    """A handle is awaitable, for programs with an event loop."""
-
-    async def program():
-        return await submit(cluster_jobs.amany, world, 2)
-
-    assert asyncio.run(program()) == [0, 1]
+    assert asyncio.run(main()) == [0, 1, 2]
 
 
 def test_a_method(store):
-    """A workflow that is a method travels with its object."""
+    """A workflow that is a method travels with its object; some megabytes come back."""
     handle = submit(cluster_jobs.Agent("Ann").run, "write", kwargs={"times": 2})
+    large = submit(cluster_jobs.gives, 5 << 20)
     assert handle.result(SECONDS) == ["Ann: write"] * 2
-
-
-def test_a_large_result(store):
-    """A result of some megabytes is in the journal, once."""
-    assert submit(cluster_jobs.gives, 5 << 20).result(SECONDS) == bytes(5 << 20)
+    assert large.result(SECONDS) == bytes(5 << 20)
 
 
 @pytest.mark.parametrize(
@@ -141,13 +113,6 @@ def test_exceptions_arrive(store, kind, error):
     assert handle.run.status == ("crashed" if kind == "exit" else "failed")
     with pytest.raises(error):
         handle.result()
-
-
-def test_a_budget_that_is_used_up(store, world):
-    """A run that has spent its budget stops with BudgetExceeded, once."""
-    with pytest.raises(BudgetExceeded):
-        submit(cluster_jobs.spends, world).result(SECONDS)
-    assert len(cluster_jobs.noted(world)) == 2
 
 
 def test_a_result_that_cannot_be_recorded(store, world):
@@ -190,19 +155,15 @@ def test_late(store, world):
 
 
 def test_a_run_that_suspends_goes_on(store, world):
-    """A run that waits keeps no worker; what it waits for has it submitted again."""
+    """A run that waits keeps no worker; a message, or its time, has it submitted again."""
+    naps = submit(cluster_jobs.naps, world, 2.5)
     handle = submit(cluster_jobs.waits, world)
     until(lambda: handle.status == "suspended")
     assert not handle.done
     handle.run.send("answer", 42)
     assert handle.result(SECONDS) == 42
-    assert len(pids(world, "work-0")) == 1
-
-
-def test_a_nap(store, world):
-    """A run that sleeps goes on by itself when its time has come."""
-    assert submit(cluster_jobs.naps, world, 2.5).result(SECONDS) == "awake"
-    assert len(cluster_jobs.noted(world)) == 2
+    assert naps.result(SECONDS) == "awake"
+    assert len(pids(world, "work-0")) == len(pids(world, "work-1")) == 2
 
 
 def test_code_of_a_script(store, world, tmp_path):
@@ -248,21 +209,14 @@ def test_code_of_a_script(store, world, tmp_path):
             """
         )
     )
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        check=False,
-        env=environment(store, RAY_ADDRESS=address()),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
+    done = ended([sys.executable, str(script)], store, RAY_ADDRESS=address())
     assert done.stdout.splitlines()[-1:] == [f"{script}:search Found(text='x')"], done.stderr
 
 
 def test_a_driver_that_leaves_the_cluster(store, world):
     """Whoever leaves the cluster is told that the task has ended with that, and can come back."""
     mark(world, "hold-0")
-    program = f"""
+    source = f"""
         import cluster_jobs, ray
         from stepwise import StepwiseError
         from stepwise.integrations.ray import submit
@@ -275,14 +229,7 @@ def test_a_driver_that_leaves_the_cluster(store, world):
         cluster_jobs.mark({world!r}, "go")
         print(submit(cluster_jobs.many, {world!r}, 1).result({SECONDS})[0])
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        check=False,
-        env=environment(store, RAY_ADDRESS=address()),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
+    done = ended(program(source), store, RAY_ADDRESS=address())
     told, result = done.stdout.splitlines()[-2:]
     assert "left the Ray cluster" in told, done.stderr
     assert result == "[0]"
@@ -299,12 +246,12 @@ def test_a_store_in_memory_is_refused(cluster):
 
 def test_a_folder_that_other_machines_lack_is_refused(cluster, tmp_path):
     """A folder is a store for a cluster on this machine alone."""
-    store = stepwise.stores.open_store(f"sqlite:{tmp_path}")
+    store = stepwise.stores.open_store(f"disk:{tmp_path}")
     node = {"Alive": True, "NodeManagerHostname": os.uname().nodename}
-    _ray_cluster.check_reach(store, [node])
-    _ray_cluster.check_reach(store, [node, {"Alive": False, "NodeManagerHostname": "far"}])
+    ray_of_ours.check_reach(store, [node])
+    ray_of_ours.check_reach(store, [node, {"Alive": False, "NodeManagerHostname": "far"}])
     with pytest.raises(ConfigurationError, match=r"nodes on others \(far\)"):
-        _ray_cluster.check_reach(store, [node, {"Alive": True, "NodeManagerHostname": "far"}])
+        ray_of_ours.check_reach(store, [node, {"Alive": True, "NodeManagerHostname": "far"}])
     assert submit(cluster_jobs.gives.options(store=store), 3).result(SECONDS) == bytes(3)
 
 
@@ -354,21 +301,14 @@ def test_code_that_a_worker_lacks(store, tmp_path):
 
 def test_without_ray():
     """Where Ray is not installed, the error names the extra."""
-    program = """
+    source = """
         import sys
         sys.modules["ray"] = None
         from stepwise import workflow
         from stepwise.integrations.ray import submit
         submit(workflow(lambda: 1))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        check=False,
-        env=environment("memory:"),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
+    done = ended(program(source), "memory:")
     assert "pip install 'stepwise-agents[ray]'" in done.stderr.splitlines()[-1]
 
 
@@ -433,12 +373,3 @@ def test_a_node_is_cut_off_in_a_side_effect(store, world, cluster):
     assert handle.run.steps == before
     assert handle.run.status == "crashed"
     assert len(pids(world, "charged")) == 1
-
-
-def alive(pid):
-    """Whether a process has not ended."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

@@ -4,14 +4,11 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 
 import cluster_jobs
 import pytest
-from cluster_jobs import mark
-from ray_cluster import SECONDS, environment, stepwise, until
+from cluster_jobs import mark, pids
+from ray_cluster import SECONDS, address, begun, ended, program, stepwise, until
 
 from stepwise import runs
 from stepwise.integrations.ray import submit
@@ -26,18 +23,6 @@ SUBMIT = """
 """
 
 
-def address():
-    """The address of the cluster that this process is connected to."""
-    import ray
-
-    return ray.get_runtime_context().gcs_address
-
-
-def pids(world, text):
-    """The processes that noted a text."""
-    return [int(pid) for what, pid in cluster_jobs.noted(world) if what == text]
-
-
 def command(*words):
     """The command line of an executor."""
     return stepwise("up", "--ray", address(), "--json", *words, "cluster_jobs")
@@ -46,18 +31,7 @@ def command(*words):
 @contextlib.contextmanager
 def executors(store, count, *words):
     """Processes of ``stepwise up --ray``, and the events that they have printed, until the end."""
-    folder = os.path.dirname(cluster_jobs.__file__)
-    made = [
-        subprocess.Popen(
-            command(*words),
-            env=environment(store),
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        for _ in range(count)
-    ]
+    made = [begun(command(*words), store) for _ in range(count)]
     try:
         for each in made:
             assert json.loads(each.stdout.readline())["event"] == "ready"
@@ -80,13 +54,7 @@ def stop(executor, number=signal.SIGTERM):
 def crash(store, world, *names):
     """Submit runs by a driver that is killed while they hold before their third step."""
     mark(world, "hold-2")
-    driver = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(SUBMIT), world, *names],
-        env=environment(store, RAY_ADDRESS=address()),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    driver = begun(program(SUBMIT, world, *names), store, RAY_ADDRESS=address())
     with driver:
         assert driver.stdout.readline() == "submitted\n"
         until(lambda: len(pids(world, "holds-2")) == len(names))
@@ -131,20 +99,14 @@ def test_the_same_submit_again_continues(store, world):
 
 def test_suspended_runs_are_awakened(store, world):
     """``up --ray`` continues a run whose message has come, although its submitter is gone."""
-    program = """
+    source = """
         import cluster_jobs, sys, time
         from stepwise.integrations.ray import submit
         handle = submit(cluster_jobs.waits, sys.argv[1], run_id="waits")
         while handle.status != "suspended":
             time.sleep(0.1)
     """
-    subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), world],
-        env=environment(store, RAY_ADDRESS=address()),
-        check=True,
-        capture_output=True,
-        timeout=SECONDS,
-    )
+    ended(program(source, world), store, RAY_ADDRESS=address())
     with executors(store, 2):
         run_of("waits").send("answer", "yes")
         until(lambda: run_of("waits").status == "completed")
@@ -169,15 +131,7 @@ def test_it_drains(store, world, tmp_path):
     assert not pids(world, "work-3")
     os.unlink(os.path.join(world, "hold-2"))
     assert run.steps[-1].status == "completed"
-    done = subprocess.run(
-        command("--once"),
-        check=False,
-        env=environment(store),
-        cwd=os.path.dirname(cluster_jobs.__file__),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
+    done = ended(command("--once"), store)
     assert done.returncode == 0, done.stderr
     assert (run_of("drains").status, run_of("drains").resumed_from_step) == ("completed", 3)
     assert "resumes at" in (logs / "drains.log").read_text()
@@ -186,7 +140,7 @@ def test_it_drains(store, world, tmp_path):
 def test_a_run_that_kills_its_process_is_tried_again_later(store, world):
     """A task whose process died is not tried again by Ray, but by ``up``, which counts deaths."""
     mark(world, "die")
-    program = f"""
+    source = f"""
         import cluster_jobs, os
         from stepwise.integrations.ray import submit
         handle = submit(cluster_jobs.pays_and_looks, {world!r}, run_id="dies", max_retries=0)
@@ -195,14 +149,7 @@ def test_a_run_that_kills_its_process_is_tried_again_later(store, world):
         except Exception as error:
             print(type(error).__name__)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        check=False,
-        env=environment(store, RAY_ADDRESS=address()),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
+    done = ended(program(source), store, RAY_ADDRESS=address())
     assert done.stdout.splitlines()[-1:] == ["WorkerCrashedError"], done.stderr
     with executors(store, 1):
         until(lambda: run_of("dies").status == "completed")
@@ -211,30 +158,14 @@ def test_a_run_that_kills_its_process_is_tried_again_later(store, world):
 
 def test_an_address_without_a_cluster(store):
     """An address at which there is no cluster is an error that names it."""
-    done = subprocess.run(
-        stepwise("up", "--ray", "127.0.0.1:1", "cluster_jobs"),
-        check=False,
-        env=environment(store),
-        cwd=os.path.dirname(cluster_jobs.__file__),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
+    done = ended(stepwise("up", "--ray", "127.0.0.1:1", "cluster_jobs"), store)
     assert done.returncode
     assert "no Ray cluster at 127.0.0.1:1" in done.stderr
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "memory"])
+@pytest.mark.parametrize("kind", ["disk", "memory"])
 def test_stores_that_are_refused(cluster, tmp_path, kind):
     """``up --ray`` refuses a store in memory; a folder is one for a cluster on this machine."""
-    url = "memory:" if kind == "memory" else f"sqlite:{tmp_path}"
-    done = subprocess.run(
-        command("--once"),
-        check=False,
-        env=environment(url),
-        cwd=os.path.dirname(cluster_jobs.__file__),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
+    url = "memory:" if kind == "memory" else f"disk:{tmp_path}"
+    done = ended(command("--once"), url)
     assert bool(done.returncode) == (kind == "memory"), done.stderr

@@ -6,13 +6,12 @@ The programs, and the model that says how often each part happens, are ``program
 import itertools
 import json
 import os
-import subprocess
-import sys
 
 import attempts
 import pytest
 from attempts import Model, World, named, program
-from hypothesis import given, seed, settings
+from harness import python
+from hypothesis import example, given, seed, settings
 from hypothesis import strategies as st
 from sweeping import SEED, many
 
@@ -49,8 +48,13 @@ def check(parts, folder, run):
     assert {n for name, n in found.items() if name.startswith("effect")} <= {1}
 
 
-@settings(max_examples=150)
+EARLIER = ("step", 1, [("plain",), ("fail", "01"), ("fail", "01"), ("effect",)])
+
+
+@settings(max_examples=many(60, 1000))
 @given(shape=shapes(*CALLS, FAILS))
+@example(shape=[("step", 0, [EARLIER, ("fail", "1")])])  # attempts that end before the effect
+@example(shape=[("step", 1, [EARLIER, ("fail", "11")])])
 def test_failing_steps(shape, tmp_path_factory):
     """Plain calls after a failed attempt's last side effect run again, and nothing else does."""
     parts, folder = named(shape, itertools.count(1)), tmp_path_factory.mktemp("world")
@@ -67,7 +71,7 @@ def test_failing_steps(shape, tmp_path_factory):
 
 
 @seed(SEED)
-@settings(max_examples=many(12, 400))
+@settings(max_examples=many(8, 400))
 @given(shape=shapes(*CALLS, FAILS, KILLS))
 def test_failing_steps_that_are_killed(shape, tmp_path_factory):
     """A process that is killed in an attempt, or between two, decides as one that is not."""
@@ -77,14 +81,8 @@ def test_failing_steps_that_are_killed(shape, tmp_path_factory):
 
 def started(folder, parts):
     """Run the program in a process of its own; ``None`` if it failed or was killed."""
-    done = subprocess.run(
-        [sys.executable, attempts.__file__, str(folder), json.dumps(parts)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env={**os.environ, "STEPWISE_HOME": str(folder / "home")},
-    )
+    env = {**os.environ, "STEPWISE_HOME": str(folder / "home")}
+    done = python(attempts.__file__, folder, json.dumps(parts), env=env)
     assert done.returncode in (0, 3, -9), done.stderr
     return json.loads(done.stdout) if done.returncode == 0 else None
 

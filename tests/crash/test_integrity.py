@@ -11,24 +11,19 @@ to 100 bytes of each file.
 import errno
 import json
 import os
-import pathlib
 import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 from collections import Counter
 from functools import partial
 
 import pytest
 import sweeping
+from harness import Lab
 from sweeping import SEED
 
-PROGRAM = pathlib.Path(__file__).parents[1] / "programs" / "damaged.py"
-FLIPS, CUTS, FAILURES = 24, 10, 10
-STORES = {"disk": "cache.db", "sqlite": "stepwise.db"}  # and their databases
+FLIPS, CUTS, FAILURES = 10, 5, 6
 ERRORS = {"StoreError", "CorruptStoreError", "JournalLostError", "StepInDoubtError"}
 NEW_KEY = "ConfigurationError"  # the key file is not part of the store; without it none is read
 EFFECTS = ["send mail 0", "send mail 1", "send mail 2", "send report"]
@@ -39,42 +34,24 @@ STATES = {
 }
 
 
-class Lab:
-    """Homes of runs, and a process that starts the program in them."""
+class Damaged(Lab):
+    """The home of a run, brought into one state after another."""
 
-    def __init__(self, store):
-        self.store = store
-        memory = pathlib.Path("/dev/shm")  # what is killed needs no disk
-        place = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="stepwise-", dir=place))
-        self.home, self.log = self.folder / "home", self.folder / "log"
-        self.server = subprocess.Popen(
-            [sys.executable, str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+    def __init__(self):
+        super().__init__("damaged.py", STEPWISE_QUIET="1")
+        self.home, self.told = self.folder / "home", self.folder / "log"
         self.states = {}
 
     def start(self, **order):
-        """Start the program once; what it said, with the number of operations and its status."""
-        self.tell(**order)
-        said = json.loads(self.server.stdout.readline())
-        if "status" not in said:
-            said.update(json.loads(self.server.stdout.readline()))
-        return said
-
-    def tell(self, **order):
-        order = {
-            "home": str(self.home),
-            "log": str(self.log),
-            "store": self.store,
-            "sticky": False,
-            **order,
-        }
-        self.server.stdin.write(json.dumps(order) + "\n")
-        self.server.stdin.flush()
+        """Start the program once; what it said, with its exit code."""
+        self.environment["ORDER"] = json.dumps(order)
+        ended = self.run()
+        lines = [line for line in ended.text.splitlines() if line.startswith("{")]
+        return {**(json.loads(lines[-1]) if lines else {}), "code": ended.code}
 
     def did(self):
         """Every step and side effect that was begun, in order."""
-        return self.log.read_text().splitlines() if self.log.exists() else []
+        return self.lines
 
     def prepare(self, state):
         """Bring the home into a state, which is made once."""
@@ -83,21 +60,16 @@ class Lab:
             self.clear()
             self.states[state] = self.start(tidy=state == "finished", **STATES[state])
             self.home.rename(made)
-            self.log.rename(made / "log")
+            self.told.rename(made / "log")
         self.clear()
         shutil.copytree(made, self.home)
-        (self.home / "log").rename(self.log)
+        (self.home / "log").rename(self.told)
         files = [path for path in sorted(self.home.rglob("*")) if path.is_file()]
         return {str(path.relative_to(self.home)): used(path) for path in files}
 
     def clear(self):
         shutil.rmtree(self.home, ignore_errors=True)
-        self.log.unlink(missing_ok=True)
-
-    def close(self):
-        self.server.kill()
-        self.server.communicate()
-        shutil.rmtree(self.folder)
+        self.told.unlink(missing_ok=True)
 
 
 def used(path):
@@ -105,11 +77,10 @@ def used(path):
     return len(path.read_bytes().rstrip(b"\0")) if "logs" in path.parts[-2] else path.stat().st_size
 
 
-@pytest.fixture(scope="module", params=STORES)
-def lab(request):
-    lab = Lab(request.param)
-    yield lab
-    lab.close()
+@pytest.fixture(scope="module")
+def lab():
+    with Damaged() as lab:
+        yield lab
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +95,8 @@ def verdict(lab, truth, state, said):
     repeated = [effect for effect, times in did.items() if times > 1]
     if repeated:
         return f"repeated {repeated}"
-    if said["status"]:
-        return f"hung or crashed: status {said['status']}"
+    if said["code"]:
+        return f"hung or crashed: {said['code']}"
     if "result" in said:
         if said["result"] != truth:
             return f"a wrong value: {said['result']}"
@@ -153,7 +124,7 @@ def sweep(lab, truth, state, damages, **order):
 
 def flips(lab, state, count):
     """One bit flipped at bytes that are spread evenly over every file."""
-    choose = random.Random(f"{SEED} {lab.store} {state}")
+    choose = random.Random(f"{SEED} {state}")
     files = lab.prepare(state)
     for name, size in files.items():
         weight = 3 if name.endswith((".db", "-wal")) or "logs/" in name else 1
@@ -174,7 +145,7 @@ def flip(name, position, bit, home):
 
 def cuts(lab, state, count):
     """Each file cut off: to nothing, by one byte, and to lengths between."""
-    choose = random.Random(f"{SEED} cut {lab.store} {state}")
+    choose = random.Random(f"{SEED} cut {state}")
     files = lab.prepare(state)
     for name, size in files.items():
         some = choose.sample(range(size), min(size, sweeping.size(count // len(files), 100)))
@@ -240,7 +211,7 @@ def test_the_sweep_damages_logs(lab):
 def test_the_sweep_sees_a_wrong_value(lab, truth):
     """With digests that nobody looks at, the same flips give wrong values: the sweep can see."""
     lab.prepare("finished")
-    name = f"store/{STORES[lab.store]}"
+    name = "store/cache.db"
     found = re.finditer(b"sent report", (lab.home / name).read_bytes())
     changes = [("a recorded value", partial(flip, name, it.start(), 0)) for it in found]
     assert any(
@@ -265,7 +236,7 @@ def test_a_disk_that_fails(lab, truth, how, tally):
     lab.clear()
     total = lab.start(at=0)["operations"]
     assert total > 50
-    choose = random.Random(f"{SEED} {lab.store} {how}")
+    choose = random.Random(f"{SEED} {how}")
     codes = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EACCES)
     each = [(at, code) for at in range(1, total + 1) for code in codes]
     ends = []
@@ -286,7 +257,7 @@ def test_a_disk_that_fails(lab, truth, how, tally):
 def after_failure(lab, truth, said, again, code):
     """What is wrong about a start on a failing disk and the next on a sound one."""
     did = lab.did()
-    if said["status"] or again["status"]:
+    if said["code"] or again["code"]:
         return f"hung or crashed: {said} {again}"
     if "result" not in said:
         if said["kind"] != "StoreError":
@@ -314,19 +285,15 @@ def after_failure(lab, truth, said, again, code):
 def test_a_process_that_wakes_up_too_late(lab, truth):
     """A stopped process whose run was taken over writes nothing more, and is told so."""
     lab.clear()
-    sleeper = Lab(lab.store)
-    sleeper.home, sleeper.log = lab.home, lab.log
-    try:
-        sleeper.tell(pause="look 1")
-        line = sleeper.server.stdout.readline()
-        assert line.startswith("paused ")
+    lab.environment["ORDER"] = json.dumps({"pause": "look 1"})
+    with lab.popen() as sleeper:
+        line = sleeper.stdout.readline()
+        assert line == f"paused {sleeper.pid}\n"
         assert lab.start()["kind"] == "RunBusyError"  # the kernel keeps a stopped owner's lock
         (lab.home / "store" / "leases").unlink()
-        assert lab.start(die="look 2")["status"]
-        os.kill(int(line.split()[1]), signal.SIGCONT)
-        late = json.loads(sleeper.server.stdout.readline())
-    finally:
-        sleeper.close()
+        assert lab.start(die="look 2")["code"] == 9
+        os.kill(sleeper.pid, signal.SIGCONT)
+        late = json.loads(sleeper.communicate(timeout=300)[0])
     assert late["kind"] == "LeaseLostError", late
     assert lab.start()["result"] == truth
     did = Counter(lab.did())

@@ -84,7 +84,7 @@ def pairs(sample):
 
 def test_data_of_another_python_is_read(library, tally):
     """Begun by one Python and finished by another, a run ends as if nothing had happened."""
-    tried = pairs(3)
+    tried = pairs(2)
     for first, second in tried:
         with Lab(HEAD + DATA) as lab:
             code, text = run(lab, library, first, DIE_AT="plain(3) returned")
@@ -98,7 +98,7 @@ def test_data_of_another_python_is_read(library, tally):
 
 def test_code_of_another_python_is_refused(library, tally):
     """A recorded value that holds another Python's code is not loaded: its step runs again."""
-    tried = pairs(3)
+    tried = pairs(2)
     for first, second in tried:
         with Lab(HEAD + CODE) as lab:
             assert run(lab, library, first, DIE_AT="plain(3) returned")[0] == -9
@@ -147,24 +147,16 @@ main(lambda: agent(["a", "", "xy"]))
 """
 
 
-@pytest.mark.parametrize("version", sorted(interpreters()))
+@pytest.mark.parametrize("version", some(sorted(interpreters()), 2, "comprehensions"))
 def test_names_of_comprehensions_are_their_own(library, version):
     """A comprehension's variable hides no other one of its name: in a run, after it was killed."""
-    for dying in ("", "A returned", "B returned"):
+    for dying in ("", "B returned"):
         with Lab(HEAD + COMPREHENSIONS) as lab:
             if dying:
                 assert run(lab, library, version, DIE_AT=dying)[0] == -9
             code, text = run(lab, library, version)
             assert code == 0, text
             assert "cannot be resumed" not in text
-            assert lab.result == [
-                True,
-                "A",
-                "B",
-                ["a", "xy"],
-                [["a"], ["x", "y"]],
-                [*3 * ["xy"]],
-                "b",
-                "C",
-            ]
+            each = [["a"], ["x", "y"]]
+            assert lab.result == [True, "A", "B", ["a", "xy"], each, [*3 * ["xy"]], "b", "C"]
             assert set(lab.did.values()) == {1}

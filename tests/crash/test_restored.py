@@ -5,6 +5,8 @@ import shutil
 
 import pytest
 from harness import python
+from killed import forget_process
+from resuming import crashed
 
 import stepwise
 from stepwise import (
@@ -17,14 +19,11 @@ from stepwise import (
     tool,
     workflow,
 )
-from stepwise._execution import process_memory
 from stepwise._journal.journal import seal_for
 from stepwise._runs.verify import note_restored
 from stepwise.stores.disk import DiskStore
-from stepwise.stores.sqlite import SqliteStore
-from stepwise.testing import SimulatedCrash, crash_at, fresh_store
+from stepwise.testing import fresh_store
 
-STORES = {"disk": DiskStore, "sqlite": SqliteStore}
 paid = []
 
 
@@ -52,15 +51,14 @@ def nightly(what="money"):
 RESULT = [0, 10, 2, 3]
 
 
-@pytest.fixture(params=STORES)
-def kind(request):
+@pytest.fixture(autouse=True)
+def nothing_paid():
     paid.clear()
-    return STORES[request.param]
 
 
 def call(workflow=nightly):
     """As in a new process."""
-    vars(process_memory.memory).update(vars(process_memory.ProcessMemory()))
+    forget_process()
     return workflow.options(run_id="one")()
 
 
@@ -68,7 +66,7 @@ def call(workflow=nightly):
 
 
 @pytest.mark.parametrize("first", ["marks", "records"])
-def test_a_copy_of_a_store_in_use(kind, tmp_path, first):
+def test_a_copy_of_a_store_in_use(tmp_path, first):
     """A copy is whole if its marks are the older part; the other way round it lacks records.
 
     The logs belong to the records, and are copied before the database, which takes them in.
@@ -98,9 +96,9 @@ def test_a_copy_of_a_store_in_use(kind, tmp_path, first):
         save({"marks": "records", "records": "marks"}[first])
         pay(2)
 
-    with fresh_store(kind(folder)):
+    with fresh_store(DiskStore(folder)):
         busy.options(run_id="one")()
-    with fresh_store(kind(copy)):
+    with fresh_store(DiskStore(copy)):
         found = stepwise.get_run("one").verify()
     assert found.ok == (first == "marks")
 
@@ -121,22 +119,21 @@ def put_back(copy, folder):
 
 
 @pytest.mark.parametrize("stop", [None, 1, 2, 3])
-def test_an_older_run_of_the_same_id_does_not_come_back(kind, tmp_path, stop):
+def test_an_older_run_of_the_same_id_does_not_come_back(tmp_path, stop):
     """After a run was deleted and begun again, its older database is no answer to its call."""
     folder = tmp_path / "store"
-    with fresh_store(kind(folder)):
+    with fresh_store(DiskStore(folder)):
         assert call() == RESULT
     shutil.copytree(folder, tmp_path / "copy")
-    with fresh_store(kind(folder)):
+    with fresh_store(DiskStore(folder)):
         stepwise.get_run("one").delete()
         if stop is None:
             assert call() == RESULT
         else:
-            with pytest.raises(SimulatedCrash), crash_at(pay, "recorded", call=stop):
-                call()
+            crashed(call, at=pay, when="recorded", nth=stop)
     put_back(tmp_path / "copy", folder)
     before = len(paid)
-    with fresh_store(kind(folder)):
+    with fresh_store(DiskStore(folder)):
         with pytest.raises(JournalLostError, match="another history"):
             call()
         assert not stepwise.get_run("one").verify().ok
@@ -146,16 +143,16 @@ def test_an_older_run_of_the_same_id_does_not_come_back(kind, tmp_path, stop):
         assert stepwise.get_run("one").verify().ok
 
 
-def test_an_older_end_does_not_answer(kind, tmp_path):
+def test_an_older_end_does_not_answer(tmp_path):
     """The recorded result of an older database is not given, if more was acknowledged since."""
     folder = tmp_path / "store"
-    with fresh_store(kind(folder)):
+    with fresh_store(DiskStore(folder)):
         assert call() == RESULT
         shutil.copytree(folder, tmp_path / "copy")
         stepwise.get_run("one").forget("price")
         assert call() == RESULT
     put_back(tmp_path / "copy", folder)
-    with fresh_store(kind(folder)):
+    with fresh_store(DiskStore(folder)):
         assert call() == RESULT  # no side effect is missing: the rest runs again
         assert stepwise.get_run("one").verify().tail  # until somebody gives that up
         assert stepwise.get_run("one").repair(accept_loss=True).ok
@@ -166,7 +163,7 @@ def test_an_older_end_does_not_answer(kind, tmp_path):
 # -- a backup of the whole folder ----------------------------------------------------------------
 
 
-def backups(kind, tmp_path):
+def backups(tmp_path):
     """Run it, with a copy of its folder after each event; the copies that hold the run."""
     folder, copies = tmp_path / "store", []
 
@@ -176,13 +173,13 @@ def backups(kind, tmp_path):
 
     end = stepwise.on_event(copy)
     try:
-        with fresh_store(kind(folder)):
+        with fresh_store(DiskStore(folder)):
             assert call() == RESULT
     finally:
         end()
     assert len(copies) > 15
     for each in copies:
-        with fresh_store(kind(each)) as store:
+        with fresh_store(DiskStore(each)) as store:
             if store.head("one") is not None:
                 yield store
 
@@ -191,8 +188,8 @@ def settle_truly(doubt):
     """Say of a side effect in doubt what is true."""
     done = {key: n for n, key in paid}
     landed = doubt.idempotency_key in done
-    answer = Landed(done[doubt.idempotency_key]) if landed else DidNotHappen
-    stepwise.get_run(doubt.run_id).resolve(doubt.step, answer)
+    said = {"landed": done[doubt.idempotency_key]} if landed else {"did_not_happen": True}
+    stepwise.get_run(doubt.run_id).resolve(doubt.step, **said)
 
 
 def finish():
@@ -206,10 +203,10 @@ def finish():
     raise AssertionError("it asks again and again")
 
 
-def test_a_restored_backup_repeats_nothing(kind, tmp_path, tally):
+def test_a_restored_backup_repeats_nothing(tmp_path, tally):
     """Whenever a backup was made: put back and said so, each side effect happens once in all."""
     trials = asked = 0
-    for store in backups(kind, tmp_path):
+    for store in backups(tmp_path):
         before = list(paid)
         note_restored(store, seal_for(store))
         asked += finish()
@@ -219,10 +216,10 @@ def test_a_restored_backup_repeats_nothing(kind, tmp_path, tally):
     tally("a backup put back", trials, asked=asked)
 
 
-def test_a_backup_that_nobody_told_of_repeats(kind, tmp_path):
+def test_a_backup_that_nobody_told_of_repeats(tmp_path):
     """The control of the sweep: without a word, a backup put back repeats side effects."""
     repeated = 0
-    for _ in backups(kind, tmp_path):
+    for _ in backups(tmp_path):
         before = list(paid)
         finish()
         repeated += paid != before
@@ -230,25 +227,24 @@ def test_a_backup_that_nobody_told_of_repeats(kind, tmp_path):
     assert repeated > 5
 
 
-def test_what_did_not_happen_happens_once(kind, tmp_path):
+def test_what_did_not_happen_happens_once(tmp_path):
     """A side effect that a backup does not know, and that did not happen, is made, with its key."""
-    with fresh_store(kind(tmp_path / "store")) as store:
-        with pytest.raises(SimulatedCrash), crash_at(pay, "recorded", call=2):
-            call()
+    with fresh_store(DiskStore(tmp_path / "store")) as store:
+        crashed(call, at=pay, when="recorded", nth=2)
         assert note_restored(store, seal_for(store)) == ["one"]
         with pytest.raises(StepInDoubtError, match="restored from a backup") as caught:
             call()
         assert caught.value.run_id.startswith("one/child")
-        stepwise.get_run(caught.value.run_id).resolve(caught.value.step, DidNotHappen)
+        stepwise.get_run(caught.value.run_id).resolve(caught.value.step, did_not_happen=True)
         with pytest.raises(StepInDoubtError) as caught:
             call()
-        stepwise.get_run(caught.value.run_id).resolve(caught.value.step, DidNotHappen)
+        stepwise.get_run(caught.value.run_id).resolve(caught.value.step, did_not_happen=True)
         assert call() == RESULT
     assert [n for n, _ in paid] == [0, 1, 2, 3]
     assert paid[-1][1] == caught.value.idempotency_key
 
 
-def test_who_can_look_outside_is_asked_instead(kind, tmp_path):
+def test_who_can_look_outside_is_asked_instead(tmp_path):
     """A tool with a reconcile function asks that, and nobody else, in a restored run."""
 
     def look(call):
@@ -264,13 +260,12 @@ def test_who_can_look_outside_is_asked_instead(kind, tmp_path):
         return [charge(1), charge(2), charge(3)]
 
     folder = tmp_path / "store"
-    with fresh_store(kind(folder)):
-        with pytest.raises(SimulatedCrash), crash_at(charge, "before", call=2):
-            call(bill)
+    with fresh_store(DiskStore(folder)):
+        crashed(call, bill, at=charge, nth=2)
     shutil.copytree(folder, tmp_path / "copy")
-    with fresh_store(kind(folder)):
+    with fresh_store(DiskStore(folder)):
         assert call(bill) == [1, 2, 3]
-    with fresh_store(kind(tmp_path / "copy")) as store:
+    with fresh_store(DiskStore(tmp_path / "copy")) as store:
         note_restored(store, seal_for(store))
         assert call(bill) == [1, 2, 3]
     assert [n for n, _ in paid] == [1, 2, 3]

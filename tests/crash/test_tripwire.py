@@ -1,10 +1,12 @@
 """Nothing reaches an unpickler that was not sealed with the user's key, whatever is in the store.
 
 A tripwire records all bytes that are given to an unpickler.  Rows of the store are replaced by
-somebody's pickles in every kind of envelope, and the run is looked at, resumed and repaired.
+somebody's pickles in every kind of envelope, and the run is looked at, resumed and repaired.  With
+``trust="data"`` nothing stored reaches one at all, not even what somebody with the key has sealed.
 """
 
 import contextlib
+import functools
 import os
 import pathlib
 import pickle
@@ -14,13 +16,21 @@ import sqlite3
 import tempfile
 
 import pytest
-from sweeping import SEED, size
+from click.testing import CliRunner
+from sweeping import SEED, WHOLE, size, some
 
 import stepwise
+import stepwise.cli as cli
 from stepwise import RunStopped, StepwiseError, step, tool, workflow
-from stepwise._checkpoints import variables
+from stepwise._checkpoints.checkpoints import PREFIX, State
 from stepwise._journal import seal as _seal
-from stepwise._values import codec
+from stepwise._journal.journal import Position, identity, mark, read_head, seal_for, seal_head
+from stepwise._journal.lease import Lease
+from stepwise._journal.records import Interrupted, Started, from_header, to_header
+from stepwise._journal.seal import named
+from stepwise._values import codec, unpickling
+from stepwise._values.codec import PYTHON
+from stepwise.stores import Batch
 from stepwise.testing import SimulatedCrash, crash_at, fresh_store
 
 SLOT = 128  # bytes of marks before the draft of a checkpoint
@@ -64,6 +74,7 @@ class Wire:
     def __init__(self, monkeypatch):
         self.sealed, self.made, self.loaded = {}, set(), []
         close, encode, loads = _seal.Seal.close, codec._encode, pickle.loads
+        begin = unpickling.Unpickler.__init__
 
         def closing(seal, identity, header, payload=b"", *more):
             data, link = close(seal, identity, header, payload, *more)
@@ -80,14 +91,15 @@ class Wire:
             self.loaded.append(bytes(data))
             return loads(data, **options)
 
-        def opening(unpickler, file):
-            self.loaded.append(file.getvalue())
-            pickle.Unpickler.__init__(unpickler, file)
+        def opening(unpickler, data, buffers=None):
+            if unpickler.stored:
+                self.loaded.append(bytes(data))
+            begin(unpickler, data, buffers)
 
         monkeypatch.setattr(_seal.Seal, "close", closing)
         monkeypatch.setattr(codec, "_encode", encoding)
         monkeypatch.setattr(pickle, "loads", loading)
-        monkeypatch.setattr(variables.FrameUnpickler, "__init__", opening)
+        monkeypatch.setattr(unpickling.Unpickler, "__init__", opening)
 
     @property
     def unverified(self):
@@ -178,7 +190,7 @@ def use(folder, accepted):
 def attack(crashed, wire, place, *accepted):
     """Put each forgery in the place of each row; how many there were."""
     evil, trials = pickle.dumps(Evil(place / "canary")), 0
-    for data, facts in list(wire.sealed.items()):
+    for data, facts in some(wire.sealed.items(), 5, "rows"):
         for _, forged in forgeries(data, facts, evil):
             folder = place / "attacked"
             shutil.copytree(crashed, folder)
@@ -212,3 +224,117 @@ def test_the_tripwire_sees(crashed, wire, place, monkeypatch):
     attack(crashed, wire, place, Exception)  # what was not verified can be anything
     assert wire.unverified
     assert (place / "canary").exists()
+
+
+# -- trust="data": the forger has the key ----------------------------------------------------------
+
+
+@step
+def count(n: int) -> int:
+    return n + 1
+
+
+@workflow(codec="json", run_id="job")
+def counting(n: int) -> int:
+    a = count(n)
+    last()
+    return count(a)
+
+
+@step
+def last() -> None: ...
+
+
+def forge(store, evil):
+    """Seal the run anew with the key: all payloads, and a checkpoint, are somebody's pickles."""
+    seal, lease = seal_for(store), Lease(store, "job").acquire()
+    at, rows = Position(), []
+    for number, data in store.read("job"):
+        opened = seal.open(identity("job", number), data)
+        record = from_header(opened.header)
+        if isinstance(record, Interrupted):
+            continue
+        form = PYTHON if isinstance(record, Started) else None
+        record = record._replace(form=form) if hasattr(record, "form") else record
+        if getattr(record, "command", ()):
+            record = record._replace(command=(shutil.which("mkdir"), evil.path), cwd="/")
+        name, payload = identity("job", at.last + 1), pickle.dumps(evil)
+        sealed, link = seal.close(name, to_header(record), payload, at.link, opened.effects)
+        at = Position(at.last + 1, link, opened.effects)
+        rows.append((at.last, bytes(sealed)))
+    place = State("body[0]", 1, "", "", (), 1, 1, {}, (), [*at.kept()], [], {}, PYTHON, at=1.0)
+    name = f"{PREFIX}{at.last:012d}"
+    checkpoint, _ = seal.close(named(name, "job"), place.header(), pickle.dumps(evil))
+    facts, *_ = read_head(store, seal, "job")
+    facts = facts._replace(codec="", status="running", error="")
+    head = seal_head(seal, facts, at.last, at.link)
+    batch = Batch(tuple(rows), put={name: checkpoint}, head=head, mark=mark(seal, "job", at))
+    for _ in range(2):  # there are two marks: the older one is of the records that are replaced
+        store.write("job", lease.epoch, batch)
+    lease.release()
+
+
+def command(words, _):
+    return CliRunner().invoke(cli.main, words.split(), catch_exceptions=False)
+
+
+LOOKS = {
+    "inputs": lambda run: run.inputs,
+    "result": lambda run: run.result,
+    "error": lambda run: run.error,
+    "steps": lambda run: [each.result for each in run.steps],
+    "locals": lambda run: run.locals(),
+    "checkpoints": lambda run: [each.locals() for each in run.checkpoints],
+    "page": lambda run: run._repr_html_(),
+    "call": lambda _: counting(1),
+    "start": lambda _: counting.start(1).result(),
+    "resume": lambda run: run.resume().result(),
+    "recover": lambda _: [each.result() for each in stepwise.recover()],
+    "fork": lambda run: run.fork(at=1, run_id="other").resume().result(),
+    "diff": lambda run: run.diff(run),
+    "compensate": lambda run: run.compensate(),
+    **{
+        f"stepwise {words}": functools.partial(command, words)
+        for words in (
+            "runs", "show job", "show job --locals", "locals job", "export job",
+            "export job --json", "diff job job", "verify job", "resume job",
+        )
+    },
+}  # fmt: skip
+WAYS = [  # a run that was stopped, or has ended; in a sample one or the other
+    (how, ended)
+    for number, how in enumerate(LOOKS)
+    for ended in ((False, True) if WHOLE else (number % 2 == 1,))
+]
+
+
+def looked(folder, how, evil, *, ended, trust):
+    """Whether somebody's pickle or command was executed by one way to look or to go on."""
+    with fresh_store(folder) as store:
+        dying = contextlib.nullcontext() if ended else crash_at(last)
+        with contextlib.suppress(SimulatedCrash), dying:
+            counting(1)
+        forge(store, evil)
+        stepwise.configure(trust=trust)
+        with contextlib.suppress(Exception, RunStopped):
+            LOOKS[how](stepwise.get_run("job"))
+    return os.path.exists(evil.path)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("how", "ended"), WAYS)
+def test_no_sealed_pickle_is_loaded_either(how, ended, place):
+    """With ``trust="data"`` nothing that looks or goes on loads a pickle, or starts a command."""
+    evil = Evil(place / "canary")
+    assert not looked(place / "store", how, evil, ended=ended, trust="data")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_looks_see_pickles(place):
+    """Without it most of these ways do: the sweep would see what it looks for."""
+    seen = {
+        how
+        for number, how in enumerate(LOOKS)
+        if looked(place / f"{number}", how, Evil(place / f"c{number}"), ended=False, trust="all")
+    }
+    assert seen >= {"inputs", "steps", "locals", "call", "resume", "recover", "stepwise resume job"}

@@ -1,14 +1,8 @@
 """Runs that wait, killed at every write."""
 
-import json
-import pathlib
-import subprocess
-import sys
-
 import pytest
 from sweeping import WHOLE
-
-PROGRAM = pathlib.Path(__file__).parents[1] / "programs" / "waiting.py"
+from writes import swept
 
 
 @pytest.mark.parametrize(
@@ -20,10 +14,5 @@ def test_a_run_that_waits_survives_a_kill_at_every_write(tmp_path, kind, every, 
 
     Each message is taken once, and nothing is executed again but the statement that was killed.
     """
-    place = (1, 1) if WHOLE else (first, 11)
-    command = [sys.executable, str(PROGRAM), str(tmp_path), kind, str(every), *map(str, place)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["problems"] == []
-    assert found["kills"] >= (40 if WHOLE else 4)
+    kills = swept("waiting.py", tmp_path, *((1, 1) if WHOLE else (first, 19)), kind, every)
+    assert kills >= (20 if WHOLE else 2)

@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from stepwise._display.elide import elided
-from stepwise._display.terminal import Below, Branch, Column, Terminal, Word, _width
+from stepwise._display.terminal import Below, Branch, Column, Terminal, Word, _width, elided
 
 CITIES = ["Oslo", "Rome", "Bern", "Paris", "London", "Madrid"]
 CALLS = [

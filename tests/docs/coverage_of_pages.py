@@ -56,7 +56,8 @@ def made() -> dict[str, str]:
     found = {}
     for path in sorted((DOCS / "reference").glob("*.md")):
         page, module = f"reference/{path.name}", "stepwise"
-        directive = r"\.\. ([\w:]+):: ?(\S*)((?:\n   :.*)*)|```\{(\w+)\} ?(\w*)"
+        directive = r"\.\. ([\w:]+):: ?(\S*)((?:\n   :.*)*)"
+        directive += r"|(?:```\{|<!-- from code: )(\w+)\}? ?(\w*)"
         for kind, name, settings, own, argument in re.findall(directive, path.read_text("utf-8")):
             if kind == "py:currentmodule":
                 module = name

@@ -84,12 +84,6 @@ def test_the_events(capsys):
     assert re.fullmatch(r"search took \d+\.\d s\n", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("name", sorted(cli.main.commands))
-def test_every_command_is_on_the_page(name):
-    """Every command is described there."""
-    assert re.search(rf"`{name}\b|stepwise {name}\b", PAGE), name
-
-
 @pytest.mark.parametrize("page", ["README", "docs"])
 def test_every_command_on_the_page_exists(page):
     """Every command that is named there exists, and so does each of its options."""

@@ -30,6 +30,13 @@ def test_a_name_without_a_page_is_noticed(monkeypatch):
     assert missing == "stepwise.unknown"
 
 
+@pytest.mark.parametrize("page", sorted(coverage.DOCS.glob("reference/*.md")), ids=lambda p: p.stem)
+def test_the_tables_are_those_of_the_code(page):
+    """What a page says of names, options and settings is what the code says: see `make map`."""
+    text = page.read_text("utf-8")
+    assert from_code.at_a_glance(text) == text
+
+
 @pytest.mark.parametrize("of", ["step", "tool", "workflow", "configure"])
 def test_the_docstring_names_the_options_that_there_are(of):
     """Each option has a meaning in the docstring, which describes no other."""

@@ -35,6 +35,10 @@ SUBJECTS = {
 }
 
 
+QUICK = ("--latency", "0")
+BOOKED = "a night in Bergen for 95"
+
+
 class Ran(NamedTuple):
     """What came of one start of an example."""
 
@@ -109,19 +113,9 @@ def example(request, tmp_path_factory, history) -> Example:
     """The example of the given name, run undisturbed once."""
     command, effect, file, landed = {
         "release_notes": (["release_notes.py", history], "announce", "outbox.txt", None),
-        "site_research": (
-            ["site_research.py", "--latency", "0"],
-            "file_report",
-            "reports.md",
-            None,
-        ),
-        "chat_agent": (["chat_agent.py", "--latency", "0"], "save_note", "notes.txt", "saved"),
-        "instrumented_agent": (
-            ["instrumented_agent.py"],
-            "book",
-            "bookings.txt",
-            "a night in Bergen for 95",
-        ),
+        "site_research": (["site_research.py", *QUICK], "file_report", "reports.md", None),
+        "chat_agent": (["chat_agent.py", *QUICK], "save_note", "notes.txt", "saved"),
+        "instrumented_agent": (["instrumented_agent.py"], "book", "bookings.txt", BOOKED),
     }[request.param]
     folder = tmp_path_factory.mktemp(request.param)
     undisturbed = run(command, folder)
@@ -471,3 +465,89 @@ def test_the_model_asks_only_for_tools_it_is_offered(model_url):
     assert json.loads(call["function"]["arguments"]) == {"sum": "2 + 2"}
     assert plain["finish_reason"] == "stop"
     assert plain["message"]["content"]
+
+
+# -- those of the classic objects -----------------------------------------------------------------
+
+TEXT = """# A text
+
+It has a a word that stands twice, and a [link](missing.md) to nothing. It has a sentence. Another.
+
+And a third paragraph, with some more words than the others have. One, two. Three, four.
+"""
+REVIEW = ["review_graph.py", "text.md", "--longest", "4"]
+RECOVERABLE = ["recoverable_agent.py", "sources"]
+
+
+@pytest.fixture
+def given(folder):
+    """The folder, with a text to review and sources to read."""
+    (folder / "text.md").write_text(TEXT, "utf-8")
+    (folder / "sources").mkdir()
+    for number, name in enumerate("abcdef"):
+        source = f"def {name}():\n    return {number}\n"
+        (folder / "sources" / f"{name}.py").write_text(source, "utf-8")
+    return folder
+
+
+def told(ran: Ran) -> list[str]:
+    """What it printed, without what differs after a resume."""
+    lines = ran.result.splitlines()
+    return [line for line in lines if not line.startswith(("(resumed", "-", "Review"))]
+
+
+@pytest.mark.parametrize("place", [1, 3, 5, 99])
+@pytest.mark.parametrize(
+    "command", [[*REVIEW, "--answer", "yes"], RECOVERABLE], ids=["graph", "agent"]
+)
+def test_a_killed_graph_or_agent_goes_on(command, place, given):
+    """Killed anywhere and started again, it ends as if undisturbed, and repeats nothing."""
+    away = f"{given}/away"
+    undisturbed = run([*command, "--outbox", "other.txt"], given, STEPWISE_HOME=away)
+    assert undisturbed.code == 0, undisturbed.errors
+    os.mkfifo(given / "outbox.txt")
+    killed = run(command, given, until=kill_at(place, "append"))
+    assert killed.code == -signal.SIGKILL, killed.errors
+    (given / "outbox.txt").unlink()
+
+    resumed = run(command, given)
+    if "StepInDoubtError" in resumed.errors:
+        [stopped] = [each for each in stepwise.runs() if each.status != "completed"]
+        stopped.resolve("append", did_not_happen=True)
+        resumed = run(command, given)
+    assert resumed.code == 0, resumed.errors
+    assert told(resumed) == told(undisturbed)
+    assert (given / "outbox.txt").read_text("utf-8") == (given / "other.txt").read_text("utf-8")
+    seen = [line.partition("] ./")[0] for line in (*killed.steps, *resumed.steps)]
+    expected = [line.partition("] ./")[0] for line in undisturbed.steps]
+    assert set(seen) == set(expected)
+    assert len(seen) <= len(expected) + 1  # the one in flight
+
+
+@pytest.mark.parametrize("answer", ["yes", "no"])
+def test_a_review_waits_for_its_answer(answer, given):
+    """Left at its question, the review asks again when it is started again, and only that."""
+    left = run(REVIEW, given)
+    assert left.code == 1
+    assert "EOFError" in left.errors
+    assert left.steps[-1] == "[judge] 3 lines: good"
+    assert "[draft] 2" in "".join(left.steps)
+    done = python(EXAMPLES / REVIEW[0], *REVIEW[1:], cwd=given, text=f"{answer}\n")
+    assert done.returncode == 0, done.stderr
+    *asked, outcome = done.stdout.splitlines()
+    assert [line for line in asked if line.startswith("[")] == []
+    assert ("[append]" in "".join(asked)) is (answer == "yes")  # behind the question
+    assert outcome == f"Outcome: {'published' if answer == 'yes' else 'not published'}"
+
+
+def test_an_agent_recovers_by_itself(given):
+    """An agent that fails resumes at its checkpoint; only files read since are read again."""
+    done = run([*RECOVERABLE, "--fail-at", "5"], given)
+    assert done.code == 0, done.errors
+    assert done.result.splitlines() == [
+        "6 files, 12 lines, 6 functions without docstring",
+        "(resumed after step 3)",
+    ]
+    again = [step for step in {*done.steps} if done.steps.count(step) > 1]
+    assert sorted(again) == ["[read_file] d.py", "[read_file] e.py"]
+    assert (len({*done.steps}), len(done.steps)) == (8, 10)

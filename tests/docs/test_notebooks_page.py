@@ -6,8 +6,7 @@ import re
 import signal
 import time
 
-from stepwise._display.activity import Doing
-from stepwise._display.progress_notebook import Output
+from stepwise._display.progress import Doing, Output
 from stepwise._runtime.event import Event
 
 PAGE = (pathlib.Path(__file__).resolve().parents[2] / "docs/how-to/notebooks.md").read_text("utf-8")

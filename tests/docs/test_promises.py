@@ -114,10 +114,15 @@ class Agent:
         self.processes.append(Process(self.folder, **options))
         return self.processes[-1]
 
-    def killed_in_the_second_step(self):
+    def at(self, place):
+        """Start it until it has come so far."""
         process = self.start()
-        process.hear("researching tides", "researching winds")
-        process.stop()
+        lines = [f"researching {topic}" for topic in ("tides", "winds", "currents")] + ["sending"]
+        process.hear(*lines[: 1 + next(n for n, line in enumerate(lines) if place in line)])
+        return process
+
+    def killed_in_the_second_step(self):
+        self.at("winds").stop()
 
     def goes_on(self, process=None):
         """Another start goes on with the second step, and does everything else once."""
@@ -149,8 +154,7 @@ def agent(tmp_path, monkeypatch):
 @promise("an exception leaves the workflow")
 def test_exception(agent):
     """An exception propagates unchanged; the next call tries the failed step again."""
-    process = agent.start()
-    process.hear("researching tides", "researching winds")
+    process = agent.at("winds")
     process.say("fail")
     assert "ValueError: winds" in process.end()
     assert process.process.returncode == 1
@@ -160,8 +164,7 @@ def test_exception(agent):
 @promise("Ctrl-C, a kernel interrupt")
 def test_ctrl_c(agent):
     """After Ctrl-C the run can be resumed at once."""
-    process = agent.start()
-    process.hear("researching tides", "researching winds")
+    process = agent.at("winds")
     process.process.send_signal(signal.SIGINT)
     assert "KeyboardInterrupt" in process.end()
     agent.goes_on()
@@ -172,16 +175,24 @@ def test_ctrl_c_in_the_same_process(agent):
     """After Ctrl-C the same process can call the workflow again, and resumes."""
     call = 'print(agent(["tides", "winds", "currents"]))'
     agent.edit(call, f"try:\n    {call}\nexcept KeyboardInterrupt:\n    {call}\n")
-    process = agent.start()
-    process.hear("researching tides", "researching winds")
+    process = agent.at("winds")
     process.process.send_signal(signal.SIGINT)
+    process.hear("stepwise: run .* was interrupted by Ctrl-C; run it again to resume")
     agent.goes_on(process)
 
 
 @promise("`kill -9`, `os._exit`, a power cut")
-def test_kill(agent):
-    """After SIGKILL the next start resumes at once."""
-    agent.killed_in_the_second_step()
+@pytest.mark.parametrize("how", ["kill", "exit"])
+def test_kill(agent, how):
+    """After SIGKILL, or after ``os._exit``, the next start resumes at once."""
+    agent.edit("raise ValueError(topic)", '__import__("os")._exit(3)')
+    process = agent.at("winds")
+    if how == "kill":
+        process.stop()
+    else:
+        process.say("fail")
+        process.end()
+    assert process.process.returncode == (-signal.SIGKILL if how == "kill" else 3)
     agent.goes_on()
 
 
@@ -196,23 +207,10 @@ def test_kill_in_the_first_step(agent):
     process.hear("researching tides", "researching winds", "researching currents", "sending")
 
 
-@promise("`kill -9`, `os._exit`, a power cut")
-def test_os_exit(agent):
-    """After ``os._exit`` it does so too."""
-    agent.edit("raise ValueError(topic)", '__import__("os")._exit(3)')
-    process = agent.start()
-    process.hear("researching tides", "researching winds")
-    process.say("fail")
-    process.end()
-    assert process.process.returncode == 3
-    agent.goes_on()
-
-
 @promise("killed *inside* a side effect")
 def test_killed_inside_a_side_effect(agent):
     """The next start stops with ``StepInDoubtError``, and how to settle it; it sends once."""
-    process = agent.start()
-    process.hear("researching tides", "researching winds", "researching currents", "sending")
+    process = agent.at("sending")
     process.stop()
     text = agent.start().end()
     assert "StepInDoubtError" in text
@@ -227,8 +225,7 @@ def test_killed_inside_a_side_effect(agent):
 @promise("two processes, one run")
 def test_two_processes(agent):
     """The second process gets ``RunBusyError``, naming the first; that one is not disturbed."""
-    process = agent.start()
-    process.hear("researching tides", "researching winds")
+    process = agent.at("winds")
     text = agent.start().end()
     assert "RunBusyError" in text
     assert str(process.process.pid) in text
@@ -272,8 +269,7 @@ def test_disk_full(agent):
 )
 def test_flipped_bit(agent, key, told):
     """A flipped bit in whatever is stored: never a wrong value, never a second e-mail."""
-    process = agent.start()
-    process.hear("researching tides", "researching winds", "researching currents", "sending")
+    process = agent.at("sending")
     process.stop()
     (run,) = stepwise.runs()
     run.resolve("send", landed=None)
@@ -293,8 +289,7 @@ def test_flipped_bit(agent, key, told):
 @promise("a flipped bit, a deleted file")
 def test_deleted_file(agent):
     """A deleted database is noticed, since records of side effects may be lost with it."""
-    process = agent.start()
-    process.hear("researching tides", "researching winds", "researching currents", "sending")
+    process = agent.at("sending")
     process.stop()
     for path in pathlib.Path(os.environ["STEPWISE_HOME"]).glob("**/*.db*"):
         path.unlink()
@@ -308,8 +303,7 @@ def test_waits(agent):
     """It ends with exit code 75, and the next start continues at the wait, with its variables."""
     agent.edit("import sys\n", "import sys\nimport stepwise\nstepwise.configure(suspend_after=0)\n")
     agent.edit("    send(", "    notes.append(stepwise.wait_for('note'))\n    send(")
-    process = agent.start()
-    process.hear("researching tides", "researching winds", "researching currents")
+    process = agent.at("currents")
     assert "is suspended: it waits for the signal 'note'" in process.end()
     assert process.process.returncode == 75
     stepwise.runs()[0].send("note", "SENT")
@@ -325,11 +319,10 @@ def test_approval(agent):
     """A yes holds for what the person was shown; for other arguments, the next start asks again."""
     agent.edit("import sys\n", "import sys\nimport stepwise\nstepwise.configure(suspend_after=0)\n")
     agent.edit("side_effect=True", "side_effect=True, approve=True, ignore=('text',)")
-    process = agent.start()
-    process.hear("researching tides", "researching winds", "researching currents")
+    process = agent.at("currents")
     assert process.end().endswith("stepwise resume " + stepwise.runs()[0].id + "\n")
     (run,) = stepwise.runs()
-    run.approve(4)
+    run.approve(4, run.waits[0].ticket)
     agent.edit('" ".join', '"; ".join')
     assert "asks again, since the argument 'text' was different" in agent.start().end()
     (question,) = run.questions
@@ -350,8 +343,7 @@ def test_cancelled(agent):
         '    return f"{len(notes)} notes sent"\n',
         '    try:\n        return research("tea")\n    finally:\n        research("clean-up")\n',
     )
-    process = agent.start()
-    process.hear("researching tides", "researching winds", "researching currents", "sending")
+    process = agent.at("sending")
     process.say()
     process.hear("researching tea")
     process.stop()
@@ -366,8 +358,7 @@ def test_cancelled(agent):
 @promise("SIGTERM")
 def test_sigterm(agent):
     """The step in flight ends, and is recorded; no other one begins; the next start resumes."""
-    process = agent.start()
-    process.hear("researching tides", "researching winds")
+    process = agent.at("winds")
     process.process.send_signal(signal.SIGTERM)
     process.hear("stepwise: SIGTERM: no step begins any more; 1 step in flight may end.*")
     assert process.end() == ""

@@ -9,6 +9,7 @@ import warnings
 
 import pytest
 from clocks import LIMIT, be_late
+from flows import aflow_of, flow_of
 from outside import Log, Switches
 from survival import lab_of
 
@@ -67,10 +68,7 @@ def test_gather_goes_on_where_each_branch_stopped(log):
     async def branch(name):
         return [await fetch(f"{name}{n}") for n in range(5)]
 
-    @workflow
-    async def agent():
-        return await asyncio.gather(*[branch(name) for name in "abc"])
-
+    agent = aflow_of(lambda: asyncio.gather(*map(branch, "abc")))
     with pytest.raises(OSError, match="c3"):
         asyncio.run(agent())
     result = asyncio.run(agent())
@@ -87,23 +85,18 @@ def test_a_task_group_that_fails_is_resumed(log):
 
     @step
     async def fetch(what):
-        return passing(what)
-
-    @step
-    async def wait():
-        if "b" not in log:
+        if what == "wait" and "b" not in log:
             await asyncio.Event().wait()
-        return passing("wait")
+        return passing(what)
 
     @workflow
     async def agent():
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each) for each in (fetch("a"), wait(), fetch("b"))]
+            tasks = [group.create_task(fetch(each)) for each in ("a", "wait", "b")]
         return [task.result() for task in tasks]
 
-    if sys.version_info >= (3, 11):
-        with pytest.raises(ExceptionGroup):  # noqa: F821
-            asyncio.run(agent())
+    with pytest.raises(ExceptionGroup):  # noqa: F821
+        asyncio.run(agent())
     log.append("b")
     assert asyncio.run(agent()) == ["a", "wait", "b"]
     assert log.count("a") == 1
@@ -114,6 +107,7 @@ def test_a_task_group_that_fails_is_resumed(log):
 def test_a_side_effect_that_a_failed_group_cancelled_is_in_doubt(log, cleans_up):
     """What was cancelled since another task failed is not handled, whatever cleans up behind it."""
     began = asyncio.Event()
+    tidy = step(name="tidy")(lambda: log.append("tidied"))
 
     @tool(side_effect=True)
     async def post():
@@ -125,10 +119,6 @@ def test_a_side_effect_that_a_failed_group_cancelled_is_in_doubt(log, cleans_up)
         await began.wait()
         raise OSError
 
-    @step
-    async def tidy():
-        log.append("tidied")
-
     @workflow
     async def agent():
         try:
@@ -137,11 +127,10 @@ def test_a_side_effect_that_a_failed_group_cancelled_is_in_doubt(log, cleans_up)
                 group.create_task(fetch())
         finally:
             if cleans_up:
-                await tidy()
+                tidy()
 
-    if sys.version_info >= (3, 11):
-        with pytest.raises(ExceptionGroup):  # noqa: F821
-            asyncio.run(agent())
+    with pytest.raises(ExceptionGroup):  # noqa: F821
+        asyncio.run(agent())
     assert ("post", "in_doubt") in statuses()
     with pytest.raises(StepInDoubtError):
         asyncio.run(agent())
@@ -195,19 +184,14 @@ def test_a_failure_that_one_task_handles_is_not_handled_by_another():
 
 def test_the_first_of_several_wins_again(log):
     """After ``FIRST_COMPLETED``, the winner is answered by the journal, and wins again."""
+    passing = crash(log, after="use b")
+    use = step(name="use")(lambda name: passing(f"use {name}"))
 
     @step
     async def race(name):
         log.append(name)
         if name != "b":
             await asyncio.Event().wait()
-        return name
-
-    @step
-    async def use(name):
-        log.append(f"use {name}")
-        if log.count("use b") == 1:
-            raise OSError
         return name
 
     @workflow
@@ -218,11 +202,11 @@ def test_the_first_of_several_wins_again(log):
             task.cancel()
         if pending:  # what was cancelled has ended already when the run is resumed
             await asyncio.wait(pending)
-        return await use(next(task for task in done if not task.cancelled()).result())
+        return use(next(task for task in done if not task.cancelled()).result())
 
     with pytest.raises(OSError):
         asyncio.run(agent())
-    assert asyncio.run(agent()) == "b"
+    assert asyncio.run(agent()) == "use b"
     assert log.count("b") == 1
 
 
@@ -236,15 +220,14 @@ def test_a_task_that_is_left_behind_is_cancelled_and_told(log):
         finally:
             log.append("ended")
 
-    @workflow
-    async def agent():
+    async def leaves():
         log.append(asyncio.ensure_future(endless()))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         return "done"
 
     with pytest.warns(RunWarning, match="1 of its tasks were still running"):
-        assert asyncio.run(agent()) == "done"
+        assert asyncio.run(aflow_of(leaves)()) == "done"
     assert log[-1] == "ended"
 
 
@@ -260,16 +243,13 @@ def test_a_generator_that_asyncio_closes_is_no_forgotten_task(log, told):
                 await asyncio.sleep(0)
             log.append("closed")
 
-    @step
-    async def work(n):
-        await asyncio.sleep(0)
-        return n
+    work = step(name="work")(asyncio.sleep)
 
     @workflow
     async def agent():
         await stream().__anext__()
-        for n in range(5):  # meanwhile there are no checkpoints, of which nothing is said either
-            await work(n)
+        for _ in range(5):  # meanwhile there are no checkpoints, of which nothing is said either
+            await work(0)
         return await stream().__anext__()
 
     with warnings.catch_warnings():
@@ -305,40 +285,6 @@ def test_equal_calls_side_by_side_are_refused(log):
 # -- timeouts and cancellation -------------------------------------------------------------------
 
 
-def test_a_timeout_that_was_handled_is_an_outcome(log):
-    """A step that ``wait_for`` cancelled stays cancelled on resume, and is not run again."""
-    began = asyncio.Event()
-
-    @tool(side_effect=True)
-    async def slow():
-        log.append("slow")
-        began.set()
-        await asyncio.Event().wait()
-
-    @step
-    def note(what):
-        log.append(what)
-        if log.count(what) == 1:
-            raise OSError
-        return what
-
-    @workflow
-    async def agent():
-        call = asyncio.ensure_future(slow())
-        await began.wait()
-        try:
-            await asyncio.wait_for(call, 0.01)
-        except asyncio.TimeoutError:
-            log.append("handled")
-        return note("noted")
-
-    with pytest.raises(OSError):
-        asyncio.run(agent())
-    assert statuses() == [("slow", "cancelled"), ("note", "failed")]
-    assert asyncio.run(agent()) == "noted"
-    assert log == ["slow", "handled", "noted", "noted"]
-
-
 SECONDS = Switches(now=LIMIT)
 
 
@@ -362,7 +308,10 @@ async def _together(call):
 @pytest.mark.parametrize("decorator", [step, tool(side_effect=True)])
 @pytest.mark.parametrize("limited", [_limited, _first, _together])
 def test_a_timeout_is_a_timeout_again(log, monkeypatch, decorator, limited):
-    """Replayed, what ran out of time runs out of time: never a cancellation that nobody made."""
+    """A step that ran out of time stays cancelled: replayed, it runs out of time, and not again.
+
+    It is never a cancellation that nobody made.
+    """
     monkeypatch.setattr(driver, "_LATE", 3600.0)  # on a busy machine it comes late, too
     monkeypatch.setattr(SECONDS, "now", LIMIT)
 
@@ -372,12 +321,7 @@ def test_a_timeout_is_a_timeout_again(log, monkeypatch, decorator, limited):
         be_late()
         await asyncio.Event().wait()
 
-    @step
-    async def note(what):
-        if what == "end" and log.count("end") == 0:
-            log.append("end")
-            raise OSError
-        return what
+    note = step(name="note")(crash(log, after="end"))
 
     async def helper():  # without resume points of its own
         said = []
@@ -385,18 +329,16 @@ def test_a_timeout_is_a_timeout_again(log, monkeypatch, decorator, limited):
             try:
                 await limited(slow(number))
             except asyncio.TimeoutError:
-                said.append(await note("late"))
-        return [*said, await note("end")]
+                said.append(note("late"))
+        return [*said, note("end")]
 
-    @workflow
-    async def agent():
-        return await helper()
-
+    agent = aflow_of(helper)
     with pytest.raises(OSError):
         asyncio.run(agent())
+    assert [status for name, status in statuses() if name == "slow"] == ["cancelled"] * 2
     SECONDS.now = 0.02  # nothing begins, only this passes
     assert asyncio.run(agent()) == ["late", "late", "end"]
-    assert log == ["slow", "slow", "end"]
+    assert log == ["slow", "late", "slow", "late", "end", "end"]
 
 
 def test_a_timeout_that_was_taken_out(log):
@@ -411,11 +353,7 @@ def test_a_timeout_that_was_taken_out(log):
             await asyncio.Event().wait()
         return "done"
 
-    @step
-    async def note(what):
-        if len(log) == 1:
-            raise OSError
-        return what
+    note = step(name="note")(crash(log, after="late"))
 
     @workflow(checkpoint_every=100)
     async def agent():
@@ -423,13 +361,13 @@ def test_a_timeout_that_was_taken_out(log):
             what = await asyncio.wait_for(slow(), limit)
         except asyncio.TimeoutError:
             what = "late"
-        return await note(what)
+        return note(what)
 
     with pytest.raises(OSError):
         asyncio.run(agent())
     limit = None
     assert asyncio.run(agent()) == "done"
-    assert log == ["slow", "slow"]
+    assert log == ["slow", "late", "slow", "done"]
 
 
 def test_a_cancelled_side_effect_is_not_repeated_for_want_of_a_timeout(log, monkeypatch):
@@ -477,22 +415,19 @@ def test_a_cancelled_side_effect_is_not_repeated_for_want_of_a_timeout(log, monk
 
 def test_a_cancelled_side_effect_is_in_doubt(log):
     """A side effect that a Ctrl-C or a shutdown cancelled is neither repeated nor forgotten."""
-    task = None
+    tasks = []
 
     @tool(side_effect=True)
     async def post():
         log.append("post")
-        task.cancel()
+        tasks[0].cancel()
         await asyncio.Event().wait()
 
-    @workflow
-    async def agent():
-        await post()
+    agent = aflow_of(post)
 
     async def main():
-        nonlocal task
-        task = asyncio.ensure_future(agent())
-        await task
+        tasks.append(asyncio.ensure_future(agent()))
+        await tasks[0]
 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(main())
@@ -542,18 +477,15 @@ def test_a_cancellation_during_a_backoff_does_not_hang(log, cancels):
 def test_an_async_step_past_its_timeout_is_cancelled(log):
     """A coroutine step that takes longer than its timeout is cancelled, and tried again."""
 
-    @step(timeout=0.01, retries=1, backoff=0)
+    @step(timeout=LIMIT, retries=1, backoff=0)
     async def slow():
         log.append("slow")
         if len(log) == 1:
+            be_late()
             await asyncio.Event().wait()
         return len(log)
 
-    @workflow
-    async def agent():
-        return await slow()
-
-    assert asyncio.run(agent()) == 2
+    assert asyncio.run(aflow_of(slow)()) == 2
 
 
 def test_what_ends_well_when_it_is_cancelled_has_ended_well():
@@ -565,11 +497,7 @@ def test_what_ends_well_when_it_is_cancelled_has_ended_well():
             await asyncio.Event().wait()
         return "paid"
 
-    @workflow
-    async def agent():
-        return await pay()
-
-    assert asyncio.run(agent()) == "paid"
+    assert asyncio.run(aflow_of(pay)()) == "paid"
     assert statuses() == [("pay", "completed")]
 
 
@@ -606,12 +534,7 @@ def test_a_step_has_cleaned_up_before_its_timeout_is_raised(log, by):
 def test_a_plain_step_past_its_timeout_is_abandoned():
     """A plain function cannot be stopped: its thread is left alone and its late result dropped."""
     go, ended = threading.Event(), threading.Event()
-
-    @step(timeout=0.01)
-    def slow():
-        go.wait()
-        ended.set()
-        return "late"
+    slow = step(name="slow", timeout=0.01)(lambda: (go.wait(), ended.set(), "late"))
 
     @workflow
     def agent():
@@ -636,10 +559,7 @@ def test_a_side_effect_past_its_timeout_is_not_tried_again(log):
         began.set()
         go.wait()
 
-    @workflow
-    def agent():
-        post()
-
+    agent = flow_of(post)
     with pytest.raises(StepTimeoutError):
         agent()
     with pytest.raises(StepInDoubtError, match="does not prove that nothing happened"):

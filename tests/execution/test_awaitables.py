@@ -11,6 +11,7 @@ import signal
 import sys
 
 import pytest
+from flows import aflow_of, flow_of
 from harness import python
 
 import stepwise
@@ -164,14 +165,14 @@ def test_other_awaitables():
         calls.append(x)
         return Custom()
 
-    @workflow
-    async def agent():
+    async def fails_once():
         found = await custom(1)
         if len(calls) == 1:
             calls.append("again")
             raise LookupError
         return found
 
+    agent = aflow_of(fails_once)
     with pytest.raises(LookupError):
         asyncio.run(agent())
     assert asyncio.run(agent()) == "custom"
@@ -188,39 +189,9 @@ def test_retries_of_what_returns_an_awaitable():
             raise OSError
         return len(calls)
 
-    @step(retries=3, backoff=0)
-    def flaky():
-        return body()
-
-    @workflow
-    async def agent():
-        return await flaky()
-
-    assert asyncio.run(agent()) == 3
-    (run,) = stepwise.runs()
-    assert [each.attempts for each in run.steps] == [3]
-
-
-@pytest.mark.parametrize("options", [{}, {"side_effect": True}])
-def test_a_returned_awaitable_that_is_forgotten(options):
-    """A run does not end as completed if nobody awaits a call: the error names the call's line."""
-
-    async def body():
-        return 1
-
-    @tool(**options)
-    def send():
-        return body()
-
-    @workflow
-    async def agent():
-        send()
-        return "done"
-
-    with pytest.raises(NotRecordableError, match=r"send.*test_awaitables.py:\d+ and never awaited"):
-        asyncio.run(agent())
-    (run,) = stepwise.runs()
-    assert run.status == "failed"
+    flaky = step(name="flaky", retries=3, backoff=0)(lambda: body())  # noqa: PLW0108
+    assert asyncio.run(aflow_of(flaky)()) == 3
+    assert [each.attempts for each in stepwise.get_run("r").steps] == [3]
 
 
 @step
@@ -237,7 +208,7 @@ def plain(x):
 def test_a_coroutine_forgotten_in_a_synchronous_workflow():
     """The run fails with an error that names the line of the call, also when it is called again."""
 
-    @workflow
+    @workflow(run_id="one")
     def agent():
         first = plain(1)
         forgotten = think(2)
@@ -248,37 +219,16 @@ def test_a_coroutine_forgotten_in_a_synchronous_workflow():
     for _ in range(2):
         with pytest.raises(NotRecordableError, match=f"test_awaitables.py:{line} and never"):
             agent()
-    (run,) = stepwise.runs()
+    run = stepwise.get_run("one")
     assert run.status == "failed"
     assert [each.name for each in run.steps] == ["plain", "plain"]
 
 
 def test_a_coroutine_that_a_synchronous_workflow_returns():
     """Awaited outside of the run, it would be unrecorded: the workflow fails and says so."""
-
-    @workflow
-    def agent():
-        return think(1)
-
     with pytest.raises(NotRecordableError, match="'think', which would be executed outside"):
-        agent()
-    assert [run.status for run in stepwise.runs()] == ["failed"]
-
-
-def test_a_forgotten_child_workflow():
-    """A coroutine of a child workflow that nobody awaits is named, too."""
-
-    @workflow
-    async def child():
-        return 1
-
-    @workflow
-    def agent():
-        made = child()
-        return made is not None
-
-    with pytest.raises(NotRecordableError, match=r"child.* never awaited"):
-        agent()
+        flow_of(lambda: think(1))()
+    assert stepwise.get_run("r").status == "failed"
 
 
 @tool(side_effect=True)
@@ -295,14 +245,23 @@ async def achild(x):
 sent: list[object] = []
 
 
-@pytest.mark.parametrize("called", [asend, achild])
+@step
+def returning(x):
+    return think.__wrapped__(x)
+
+
+def mapping(x):
+    return stepwise.map(think, [1, x])
+
+
+@pytest.mark.parametrize("called", [asend, achild, returning, mapping])
 @pytest.mark.filterwarnings("ignore:no checkpoint")
 def test_a_coroutine_forgotten_in_an_asynchronous_workflow(called):
     """The run fails with an error that names the line; with the ``await`` it goes on."""
     sent.clear()
     awaits: list[object] = []
 
-    @workflow
+    @workflow(run_id="one")
     async def agent():
         first = await think(1)
         forgotten = called(first)
@@ -311,28 +270,28 @@ def test_a_coroutine_forgotten_in_an_asynchronous_workflow(called):
         return await think(2)
 
     line = agent.__wrapped__.__code__.co_firstlineno + 3
-    call = agent.options(run_id="one")
+    if called is mapping:
+        line = mapping.__code__.co_firstlineno + 1
     for _ in range(2):
         with pytest.raises(NotRecordableError, match=f"test_awaitables.py:{line} and never"):
-            asyncio.run(call())
+            asyncio.run(agent())
         assert stepwise.get_run("one").status == "failed"
     assert sent == []
     awaits.append(True)
-    assert asyncio.run(call()) == 2
-    assert sent == [1]
+    assert asyncio.run(agent()) == 2
+    assert sent == ([1] if called in (asend, achild) else [])
 
 
-def test_a_map_that_is_forgotten():
-    """``stepwise.map`` in a coroutine function is awaited, too."""
+def test_a_returned_awaitable_that_is_forgotten():
+    """A side effect that returns an awaitable which nobody awaits is named with its line."""
+    sending = tool(name="send", side_effect=True)(lambda: asend.__wrapped__(1))
 
-    @workflow
-    async def agent():
-        stepwise.map(think, [1, 2])
-        return "done"
+    async def forgets():
+        sending()
 
-    line = agent.__wrapped__.__code__.co_firstlineno + 2
-    with pytest.raises(NotRecordableError, match=f"'map' was called at .*py:{line} and never"):
-        asyncio.run(agent())
+    with pytest.raises(NotRecordableError, match=r"send.*test_awaitables.py:\d+ and never awaited"):
+        asyncio.run(aflow_of(forgets)())
+    assert stepwise.get_run("r").status == "failed"
 
 
 @pytest.mark.filterwarnings("ignore:run .* ended while")
@@ -380,21 +339,18 @@ def test_runs_beside_each_other_know_their_own_coroutines():
 def test_what_the_garbage_collector_finds_is_of_no_run():
     """A coroutine in a cycle of objects is not taken for one of the run that is in progress."""
 
-    @workflow
-    async def agent():
+    async def collects():
         await think(0)
         gc.collect()
         return "done"
 
-    def leave():
-        left = [think(1)]
-        left.append(left)
-
     gc.disable()
     try:
-        leave()
+        left = [think(1)]
+        left.append(left)
+        del left
         with pytest.warns(RuntimeWarning, match="think' was never awaited"):
-            assert asyncio.run(agent()) == "done"
+            assert asyncio.run(aflow_of(collects)()) == "done"
     finally:
         gc.enable()
 
@@ -405,22 +361,20 @@ def test_coroutines_that_are_no_steps_are_left_to_python():
     async def other():
         return 1
 
-    @workflow
-    def agent():
+    def calls():
         other()
         return plain(1)
 
     depth = sys.get_coroutine_origin_tracking_depth()
     with pytest.warns(RuntimeWarning, match="other' was never awaited"):
-        assert agent() == 1
+        assert flow_of(calls)() == 1
     assert sys.get_coroutine_origin_tracking_depth() == depth
 
 
 def test_awaited_later_in_a_synchronous_workflow():
     """A coroutine that is kept and awaited later by ``asyncio.run`` is an ordinary call."""
 
-    @workflow
-    def agent():
+    def calls():
         made = [think(1), think(2)]
 
         async def both():
@@ -428,9 +382,8 @@ def test_awaited_later_in_a_synchronous_workflow():
 
         return asyncio.run(both())
 
-    assert agent() == [1, 2]
-    (run,) = stepwise.runs()
-    assert len(run.steps) == 2
+    assert flow_of(calls)() == [1, 2]
+    assert len(stepwise.get_run("r").steps) == 2
 
 
 def test_partials_and_callables_have_names():
@@ -447,21 +400,8 @@ def test_partials_and_callables_have_names():
 
     model, partial = step(Model()), step(functools.partial(add, 1))
     assert (model.__name__, partial.__name__) == ("Model", "add")
-
-    @workflow
-    def agent():
-        return model(1, limit=2), partial(5)
-
-    assert agent() == (3, 6)
-    (run,) = stepwise.runs()
-    assert [(each.name, each.arguments) for each in run.steps] == [
+    assert flow_of(lambda: (model(1, limit=2), partial(5)))() == (3, 6)
+    assert [(each.name, each.arguments) for each in stepwise.get_run("r").steps] == [
         ("Model", "x=1, limit=2"),
         ("add", "b=5"),
     ]
-
-
-def test_what_no_step_can_be_made_of():
-    """A class is refused still, and so is what cannot be called."""
-    for given in (int, 3):
-        with pytest.raises(stepwise.ConfigurationError, match="decorates a function"):
-            step(given)

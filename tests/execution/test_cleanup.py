@@ -8,9 +8,11 @@ import os
 import random
 
 import pytest
+from survival import lab_of
+from sweeping import size
 
 import stepwise
-from stepwise import DidNotHappen, Landed, StepInDoubtError, step, tool, workflow
+from stepwise import Landed, StepInDoubtError, step, tool, workflow
 from stepwise.testing import fresh_store
 
 # Each test's world: what happened outside, and what still goes wrong.
@@ -106,17 +108,25 @@ def run(form):
     return asyncio.run(result) if form.definition.is_coroutine else result
 
 
+GONE = OSError("gone")
+
+
+def fails(form, error=GONE, **others):
+    """Call a workflow whose step fails, and then its clean-up; which is mended afterwards."""
+    broken.update(think=ValueError("no idea"), **(others or {"bye": error}))
+    with pytest.raises(type(error), match=str(error) or None):
+        run(form)
+    broken.clear()
+
+
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.definition.label)
 @pytest.mark.parametrize("again", ["fails again", "is mended"])
 def test_failed_in_a_clean_up(form, again):
     """A side effect that fails while a failure unwinds the run is in doubt at the next start."""
-    broken.update(think=ValueError("no idea"), bye=OSError("gone"))
-    with pytest.raises(OSError, match="gone"):
-        run(form)
+    fails(form)
     assert sent == ["think", "bye"]
-    del broken["bye"]
-    if again == "is mended":
-        del broken["think"]
+    if again == "fails again":
+        broken.update(think=ValueError("no idea"))
     for _ in range(2):
         with pytest.raises(StepInDoubtError, match="send"):
             run(form)
@@ -127,10 +137,7 @@ def test_failed_in_a_clean_up(form, again):
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1)], ids=["Ctrl-C", "exit"])
 def test_interrupted_in_a_clean_up(form, error):
     """A side effect that Ctrl-C or an exit cut short in a clean-up is in doubt afterwards."""
-    broken.update(think=ValueError("no idea"), bye=error)
-    with pytest.raises(type(error)):
-        run(form)
-    broken.clear()
+    fails(form, error)
     with pytest.raises(StepInDoubtError, match="send"):
         run(form)
     assert sent.count("bye") == 1
@@ -140,16 +147,13 @@ def test_interrupted_in_a_clean_up(form, error):
 @pytest.mark.parametrize("landed", [True, False])
 def test_settled_after_a_clean_up(form, landed):
     """Once somebody has settled it, the run goes on with that answer."""
-    broken.update(think=ValueError("no idea"), bye=OSError("gone"))
-    with pytest.raises(OSError, match="gone"):
-        run(form)
-    broken.clear()
+    fails(form)
     [failed] = stepwise.runs()
     [doubtful] = [each for each in failed.steps if each.status == "in_doubt"]
     if landed:
-        failed.resolve(doubtful.number, Landed("it was sent"))
+        failed.resolve(doubtful.number, landed="it was sent")
     else:
-        failed.resolve(doubtful.number, DidNotHappen)
+        failed.resolve(doubtful.number, did_not_happen=True)
     assert run(form) == "think"
     assert sent.count("bye") == (1 if landed else 2)
 
@@ -162,9 +166,7 @@ def test_asking_whether_a_clean_up_happened():
         asked.append(call.arguments["text"])
         return Landed("seen")
 
-    @tool(side_effect=True, in_doubt=look)
-    def tell(text):
-        return act(text)
+    tell = tool(name="tell", side_effect=True, in_doubt=look)(lambda text: act(text))  # noqa: PLW0108
 
     @workflow
     def agent():
@@ -173,10 +175,7 @@ def test_asking_whether_a_clean_up_happened():
         finally:
             tell("bye")
 
-    broken.update(think=ValueError("no idea"), bye=OSError("gone"))
-    with pytest.raises(OSError, match="gone"):
-        agent()
-    broken.clear()
+    fails(agent)
     assert agent() == "think"
     assert (asked, sent.count("bye")) == (["bye"], 1)
 
@@ -193,7 +192,7 @@ def test_completed_in_a_clean_up():
 
 
 def test_completed_in_a_clean_up_of_a_clean_up():
-    """What a clean-up completed after a failure of its own is no obstacle to the next start."""
+    """What a clean-up handled, or completed after a failure of its own, is no obstacle later."""
 
     @workflow
     def agent():
@@ -201,22 +200,22 @@ def test_completed_in_a_clean_up_of_a_clean_up():
             think()
             send("hello")
         except ValueError:
+            with contextlib.suppress(OSError):
+                send("well")
             try:
                 send("sorry")
             except OSError:
                 send("sorry, by post")
             raise
 
-    broken.update(think=ValueError("no idea"), sorry=OSError("gone"))
-    with pytest.raises(ValueError, match="no idea"):
-        agent()
-    broken.clear()
+    gone = {"well": OSError("gone"), "sorry": OSError("gone")}
+    fails(agent, ValueError("no idea"), **gone)
     agent()
-    assert sent == ["think", "sorry", "sorry, by post", "think", "hello"]
+    assert sent == ["think", "well", "sorry", "sorry, by post", "think", "hello"]
 
 
-@pytest.mark.parametrize("again", ["fails again", "is mended"])
-def test_settled_beside_other_side_effects(again):
+@pytest.mark.parametrize("mended", [False, True], ids=["fails again", "is mended"])
+def test_settled_beside_other_side_effects(mended):
     """Once settled, a clean-up's side effect holds up no other call of its tool."""
 
     @workflow
@@ -228,43 +227,16 @@ def test_settled_beside_other_side_effects(again):
             send("first")
             send("bye")
 
-    broken.update(think=ValueError("no idea"), bye=OSError("gone"))
-    with pytest.raises(OSError, match="gone"):
-        agent()
-    del broken["bye"]
-    if again == "is mended":
-        del broken["think"]
+    fails(agent)
+    if not mended:
+        broken.update(think=ValueError("no idea"))
     with pytest.raises(StepInDoubtError, match="bye"):
         agent()
     [failed] = stepwise.runs()
-    failed.resolve("send", Landed("it was sent"))
-    if again == "is mended":
+    failed.resolve("send", landed="it was sent")
+    with contextlib.nullcontext() if mended else pytest.raises(ValueError, match="no idea"):
         agent()
-    else:
-        with pytest.raises(ValueError, match="no idea"):
-            agent()
-    assert sent.count("bye") == 1
-    assert sent.count("first") == (2 if again == "is mended" else 1)
-    assert sent.count("hello") == (1 if again == "is mended" else 0)
-
-
-def test_a_failure_that_a_clean_up_handled():
-    """A failed side effect that the clean-up itself handled does not hold up the next start."""
-
-    @workflow
-    def agent():
-        try:
-            return think()
-        except ValueError:
-            with contextlib.suppress(OSError):
-                send("sorry")
-            raise
-
-    broken.update(think=ValueError("no idea"), sorry=OSError("gone"))
-    with pytest.raises(ValueError, match="no idea"):
-        agent()
-    broken.clear()
-    assert agent() == "think"
+    assert [sent.count(each) for each in ("bye", "first", "hello")] == [1, 1 + mended, mended]
 
 
 class Program:
@@ -305,7 +277,7 @@ class Program:
         return workflow(names["agent"])
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("STEPWISE_EXAMPLES", "40"))))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("STEPWISE_EXAMPLES") or size(16, 40))))
 def test_random_programs(tmp_path, seed):
     """What is in doubt is never repeated before it is settled, and nothing else holds a run up."""
     program = Program(random.Random(seed))
@@ -332,55 +304,44 @@ def test_random_programs(tmp_path, seed):
             assert steps, program.source
             for each in steps:
                 happened = program.chance.random() < 0.5
-                run.resolve(each.number, Landed(None) if happened else DidNotHappen)
+                run.resolve(
+                    each.number, **({"landed": None} if happened else {"did_not_happen": True})
+                )
             doubtful = set()
     raise AssertionError(f"it never ends:\n{program.source}")
 
 
-@pytest.mark.parametrize("where", ["before", "after"])
-def test_killed_in_a_clean_up(start, tmp_path, where):
-    """Killed in its clean-up, a run resumes there: the failure is not tried again first."""
-    source = f"""
-import sys
-from stepwise import step, tool, workflow, StepInDoubtError
+KILLED = """
+    @step
+    def think():
+        doing("think()", 0)
+        raise ValueError("no idea")
 
-@step
-def think():
-    print("think", flush=True)
-    raise ValueError("no idea")
+    @workflow
+    def agent():
+        try:
+            think()
+        finally:
+            act("bye")
+            work("note")
 
-@tool(side_effect=True)
-def send(text):
-    print(text, flush=True)
-    if {where == "before"}:
-        sys.stdin.readline()
-
-@step
-def note():
-    print("note", flush=True)
-    sys.stdin.readline()
-
-@workflow
-def agent():
-    try:
-        think()
-    finally:
-        send("bye")
-        note()
-
-try:
-    agent()
-except StepInDoubtError:
-    print("in doubt")
-except ValueError as error:
-    print(error)
+    def run():
+        try:
+            agent()
+        except stepwise.StepInDoubtError:
+            return "in doubt"
+        except ValueError as error:
+            return str(error)
 """
-    (tmp_path / "cleaning.py").write_text(source, encoding="utf-8")
-    first = start("import cleaning")
-    assert [first.hear(), first.hear()] == ["think", "bye"]
-    if where == "after":
-        assert first.hear() == "note"
-    first.kill()
-    again = start("import cleaning")
-    again.tell()
-    assert again.finish() == ("in doubt" if where == "before" else "note\nno idea")
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_killed_in_a_clean_up(where):
+    """Killed in its clean-up, a run resumes there: the failure is not tried again first."""
+    with lab_of(KILLED) as lab:
+        assert lab.run(die_at="act(bye) after" if where == "before" else "work(note) before").died
+        ended = lab.run()
+        assert ended.code == 0, ended.text
+        assert lab.result == ("in doubt" if where == "before" else "no idea")
+        expected = {"think()": 1, "act(bye)": 1, **({"work(note)": 1} if where == "after" else {})}
+        assert lab.did == expected

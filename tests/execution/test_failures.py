@@ -4,6 +4,7 @@ import asyncio
 import threading
 
 import pytest
+from flows import aflow_of, flow_of
 
 import stepwise
 from stepwise import DidNotHappen, Inconclusive, Landed, StepInDoubtError, step, tool, workflow
@@ -27,24 +28,27 @@ def once(log):
     return logging
 
 
+@pytest.fixture
+def failing(once):
+    """A step or tool that logs its name, or what it is given, and fails the first time."""
+
+    def make(name, error=None, decorator=step, **options):
+        return decorator(name=name, **options)(lambda what=name: once(what, error and error(what)))
+
+    return make
+
+
 # -- steps ---------------------------------------------------------------------------------------
 
 
-def test_a_handled_failure_is_an_outcome(log, once):
+def test_a_handled_failure_is_an_outcome(log, failing):
     """A failure that the workflow went on from is raised again on resume, without a new attempt."""
-
-    @step
-    def fetch(what):
-        return once(what, ValueError(what))
-
-    @step
-    def store(what):
-        return once(what, OSError(what))
+    fetch, store = failing("page", ValueError), failing("store", OSError)
 
     @workflow(checkpoint_every=100)
     def agent():
         try:
-            found = fetch("page")
+            found = fetch()
         except ValueError as error:
             found = f"no {error}"
         return store(found)
@@ -55,16 +59,9 @@ def test_a_handled_failure_is_an_outcome(log, once):
     assert log == ["page", "no page", "no page"]
 
 
-def test_a_failure_that_ended_the_run_is_tried_again(log, once):
+def test_a_failure_that_ended_the_run_is_tried_again(log, failing):
     """The step that failed, and every one in the chain of the error, has another attempt."""
-
-    @step
-    def first():
-        return once("first", ValueError("1"))
-
-    @step
-    def second():
-        return once("second", OSError("2"))
+    first, second = failing("first", ValueError), failing("second", OSError)
 
     @workflow
     def agent():
@@ -73,18 +70,15 @@ def test_a_failure_that_ended_the_run_is_tried_again(log, once):
         except ValueError:
             return second()
 
-    with pytest.raises(OSError, match="2"):
+    with pytest.raises(OSError, match="second"):
         agent()
     assert agent() == "first"
     assert log == ["first", "second", "first"]
 
 
-def test_a_failure_that_was_handled_before_another_ended_the_run(log, once):
+def test_a_failure_that_was_handled_before_another_ended_the_run(log, failing):
     """A failure that has nothing to do with what ended the run is its outcome, and stays it."""
-
-    @step
-    def fetch():
-        return once("fetch", ValueError("no"))
+    fetch = failing("fetch", ValueError)
 
     def page():
         try:
@@ -96,10 +90,7 @@ def test_a_failure_that_was_handled_before_another_ended_the_run(log, once):
             raise OSError
         return "without"
 
-    @workflow
-    def agent():
-        return page()
-
+    agent = flow_of(page)
     with pytest.raises(OSError):
         agent()
     assert agent() == "without"
@@ -136,12 +127,9 @@ def raised_from(how, error):
         "its context, with another cause",
     ],
 )
-def test_what_an_error_was_raised_from_is_tried_again(log, once, how):
+def test_what_an_error_was_raised_from_is_tried_again(log, failing, how):
     """The step whose error is the cause or the context of what ended the run has another try."""
-
-    @step
-    def fetch():
-        return once("fetch", ValueError("1"))
+    fetch = failing("fetch", ValueError)
 
     @workflow
     def agent():
@@ -171,11 +159,7 @@ def _mapped():
             raise ConnectionError(number)
         return number
 
-    @workflow
-    def agent():
-        return stepwise.map(fetch, range(4))
-
-    return agent
+    return flow_of(lambda: stepwise.map(fetch, range(4)))
 
 
 def _gathered():
@@ -186,10 +170,7 @@ def _gathered():
             raise ConnectionError(number)
         return number
 
-    @workflow
-    async def agent():
-        return await asyncio.gather(*map(fetch, range(4)))
-
+    agent = aflow_of(lambda: asyncio.gather(*map(fetch, range(4))))
     return lambda: asyncio.run(agent())
 
 
@@ -203,20 +184,14 @@ def test_what_failed_beside_the_failure_is_tried_again(concurrently, monkeypatch
     assert agent() == [0, 1, 2, 3]
 
 
-def test_a_failure_that_another_task_handled_stays_an_outcome(log):
+def test_a_failure_that_another_task_handled_stays_an_outcome(log, failing):
     """A failure in a task that the workflow went on from is not tried again after another error."""
+    store = failing("store", OSError)
 
     @step
     async def fetch(what):
         log.append(what)
         raise ConnectionError(what)
-
-    @step
-    async def store(what):
-        log.append(what)
-        if log.count(what) == 1:
-            raise OSError(what)
-        return what
 
     async def careful():
         try:
@@ -227,7 +202,7 @@ def test_a_failure_that_another_task_handled_stays_an_outcome(log):
     @workflow(checkpoint_every=100)
     async def agent():
         found = await asyncio.gather(careful(), careful())
-        return await store(f"{found[0]} {found[1]}")
+        return store(f"{found[0]} {found[1]}")
 
     with pytest.raises(OSError, match="none none"):
         asyncio.run(agent())
@@ -235,84 +210,51 @@ def test_a_failure_that_another_task_handled_stays_an_outcome(log):
     assert log == ["page", "page", "none none", "none none"]
 
 
-def test_cleanup_after_a_failure_is_done_again_with_it(log, once):
-    """Steps in ``finally`` run at the failure, and again at the end of the next attempt."""
-
-    @step
-    def work():
-        return once("work", ValueError())
-
-    @tool(side_effect=True)
-    def release():
-        return once("release")
-
-    @workflow
-    def agent():
-        try:
-            return work()
-        finally:
-            release()
-
-    with pytest.raises(ValueError):
-        agent()
-    assert log == ["work", "release"]
-    assert agent() == "work"
-    assert log == ["work", "release", "work", "release"]
-
-
-def test_the_exception_is_the_one_that_was_raised():
+def test_the_exception_is_the_one_that_was_raised(once):
     """An exception leaves step and workflow as it is: same object, nothing wrapped around it."""
     error = ValueError("mine")
-
-    @step
-    def work():
-        raise error
-
-    @workflow
-    def agent():
-        work()
-
     with pytest.raises(ValueError, match="mine") as caught:
-        agent()
+        flow_of(step(name="work")(lambda: once("work", error)))()
     assert caught.value is error
 
 
 # -- side effects that raise ---------------------------------------------------------------------
 
 
-def test_a_side_effect_that_raised_is_in_doubt(log, once):
+def test_a_side_effect_that_raised_is_in_doubt(log, failing):
     """An exception out of a side effect proves nothing: the next attempt stops and asks."""
-
-    @tool(side_effect=True)
-    def post():
-        return once("post", OSError("timed out"))
-
-    @workflow
-    def agent():
-        return post()
-
-    with pytest.raises(OSError, match="timed out"):
+    agent = flow_of(failing("post", OSError, tool, side_effect=True))
+    with pytest.raises(OSError, match="post"):
         agent()
     with pytest.raises(StepInDoubtError, match="does not prove that nothing happened"):
         agent()
     assert log == ["post"]
 
 
-def test_a_clean_failure_is_tried_again(log, once):
+def test_a_clean_failure_is_tried_again(log, failing):
     """An exception in ``fails_cleanly`` says that nothing happened: the call is made again."""
-
-    @tool(side_effect=True, fails_cleanly=ConnectionRefusedError)
-    def post():
-        return once("post", ConnectionRefusedError())
-
-    @workflow
-    def agent():
-        return post()
-
+    options = {"side_effect": True, "fails_cleanly": ConnectionRefusedError}
+    agent = flow_of(failing("post", ConnectionRefusedError, tool, **options))
     with pytest.raises(ConnectionRefusedError):
         agent()
     assert agent() == "post"
     assert log == ["post", "post"]
+
+
+@pytest.mark.parametrize("where", ["in the program", "in the environment", "by nobody"])
+def test_the_store_of_the_commands(where, tmp_path, monkeypatch, failing):
+    """The commands that a doubt prints name the store where a shell would open another one."""
+    url = f"disk:{tmp_path}/runs"
+    if where == "in the program":
+        stepwise.configure(store=url)
+    elif where == "in the environment":
+        monkeypatch.setenv("STEPWISE_STORE", url)
+    flow = flow_of(failing("send", OSError, tool, side_effect=True))
+    with pytest.raises(OSError):
+        flow()
+    with pytest.raises(StepInDoubtError) as caught:
+        flow()
+    assert (f" --store {url}" in str(caught.value)) == (where == "in the program")
 
 
 def test_an_idempotent_side_effect_is_retried_with_its_key(log):
@@ -326,15 +268,15 @@ def test_an_idempotent_side_effect_is_retried_with_its_key(log):
             raise OSError
         return "posted"
 
-    @workflow
-    def agent():
-        return post()
-
+    agent = flow_of(post)
     with pytest.raises(OSError):
         agent()
     assert agent() == "posted"
     assert len(keys) == 4
     assert len(set(keys)) == 1
+
+
+# -- side effects that raise ---------------------------------------------------------------------
 
 
 # -- settling what is in doubt -------------------------------------------------------------------
@@ -350,10 +292,7 @@ def interrupted(log, **options):
             raise KeyboardInterrupt
         return "posted"
 
-    @workflow
-    def agent():
-        return post("hello")
-
+    agent = flow_of(lambda: post("hello"))
     with pytest.raises(KeyboardInterrupt):
         agent()
     return agent
@@ -399,25 +338,19 @@ def test_reconcile_is_asked(log, answer, result, attempts):
     assert call.started_at > 0
 
 
-@pytest.mark.parametrize("answer", [Inconclusive, None, True])
+@pytest.mark.parametrize("answer", [Inconclusive, None, True, OSError("no route")])
 def test_reconcile_that_does_not_know_stops_the_run(log, answer):
-    """An inconclusive or meaningless answer leaves the doubt to a person."""
-    agent = interrupted(log, in_doubt=lambda call: answer)
-    with pytest.raises(StepInDoubtError, match=r"could not tell|instead of Landed"):
-        agent()
-    assert len(log) == 1
-
-
-def test_reconcile_that_fails_stops_the_run(log):
-    """An error while asking is not an answer; it is the cause of the doubt."""
+    """An inconclusive or meaningless answer, or an error, leaves the doubt to a person."""
 
     def reconcile(call):
-        raise OSError("no route")
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
 
-    agent = interrupted(log, in_doubt=reconcile)
-    with pytest.raises(StepInDoubtError, match="no route") as caught:
-        agent()
-    assert isinstance(caught.value.__cause__, OSError)
+    said = r"could not tell|instead of Landed|no route"
+    with pytest.raises(StepInDoubtError, match=said) as caught:
+        interrupted(log, in_doubt=reconcile)()
+    assert caught.value.__cause__ is (answer if isinstance(answer, OSError) else None)
     assert len(log) == 1
 
 
@@ -435,10 +368,7 @@ def test_reconcile_sees_what_a_tool_raised_after_it_changed_its_argument(codec):
         letters.append("stamp")
         raise ConnectionError("lost")
 
-    @workflow(codec=codec)
-    def agent():
-        return send(["letter"])
-
+    agent = flow_of(lambda: send(["letter"]), codec=codec)
     with pytest.raises(ConnectionError):
         agent()
     assert agent() == "sent"
@@ -452,15 +382,12 @@ def test_reconcile_sees_what_a_tool_raised_after_it_changed_its_argument(codec):
 @pytest.mark.parametrize("swallowed", [Exception, BaseException])
 def test_a_doubt_cannot_be_swallowed(log, swallowed):
     """Even ``except BaseException`` does not get a run on: every later call raises it again."""
+    go_on = step(name="go_on")(lambda: log.append("went on"))
 
     @tool(side_effect=True)
     def post():
         log.append("post")
         raise KeyboardInterrupt
-
-    @step
-    def go_on():
-        log.append("went on")
 
     @workflow
     def agent():
@@ -477,5 +404,4 @@ def test_a_doubt_cannot_be_swallowed(log, swallowed):
     log.clear()
     with pytest.raises(StepInDoubtError):
         agent()
-    assert "post" not in log
-    assert "went on" not in log
+    assert log == []

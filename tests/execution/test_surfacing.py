@@ -8,9 +8,10 @@ import contextlib
 import threading
 
 import pytest
+from flows import flow_of
 
 from stepwise import StepInDoubtError, step, tool, workflow
-from stepwise._execution import surfacing
+from stepwise._execution import active_run
 from stepwise._execution.active_run import live_runs
 from stepwise.integrations import instrument
 
@@ -35,7 +36,7 @@ def book(city):
 def nothing_made(monkeypatch):
     dying[:] = ["Rome"]
     made.clear()
-    monkeypatch.setattr(surfacing, "_PATIENCE", 0.01)
+    monkeypatch.setattr(active_run, "_SURFACES", 0.01)
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_a_task_that_loses_the_doubt(told):
 
 def test_a_loop_in_another_thread_that_asks_again_and_again(told, monkeypatch):
     """A plain workflow whose framework swallows the doubt in a thread's event loop ends, too."""
-    monkeypatch.setattr(surfacing, "_PATIENCE", 3600.0)  # the calls that follow decide
+    monkeypatch.setattr(active_run, "_SURFACES", 3600.0)  # the calls that follow decide
     refused = []
 
     async def model():
@@ -169,9 +170,6 @@ def test_a_request_in_a_step_is_refused(monkeypatch):
         with pytest.raises(StepInDoubtError):
             ask()
 
-    @workflow
-    def agent():
-        return crew()
-
+    agent = flow_of(crew)
     in_doubt(agent)
     assert sent == ["request"] * 2  # one at each start

@@ -6,6 +6,16 @@ from calls import Calls, stopped
 BLOCKS = pytest.mark.parametrize(
     "block", ["with open(os.devnull):", "if True:"], ids=["replay", "inside"]
 )
+RUN = 'print("result", repr(run()))'
+
+
+def resumed(text, **environment):
+    """What a program gives that crashed and is started again, its bodies, and what it told."""
+    with Calls(text, **environment) as program:
+        told = program.crash()
+        return program.rerun(), program.bodies, told
+
+
 TEAM = """
 class Worker:
     def __init__(self, number): self.number, self.history = number, []
@@ -32,25 +42,24 @@ async def run():
         crash()
         found.append(await lead.publish("more"))
     return found, [each.history for each in workers]
+print("result", repr(asyncio.run(run())))
 """
 ONE_BY_ONE = "async def asked(them): return [await each.ask('x') for each in them]\n"
 AT_ONCE = "async def asked(them): return list(await asyncio.gather(*(w.ask('x') for w in them)))\n"
-RESULT = 'print("result", repr(asyncio.run(run())))'
 
 
 @BLOCKS
 @pytest.mark.parametrize("asked", [ONE_BY_ONE, AT_ONCE], ids=["one by one", "at once"])
 def test_who_holds_instances_that_grow_is_not_another(block, asked):
     """An object that holds others, which their own steps change, is answered all the same."""
-    with Calls(asked + TEAM.replace("BLOCK", block) + RESULT) as program:
-        told = program.crash()
-        found, histories = program.rerun()
-        assert found == ["0: x", "1: x", "2: x", "-: all", "-: it", "-: more"]
-        assert len(program.bodies) == 6
-        assert histories == [["x", "answer"]] * 3 or "ArgumentMutatedWarning" in told
+    (found, histories), bodies, told = resumed(asked + TEAM.replace("BLOCK", block))
+    assert found == ["0: x", "1: x", "2: x", "-: all", "-: it", "-: more"]
+    assert len(bodies) == 6
+    assert histories == [["x", "answer"]] * 3 or "ArgumentMutatedWarning" in told
 
 
-BOARD = """
+BOARD = (
+    """
 class Agent:
     def __init__(self, name, board): self.name, self.board = name, board
     @step
@@ -67,22 +76,13 @@ def run():
         b.write("2")
         out = [a.write("3"), b.write("4"), a.write("last")]
     return board, a.board is board, b.board is board, out
-print("result", repr(run()))
 """
+    + RUN
+)
 
 
-@BLOCKS
-def test_what_instances_share_stays_shared(block):
-    """A list that two instances hold is put back in place: it is one and the same afterwards."""
-    with Calls(BOARD.replace("BLOCK", block)) as program:
-        program.crash()
-        board, *rest = program.rerun()
-        assert board == ["a1", "b2", "a3", "b4", "alast"]
-        assert rest == [True, True, ["a: 3", "b: 4", "a: last"]]
-        assert len(program.bodies) == 5
-
-
-USAGE = """
+USAGE = (
+    """
 class Usage:
     def __init__(self): self.tokens, self.calls = 0, {}
 class Agent:
@@ -96,24 +96,18 @@ usage = Usage()
 @workflow
 def run():
     agent = Agent(usage)
-    with open(os.devnull):
+    BLOCK
         for n in range(4):
             agent.ask("abab"[n])
             if n == 2: crash()
     return usage.tokens, usage.calls, agent.usage is usage
-print("result", repr(run()))
 """
+    + RUN
+)
 
 
-def test_what_an_instance_counts_in_another_object_is_put_back():
-    """An object that is held by an instance, and is known outside of it, has its changes again."""
-    with Calls(USAGE) as program:
-        program.crash()
-        assert program.rerun() == (400, {"a": 2, "b": 2}, True)
-        assert len(program.bodies) == 4
-
-
-NESTED = """
+NESTED = (
+    """
 class Agent:
     def __init__(self): self.history, self.count = [], 0
     @step
@@ -133,21 +127,13 @@ def run():
     BLOCK
         out = [agent.ask("a"), agent.ask("b"), agent.ask("c")]
     return out, agent.history, agent.count
-print("result", repr(run()))
 """
+    + RUN
+)
 
 
-@BLOCKS
-def test_steps_of_steps_change_their_instance_once(block):
-    """What a step changed, and a step that it called, is put back, and not twice."""
-    with Calls(NESTED.replace("BLOCK", block)) as program:
-        program.crash()
-        history = ["a", "-: a", "b", "-: b", "c", "-: c"]
-        assert program.rerun() == (["-: a", "-: b", "-: c"], history, 3)
-        assert len(program.bodies) == 3
-
-
-FAILING = """
+FAILING = (
+    """
 class Agent:
     def __init__(self): self.tries, self.history = 0, []
     @step
@@ -159,7 +145,7 @@ class Agent:
 @workflow
 def run():
     agent = Agent()
-    with open(os.devnull):
+    BLOCK
         for n in range(3):
             try:
                 agent.ask("x")
@@ -170,19 +156,13 @@ def run():
     return agent.tries, agent.history
 @step
 def handled(): return 1
-print("result", repr(run()))
 """
+    + RUN
+)
 
 
-def test_what_a_step_that_failed_did_to_its_instance_is_put_back():
-    """A failure that the workflow handled is answered with what the step had changed by then."""
-    with Calls(FAILING) as program:
-        program.crash()
-        assert program.rerun() == (3, ["x", "x", "x"])
-        assert len(program.bodies) == 3
-
-
-FIRST_SIGHT = """
+FIRST_SIGHT = (
+    """
 class Agent:
     def __init__(self, level): self.level, self.first = level, ledger(level)
     @step
@@ -204,19 +184,20 @@ def run():
             out[name] = {"a": a, "b": b}[name].ask("x")
             crash()
     return sorted(out.items())
-print("result", repr(run()))
 """
+    + RUN
+)
 
 
 def test_a_scalar_tells_apart_by_what_it_was_at_first():
     """A number that a step body changes still tells instances apart by what they began with."""
-    with Calls(FIRST_SIGHT) as program:
-        program.crash()
-        assert program.rerun() == [("a", "a: x"), ("b", "b: x")]
-        assert program.bodies == ["up a -", "up b -", "ask a x", "ask b x"]
+    given, bodies, _ = resumed(FIRST_SIGHT)
+    assert given == [("a", "a: x"), ("b", "b: x")]
+    assert bodies == ["up a -", "up b -", "ask a x", "ask b x"]
 
 
-MANY = """
+MANY = (
+    """
 class Agent:
     def __init__(self, who): self.who = who
     @KIND
@@ -229,8 +210,9 @@ def run():
             out.append(Agent("ab"[n % 2]).ask("x"))
             if n == int(os.environ["DIES"]): crash()
     return out
-print("result", repr(run()))
 """
+    + RUN
+)
 
 
 @BLOCKS
@@ -249,7 +231,8 @@ def test_objects_made_for_one_call_are_told_apart(block, kind, dies):
         assert len(program.bodies) == 12
 
 
-REBOUND = """
+REBOUND = (
+    """
 class Agent:
     def __init__(self): self.messages = [{"role": "system"}]
     @step
@@ -267,20 +250,13 @@ def run():
             out.append(agent.ask("same"))
             if n == 3: crash()
     return out, len(agent.messages)
-print("result", repr(run()))
 """
+    + RUN
+)
 
 
-@BLOCKS
-def test_a_conversation_that_is_rebound_at_each_turn_is_paid_for_once(block):
-    """An agent that makes its list of messages anew at each turn is answered turn by turn."""
-    with Calls(REBOUND.replace("BLOCK", block)) as program:
-        program.crash()
-        assert program.rerun() == ([f"{n}: same" for n in (2, 4, 6, 8, 10)], 11)
-        assert len(program.bodies) == 5
-
-
-OUTSIDE = """
+OUTSIDE = (
+    """
 class Agent:
     def __init__(self): self.messages = []
     @step
@@ -294,22 +270,48 @@ def run():
             agent.messages.append(agent.complete())
             if n == 3: crash()
     return agent.messages
-print("result", repr(run()))
 """
+    + RUN
+)
+
+
+PUT_BACK = {  # what each gives, and how many bodies were executed
+    "a list that two instances share stays one": (
+        BOARD,
+        (["a1", "b2", "a3", "b4", "alast"], True, True, ["a: 3", "b: 4", "a: last"]),
+        5,
+    ),
+    "what an instance counts in another object": (USAGE, (400, {"a": 2, "b": 2}, True), 4),
+    "what a step and a step that it called changed, once": (
+        NESTED,
+        (["-: a", "-: b", "-: c"], ["a", "-: a", "b", "-: b", "c", "-: c"], 3),
+        3,
+    ),
+    "what a step had changed that failed": (FAILING, (3, ["x", "x", "x"]), 3),
+    "a conversation that is rebound at each turn": (
+        REBOUND,
+        ([f"{n}: same" for n in (2, 4, 6, 8, 10)], 11),
+        5,
+    ),
+    "a conversation that the workflow writes": (
+        OUTSIDE,
+        [each for n in range(5) for each in (f"q{n}", f"{2 * n + 1}: q{n}")],
+        5,
+    ),
+}
 
 
 @BLOCKS
-def test_a_conversation_that_the_workflow_writes_is_paid_for_once(block):
-    """An agent whose messages the workflow appends between the calls is answered call by call."""
-    with Calls(OUTSIDE.replace("BLOCK", block)) as program:
-        program.crash()
-        found = program.rerun()
-        assert found[::2] == [f"q{n}" for n in range(5)]
-        assert found[1::2] == [f"{2 * n + 1}: q{n}" for n in range(5)]
-        assert len(program.bodies) == 5
+@pytest.mark.parametrize("what", PUT_BACK)
+def test_what_steps_did_to_their_instances_is_put_back(what, block):
+    """Answered, a step changes its instance and what that holds as its body did, once."""
+    program, expected, count = PUT_BACK[what]
+    given, bodies, _ = resumed(program.replace("BLOCK", block))
+    assert (given, len(bodies)) == (expected, count)
 
 
-EDITED = """
+EDITED = (
+    """
 class Agent:
     def __init__(self): self.messages = ["PROMPT"]
     @step
@@ -321,8 +323,9 @@ def run():
         found = agent.complete()
         crash()
     return found
-print("result", repr(run()))
 """
+    + RUN
+)
 
 
 def test_an_edited_prompt_in_an_instance_is_a_new_call():

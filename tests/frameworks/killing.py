@@ -38,51 +38,36 @@ class Program(NamedTuple):
     loop: bool = True
 
 
+def _sdk(framework: str, name: str, module: str, *forms: str) -> Program:
+    """Return the programs of an SDK; most are seen by the shape of their requests alone."""
+    variants = tuple(f"{name}/{form}" for form in forms)
+    return Program(framework, "use_sdks.py", (module, "httpx"), variants, loop=False)
+
+
+FOUR = ("call", "call_async", "stream", "stream_async")
+
+
+def _crossed(forms: str, *others: str) -> tuple[str, ...]:
+    """Return each form with each of the others, as an argument of a program."""
+    return tuple(f"{form}/{other}" for form in forms.split() for other in others)
+
+
+PROTOCOLS = ("openai", "responses", "anthropic")
 ALL = (
-    Program(
-        "openai",
-        "use_openai.py",
-        ("openai",),
-        ("chat", "raw", "chat_async", "stream", "stream_async", "responses", "responses_stream"),
-        loop=False,
-    ),
-    Program(
-        "anthropic",
-        "use_anthropic.py",
-        ("anthropic",),
-        ("messages", "messages_async", "stream", "stream_async"),
-        loop=False,
-    ),
-    Program(
-        "litellm",
-        "use_litellm.py",
-        ("litellm",),
-        tuple(
-            f"{variant}/{provider}"
-            for variant in ("complete", "stream", "complete_async", "stream_async")
-            for provider in ("openai", "anthropic")
-        ),
-        loop=False,
-    ),
+    _sdk("openai", "openai", "openai", *FOUR, "raw", "responses", "responses_stream"),
+    _sdk("anthropic", "anthropic", "anthropic", *FOUR),
+    _sdk("litellm", "litellm", "litellm", *FOUR, *[f"{each}_anthropic" for each in FOUR]),
     Program(
         "pydantic-ai",
         "use_pydantic_ai.py",
         ("pydantic_ai", "openai", "anthropic"),
-        tuple(
-            f"{variant}/{provider}"
-            for variant in ("run", "run_sync", "stream", "durable", "durable_stream")
-            for provider in ("openai", "responses", "anthropic")
-        ),
+        _crossed("run run_sync stream durable durable_stream", *PROTOCOLS),
     ),
     Program(
         "LangChain",
         "use_langchain.py",
         ("langchain.agents", "langchain_openai", "langchain_anthropic"),
-        tuple(
-            f"{variant}/{provider}"
-            for variant in ("invoke", "ainvoke", "stream", "astream")
-            for provider in ("openai", "responses", "anthropic")
-        ),
+        _crossed("invoke ainvoke stream astream", *PROTOCOLS),
     ),
     Program(
         "LangGraph",
@@ -94,22 +79,21 @@ ALL = (
         "OpenAI Agents SDK",
         "use_openai_agents.py",
         ("agents",),
-        tuple(
-            f"{variant}/{model}"
-            for variant in ("run", "run_streamed", "run_in_session", "run_sync")
-            for model in ("chat", "responses")
-        ),
+        _crossed("run run_streamed run_in_session run_sync", "chat", "responses"),
     ),
     Program(
         "smolagents",
         "use_smolagents.py",
         ("smolagents", "openai", "litellm"),
-        tuple(
-            f"{variant}/{model}"
-            for variant in ("run", "stream")
-            for model in ("openai", "litellm", "litellm-anthropic")
-        ),
+        _crossed("run stream", "openai", "litellm", "litellm-anthropic"),
     ),
+    _sdk("groq", "groq", "groq", *FOUR),
+    _sdk("together", "together", "together", "call_async", "stream"),
+    _sdk("mistralai", "mistral", "mistralai.client", "call", "stream_async"),
+    _sdk("cohere", "cohere", "cohere", "call_async", "stream"),
+    _sdk("ollama", "ollama", "ollama", "call", "stream_async"),
+    _sdk("google-genai", "gemini", "google.genai", "call_async", "stream"),
+    _sdk("huggingface_hub", "huggingface", "huggingface_hub", "call", "stream_async"),
 )
 
 

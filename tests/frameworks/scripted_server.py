@@ -1,4 +1,6 @@
-"""A model server on loopback: the protocols of OpenAI and Anthropic, as JSON and as event streams.
+"""A model server on loopback: the protocols of OpenAI, Anthropic, Cohere, Gemini, ollama, Bedrock.
+
+Each as JSON and as a stream.
 
 It follows a script: turn ``k`` of a conversation calls tools, the last turn is a text.  The turn is
 read from the request itself (each call id names its turn), so a program that was killed may ask for
@@ -105,12 +107,13 @@ class ScriptedServer:
         """Number and log a request. Return it, and what the plan says of it."""
         asked = json.loads(body)
         turns = [int(turn) for turn in re.findall(r"call_(\d+)_\d+", body)]
+        if path == "/api/chat":  # ollama has no ids of calls
+            turns = [*range(len(re.findall(r'"role": ?"assistant"', body)))]
+        stream = bool(asked.get("stream")) or ":stream" in path
         with self._lock:
             number = next(self._numbers)
             planned = self.plan.get(number, self.plan.get(0, ""))
-            received = Received(
-                number, path, max(turns, default=-1) + 1, bool(asked.get("stream")), body, planned
-            )
+            received = Received(number, path, max(turns, default=-1) + 1, stream, body, planned)
             self.received.append(received)
             if self.log is not None:
                 with open(self.log, "a", encoding="utf-8") as file:
@@ -181,6 +184,10 @@ def chat_json(reply: Reply) -> dict[str, Any]:
 def chat_events(reply: Reply, asked: dict[str, Any]) -> Events:
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
     deltas += [{"content": part} for part in _halves(reply.text) if part]
+    if reply.model.startswith("mistral"):  # which sends each call whole
+        calls = chat_json(reply)["choices"][0]["message"].get("tool_calls", ())
+        deltas += [{"tool_calls": [{"index": at, **call}]} for at, call in enumerate(calls)]
+        reply = reply._replace(calls=[])
     for index, (id_, name, given) in enumerate(reply.calls):
         first, second = _halves(json.dumps(given))
         begin = {"index": index, "id": id_, "type": "function"}
@@ -337,21 +344,120 @@ def messages_events(reply: Reply, asked: dict[str, Any]) -> Events:
     return [(name, {"type": name, **data}) for name, data in events]
 
 
-PROTOCOLS = {
-    "chat/completions": (chat_json, chat_events),
-    "responses": (responses_json, responses_events),
-    "messages": (messages_json, messages_events),
-}
+def cohere_json(reply: Reply) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant"}
+    if reply.text:
+        message["content"] = [{"type": "text", "text": reply.text}]
+    if reply.calls:
+        message["tool_calls"] = chat_json(reply)["choices"][0]["message"]["tool_calls"]
+    finish = "TOOL_CALL" if reply.calls else "COMPLETE"
+    usage = {"tokens": {"input_tokens": 11, "output_tokens": 7}}
+    return {
+        "id": f"c-{reply.number}",
+        "finish_reason": finish,
+        "message": message,
+        "usage": usage,
+    }
 
 
-def embeddings_json(asked: dict[str, Any], number: int) -> dict[str, Any]:
-    texts = asked["input"] if isinstance(asked["input"], list) else [asked["input"]]
-    data = [
-        {"object": "embedding", "index": index, "embedding": [float(len(text)), float(index)]}
-        for index, text in enumerate(texts)
+def cohere_events(reply: Reply, asked: dict[str, Any]) -> Events:
+    whole = cohere_json(reply)
+    events: Events = [("message-start", {"id": whole["id"], "message": {"role": "assistant"}})]
+    if reply.text:
+        content = {"type": "text", "text": ""}
+        events.append(("content-start", {"index": 0, "message": {"content": content}}))
+        for half in _halves(reply.text):
+            events.append(("content-delta", {"index": 0, "message": {"content": {"text": half}}}))
+        events.append(("content-end", {"index": 0}))
+    for index, call in enumerate(whole["message"].get("tool_calls", ())):
+        begun = {**call, "function": {**call["function"], "arguments": ""}}
+        events.append(("tool-call-start", {"index": index, "message": {"tool_calls": begun}}))
+        for half in _halves(call["function"]["arguments"]):
+            part = {"tool_calls": {"function": {"arguments": half}}}
+            events.append(("tool-call-delta", {"index": index, "message": part}))
+        events.append(("tool-call-end", {"index": index}))
+    end = {"finish_reason": whole["finish_reason"], "usage": whole["usage"]}
+    framed = [
+        (name, {"type": name, "index": data.pop("index", None), "delta": data})
+        for name, data in [*events, ("message-end", end)]
     ]
-    usage = {"prompt_tokens": 2, "total_tokens": 2}
-    return {"object": "list", "data": data, "model": asked["model"], "usage": usage}
+    return [*framed, ("", "[DONE]")]
+
+
+def gemini_json(reply: Reply) -> dict[str, Any]:
+    parts: list[dict[str, Any]] = [{"text": reply.text}] if reply.text else []
+    parts += [
+        {"functionCall": {"id": id_, "name": name, "args": given}}
+        for id_, name, given in reply.calls
+    ]
+    return _gemini(reply, parts, "STOP")
+
+
+def _gemini(reply: Reply, parts: list[dict[str, Any]], finish: str | None) -> dict[str, Any]:
+    content = {"role": "model", "parts": parts}
+    candidate = {"index": 0, "content": content, **({"finishReason": finish} if finish else {})}
+    usage = {"promptTokenCount": 11, "candidatesTokenCount": 7, "totalTokenCount": 18}
+    return {
+        "candidates": [candidate],
+        "usageMetadata": usage,
+        "modelVersion": "gemini-2.5-flash",
+        "responseId": f"g-{reply.number}",
+    }
+
+
+def gemini_events(reply: Reply, asked: dict[str, Any]) -> Events:
+    *parts, last = gemini_json(reply)["candidates"][0]["content"]["parts"]
+    begun = [_gemini(reply, [part], None) for part in parts]
+    return [("", each) for each in [*begun, _gemini(reply, [last], "STOP")]]
+
+
+def ollama_json(reply: Reply) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": reply.text}
+    if reply.calls:
+        message["tool_calls"] = [
+            {"function": {"name": name, "arguments": given}} for _, name, given in reply.calls
+        ]
+    done = {"done": True, "done_reason": "stop", "prompt_eval_count": 11, "eval_count": 7}
+    return {**_ollama(reply, message), **done}
+
+
+def _ollama(reply: Reply, message: dict[str, Any]) -> dict[str, Any]:
+    at = "2026-11-01T12:00:00Z"
+    return {"model": reply.model, "created_at": at, "message": message, "done": False}
+
+
+def ollama_events(reply: Reply, asked: dict[str, Any]) -> Events:
+    whole = ollama_json(reply)
+    pieces = [{"role": "assistant", "content": half} for half in _halves(reply.text)]
+    if reply.calls:
+        pieces.append({**whole["message"], "content": ""})
+    end = {**whole, "message": {"role": "assistant", "content": ""}}
+    return [("", each) for each in [*(_ollama(reply, piece) for piece in pieces), end]]
+
+
+def converse_json(reply: Reply) -> dict[str, Any]:
+    content: list[dict[str, Any]] = [{"text": reply.text}] if reply.text else []
+    content += [
+        {"toolUse": {"toolUseId": id_, "name": name, "input": given}}
+        for id_, name, given in reply.calls
+    ]
+    return {
+        "output": {"message": {"role": "assistant", "content": content}},
+        "stopReason": "tool_use" if reply.calls else "end_turn",
+        "usage": {"inputTokens": 11, "outputTokens": 7, "totalTokens": 18},
+        "metrics": {"latencyMs": 1},
+    }
+
+
+PROTOCOLS = {
+    "/chat/completions": (chat_json, chat_events),
+    "/responses": (responses_json, responses_events),
+    "/messages": (messages_json, messages_events),
+    "/v2/chat": (cohere_json, cohere_events),
+    "/api/chat": (ollama_json, ollama_events),
+    "/converse": (converse_json, None),  # which nobody streams
+    "enerateContent": (gemini_json, gemini_events),  # generate, streamGenerate
+}
 
 
 # -- HTTP ----------------------------------------------------------------------------------------
@@ -388,13 +494,14 @@ class _Handler(BaseHTTPRequestHandler):
         """Return the pieces of the answer, and the type of an event stream (empty for JSON)."""
         asked = json.loads(received.body)
         path = self.path.partition("?")[0].rstrip("/")
-        if path.endswith("/embeddings"):
-            return [json.dumps(embeddings_json(asked, received.number))], ""
-        protocol = next(name for name in PROTOCOLS if path.endswith(f"/{name}"))
+        protocol = next(name for name in PROTOCOLS if path.endswith(name))
         as_json, as_events = PROTOCOLS[protocol]
         reply = self.scripted.reply(received)
         if not received.stream:
             return [json.dumps(as_json(reply))], ""
+        if protocol == "/api/chat":
+            events = [f"{json.dumps(data)}\n" for _, data in as_events(reply, asked)]
+            return events, "application/x-ndjson"
         lines = []
         for name, data in as_events(reply, asked):
             text = data if isinstance(data, str) else json.dumps(data)

@@ -14,6 +14,7 @@ pydantic_ai = pytest.importorskip("pydantic_ai")
 from harness import Watched  # noqa: E402
 from pydantic_ai import Agent  # noqa: E402
 from pydantic_ai import durable_exec as durable  # noqa: E402
+from pydantic_ai.capabilities import AbstractCapability  # noqa: E402
 from pydantic_ai.models.test import TestModel  # noqa: E402
 
 import stepwise  # noqa: E402
@@ -183,6 +184,20 @@ def agent(*tools, **options):
     return Agent(TestModel(), name="a", tools=tools, capabilities=[StepwiseDurability(**options)])
 
 
+def said(agent, **options):
+    """What an agent answers in a run."""
+
+    @stepwise.workflow
+    def main():
+        return agent.run_sync("hi", **options).output
+
+    return main()
+
+
+def names_of_steps():
+    return [step.name for step in stepwise.runs()[0].steps]
+
+
 def test_outside_a_run():
     """Outside a run an agent with the capability behaves as usual, a replaced model included."""
     plain = agent()
@@ -201,20 +216,10 @@ def test_what_is_recorded():
     def look() -> str:
         return "seen"
 
-    both = agent(send, look)
-
-    @stepwise.workflow
-    def main():
-        return both.run_sync("hi").output
-
-    main()
-    names = [step.name for step in stepwise.runs()[0].steps if step.name != "a: run id"]
-    assert sorted(names) == [
-        "a.look",
-        "a: model request",
-        "a: model request",
-        send.__qualname__[-4:],
-    ]
+    said(agent(send, look))
+    requests = ["a: model request"] * 2
+    names = [name for name in names_of_steps() if name != "a: run id"]
+    assert sorted(names) == ["a.look", *requests, send.__qualname__[-4:]]
 
 
 def test_a_listing_shows_what_was_said():
@@ -223,18 +228,27 @@ def test_a_listing_shows_what_was_said():
     def look() -> str:
         return "seen"
 
-    only = agent(look)
-
-    @stepwise.workflow
-    def main():
-        return only.run_sync("hi").output
-
-    main()
+    said(agent(look))
     [asked, looked, answered] = list(stepwise.runs()[0].steps)[-3:]
     assert (asked.preview, looked.preview) == ("look({})", "'seen'")
     assert answered.preview == '{"look":"seen"}'
     assert answered.usage["model"] == "test"
     assert answered.usage["output_tokens"] > 0
+
+
+def test_a_capability_of_an_agent_with_dependencies():
+    """The capability is a generic class, like those of other engines, and may be subclassed."""
+
+    class Own(StepwiseDurability[int]):
+        """One with a name of its own."""
+
+    for capability in (StepwiseDurability[int](), Own()):
+        assert isinstance(capability, StepwiseDurability)
+        assert isinstance(capability, AbstractCapability)
+        one = Agent(TestModel(), name="a", deps_type=int, capabilities=[capability])
+
+        said(one, deps=3)
+        assert names_of_steps()[-1] == "a: model request"
 
 
 def test_options_that_mean_nothing():
@@ -254,12 +268,8 @@ def test_options_given_twice():
     def send() -> str:
         return "sent"
 
-    @stepwise.workflow
-    def main():
-        return twice.run_sync("hi").output
-
     with pytest.raises(ConfigurationError, match="write all of them in one place"):
-        main()
+        said(twice)
 
 
 def test_decorators_in_the_wrong_order():
@@ -271,12 +281,8 @@ def test_decorators_in_the_wrong_order():
     def send() -> str:
         return "sent"
 
-    @stepwise.workflow
-    def main():
-        return wrong.run_sync("hi").output
-
     with pytest.raises(ConfigurationError, match=r"write @agent\.tool above @tool"):
-        main()
+        said(wrong)
 
 
 def test_a_result_that_cannot_be_recorded():
@@ -285,14 +291,8 @@ def test_a_result_that_cannot_be_recorded():
     def look() -> object:
         return object()
 
-    live = agent(look)
-
-    @stepwise.workflow
-    def main():
-        return live.run_sync("hi").output
-
     with pytest.raises(stepwise.NotRecordableError, match="Return plain data"):
-        main()
+        said(agent(look))
 
 
 @pytest.mark.parametrize(

@@ -200,18 +200,6 @@ class Station:
         return ""
 
 
-FUNCTIONS = (
-    google,
-    numpy,
-    sphinx,
-    bare,
-    nothing,
-    coroutine,
-    annotated,
-    choices,
-    structured,
-    nested,
-    named_only,
-    open_ended,
-)
+FUNCTIONS = (google, numpy, sphinx, bare, nothing, coroutine, annotated, choices, structured)
+FUNCTIONS += (nested, named_only, open_ended)
 METHODS = ("method", "static", "of_class")

@@ -14,7 +14,7 @@ import uuid
 import pytest
 
 import stepwise
-from stepwise._identity.parts import captured, digest_part, parse, short, shown_part
+from stepwise._identity.identity import captured, digest_part, parse, short, shown_part
 
 
 def text(value):
@@ -44,59 +44,41 @@ class Memory:
         self.__dict__.update(held)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("gpt", "claude"),
-        (1, 2),
-        (0.5, 0.7),
-        (True, 1),
-        (None, ""),
-        ([1], [2]),
-        ({"a": 1}, {"a": 2}),
-        (Colour.RED, Colour.BLUE),
-        (Config("gpt"), Config("claude")),
-        (Memory(model="gpt"), Memory(model="claude")),
-        (Memory(model="gpt", lock=threading.Lock()), Memory(model="claude", lock=None)),
-        (len, max),
-        (int, str),
-        (dt.date(2026, 1, 1), dt.date(2026, 1, 2)),
-    ],
-    ids=lambda value: type(value).__name__,
-)
+OTHER = [
+    *(("gpt", "claude"), (1, 2), (0.5, 0.7), (True, 1), (None, ""), ([1], [2])),
+    *(({"a": 1}, {"a": 2}), (Colour.RED, Colour.BLUE), (Config("gpt"), Config("claude"))),
+    (Memory(model="gpt"), Memory(model="claude")),
+    (Memory(model="gpt", lock=threading.Lock()), Memory(model="claude", lock=None)),
+    *((len, max), (int, str), (dt.date(2026, 1, 1), dt.date(2026, 1, 2))),
+    # In an object with a UUID, what is not one still counts.
+    (Memory(id=uuid.uuid4().hex, user="x"), Memory(id=uuid.uuid4().hex, user="y")),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), OTHER, ids=lambda value: type(value).__name__)
 def test_other_values_are_other_parts(one, other):
     """Values that are not equal have other parts, whatever kind they are of."""
     assert not same(one, other)
     assert text(one) == text(copy.copy(one))
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (uuid.uuid4(), uuid.uuid4()),
-        (uuid.uuid4().hex, uuid.uuid4().hex),
-        (str(uuid.uuid4()), str(uuid.uuid4())),
-        (dt.datetime(2026, 1, 1), dt.datetime(2027, 1, 1)),  # noqa: DTZ001
-        ("2026-01-01T10:00:00Z", "2026-01-02 11:30"),
-        (time.ctime(0), time.ctime(1_000_000_000)),
-        (email.utils.formatdate(0), email.utils.formatdate(10**9, usegmt=True)),
-        (Memory(id=uuid.uuid4().hex, user="x"), Memory(id=uuid.uuid4().hex, user="x")),
-        ({"at": dt.datetime(2026, 1, 1)}, {"at": dt.datetime(2027, 1, 1)}),  # noqa: DTZ001
-    ],
-    ids=[
-        "UUID",
-        "hex",
-        "text",
-        "moment",
-        "text of a moment",
-        "ctime",
-        "mail",
-        "in an object",
-        "in a dict",
-    ],
-)
-def test_times_and_uuids_do_not_tell_apart(one, other):
+VOLATILE = {
+    "UUID": lambda _: uuid.uuid4(),
+    "hex": lambda _: uuid.uuid4().hex,
+    "text": lambda _: str(uuid.uuid4()),
+    "moment": lambda day: dt.datetime(2026, 1, day),  # noqa: DTZ001
+    "text of a moment": ("", "2026-01-01T10:00:00Z", "2026-01-02 11:30").__getitem__,
+    "ctime": lambda day: time.ctime(day * 10**8),
+    "mail": lambda day: email.utils.formatdate(day * 10**8, usegmt=day == 2),
+    "in an object": lambda _: Memory(id=uuid.uuid4().hex, user="x"),
+    "in a dict": lambda day: {"at": dt.datetime(2026, 1, day)},  # noqa: DTZ001
+}
+
+
+@pytest.mark.parametrize("kind", VOLATILE)
+def test_times_and_uuids_do_not_tell_apart(kind):
     """A time or a UUID, by type or form of text, is the same part as another one."""
+    one, other = map(VOLATILE[kind], (1, 2))
     assert same(one, other)
     assert parse(text(one)).exact != parse(text(other)).exact
 
@@ -119,39 +101,31 @@ def test_what_the_clock_showed_soon_after_boot(monkeypatch):
         assert not parse(text(value)).volatile, value
 
 
-def test_a_mixture_of_a_uuid_and_a_setting_is_told_apart_by_the_setting():
-    """In an object with a UUID, what is not one still counts."""
-    assert not same(Memory(id=uuid.uuid4().hex, user="x"), Memory(id=uuid.uuid4().hex, user="y"))
-
-
 def test_what_has_no_digest_counts_by_its_class():
-    """Two locks are one part, and are handed out so that it can be asked whether they are one."""
+    """Two locks are one part, and are handed out so that it can be asked whether they are one.
+
+    Of somebody else's object that holds a lock nothing counts but its class.
+    """
     locks = threading.Lock(), threading.Lock()
-    assert same(*locks)
-    assert not same(locks[0], threading.Event())
-    assert digest_part({"a": [locks[0]]})[1] == [locks[0]]
-    assert digest_part(Memory(lock=locks[1], n=1))[1] == [locks[1]]
-
-
-def test_an_object_of_a_package_counts_as_a_whole():
-    """Of somebody else's object that holds a lock nothing counts but its class."""
     one, other = threading.Event(), threading.Event()
     other.set()
+    assert same(*locks)
     assert same(one, other)
-    assert digest_part(one)[1] == [one]
+    assert not same(locks[0], one)
+    for value, held in (
+        ({"a": [locks[0]]}, locks[0]),
+        (Memory(lock=locks[1], n=1), locks[1]),
+        (one, one),
+    ):
+        assert digest_part(value)[1] == [held]
 
 
 def test_what_is_nested_too_deeply_counts_by_its_class():
-    """A value nested a hundred thousand levels deep costs no error and little time."""
+    """A value nested a hundred thousand levels deep costs no error; a cycle has a part."""
     deep = []
     for _ in range(100_000):
         deep = [deep]
     assert digest_part(deep)[1] == [deep]
-    del deep
-
-
-def test_a_cycle_has_a_part():
-    """An object that refers to itself, or to what holds it, is digested."""
     one = Memory(name="a")
     one.me = one
     assert digest_part(one)[1] == []
@@ -179,11 +153,11 @@ def test_a_declared_class_counts_by_its_fields():
     assert not same(Declared("u", "k"), Declared("v", "k"))
 
 
-@pytest.mark.parametrize(("cls", "fields"), [("Client", ["url"]), (Client, [3]), (Client, [""])])
-def test_a_wrong_declaration_is_refused(cls, fields):
+def test_a_wrong_declaration_is_refused():
     """identity() of what is no class, or by what is no name, says so."""
-    with pytest.raises(stepwise.ConfigurationError, match=r"stepwise\.identity"):
-        stepwise.identity(cls, fields=fields)
+    for cls, fields in (("Client", ["url"]), (Client, [3]), (Client, [""])):
+        with pytest.raises(stepwise.ConfigurationError, match=r"stepwise\.identity"):
+            stepwise.identity(cls, fields=fields)
 
 
 def test_known_clients_count_by_their_address():
@@ -243,7 +217,12 @@ def test_parts_are_named_for_messages():
     """A message speaks of arguments, attributes and captured variables."""
     assert shown_part("question") == "the argument 'question'"
     assert shown_part("self.model") == "the attribute 'model' of its instance"
+    private = shown_part("self.__pydantic_private__['_model']")
+    assert private == "the attribute '_model' of its instance"
+    assert shown_part("self.[]") == "the content of its instance"
+    assert shown_part("of:node 'ask':model") == "model of node 'ask'"
     assert shown_part("closure.unit") == "the captured variable 'unit'"
+    assert shown_part("closure") == "the argument 'closure'"
     assert shown_part("@class") == "the class of its instance"
 
 

@@ -5,6 +5,7 @@ Its published source is not in this repository;
 """
 
 import asyncio
+import importlib
 import inspect
 import json
 import os
@@ -27,6 +28,22 @@ def framework(monkeypatch):
     monkeypatch.syspath_prepend(SOURCE)
 
 
+def part(name):
+    """A module of hive's graphs, whose package is another one since v0.10."""
+    package = (
+        "orchestrator" if (pathlib.Path(SOURCE) / "framework/orchestrator").exists() else "graph"
+    )
+    return importlib.import_module(f"framework.{package}.{name}")
+
+
+WORKERS = any(
+    (pathlib.Path(SOURCE) / "framework" / each).exists()
+    for each in ("orchestrator", "graph/worker_agent.py")
+)
+"""Whether worker agents execute the nodes: since v0.9 hive does not pause, and saves nothing."""
+without_workers = pytest.mark.skipif(WORKERS, reason="hive v0.9 and later does not do it")
+
+
 class _Runtime:
     """Hive's runtime, which keeps no books."""
 
@@ -45,8 +62,7 @@ class World:
         self.store, self.folder = MemoryStore("hive"), folder
 
     def execute(self, graph, *given, **more):
-        from framework.graph.goal import Goal
-
+        goal = part("goal").Goal
         self.executor = hive.executor_class()(
             _Runtime(),
             tool_executor=self.tool,
@@ -57,7 +73,7 @@ class World:
         own = type(self.executor).__mro__[2].execute
         if "validate_graph" in inspect.signature(own).parameters:  # since v0.6
             more["validate_graph"] = False
-        goal = Goal(id="g", name="g", description="d", success_criteria=[], constraints=[])
+        goal = goal(id="g", name="g", description="d", success_criteria=[], constraints=[])
         return asyncio.run(self.executor.execute(graph, goal, *given, **more))
 
     def tool(self, use):
@@ -67,12 +83,13 @@ class World:
         return ToolResult(tool_use_id=use.id, content="done")
 
     def node(self, name):
-        from framework.graph.node import NodeProtocol, NodeResult
         from framework.llm.provider import ToolUse
+
+        node_result = part("node").NodeResult
 
         world = self
 
-        class Node(NodeProtocol):
+        class Node(part("node").NodeProtocol):
             def validate_input(self, ctx):
                 return []
 
@@ -84,33 +101,48 @@ class World:
                 if world.pauses == name:
                     world.executor.request_pause()
                 if name in world.fails:
-                    return NodeResult(success=False, error="not now", output={})
-                tone = ctx.memory.read("tone") or ""
-                return NodeResult(success=True, output={name: tone + name})
+                    return node_result(success=False, error="not now", output={})
+                held = ctx.buffer if WORKERS else ctx.memory
+                tone = held.read("tone") or ""
+                return node_result(success=True, output={name: tone + name})
 
         return Node()
 
 
 def graph(edges, **more):
     """A graph of hive's: ``ab bc`` has edges from a to b and from b to c."""
-    from framework.graph.edge import EdgeCondition, EdgeSpec, GraphSpec
-    from framework.graph.node import NodeSpec
-
+    edge = part("edge")
     pairs = edges.split()
     names = list(dict.fromkeys("".join(pairs)))
-    facts = {"node_type": "event_loop", "input_keys": [], "output_keys": [], "max_retries": 1}
-    return GraphSpec(
+    facts = {"node_type": "event_loop", "input_keys": [], "max_retries": 1}
+    return edge.GraphSpec(
         id="line",
         goal_id="g",
         entry_node=names[0],
         terminal_nodes=[names[-1]],
-        nodes=[NodeSpec(id=name, name=name, description=name, **facts) for name in names],
+        nodes=[
+            part("node").NodeSpec(
+                id=name,
+                name=name,
+                description=name,
+                output_keys=[name] if WORKERS else [],
+                **facts,
+            )
+            for name in names
+        ],
         edges=[
-            EdgeSpec(id=f"{a}-{b}", source=a, target=b, condition=EdgeCondition.ON_SUCCESS)
+            edge.EdgeSpec(
+                id=f"{a}-{b}", source=a, target=b, condition=edge.EdgeCondition.ON_SUCCESS
+            )
             for a, b in pairs
         ],
         **more,
     )
+
+
+def whole(result):
+    """Everything that the nodes gave: since v0.9, ``output`` is that of the last node alone."""
+    return result.session_state["data_buffer"] if WORKERS else result.output
 
 
 LINE = "ab bc cd"
@@ -124,10 +156,11 @@ def test_continued_after_a_failure():
     state = world.execute(graph(LINE), {"x": 1}).session_state
     world.fails = set()
     done = world.execute(graph(LINE), {"x": 1}, json.loads(json.dumps(state)))
-    assert (done.success, done.output) == (True, WHOLE)
+    assert (done.success, whole(done)) == (True, WHOLE)
     assert world.did == ["a", "b", "charge", "c", "mail", "c", "d"]
 
 
+@without_workers
 @pytest.mark.parametrize("with_checkpoints", [False, True])
 def test_continued_after_a_pause(with_checkpoints, tmp_path, monkeypatch):
     """The session state of a paused result continues its run, with what was changed in it."""
@@ -164,11 +197,13 @@ def test_a_fan_out_that_fails():
 def test_the_limit_of_steps():
     """A run that has taken all steps of its graph continues with more of them."""
     world = World()
-    assert world.execute(graph(LINE, max_steps=2), {"x": 1}).path == ["a", "b"]
-    assert world.execute(graph(LINE), {"x": 1}).output == WHOLE
+    assert world.execute(graph(LINE, max_steps=2), {"x": 1}).path[:2] == ["a", "b"]
+    assert world.did == ["a", "b", "charge"]
+    assert whole(world.execute(graph(LINE), {"x": 1})) == WHOLE
     assert world.did == ["a", "b", "charge", "c", "mail", "d"]
 
 
+@without_workers
 def test_a_damaged_checkpoint(tmp_path, monkeypatch):
     """With our store, hive resumes at the newest intact checkpoint, not from the top."""
     from framework.graph import executor
@@ -205,7 +240,7 @@ class World(real.World):
 def run():
     one = World()
     one.store = f"disk:{{os.environ['STEPWISE_HOME']}}/store"
-    return one.execute(real.graph(real.LINE), {{"x": 1}}).output
+    return real.whole(one.execute(real.graph(real.LINE), {{"x": 1}}))
 
 world.main(run)
 """

@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import sys
-import types
 
 import pytest
 from harness import Lab
@@ -83,7 +82,8 @@ class _Node:
             world.executor.request_pause()
         if name in world.fails:
             return NodeResult(False, error="not now")
-        return NodeResult(True, {name: f"{ctx.memory.read('tone') or ''}{name}"})
+        memory = ctx.buffer if hasattr(ctx, "buffer") else ctx.memory
+        return NodeResult(True, {name: f"{memory.read('tone') or ''}{name}"})
 
 
 WHOLE = {"x": 1, "a": "a", "b": "b", "c": "c", "d": "d"}
@@ -291,27 +291,47 @@ def test_killed_after_it_was_continued(place, start):
 
 
 @pytest.mark.parametrize("name", ["graph", "graph.executor"])
-def test_later_versions_have_no_executor(name, monkeypatch):
-    """Hive v0.10 and later, which have no graph executor, are refused with that reason."""
+def test_another_package(name, monkeypatch):
+    """A package ``framework`` without a graph executor is refused, with the versions that fit."""
     monkeypatch.setitem(sys.modules, f"framework.{name}", None)
-    orchestrator = types.ModuleType("framework.orchestrator")
-    orchestrator.__spec__ = types.SimpleNamespace()
-    monkeypatch.setitem(sys.modules, "framework.orchestrator", orchestrator)
-    with pytest.raises(ConfigurationError, match=r"hive v0\.10\.0 or later, where worker agents"):
+    with pytest.raises(ConfigurationError, match=r"has no framework\.graph.*v0\.5\.1 to v0\.11\.0"):
         hive.executor_class()
 
 
-def test_worker_agents_are_refused(monkeypatch):
-    """Hive v0.9, whose executor does not ask itself for nodes, is refused with that reason."""
+def test_an_unknown_executor(monkeypatch):
+    """An executor that neither looks up nodes nor has worker agents is refused."""
     from framework.graph import executor
 
-    class Workers:
+    class Other:
         async def execute(self, graph, goal):
-            return await self._execute_with_workers(graph)
+            return await self._execute(graph)
 
-    monkeypatch.setattr(executor, "GraphExecutor", Workers)
-    with pytest.raises(ConfigurationError, match=r"v0\.9\.0 or later.*v0\.5\.1 to v0\.8\.0"):
+    monkeypatch.setattr(executor, "GraphExecutor", Other)
+    with pytest.raises(ConfigurationError, match=r"does not look up .*v0\.5\.1 to v0\.11\.0"):
         hive.executor_class()
+
+
+def test_a_tool_executor_keeps_its_attributes():
+    """A recorded ``tool_executor`` has what hive's own puts on it."""
+
+    def tools(use): ...
+
+    tools.kill_for_tool = print
+    assert hive.executor_class()(None, tools).tool_executor.kill_for_tool is print
+
+
+def test_worker_agents(monkeypatch):
+    """An execution by worker agents continues with a changed buffer; hive has the run's id."""
+    monkeypatch.syspath_prepend(str(HERE / "hive_stand_in" / "with_workers"))
+    world = World("mine")
+    world.fails = {"c"}
+    state = world.execute({"x": 1}).session_state
+    assert state["run_id"] == "mine"
+    world.fails = set()
+    state["data_buffer"]["tone"] = "dear "
+    done = world.execute({"x": 1}, json.loads(json.dumps(state)))
+    assert done.output == {**WHOLE, "tone": "dear ", "c": "dear c", "d": "dear d"}
+    assert world.did == ["a", "b", "charge", "c", "mail", "c", "d"]
 
 
 def test_a_dependency_that_is_missing(monkeypatch):

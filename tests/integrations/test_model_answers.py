@@ -7,8 +7,9 @@ from decimal import Decimal
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweeping import WHOLE
 
 from stepwise.integrations import _model_answers
 from stepwise.integrations._model_answers import preview_of, usage_of
@@ -36,29 +37,18 @@ def chunk(delta: dict, **more: object) -> dict:
 
 
 CALL = {"index": 0, "id": "call_1", "type": "function"}
+WEATHER = {"name": "get_weather", "arguments": '{"city": "Bern"}'}
+SPENT = {"prompt_tokens": 100, "completion_tokens": 7}
 CHAT = {
     "model": "gpt-5",
     "choices": [{"index": 0, "message": {"role": "assistant", "content": "It\nrains."}}],
-    "usage": {
-        "prompt_tokens": 100,
-        "completion_tokens": 7,
-        "prompt_tokens_details": {"cached_tokens": 64},
-    },
+    "usage": {**SPENT, "prompt_tokens_details": {"cached_tokens": 64}},
 }
+CALLED = [{**CALL, "function": WEATHER}]
+CALLED += [{**CALL, "index": 1, "function": {"name": "now", "arguments": ""}}]
 CHAT_CALLS = {
     "model": "gpt-5",
-    "choices": [
-        {
-            "index": 0,
-            "message": {
-                "content": None,
-                "tool_calls": [
-                    {**CALL, "function": {"name": "get_weather", "arguments": '{"city": "Bern"}'}},
-                    {**CALL, "index": 1, "function": {"name": "now", "arguments": ""}},
-                ],
-            },
-        }
-    ],
+    "choices": [{"index": 0, "message": {"content": None, "tool_calls": CALLED}}],
 }
 CHAT_STREAM = stream(
     chunk({"role": "assistant", "content": ""}),
@@ -85,11 +75,7 @@ RESPONSE = {
         "input_tokens_details": {"cached_tokens": 10},
     },
 }
-FUNCTION_CALL = {
-    "type": "function_call",
-    "name": "get_weather",
-    "arguments": '{"city": "Bern"}',
-}
+FUNCTION_CALL = {"type": "function_call", **WEATHER}
 RESPONSE_STREAM = stream(
     {"type": "response.created", "response": {"model": "gpt-5", "usage": None}},
     {"type": "response.output_text.delta", "delta": "It "},
@@ -102,36 +88,32 @@ MESSAGE = {
     "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "It rains."}],
     "usage": {
         "input_tokens": 3,
+        "output_tokens": 5,
         "cache_read_input_tokens": 40,
         "cache_creation_input_tokens": 7,
-        "output_tokens": 5,
     },
 }
 TOOL_USE = {"type": "tool_use", "id": "t", "name": "get_weather", "input": {"city": "Bern"}}
+
+
+def block(index: int, **delta: object) -> dict:
+    return {"type": "content_block_delta", "index": index, "delta": delta}
+
+
+BEGUN = {**MESSAGE, "content": [], "usage": {**MESSAGE["usage"], "output_tokens": 1}}
 MESSAGE_STREAM = stream(
-    {
-        "type": "message_start",
-        "message": {**MESSAGE, "content": [], "usage": {**MESSAGE["usage"], "output_tokens": 1}},
-    },
+    {"type": "message_start", "message": BEGUN},
     {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
-    {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "It "}},
-    {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "rains."}},
+    block(0, type="text_delta", text="It "),
+    block(0, type="text_delta", text="rains."),
     {"type": "content_block_stop", "index": 0},
     {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 5}},
     {"type": "message_stop"},
 )
 USE_STREAM = stream(
     {"type": "content_block_start", "index": 1, "content_block": {**TOOL_USE, "input": {}}},
-    {
-        "type": "content_block_delta",
-        "index": 1,
-        "delta": {"type": "input_json_delta", "partial_json": '{"city":'},
-    },
-    {
-        "type": "content_block_delta",
-        "index": 1,
-        "delta": {"type": "input_json_delta", "partial_json": '"Bern"}'},
-    },
+    block(1, type="input_json_delta", partial_json='{"city":'),
+    block(1, type="input_json_delta", partial_json='"Bern"}'),
 )
 GEMINI = {
     "modelVersion": "gemini-3",
@@ -146,13 +128,13 @@ EMBEDDINGS = {
 
 
 def counts(model: str, input_tokens: int, output_tokens: int | None, cached: int | None) -> dict:
-    found = {
-        "model": model,
-        "input_tokens": input_tokens,
-        "output_tokens": output_tokens,
-        "cached_input_tokens": cached,
-    }
+    found = {"model": model, "input_tokens": input_tokens, "output_tokens": output_tokens}
+    found["cached_input_tokens"] = cached
     return {name: value for name, value in found.items() if value is not None}
+
+
+CALL_DONE = stream({"type": "response.output_item.done", "item": FUNCTION_CALL})
+OF_MESSAGE = {"provider": "anthropic", **counts("claude-opus-4", 50, 5, 40)}
 
 
 @pytest.mark.parametrize(
@@ -164,12 +146,8 @@ def counts(model: str, input_tokens: int, output_tokens: int | None, cached: int
         ("chat.completions", CALL_STREAM, {"model": "gpt-5"}),
         ("responses", RESPONSE, counts("gpt-5", 50, 5, 10)),
         ("responses", RESPONSE_STREAM, counts("gpt-5", 50, 5, 10)),
-        ("messages", MESSAGE, {"provider": "anthropic", **counts("claude-opus-4", 50, 5, 40)}),
-        (
-            "messages",
-            MESSAGE_STREAM,
-            {"provider": "anthropic", **counts("claude-opus-4", 50, 5, 40)},
-        ),
+        ("messages", MESSAGE, OF_MESSAGE),
+        ("messages", MESSAGE_STREAM, OF_MESSAGE),
         ("generate_content", GEMINI, counts("gemini-3", 4, 11, None)),
         ("embeddings", EMBEDDINGS, counts("text-embedding-3", 8, None, None)),
         ("messages.count_tokens", {"input_tokens": 9}, {"provider": "anthropic"}),
@@ -182,6 +160,9 @@ def test_the_usage_of_an_answer(endpoint, answer, expected):
     assert usage_of(endpoint, kind, content) == expected
 
 
+_WEATHER = {"name": "get_weather", "arguments": {"city": "Bern"}}
+
+
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
@@ -192,16 +173,26 @@ def test_the_usage_of_an_answer(endpoint, answer, expected):
         (RESPONSE, "It rains."),
         ({"output": [FUNCTION_CALL]}, "get_weather(city='Bern')"),
         (RESPONSE_STREAM, "It rains."),
-        (
-            stream({"type": "response.output_item.done", "item": FUNCTION_CALL}),
-            "get_weather(city='Bern')",
-        ),
+        (CALL_DONE, "get_weather(city='Bern')"),
         (MESSAGE, "It rains."),
         ({"content": [TOOL_USE]}, "get_weather(city='Bern')"),
         (MESSAGE_STREAM, "It rains."),
         (USE_STREAM, "get_weather(city='Bern')"),
         (GEMINI, "It rains."),
         ({"text": "spoken"}, "spoken"),
+        (
+            stream(
+                {"type": "transcript.text.delta", "delta": "spo"},
+                {"type": "transcript.text.delta", "delta": "ken"},
+                {"type": "transcript.text.done", "text": "spoken"},
+            ),
+            "spoken",
+        ),
+        (
+            {"choices": [{"message": {"tool_calls": [{"function": None, "custom": _WEATHER}]}}]},
+            "get_weather(city='Bern')",
+        ),
+        ({"candidates": [{"content": {"parts": [{"text": "A", "functionCall": None}]}}]}, "A"),
         ({"error": {"message": "no such model", "code": "x"}}, "no such model"),
         ({"error": "no such model"}, "no such model"),
         (CALL_STREAM[:300], "get_weather()"),
@@ -213,6 +204,67 @@ def test_the_preview_of_an_answer(answer, expected):
     content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
     kind = EVENTS if isinstance(answer, bytes) else "application/json"
     assert preview_of("chat.completions", kind, content) == expected
+
+
+def of_cohere(**message):
+    usage = {"billed_units": {"input_tokens": 1}, "tokens": {"input_tokens": 9, "output_tokens": 3}}
+    return {"id": "1", "message": {"role": "assistant", **message}, "usage": usage}
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts", "text"),
+    [
+        ("application/json", [of_cohere(content=[{"type": "text", "text": "It rains."}])], ""),
+        (
+            EVENTS,
+            [
+                {"type": "message-start", "delta": {"message": {"role": "assistant"}}},
+                {"type": "content-delta", "delta": {"message": {"content": {"text": "It "}}}},
+                {"type": "content-delta", "delta": {"message": {"content": {"text": "rains."}}}},
+                {"type": "message-end", "delta": {"usage": of_cohere()["usage"]}},
+            ],
+            "",
+        ),
+        (
+            EVENTS,
+            [
+                {"delta": {"message": {"tool_calls": {"function": {"name": "now"}}}}, "index": 0},
+                {"delta": {"message": {"tool_calls": {"function": _WEATHER}}}, "index": 1},
+                {"type": "message-end", "delta": {"usage": of_cohere()["usage"]}},
+            ],
+            "now(), get_weather(city='Bern')",
+        ),
+        (
+            "application/x-ndjson",
+            [
+                {"message": {"role": "assistant", "content": "It "}, "done": False},
+                {"message": {"role": "assistant", "content": "rains."}, "done": False},
+                {"message": {}, "done": True, "prompt_eval_count": 9, "eval_count": 3},
+            ],
+            "",
+        ),
+        (
+            "application/json",
+            [{"response": "It rains.", "done": True, "prompt_eval_count": 9, "eval_count": 3}],
+            "",
+        ),
+        (
+            EVENTS,
+            [
+                {"choices": [{"index": 0, "delta": {"content": "It rains."}}]},
+                {"choices": [], "x_groq": {"usage": {"prompt_tokens": 9, "completion_tokens": 3}}},
+            ],
+            "",
+        ),
+    ],
+    ids=["cohere", "a stream", "calls in a stream", "ollama in lines", "ollama", "groq"],
+)
+def test_answers_of_other_sdks(kind, parts, text):
+    """The text, the calls and the tokens of Cohere's, ollama's and groq's answers are read."""
+    lines = b"".join(json.dumps(part).encode() + b"\n" for part in parts)
+    content = stream(*parts) if kind == EVENTS else lines
+    assert usage_of("chat", kind, content) == {"input_tokens": 9, "output_tokens": 3}
+    assert preview_of("chat", kind, content) == (text or "It rains.")
 
 
 def test_a_sound_is_shown_by_its_size():
@@ -283,6 +335,7 @@ ODD = st.recursive(
 )
 
 
+@settings(max_examples=500 if WHOLE else 20)
 @given(st.lists(ODD, max_size=4), st.binary(max_size=9), st.booleans())
 def test_an_odd_answer_is_read_as_far_as_it_goes(values, rest, streamed):
     """Whatever a server answers, there is a usage and a preview, and no exception."""
@@ -298,22 +351,9 @@ def test_an_odd_answer_is_read_as_far_as_it_goes(values, rest, streamed):
 def test_an_answer_that_is_nested_deeply_is_no_error(depth):
     """Depth is no reason to fail a model call that has been paid."""
     deep = "[" * depth + "]" * depth
-    for content in (
-        deep,
-        f'{{"content": [{{"type": "tool_use", "name": "f", "input": {{"a": {deep}}}}}]}}',
-        json.dumps(
-            {
-                "choices": [
-                    {
-                        "message": {
-                            "tool_calls": [
-                                {"function": {"name": "f", "arguments": f'{{"a": {deep}}}'}}
-                            ]
-                        }
-                    }
-                ]
-            }
-        ),
-    ):
+    use = f'{{"type": "tool_use", "name": "f", "input": {{"a": {deep}}}}}'
+    function = json.dumps({"name": "f", "arguments": f'{{"a": {deep}}}'})
+    call = f'{{"message": {{"tool_calls": [{{"function": {function}}}]}}}}'
+    for content in (deep, f'{{"content": [{use}]}}', f'{{"choices": [{call}]}}'):
         usage_of("messages", "application/json", content.encode())
         preview_of("messages", "application/json", content.encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 
@@ -12,8 +13,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import stepwise
 from stepwise.integrations._model_requests import (
     ModelRequest,
+    asks_model,
     endpoint_of,
     is_final,
     keep_headers,
@@ -56,13 +59,8 @@ def written(request: ModelRequest) -> str:
 
 def spots(value: object, path: tuple = ()) -> list[tuple]:
     """The places of a JSON value, from the outside in."""
-    children = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
+    children = value.items() if isinstance(value, dict) else ()
+    children = enumerate(value) if isinstance(value, list) else children
     return [path, *(spot for key, child in children for spot in spots(child, (*path, key)))]
 
 
@@ -157,14 +155,8 @@ def test_masking_twice_changes_nothing(body, name):
 @given(
     st.binary(),
     st.sampled_from(
-        [
-            "",
-            "application/json",
-            "text/plain",
-            "multipart/form-data",
-            "multipart/form-data; boundary=x",
-            "application/x-www-form-urlencoded",
-        ]
+        ["", "application/json", "text/plain", "application/x-www-form-urlencoded"]
+        + ["multipart/form-data", "multipart/form-data; boundary=x"]
     ),
 )
 @example(b"[" * 100_000, "application/json")
@@ -194,6 +186,119 @@ def test_a_secret_in_a_form_does_not_survive():
     parts = b'--B\r\nContent-Disposition: form-data; name="token"\r\n\r\nhunter2\r\n--B--\r\n'
     request = read_request("POST", URL, {"content-type": "multipart/form-data; boundary=B"}, parts)
     assert request.body == {"multipart": [{"name": "token", "value": "***"}]}
+
+
+T, OTHER = "SECRETVALUE-0123456789abcdef", "another-a1b2c3d4e5f6g7h8"
+KEPT_APART = {
+    "key": lambda t: {"key": t},
+    "session id": lambda t: {"session_id": t},
+    "key in a text": lambda t: {"content": f"set hmac_key={t} and X-Functions-Key: {t} there"},
+    "part of a path": lambda t: {"image_url": {"url": f"https://images/{t}/a.png"}},
+}
+TAKEN_FOR_ONE = {
+    "Anthropic MCP": lambda t: {"mcp_servers": [{"url": "https://m", "authorization_token": t}]},
+    "headers": lambda t: {"tools": [{"type": "mcp", "headers": {"X-Workspace": t}}]},
+    "header": lambda t: {"headers": [{"name": "X-Auth", "value": t}]},
+    "Azure key": lambda t: {"data": [{"authentication": {"type": "api_key", "key": t}}]},
+    "connection string": lambda t: {"connection_string": f"AccountEndpoint=x;AccountKey={t}"},
+    "vertex": lambda t: {"vertex_credentials": t, "metadata": {"user_api_key": t}},
+    "query": lambda t: {"server_url": f"https://m/sse?apiKey={t}"},
+    "environment": lambda t: {"env": [{"name": "GITHUB_TOKEN", "value": t}]},
+    "text": lambda t: {"content": f"curl -H 'Authorization: Bearer {t}' https://x"},
+    "basic": lambda t: {"content": "Basic " + base64.b64encode(f"me:{t}".encode()).decode()},
+    "JSON in a text": lambda t: {"content": f'It says: {{"access_token": "{t}"}}'},
+    "escaped": lambda t: {"content": json.dumps("It says: " + json.dumps({"password": t}))},
+    "shell": lambda t: {"content": f"export API_KEY={t}\nCookie: sid={t}; a=b"},
+    "issuer": lambda t: {"content": f"my key is sk-proj-{t}, is it?"},
+    "user": lambda t: {"content": f"psql postgresql://me:{t}@db/x"},
+    "private key": lambda t: {"x": f"-----BEGIN PRIVATE KEY-----\n{t}\n-----END PRIVATE KEY-----"},
+    "slack": lambda t: {"content": f"post to https://hooks.slack.com/services/T0/B0/{t} now"},
+    "number": lambda t: {"pin": int.from_bytes(t.encode(), "big"), "otp": t},
+}
+
+
+@pytest.mark.parametrize("make", [*TAKEN_FOR_ONE.values()], ids=[*TAKEN_FOR_ONE])
+def test_a_rotated_credential_makes_no_other_request(make):
+    """A credential leaves nothing in the identity of a request, wherever it stands."""
+    one, other = read(make(T)), read(make(OTHER))
+    assert one == other
+    assert T not in written(one)
+    assert read(one.body) == one
+
+
+@pytest.mark.parametrize("make", [*KEPT_APART.values()], ids=[*KEPT_APART])
+def test_what_may_be_an_id_is_not_stored_and_tells_requests_apart(make):
+    """A digest stands for what may be a credential or an id."""
+    one = read(make(T))
+    assert one != read(make(OTHER))
+    assert one == read(make(T))
+    assert T not in written(one)
+    assert read(one.body) == one
+
+
+def test_a_credential_in_a_path_or_form_is_not_stored():
+    """The path of a URL, forms and multipart fields without quotes hold no credential."""
+    urls = [f"https://api.telegram.org/bot{T}/sendMessage", f"https://x/{T}/y", f"https://u:{T}@x/"]
+    parts = f"--B\r\nContent-Disposition: form-data; name=api_key\r\n\r\n{T}\r\n--B--\r\n".encode()
+    kinds = {
+        "multipart/form-data; boundary=B": parts,
+        "application/x-www-form-urlencoded": f"assertion={T}&code={T}".encode(),
+        "text/plain": f'"token={T}"'.encode(),
+    }
+    requests = [read_request("POST", url, JSON, b"{}") for url in urls]
+    requests += [read_request("POST", URL, {"content-type": k}, v) for k, v in kinds.items()]
+    assert not any(T in written(each) for each in requests)
+    assert requests[0].url == "https://api.telegram.org/bot***/sendMessage"
+
+
+def test_ordinary_requests_are_stored_as_they_are():
+    """Prompts about keys, counts of tokens, ids, hashes and URLs are no credentials."""
+    body = {
+        "model": "claude-sonnet-4-20250514",
+        "max_tokens": 1024,
+        "max_completion_tokens": 9,
+        "usage": {"prompt_tokens": 12, "token_count": 123456, "cost_per_token": 0.1},
+        "logprobs": {"token": 15339},
+        "messages": [
+            {"role": "user", "content": "Where do I put the API key? token: see below; key=value"},
+            {"role": "user", "content": "Use `api_key=os.environ['KEY']` and password = input()."},
+            {
+                "role": "user",
+                "content": "The bearer of this letter; a basic idea, token 12.",
+            },
+            {"role": "user", "content": '{"next_page_token": "CAUQAA", "tokens": ["a", "b"]}'},
+            {"role": "user", "content": "row_key=9f86d081884c7d659a2f; app_key='x'"},
+            {"role": "user", "content": "sort(items, sort_key=by_name_2); data_key = load(path_1)"},
+            {"role": "user", "content": "sk-learn, task-force-of-the-week, https://x.org/a?b=c#d"},
+        ],
+        "id": "msg_01AbCdEfGhIjKlMnOpQrStUv",
+        "page_token": "eyJsYXN0X2lkIjo0fQaBcD1234",
+        "cache_key": "user-1234567890abcdef1234",
+        "idempotency_key": "5f0c9a7e11d24c0b8a5b7e6f90123456",
+        "sha256": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+        "session_id": "7c9e6679-7425-40de-944b-e07fc1f90ae7",
+        "key": "photos/2024/cat.jpg",
+        "status_code": "a1b2c3d4e5f6a7b8",
+        "pin": 17,
+        "password_policy": "twelve-characters-1",
+        "urls": [
+            "https://github.com/python/cpython/blob/9f86d081884c7d659a2feaa0c55ad015a3bf4f1b/README",
+            "https://example.com/2024/11/28/how-to-write-agents-in-python-3?page=2&sort=newest",
+            "https://x.org/files/7c9e6679-7425-40de-944b-e07fc1f90ae7/1234567890123456",
+        ],
+    }
+    assert read(body).body == body
+
+
+def test_names_that_a_project_adds_are_masked():
+    """``configure(secret_names=...)`` names further fields, headers and parameters."""
+    stepwise.configure(secret_names=["door_code"])
+    body = {"doorCode": "4711", "x": "https://x/?Door-Code=4711", "t": '{"door_code": "4711"}'}
+    assert read(body).body == {
+        "doorCode": "***",
+        "x": "https://x/?Door-Code=***",
+        "t": '{"door_code": "***"}',
+    }
 
 
 def test_an_image_counts_by_its_digest():
@@ -232,47 +337,36 @@ def test_a_call_id_among_the_arguments_of_a_tool_is_data():
 
 def test_betas_count_in_any_order():
     """The headers on which an answer depends count; keys, platforms and retries do not."""
-    one = read(
-        {}, **{"anthropic-beta": "a,b", "authorization": "k", "x-stainless-retry-count": "0"}
-    )
-    two = read(
-        {}, **{"anthropic-beta": "b, a", "authorization": "l", "x-stainless-retry-count": "1"}
-    )
-    assert one == two
-    assert one.headers == {"anthropic-beta": "a,b"}
-    assert read({}, **{"anthropic-beta": "a"}) != one
+
+    def asked(betas: str, key: str, attempt: str) -> ModelRequest:
+        sent = {"authorization": key, "x-stainless-retry-count": attempt}
+        return read({}, **{"anthropic-beta": betas, **sent})
+
+    assert asked("a,b", "k", "0") == asked("b, a", "l", "1") != asked("a", "k", "0")
+    assert asked("a,b", "k", "0").headers == {"anthropic-beta": "a,b"}
 
 
 # -- what the SDKs send --------------------------------------------------------------------------
 
 MESSAGES = [{"role": "user", "content": "hi"}]
+ASKED = {"model": "m", "messages": MESSAGES}
+SOUND = ("a.mp3", b"\x00\r\n--x")
+PICTURES = [("a.png", io.BytesIO(b"a")), ("b.png", io.BytesIO(b"b"))]
 CALLS = {
-    "chat": lambda c: c.chat.completions.create(model="m", messages=MESSAGES),
-    "chat, streamed": lambda c: c.chat.completions.create(
-        model="m", messages=MESSAGES, stream=True
-    ),
-    "chat, raw": lambda c: c.chat.completions.with_raw_response.create(
-        model="m", messages=MESSAGES
-    ),
+    "chat": lambda c: c.chat.completions.create(**ASKED),
+    "chat, streamed": lambda c: c.chat.completions.create(**ASKED, stream=True),
+    "chat, raw": lambda c: c.chat.completions.with_raw_response.create(**ASKED),
     "responses": lambda c: c.responses.create(model="m", input="hi"),
     "embeddings": lambda c: c.embeddings.create(model="m", input=["hi"]),
-    "transcriptions": lambda c: c.audio.transcriptions.create(
-        model="m", file=("a.mp3", b"\x00\r\n--x")
-    ),
-    "edits": lambda c: c.images.edit(
-        model="m", prompt="p", image=[("a.png", io.BytesIO(b"a")), ("b.png", io.BytesIO(b"b"))]
-    ),
+    "transcriptions": lambda c: c.audio.transcriptions.create(model="m", file=SOUND),
+    "edits": lambda c: c.images.edit(model="m", prompt="p", image=PICTURES),
     "files": lambda c: c.files.create(file=("a.txt", b"hello"), purpose="batch"),
 }
 OF_ANTHROPIC = {
-    "messages": lambda c: c.messages.create(model="m", max_tokens=9, messages=MESSAGES),
-    "messages, streamed": lambda c: c.messages.create(
-        model="m", max_tokens=9, messages=MESSAGES, stream=True
-    ),
-    "betas": lambda c: c.beta.messages.create(
-        model="m", max_tokens=9, messages=MESSAGES, betas=["x"]
-    ),
-    "count_tokens": lambda c: c.messages.count_tokens(model="m", messages=MESSAGES),
+    "messages": lambda c: c.messages.create(**ASKED, max_tokens=9),
+    "messages, streamed": lambda c: c.messages.create(**ASKED, max_tokens=9, stream=True),
+    "betas": lambda c: c.beta.messages.create(**ASKED, max_tokens=9, betas=["x"]),
+    "count_tokens": lambda c: c.messages.count_tokens(**ASKED),
 }
 ENDPOINTS = {
     "chat": "chat.completions",
@@ -295,25 +389,16 @@ def test_attempts_and_repetitions_of_an_sdk_are_one_request(name):
     def answer(request: httpx2.Request) -> httpx2.Response:
         headers = {key.lower(): value for key, value in request.headers.items()}
         seen.append((request.method, str(request.url), headers, request.read()))
+        body = {"id": "x", "data": [{"embedding": [0.5]}], "input_tokens": 1}
+        body |= {"choices": [], "content": [], "output": []}
         status = 500 if len(seen) == 1 else 200
-        body = {
-            "id": "x",
-            "data": [{"embedding": [0.5]}],
-            "choices": [],
-            "content": [],
-            "output": [],
-            "input_tokens": 1,
-        }
         return httpx2.Response(status, json=body, headers={"retry-after-ms": "1"})
 
     http_client = httpx2.Client(transport=httpx2.MockTransport(answer))
+    make = openai.OpenAI if name in CALLS else anthropic.Anthropic
     for key in ("sk-first-key", "sk-second-key"):
-        if name in CALLS:
-            CALLS[name](openai.OpenAI(api_key=key, http_client=http_client, max_retries=1))
-        else:
-            OF_ANTHROPIC[name](
-                anthropic.Anthropic(api_key=key, http_client=http_client, max_retries=1)
-            )
+        client = make(api_key=key, http_client=http_client, max_retries=1)
+        {**CALLS, **OF_ANTHROPIC}[name](client)
     assert len(seen) == 3
     requests = [read_request(*each) for each in seen]
     assert requests[0] == requests[1] == requests[2]
@@ -342,6 +427,10 @@ def test_attempts_and_repetitions_of_an_sdk_are_one_request(name):
         ("/v1/audio/speech", "audio.speech"),
         ("/v1/images/generations", "images.generations"),
         ("/v1/moderations", "moderations"),
+        ("/v2/chat", "chat"),
+        ("/api/chat", "chat"),
+        ("/v1/fim/completions", "completions"),
+        ("/v1/rerank", "rerank"),
         ("/v1/files", None),
         ("/v1/messages/batches", None),
         ("/v1/batches", None),
@@ -360,13 +449,11 @@ def test_the_endpoint_of_a_path(path, endpoint):
     assert endpoint_of("GET", path) is None
 
 
-@pytest.mark.parametrize("status", range(100, 600))
-def test_only_final_answers_are_outcomes(status):
+def test_only_final_answers_are_outcomes():
     """Statuses that are about the moment or the key are failed attempts."""
     passing = {401, 403, 408, 409, 425, 429}
-    assert is_final(status) == (
-        status // 100 == 2 or (status // 100 == 4 and status not in passing)
-    )
+    final = [*range(200, 300), *(each for each in range(400, 500) if each not in passing)]
+    assert [status for status in range(100, 600) if is_final(status)] == final
 
 
 def test_the_headers_of_an_answer_that_are_kept():
@@ -381,3 +468,54 @@ def test_the_headers_of_an_answer_that_are_kept():
         "openai-organization": "acme",
     }
     assert keep_headers(headers) == {"content-type": "application/json", "x-request-id": "req_1"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "asks"),
+    [
+        ("/openai/v1/chat/completions", {"model": "m", "messages": MESSAGES}, True),
+        ("/openai/deployments/gpt/chat/completions", {"messages": MESSAGES}, True),
+        ("/v1/agents/completions", {"agent_id": "a", "messages": MESSAGES}, True),
+        ("/v1beta/models/gemini:generateContent", {"contents": []}, True),
+        ("/model/amazon.nova/converse", {"messages": MESSAGES}, True),
+        ("/model/amazon.titan-embed-text-v2:0/invoke", {"inputText": "hello"}, True),
+        ("/v2/embed", {"model": "m", "texts": ["hello"]}, True),
+        ("/api/generate", {"model": "m", "prompt": "hello"}, True),
+        ("/v1/messages", {"to": "+41", "from": "+42", "text": "hello"}, False),
+        ("/forms/7/responses", {"answers": []}, False),
+        ("/v1/completions", ["model", "course"], False),
+        ("/v1/completions", "model prompt", False),
+        ("/v1/jobs", {"model": "m", "messages": MESSAGES}, False),
+    ],
+)
+def test_a_request_that_asks_a_model_is_known_by_its_shape(path, body, asks):
+    """Path, model and question make a request one to a model; a path alone is also of others."""
+    content = json.dumps(body).encode()
+    assert asks_model("POST", path, content) is asks
+    assert not asks_model("GET", path, content)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "asks"),
+    [
+        ("/v1/moderations", {"input": "hello"}, True),
+        ("/v1/images/generations", {"prompt": "a cat"}, True),
+        ("/v1/responses/compact", {"model": "m", "previous_response_id": "r"}, True),
+        ("/v2/messages", {"to": "+41", "from": "+42", "text": "hello"}, False),
+        ("/v1/files", {"model": "m", "input": "hello"}, False),
+    ],
+)
+def test_a_request_of_an_sdk_asks_a_model_without_naming_it(path, body, asks):
+    """The mark of an SDK stands for a model or a question; SDKs of other services have it, too."""
+    content = json.dumps(body).encode()
+    assert asks_model("POST", path, content, of_sdk=True) is asks
+    assert not asks_model("POST", path, content)
+
+
+def test_a_form_that_asks_a_model_is_known_by_its_fields():
+    """An uploaded sound that names a model is a question; an uploaded file alone is not."""
+    for field, asks in (("model", True), ("purpose", False)):
+        data, files = {field: "x"}, {"file": ("a.wav", b"\xff\xfe" * 50)}
+        url = "http://m/v1/audio/transcriptions"
+        request = httpx2.Request("POST", url, data=data, files=files)
+        assert asks_model("POST", request.url.path, request.read()) is asks

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import stepwise
 from stepwise import ConfigurationError, workflow
-from stepwise._calls import plain
+from stepwise._calls import call as perform
 from stepwise.integrations.openai_agents import StepwiseSession
 from stepwise.stores import close_under
 from stepwise.testing import fresh_store
@@ -133,11 +133,11 @@ def test_an_operation_cut_off_before_its_record_is_not_done_again(act, monkeypat
     async def chat():
         return await getattr(StepwiseSession("x"), act)(*arguments)
 
-    def crash(*_):
+    def crash(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(plain, "_is_recorded", crash)
+        patch.setattr(perform, "outcome", crash)
         asyncio.run(chat())
     asyncio.run(chat())
     left = asyncio.run(StepwiseSession("x").get_items())
@@ -146,14 +146,14 @@ def test_an_operation_cut_off_before_its_record_is_not_done_again(act, monkeypat
 
 def test_damage_is_noticed(tmp_path):
     """A conversation whose end is gone is not read as a shorter one; clearing it begins anew."""
-    where = f"sqlite:{tmp_path}"
+    where = f"disk:{tmp_path}"
     session = StepwiseSession("x", store=where)
     asyncio.run(session.add_items(ITEMS[:1]))
     asyncio.run(session.add_items(ITEMS[1:]))
     close_under(tmp_path)
     with contextlib.closing(sqlite3.connect(next(tmp_path.glob("*.db")))) as connection:
-        (newest,) = connection.execute("SELECT max(id) FROM records").fetchone()
-        connection.execute("DELETE FROM records WHERE id = ?", [newest])
+        (newest,) = connection.execute("SELECT max(key) FROM Cache WHERE key LIKE 'r/%'").fetchone()
+        connection.execute("DELETE FROM Cache WHERE key = ?", [newest])
         connection.commit()
     with pytest.raises(stepwise.errors.CorruptStoreError, match=r"conversation 'x'.*clear_session"):
         asyncio.run(StepwiseSession("x", store=where).get_items())

@@ -3,17 +3,16 @@
 import asyncio
 import concurrent.futures
 import contextlib
-import functools
 import json
 import os
 import pathlib
 import signal
 import sqlite3
-import subprocess
 import sys
 import threading
 
 import pytest
+from harness import Watched, python
 
 pytest.importorskip("opentelemetry.sdk")
 
@@ -28,7 +27,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 import stepwise
 from stepwise import step, tool, workflow
 from stepwise._runtime import tracing
-from stepwise.integrations._opentelemetry_metrics import Metrics
+from stepwise.integrations._opentelemetry_spans import Metrics
 from stepwise.integrations.opentelemetry import instrument, uninstrument
 from stepwise.testing import SimulatedCrash, crash_at, fresh_store
 
@@ -80,8 +79,7 @@ class Seen:
 
 @pytest.fixture
 def seen():
-    yield Seen()
-    uninstrument()
+    return Seen()
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +87,7 @@ def whole():
     """Nothing is broken at the beginning of a test, and nothing stays attached at its end."""
     broken.clear()
     yield
+    uninstrument()
     assert not trace.get_current_span().get_span_context().is_valid
 
 
@@ -130,16 +129,11 @@ def test_a_run_and_its_steps(seen):
     ]
     run, sent = attributes(seen.span("invoke_workflow agent")), seen.span("execute_tool send")
     assert run["gen_ai.operation.name"] == "invoke_workflow"
-    assert (run["gen_ai.workflow.name"], run["run.status"], run["run.resumed"]) == (
-        "agent",
-        "completed",
-        False,
-    )
-    assert (run["steps.executed"], run["steps.skipped"]) == (2, 0)
-    facts = attributes(sent)
-    assert (facts["gen_ai.operation.name"], facts["gen_ai.tool.name"]) == ("execute_tool", "send")
-    assert (facts["step.number"], facts["step.side_effect"]) == (2, True)
-    assert facts["step.status"] == "completed"
+    ended = {"gen_ai.workflow.name": "agent", "run.status": "completed", "run.resumed": False}
+    assert run.items() >= {**ended, "steps.executed": 2, "steps.skipped": 0}.items()
+    names = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "send"}
+    facts = {"step.number": 2, "step.side_effect": True, "step.status": "completed"}
+    assert attributes(sent).items() >= {**names, **facts}.items()
     assert {span.status.status_code for span in seen.spans} == {StatusCode.UNSET}
     assert not any("tides" in str(v) for span in seen.spans for v in span.attributes.values())
 
@@ -182,10 +176,7 @@ def test_content_is_shown_on_request():
         return log_in(user, "hunter2")
 
     seen = Seen(capture_content=True)
-    try:
-        visit("ann")
-    finally:
-        uninstrument()
+    visit("ann")
     facts = seen.span("execute_tool log_in").attributes
     assert "user='ann'" in facts["gen_ai.tool.call.arguments"]
     assert "ann is in" in facts["gen_ai.tool.call.result"]
@@ -196,10 +187,7 @@ def test_the_environment_asks_for_content(monkeypatch):
     """The variable of the conventions turns arguments and results on."""
     monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "true")
     seen = Seen()
-    try:
-        agent("tides")
-    finally:
-        uninstrument()
+    agent("tides")
     assert seen.span("invoke_workflow agent").attributes["stepwise.arguments"] == "topic='tides'"
 
 
@@ -252,10 +240,8 @@ def test_retries(seen):
     assert [e.attributes["exception.message"] for e in span.events] == ["no 1"]
     assert [e.attributes["exception.message"] for e in retries[0].events] == ["no 2"]
     assert [s.status.status_code for s in retries] == [StatusCode.ERROR, StatusCode.UNSET]
-    assert (span.status.status_code, span.attributes["stepwise.step.attempts"]) == (
-        StatusCode.UNSET,
-        3,
-    )
+    assert span.status.status_code is StatusCode.UNSET
+    assert span.attributes["stepwise.step.attempts"] == 3
     assert seen.metric("stepwise.seconds.lost").keys() == {("flaky", "retry")}
 
 
@@ -339,14 +325,10 @@ def test_a_model_request(seen, client):
     assert failed.status.status_code is StatusCode.ERROR
     assert {span.kind for span in (failed, done, streamed)} == {SpanKind.CLIENT}
     for span in (done, streamed):
-        facts = attributes(span)
-        assert (facts["gen_ai.operation.name"], facts["gen_ai.request.model"]) == ("chat", "m-1")
-        assert (facts["gen_ai.provider.name"], facts["gen_ai.response.model"]) == (
-            "openai",
-            "m-1-2026",
-        )
-        assert facts["gen_ai.usage.input_tokens"] == 12
-        assert facts["gen_ai.usage.output_tokens"] == 3
+        asked = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "m-1"}
+        said = {"gen_ai.provider.name": "openai", "gen_ai.response.model": "m-1-2026"}
+        spent = {"gen_ai.usage.input_tokens": 12, "gen_ai.usage.output_tokens": 3}
+        assert attributes(span).items() >= {**asked, **said, **spent}.items()
     tokens = {
         ("chat", "input", "m-1", "m-1-2026", "openai"): 24,
         ("chat", "m-1", "m-1-2026", "openai", "output"): 6,
@@ -601,16 +583,10 @@ def test_a_resumed_run(seen):
     first, second, third = (s for s in seen.spans if s.name == "invoke_workflow fragile")
     other = seen.span("another request")
     assert {s.context.trace_id for s in (first, second, third)} == {first.context.trace_id}
-    assert [s.parent and s.parent.span_id for s in (first, second, third)] == [
-        None,
-        first.context.span_id,
-        first.context.span_id,
-    ]
-    assert [link.context.span_id for link in second.links] == [first.context.span_id]
-    assert [link.context.span_id for link in third.links] == [
-        second.context.span_id,
-        other.context.span_id,
-    ]
+    one, two, request = (s.context.span_id for s in (first, second, other))
+    assert [s.parent and s.parent.span_id for s in (first, second, third)] == [None, one, one]
+    assert [link.context.span_id for link in second.links] == [one]
+    assert [link.context.span_id for link in third.links] == [two, request]
     assert [e for e in events(third) if e[1]] == [("stepwise.step.answered", "think")]
     again = [s for s in seen.spans if s.parent and s.parent.span_id == third.context.span_id]
     assert [s.name for s in again] == ["step think"]
@@ -732,13 +708,7 @@ def test_killed_and_resumed(tmp_path):
     path.write_text(PROGRAM)
 
     def run(name, *arguments):
-        done = subprocess.run(
-            [sys.executable, path, tmp_path / name, *arguments],
-            capture_output=True,
-            check=False,
-            text=True,
-            timeout=120,
-        )
+        done = python(path, tmp_path / name, *arguments)
         return done, [*map(json.loads, (tmp_path / name).read_text().splitlines())]
 
     killed, before = run("before", "die")
@@ -765,14 +735,15 @@ def test_killed_and_resumed(tmp_path):
 
 def test_a_head_that_is_lost(seen, tmp_path):
     """The place in the trace is derived from the records, if the row of the listing is lost."""
-    store = f"sqlite:{tmp_path / 'store'}"
+    store = f"disk:{tmp_path / 'store'}"
     broken.add("tides")
     for _ in range(2):
         with pytest.raises(ValueError, match="tides"):
             agent.options(store=store, run_id="run")("tides")
-    damaged = sqlite3.connect(tmp_path / "store" / "stepwise.db")
+    damaged = sqlite3.connect(tmp_path / "store" / "cache.db")
     with contextlib.closing(damaged), damaged:
-        damaged.execute("UPDATE runs SET head = zeroblob(80)")
+        damaged.execute("UPDATE Cache SET value = zeroblob(80) WHERE key LIKE 'h/%'")
+        damaged.execute("UPDATE Cache SET value = zeroblob(80) WHERE key LIKE 'u/%'")
     broken.clear()
     agent.options(store=store, run_id="run")("tides")
     first, second, third = (s for s in seen.spans if s.name == "invoke_workflow agent")
@@ -783,21 +754,19 @@ def test_a_head_that_is_lost(seen, tmp_path):
 def test_the_example(tmp_path, monkeypatch):
     """The example, killed in its side effect and settled, prints all attempts as one tree."""
     monkeypatch.setenv("STEPWISE_HOME", f"{tmp_path}/home")
-    example = pathlib.Path(__file__).parents[2] / "examples" / "traced_agent.py"
-    command = [sys.executable, "-u", example, "--latency", "0"]
-    started = functools.partial(subprocess.Popen, command, cwd=tmp_path, text=True)
+    command = [pathlib.Path(__file__).parents[2] / "examples" / "traced_agent.py", "--latency", "0"]
     os.mkfifo(tmp_path / "outbox.txt")  # opened for writing, it blocks
-    with started(stdout=subprocess.PIPE) as killed:
-        for line in killed.stdout:
-            if line.startswith("[append]"):
-                killed.kill()
+    killed = Watched(*command, cwd=tmp_path, env={**os.environ}, err=tmp_path / "errors")
+    for line in killed.stdout:
+        if line.startswith("[append]"):
+            killed.kill()
+    killed.wait()
     (tmp_path / "outbox.txt").unlink()
-    with started(stderr=subprocess.PIPE) as stopped:
-        assert "StepInDoubtError" in stopped.stderr.read()
+    assert "StepInDoubtError" in python(*command, cwd=tmp_path).stderr
     (run,) = stepwise.runs()
     run.resolve("append", did_not_happen=True)
-    with started(stdout=subprocess.PIPE) as done:
-        shown = done.stdout.read().partition("2 lines in outbox.txt\n")[2].splitlines()
+    printed = python(*command, cwd=tmp_path).stdout
+    shown = printed.partition("2 lines in outbox.txt\n")[2].splitlines()
     assert [line for line in shown if "invoke_workflow" in line or "append" in line] == [
         "invoke_workflow news, killed",
         "  invoke_workflow news",
@@ -824,9 +793,17 @@ def test_metrics(seen):
     }
 
 
+@contextlib.contextmanager
+def ten_seconds_apart():
+    """Each look at the clock is ten seconds after the one before."""
+    moments = iter(range(10**6, 10**7, 10))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("time.time", lambda: float(next(moments)))
+        yield
+
+
 def test_seconds_before_a_checkpoint(seen):
     """What the steps before the place where a run resumes had taken counts as saved."""
-    moments = iter(range(10**6, 10**7, 10))
 
     @workflow
     def fragile():
@@ -834,8 +811,7 @@ def test_seconds_before_a_checkpoint(seen):
         think("winds")
 
     broken.add("winds")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("time.time", lambda: float(next(moments)))
+    with ten_seconds_apart():
         with pytest.raises(ValueError, match="winds"):
             fragile()
     broken.clear()
@@ -874,10 +850,8 @@ def test_seconds_that_a_crash_lost(seen):
     async def shop():
         await asyncio.gather(pay(), outer(), rest())
 
-    moments = iter(range(10**6, 10**7, 10))
     gate = asyncio.Event()
-    with pytest.MonkeyPatch.context() as patch, fresh_store():
-        patch.setattr("time.time", lambda: float(next(moments)))
+    with ten_seconds_apart(), fresh_store():
         with crash_at("last"), pytest.raises(SimulatedCrash):
             asyncio.run(shop())
         gate = asyncio.Event()
@@ -910,22 +884,16 @@ def test_counting_that_fails(monkeypatch):
     """What counting raises does not reach the run, and leaves its spans alone."""
     monkeypatch.setattr(Metrics, "on_event", fail)
     seen = Seen()
-    try:
-        assert agent("tides") == "sent about tides"
-    finally:
-        uninstrument()
+    assert agent("tides") == "sent about tides"
     assert len(seen.spans) == 3
 
 
 def test_without_an_sdk():
     """With the API alone, runs go on as ever, and record no place in a trace."""
-    trace_provider = trace.NoOpTracerProvider()
-    instrument(trace_provider)
-    try:
-        assert agent.options(run_id="plain")("tides") == "sent about tides"
-    finally:
-        uninstrument()
-    assert tracing._tracer is None
+    instrument(trace.NoOpTracerProvider())
+    assert agent.options(run_id="plain")("tides") == "sent about tides"
+    uninstrument()
+    assert tracing.tracer is None
 
 
 def test_without_the_library(monkeypatch):

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwise.integrations._request_bodies import Bodies, canonical, whole_bodies
+from stepwise.integrations._recorded_responses import Bodies, canonical, whole_bodies
 
 TEXTS = st.sampled_from(["a", "b", "long " * 60, "other " * 60])
 MESSAGES = st.lists(st.fixed_dictionaries({"role": TEXTS, "content": TEXTS}), max_size=6)

@@ -44,39 +44,20 @@ def test_nothing_readable_is_stored(tmp_path):
         assert text.encode() not in found
 
 
-def test_encrypted_runs_go_on(tmp_path):
-    """An encrypted run resumes where it stopped, and is listed, shown and verified."""
-    stepwise.configure(encrypt=True)
-    crash_and_look(tmp_path)
-    with fresh_store(tmp_path):
-        assert agent.options(run_id="job")(SECRET) == [SECRET, f"{SECRET}!", "2!"]
-        (run,) = stepwise.runs(agent)
-        assert run.status == "completed"
-        assert [each.result for each in run.steps] == [f"{SECRET}!", "2!"]
-        assert run.verify().ok
-
-
-@pytest.mark.parametrize("first", [False, True])
-def test_encryption_is_switched(tmp_path, first, monkeypatch):
-    """What was stored before encryption was switched on, or off, is still read."""
-    monkeypatch.setenv("STEPWISE_ENCRYPT", "1" if first else "0")
-    crash_and_look(tmp_path)
-    monkeypatch.setenv("STEPWISE_ENCRYPT", "0" if first else "1")
-    with fresh_store(tmp_path):
-        assert agent.options(run_id="job")(SECRET) == [SECRET, f"{SECRET}!", "2!"]
-
-
 PLAIN = {"STEPWISE_ENCRYPT": "0", "STEPWISE_KEY": "a" * 32}
 ENCRYPTED = {"STEPWISE_ENCRYPT": "1", "STEPWISE_KEY": "a" * 32}
 ROTATED = {"STEPWISE_ENCRYPT": "1", "STEPWISE_KEY": f"{'b' * 32},{'a' * 32}"}
 
 
 @pytest.mark.parametrize(
-    ("first", "then"), [(PLAIN, ENCRYPTED), (ENCRYPTED, PLAIN), (ENCRYPTED, ROTATED)]
+    ("first", "then"),
+    [(PLAIN, ENCRYPTED), (ENCRYPTED, PLAIN), (ENCRYPTED, ROTATED), (ENCRYPTED, ENCRYPTED)],
+    ids=["switched on", "switched off", "another key", "as before"],
 )
-def test_an_unfinished_run_is_found(tmp_path, first, then, monkeypatch):
-    """The unfinished run is found after encryption was switched, or the key was rotated."""
-    resuming = agent.options(start="unfinished")
+@pytest.mark.parametrize("how", [{"start": "unfinished"}, {"run_id": "job"}], ids=str)
+def test_an_encrypted_run_goes_on(tmp_path, first, then, how, monkeypatch):
+    """A run resumes, is listed and verified after encryption was switched, or the key rotated."""
+    resuming = agent.options(**how)
     for name, value in first.items():
         monkeypatch.setenv(name, value)
     with fresh_store(tmp_path), pytest.raises(SimulatedCrash), crash_at(secret_step, call=2):
@@ -86,21 +67,20 @@ def test_an_unfinished_run_is_found(tmp_path, first, then, monkeypatch):
     with fresh_store(tmp_path):
         assert resuming(SECRET) == [SECRET, f"{SECRET}!", "2!"]
         (run,) = stepwise.runs(agent)
-        assert run.steps_skipped == 1
-
-
-def test_equal_records_are_not_equal_when_encrypted():
-    """The same record encrypted twice gives different bytes, so that repeats do not show."""
-    seal = Seal((bytes(32),), encrypts=True)
-    one, other = (seal.close("here", {"kind": "x"}, b"payload")[0] for _ in range(2))
-    assert one != other
-    assert seal.open("here", one).payload == seal.open("here", other).payload == b"payload"
+        assert (run.status, run.steps_skipped) == ("completed", 1)
+        assert [each.result for each in run.steps] == [f"{SECRET}!", "2!"]
+        assert run.verify().ok
 
 
 def test_encrypted_records_are_refused_elsewhere():
-    """An encrypted record is refused in another place, with a flipped byte, or marked as plain."""
+    """An encrypted record is refused in another place, with a flipped byte, or marked as plain.
+
+    The same record encrypted twice gives different bytes, so that repeats do not show.
+    """
     seal = Seal((bytes(32),), encrypts=True)
-    data, _ = seal.close("here", {"kind": "x"}, b"payload")
+    data, other = (seal.close("here", {"kind": "x"}, b"payload")[0] for _ in range(2))
+    assert data != other
+    assert seal.open("here", data).payload == seal.open("here", other).payload == b"payload"
     with pytest.raises(DamagedError):
         seal.open("there", data)
     for at in range(len(data)):

@@ -3,35 +3,25 @@
 import collections
 import contextlib
 import sqlite3
-import threading
 
 import pytest
 from hypothesis import stateful
 from hypothesis import strategies as some
-from store_tools import KINDS
 
 from stepwise import ConfigurationError, CorruptStoreError
-from stepwise._journal import bell, seal
-from stepwise._journal.bell import Bell
-from stepwise._journal.chain import inbox_name
+from stepwise._journal import log as bell
+from stepwise._journal import seal
 from stepwise._journal.inbox import Inbox, this_person
+from stepwise._journal.journal import inbox_name
+from stepwise._journal.log import Bell
 from stepwise._runtime import messages
 from stepwise.stores import open_store
 
 SEAL = seal.ephemeral_seal()
 
 
-@pytest.fixture(params=KINDS)
-def store(request, tmp_path):
-    """A store of each kind."""
-    where = f"{request.param}:" + (str(tmp_path / "store") if request.param != "memory" else "")
-    opened = open_store(where)
-    yield opened
-    opened.close()
-
-
 @pytest.fixture
-def disk(tmp_path):
+def store(tmp_path):
     opened = open_store(f"disk:{tmp_path}/store")
     yield opened
     opened.close()
@@ -101,12 +91,7 @@ def test_a_deleted_inbox_is_empty(store):
     assert sent(store) == []
     assert inbox(store).post("signal", "a", b"2", key="k") == 1
     inbox(store).delete()
-    inbox(store).delete()
-
-
-def test_an_inbox_that_nobody_used_costs_nothing(store):
-    """Deleting what is not there writes nothing."""
-    store.acquire = None
+    store.acquire = None  # deleting what is not there writes nothing
     inbox(store).delete()
 
 
@@ -164,36 +149,15 @@ TestInboxes = Inboxes.TestCase
 # -- senders side by side ------------------------------------------------------------------------
 
 
-def test_threads_send_at_once(store):
-    """Messages of threads that send at the same time are all there, those with one key once."""
-    numbers = collections.defaultdict(list)
-
-    def send(thread):
-        for turn in range(5):
-            numbers["own"].append(inbox(store).post("signal", "own", b"%d" % thread))
-            numbers[turn].append(inbox(store).post("signal", "same", b"0", key=f"turn {turn}"))
-
-    threads = [threading.Thread(target=send, args=(n,)) for n in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert len(set(numbers["own"])) == 20
-    assert all(len(set(numbers[turn])) == 1 for turn in range(5))
-    found = sent(store)
-    assert len(found) == 25
-    assert sorted(value for _, name, value in found if name == "own") == sorted([*range(4)] * 5)
-
-
-def test_a_message_that_comes_during_a_look_is_not_lost(disk, monkeypatch):
+def test_a_message_that_comes_during_a_look_is_not_lost(store, monkeypatch):
     """A look that a send overtakes between its two reads finds nothing missing."""
-    reader = inbox(disk)
+    reader = inbox(store)
     reader.look()
     read = reader._log.read
 
     def overtaken(end):
         found = read(end)
-        inbox(disk).post("signal", "a", b"1")
+        inbox(store).post("signal", "a", b"1")
         return found
 
     monkeypatch.setattr(reader._log, "read", overtaken)
@@ -206,92 +170,94 @@ def test_a_message_that_comes_during_a_look_is_not_lost(disk, monkeypatch):
 # -- damage --------------------------------------------------------------------------------------
 
 
+def sql(store, text, *parameters):
+    with contextlib.closing(sqlite3.connect(f"{store.path}/cache.db")) as database, database:
+        return database.execute(text, parameters).fetchall()
+
+
 def rows(store):
     """The rows of the inbox: key and sealed bytes."""
-    with contextlib.closing(sqlite3.connect(f"{store.path}/cache.db")) as database:
-        found = database.execute("SELECT key, value FROM Cache WHERE key LIKE 'r/%' ORDER BY key")
-        return found.fetchall()
+    return sql(store, "SELECT key, value FROM Cache WHERE key LIKE 'r/%' ORDER BY key")
 
 
 def put(store, key, value):
-    with contextlib.closing(sqlite3.connect(f"{store.path}/cache.db")) as database, database:
-        database.execute("UPDATE Cache SET value = ? WHERE key = ?", (value, key))
+    sql(store, "UPDATE Cache SET value = ? WHERE key = ?", value, key)
 
 
 def drop(store, *keys):
-    with contextlib.closing(sqlite3.connect(f"{store.path}/cache.db")) as database, database:
-        database.executemany("DELETE FROM Cache WHERE key = ?", [(key,) for key in keys])
+    for key in keys:
+        sql(store, "DELETE FROM Cache WHERE key = ?", key)
 
 
-def test_every_flipped_byte_is_detected(disk):
+def test_every_flipped_byte_is_detected(store):
     """Whichever byte of a message is changed: the message is lost, the others are not."""
     for value in (b"1", b'"second"', b"3"):
-        inbox(disk).post("signal", "a", value)
-    key, whole = rows(disk)[1]
+        inbox(store).post("signal", "a", value)
+    key, whole = rows(store)[1]
     for at in range(len(whole)):
-        put(disk, key, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        found = inbox(disk)
+        put(store, key, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        found = inbox(store)
         found.look(tolerant=True)
         assert [each.load() for each in found.messages] == [1, 3], at
         assert found.all_lost() == [2]
         with pytest.raises(CorruptStoreError, match=r"lacks messages .* \(number 2\)"):
             found.look()
-    put(disk, key, whole)
-    inbox(disk).look()
+    put(store, key, whole)
+    inbox(store).look()
 
 
-def test_messages_cannot_change_places(disk):
+def test_messages_cannot_change_places(store):
     """A message in the place of another one, or of another run, is damaged."""
     for value in (b"1", b"2"):
-        inbox(disk).post("signal", "a", value)
-    (first, one), (second, two) = rows(disk)
-    put(disk, first, two)
-    put(disk, second, one)
-    found = inbox(disk)
+        inbox(store).post("signal", "a", value)
+    (first, one), (second, two) = rows(store)
+    put(store, first, two)
+    put(store, second, one)
+    found = inbox(store)
     found.look(tolerant=True)
     assert (found.messages, found.all_lost()) == ([], [1, 2])
 
 
 @pytest.mark.parametrize("gone", [[0], [1], [2], [1, 2], [0, 1, 2]])
-def test_lost_messages_are_noticed(disk, gone):
+def test_lost_messages_are_noticed(store, gone):
     """Acknowledged messages that are gone are named, wherever they were, until given up."""
     for value in (b"0", b"1", b"2"):
-        inbox(disk).post("signal", "a", value)
-    drop(disk, *[rows(disk)[each][0] for each in gone])
+        inbox(store).post("signal", "a", value)
+    drop(store, *[rows(store)[each][0] for each in gone])
     numbers = [each + 1 for each in gone]
-    found = inbox(disk)
+    found = inbox(store)
     with pytest.raises(CorruptStoreError, match=f"number {', '.join(map(str, numbers))}"):
         found.look()
     # What is sent now gets a number of its own, and covers nothing up.
-    assert inbox(disk).post("signal", "a", b"9") == 4
-    assert [value for _, _, value in sent(disk)] == [n for n in range(3) if n not in gone] + [9]
+    assert inbox(store).post("signal", "a", b"9") == 4
+    assert [value for _, _, value in sent(store)] == [n for n in range(3) if n not in gone] + [9]
     with pytest.raises(CorruptStoreError):
         found.look()
-    inbox(disk).give_up()
+    inbox(store).give_up()
     found.look()
-    inbox(disk).look()
-    assert inbox(disk).post("signal", "a", b"10") == 6
-    assert [value for _, _, value in sent(disk)][-2:] == [9, 10]
+    inbox(store).look()
+    assert inbox(store).post("signal", "a", b"10") == 6
+    assert [value for _, _, value in sent(store)][-2:] == [9, 10]
 
 
-def test_a_wrong_key(disk):
+def test_a_wrong_key(store):
     """With another key, no message counts as damaged: who looks and who sends get an error."""
-    inbox(disk).post("signal", "a", b"1")
-    other = Inbox(disk, seal.ephemeral_seal(), "job")
+    inbox(store).post("signal", "a", b"1")
+    other = Inbox(store, seal.ephemeral_seal(), "job")
     with pytest.raises(ConfigurationError, match="another key"):
         other.look()
     with pytest.raises(ConfigurationError, match="another key"):
         other.post("signal", "a", b"2")
-    assert sent(disk) == [(1, "a", 1)]
+    assert sent(store) == [(1, "a", 1)]
 
 
-def test_an_encrypted_inbox(disk):
+def test_an_encrypted_inbox(store):
     """An encrypted message shows neither its name nor its value."""
     encrypting = seal.Seal(SEAL.keys, encrypts=True)
-    Inbox(disk, encrypting, "job").post("signal", "secret name", b'"secret value"')
-    ((_, data),) = rows(disk)
+    Inbox(store, encrypting, "job").post("signal", "secret name", b'"secret value"')
+    ((_, data),) = rows(store)
     assert b"secret" not in data
-    assert sent(disk) == [(1, "secret name", "secret value")]
+    assert sent(store) == [(1, "secret name", "secret value")]
 
 
 # -- copies --------------------------------------------------------------------------------------
@@ -318,13 +284,13 @@ def test_a_copy_has_the_same_numbers(store):
     assert found.post("signal", "a", b"9") == 5
 
 
-def test_a_damaged_inbox_is_not_copied(disk):
+def test_a_damaged_inbox_is_not_copied(store):
     """A fork of a run whose messages are damaged is refused."""
     for value in (b"1", b"2"):
-        inbox(disk).post("signal", "a", value)
-    drop(disk, rows(disk)[0][0])
+        inbox(store).post("signal", "a", value)
+    drop(store, rows(store)[0][0])
     with pytest.raises(CorruptStoreError):
-        inbox(disk).copy_to(Inbox(disk, SEAL, "fork"))
+        inbox(store).copy_to(Inbox(store, SEAL, "fork"))
 
 
 # -- the bell ------------------------------------------------------------------------------------
@@ -363,18 +329,18 @@ def reported(told, monkeypatch):
     return told
 
 
-def test_a_ring_that_fails_is_a_notice(disk, monkeypatch, reported):
+def test_a_ring_that_fails_is_a_notice(store, monkeypatch, reported):
     """Where the bell cannot be rung, nothing is raised."""
-    monkeypatch.setattr(type(disk), "write", lambda *_: 1 / 0)
-    Bell(disk, SEAL).ring("job")
+    monkeypatch.setattr(type(store), "write", lambda *_: 1 / 0)
+    Bell(store, SEAL).ring("job")
     assert "ZeroDivisionError in Bell.ring" in reported()
 
 
-def test_a_held_bell_delays_a_ring_shortly(disk, monkeypatch, reported):
+def test_a_held_bell_delays_a_ring_shortly(store, monkeypatch, reported):
     """A process that stopped while it rang does not keep others from sending."""
-    monkeypatch.setattr(bell, "_PATIENCE", 0.01)
-    with Bell(disk, SEAL)._log.owned():
-        Bell(disk, SEAL).ring("job")
+    monkeypatch.setattr(bell, "_RING_PATIENCE", 0.01)
+    with Bell(store, SEAL)._log.owned():
+        Bell(store, SEAL).ring("job")
     assert "RunBusyError in Bell.ring" in reported()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import json
 import math
 import sys
 import tracemalloc
@@ -16,36 +17,10 @@ from hypothesis import strategies as st
 from pickled import Account, Model, Plain, Point, double
 
 from examples import sweep
-from stepwise._checkpoints.checkpoints import State, header_text
-from stepwise._journal import seal as _seal
-from stepwise._journal.chain import Position
-from stepwise._journal.header_text import record_text
-from stepwise._journal.records import (
-    Answered,
-    Call,
-    Cancelling,
-    Compensated,
-    Compensating,
-    Ended,
-    Forgotten,
-    Handled,
-    Intent,
-    Interrupted,
-    Outcome,
-    Quarantined,
-    Refused,
-    Resumed,
-    Ruled,
-    Settled,
-    Started,
-    Stopped,
-    Suspended,
-    Waiting,
-    from_header,
-    to_header,
-)
+from stepwise._checkpoints.checkpoints import State
+from stepwise._journal.journal import Position
+from stepwise._journal.records import KINDS, Call, Outcome, Sums, from_header, to_header
 from stepwise._journal.seal import DamagedError, ephemeral_seal, to_json
-from stepwise._journal.spending import Sums
 from stepwise._values.preview import preview, preview_arguments
 
 # -- headers ---------------------------------------------------------------------------------------
@@ -54,103 +29,51 @@ texts = st.text(st.characters(exclude_categories=()), max_size=6)
 whole = st.integers(0, 2**53)
 seconds = st.floats(0, 1e12)
 numbers = st.lists(whole, max_size=4).map(tuple)
-pythons = st.none() | st.just("3.11")
-waits = st.tuples(whole, texts, texts, st.none() | seconds, seconds, texts).map(list)
-changes = st.dictionaries(texts, texts, max_size=3)
 amounts = st.dictionaries(texts, seconds, max_size=2)
-calls = st.builds(
-    Call,
-    number=whole,
-    name=texts,
-    module=texts,
-    digest=texts,
-    ordinal=whole,
-    scope=texts,
-    unwinding=st.none() | whole,
-    place=texts,
-    site=texts,
-    arguments=texts,
-    effect=st.booleans(),
-    key=texts,
-    parts=changes,
-    child=texts,
-    at=seconds,
-    branch=texts,
-    serial=whole,
-    instead=whole,
-)
+waits = st.tuples(whole, texts, texts, st.none() | seconds, seconds, texts).map(list)
+BY_TYPE = {
+    "str": texts,
+    "str | None": st.none() | texts,
+    "int": whole,
+    "int | None": st.none() | whole,
+    "float": seconds,
+    "float | None": st.none() | seconds,
+    "bool": st.booleans(),
+    "tuple[int, ...]": numbers,
+    "tuple[str, ...]": st.lists(texts, max_size=2).map(tuple),
+    "tuple[Any, ...]": st.lists(waits, max_size=2).map(tuple),
+    "list[str]": st.lists(texts, max_size=3),
+    "dict[str, int]": st.dictionaries(texts, whole, max_size=3),
+    "dict[str, str]": st.dictionaries(texts, texts, max_size=3),
+    "Mapping[str, str]": st.dictionaries(texts, texts, max_size=3),
+    "Mapping[str, str] | None": st.none() | st.dictionaries(texts, texts, max_size=3),
+    "Mapping[str, float]": amounts,
+    "Mapping[str, Any]": st.dictionaries(texts, texts | whole | seconds, max_size=3),
+    "Mapping[str, Sequence[int]]": st.dictionaries(texts, numbers, max_size=2),
+    "Sequence[list[str]]": st.lists(st.tuples(texts, texts).map(list), max_size=2),
+    "Sequence[list[Any]]": st.lists(st.tuples(texts, texts, whole).map(list), max_size=2),
+    "list[Any]": st.nothing(),  # given
+    "list[list[Any]]": st.lists(st.tuples(whole, whole, st.booleans()).map(list), max_size=2),
+    "WaitKind": st.sampled_from(["time", "signal", "approval"]),
+    "StepStatus": st.sampled_from(["completed", "failed", "cancelled"]),
+    "Literal['completed', 'failed', 'cancelled']": st.sampled_from(["completed", "failed"]),
+}
 
 
+def built(cls, **given):
+    """Instances of a class of facts, each fact of the type that it has there."""
+    fields = {
+        name: BY_TYPE[str(kind)] for name, kind in cls.__annotations__.items() if name not in given
+    }
+    return st.builds(cls, **fields, **given)
+
+
+BY_TYPE["Call"] = built(Call)
 records = st.one_of(
-    st.builds(
-        Started,
-        *[texts] * 6,
-        pythons,
-        seconds,
-        parts=st.none() | changes,
-        tags=changes,
-        trace=changes,
-    ),
-    st.builds(Resumed, whole, texts, whole, texts, seconds, trace=changes, unknown=st.booleans()),
-    st.builds(Intent, calls, pythons, texts),
-    st.builds(
-        Waiting,
-        calls,
-        st.sampled_from(["time", "signal", "approval"]),
-        texts,
-        st.none() | seconds,
-        st.none() | seconds,
-        *[texts] * 4,
-        pythons,
-        seconds,
-    ),
-    st.builds(Answered, whole, texts, st.booleans(), texts, texts, whole, seconds, seconds),
-    st.builds(Refused, whole, whole, texts, texts, seconds),
-    st.builds(Suspended, st.lists(waits, max_size=2).map(tuple), whole, seconds, amounts),
-    st.builds(Cancelling, texts, texts, whole, seconds),
-    st.builds(
-        Outcome,
-        calls,
-        st.sampled_from(["completed", "failed", "cancelled"]),
-        attempts=whole,
-        clean=st.booleans(),
-        inner=numbers,
-        preview=texts,
-        traceback=texts,
-        changed=changes,
-        form=pythons,
-        at=seconds,
-        state=st.lists(texts, max_size=2).map(tuple),
-        awaited=texts,
-        usage=st.dictionaries(texts, texts | whole | seconds, max_size=3),
-        message=whole,
-        spent=amounts,
-    ),
+    *map(built, KINDS.values()),
     st.builds(
         lambda call, preview, at, spent: Outcome(call, preview=preview, at=at, spent=spent),
-        *(calls, texts, seconds, amounts),  # as most outcomes are
-    ),
-    st.builds(Handled, numbers, seconds),
-    st.builds(Settled, whole, st.booleans(), texts, pythons, seconds, amounts),
-    st.builds(Stopped, calls, numbers, numbers, seconds),
-    st.builds(Ruled, calls, numbers, st.booleans(), seconds),
-    st.builds(Forgotten, numbers, seconds),
-    st.builds(Interrupted, texts, seconds, st.booleans(), amounts),
-    st.builds(
-        Ended,
-        st.sampled_from(["completed", "failed", "cancelled"]),
-        recorded=st.booleans(),
-        changed=changes,
-        retry=numbers,
-        spent=numbers,
-        resumed_from=st.none() | whole,
-        executed=whole,
-        skipped=whole,
-        preview=texts,
-        form=pythons,
-        at=seconds,
-        rest=amounts,
-        again=texts,
+        *(BY_TYPE["Call"], texts, seconds, amounts),  # as most outcomes are
     ),
 )
 seal = ephemeral_seal()
@@ -169,165 +92,57 @@ def test_headers(record):
     assert repr(through_header(record)) == repr(record)
 
 
-@sweep
-@given(records)
-def test_header_texts(record):
-    """The text of a record's header is what ``json`` makes of it, whatever its facts are."""
-    text = record_text(record)
-    assert text == to_json(to_header(record))
-    assert seal.close("i", text)[0][100:] == seal.close("i", to_header(record))[0][100:]
-
-
-@pytest.mark.parametrize("moment", [math.inf, -math.inf, math.nan, 0, 1e300])
-def test_header_texts_of_strange_moments(moment):
-    """Moments that are no usual numbers are written as ``json`` writes them."""
-    call = Call(1, "think", "m", "d", 1, at=moment)
-    for record in (Outcome(call, at=moment), Outcome(call), Intent(call)):
-        assert record_text(record) == to_json(to_header(record))
-
-
-states = st.builds(
-    State,
-    *(texts, whole, texts, texts, st.lists(texts, max_size=3), whole, whole),
-    st.dictionaries(texts, whole, max_size=3),
-    st.lists(st.tuples(texts, texts, whole).map(list), max_size=2),
-    st.builds(
-        Position,
-        whole,
-        st.none() | st.binary(min_size=16, max_size=16),
-        whole,
-        st.builds(
-            Sums,
-            seconds | st.just(math.nan),
-            whole | seconds,
-            whole,
-            seconds,
-            st.booleans(),
-            st.booleans(),
-        ),
-    ).map(Position.kept)
-    | st.just([3, "ab", 1]),
-    st.lists(st.tuples(whole, whole, st.booleans()).map(list), max_size=2),
-    changes,
-    at=seconds | st.just(math.inf),
-    needs=st.dictionaries(texts, numbers | texts, max_size=2),
-    changed=st.lists(st.tuples(texts, pythons, whole).map(list), max_size=2),
-    state=st.lists(st.tuples(texts, texts).map(list), max_size=2),
-    serial=whole,
-    before=st.none() | texts,
-    seconds=seconds,
-    usage=amounts,
-    taken=st.dictionaries(texts, numbers, max_size=2),
-    told=st.booleans(),
-)
+positions = st.builds(
+    Position,
+    whole,
+    st.none() | st.binary(min_size=16, max_size=16),
+    whole,
+    built(Sums, usd=seconds | st.just(math.nan), tokens=whole | seconds),
+).map(Position.kept)
+states = built(State, journal=positions | st.just([3, "ab", 1]), at=seconds | st.just(math.inf))
 
 
 @sweep
 @given(states)
-def test_header_texts_of_checkpoints(state):
-    """The text of a checkpoint's header is what ``json`` makes of it, whatever its facts are."""
-    assert header_text(state) == to_json(state._asdict())
+def test_headers_of_checkpoints(state):
+    """The state of a checkpoint comes back from its header, which leaves out what is as usual."""
+    header = json.loads(to_json(state.header()))
+    assert to_json(State(**header)) == to_json(state)
+    assert len(header) >= len(State._fields) - len(State._field_defaults)
 
 
 PLACES = {
-    Call: "number name module digest ordinal scope unwinding place site arguments effect key child"
-    " at branch serial parts instead",
-    Started: "workflow digest arguments code file parent python at forked_from command cwd",
-    Resumed: "epoch how step code at void command cwd trace unknown",
-    Intent: "call form ticket",
-    Waiting: "call kind name until seconds ticket digest schema details form at",
-    Answered: "number ticket approved by note message sent_at at",
-    Refused: "message number name why at",
-    Suspended: "waits seen at rest",
-    Interrupted: "why at decided rest",
-    Cancelling: "by reason message at",
-    Outcome: "call status attempts clean inner preview traceback changed form at state"
+    "call": "number name module digest ordinal scope unwinding place site arguments effect key"
+    " child at branch serial parts instead",
+    "started": "workflow digest arguments code file parent python at forked_from command cwd",
+    "resumed": "epoch how step code at void command cwd trace unknown",
+    "intent": "call form ticket",
+    "waiting": "call kind name until seconds ticket digest schema details form at",
+    "answered": "number ticket approved by note message sent_at at",
+    "refused": "message number name why at",
+    "suspended": "waits seen at rest",
+    "interrupted": "why at decided rest",
+    "cancelling": "by reason message at",
+    "outcome": "call status attempts clean inner preview traceback changed form at state"
     " awaited usage message spent",
-    Handled: "numbers at",
-    Settled: "number landed preview form at spent",
-    Stopped: "call steps records at",
-    Ruled: "call steps same at",
-    Forgotten: "numbers at",
-    Compensating: "number key at",
-    Compensated: "number preview at",
-    Quarantined: "numbers effects at",
-    Ended: "status recorded changed retry spent resumed_from executed skipped preview form at rest"
-    " again",
+    "handled": "numbers at",
+    "settled": "number landed preview form at spent",
+    "stopped": "call steps records at",
+    "ruled": "call steps same at",
+    "forgotten": "numbers at",
+    "compensating": "number key at",
+    "compensated": "number preview at",
+    "quarantined": "numbers effects at",
+    "ended": "status recorded changed retry spent resumed_from executed skipped preview form at"
+    " rest again",
 }
 
 
-@pytest.mark.parametrize("cls", PLACES, ids=lambda cls: cls.__name__)
-def test_facts_keep_their_places(cls):
+@pytest.mark.parametrize("kind", PLACES)
+def test_facts_keep_their_places(kind):
     """What is stored says by its place what it is: no fact moves or goes, a new one comes last."""
-    places = PLACES[cls].split()
-    assert list(cls._fields[: len(places)]) == places
-
-
-def test_headers_of_a_later_version():
-    """Facts that this version does not know are ignored, in the record and in its call."""
-    call = Call(1, "think", "m", "d", 1)
-    assert through_header(Outcome(call, "failed"), "good") == Outcome(call, "failed")
-    assert from_header(["intent", [*call, ["good"]], None, "", "good"]) == Intent(call)
-
-
-def test_headers_of_an_earlier_version():
-    """Facts that an earlier version did not know are at their default."""
-    call = Call(1, "think", "m", "d", 1)
-    assert from_header(["outcome", [1, "think", "m", "d", 1], "failed"]) == Outcome(call, "failed")
-    assert from_header(["handled", [1]]) == Handled((1,))
-
-
-CALL = Call(1, "think", "m", "d", 1, place="body[1]", at=5.5)
-NAMED_CALL = {
-    "number": 1,
-    "name": "think",
-    "module": "m",
-    "digest": "d",
-    "ordinal": 1,
-    "place": "body[1]",
-    "at": 5.5,
-    "mood": "good",
-}
-NAMED = [
-    ({"kind": "forgotten", "numbers": [3, 4]}, Forgotten((3, 4))),
-    ({"kind": "intent", "call": NAMED_CALL}, Intent(CALL)),
-    (
-        {"kind": "outcome", "call": NAMED_CALL, "status": "failed", "inner": [2], "mood": "good"},
-        Outcome(CALL, "failed", inner=(2,)),
-    ),
-    (
-        {"kind": "started", "workflow": "w", "digest": "d", "arguments": "a", "command": ["x"]},
-        Started("w", "d", "a", command=("x",)),
-    ),
-]
-
-
-@pytest.mark.parametrize(("header", "record"), NAMED, ids=lambda item: type(item).__name__)
-def test_headers_of_format_1(monkeypatch, header, record):
-    """A record of the first format, whose facts had names, is read."""
-    monkeypatch.setattr(_seal, "FORMAT", 1)
-    data, _ = seal.close("identity", header)
-    monkeypatch.undo()
-    assert from_header(seal.open("identity", data).header) == record
-
-
-def test_all_kinds_have_headers():
-    """Each kind of record says in its header what it is."""
-    call = Call(1, "think", "m", "d", 1)
-    kinds = [
-        Started("w", "d", "a"),
-        Resumed(1, "replay", 0),
-        Intent(call),
-        Outcome(call, "completed"),
-        Handled((1,)),
-        Settled(1, landed=True),
-        Forgotten((1,)),
-        Ended("failed"),
-    ]
-    assert [to_header(kind)[0] for kind in kinds] == [
-        *("started", "resumed", "intent", "outcome", "handled", "settled", "forgotten", "ended")
-    ]
-    assert [through_header(kind) for kind in kinds] == kinds
+    fields, places = {**KINDS, "call": Call}[kind]._fields, PLACES[kind].split()
+    assert [*fields[: len(places)]] == places
 
 
 @sweep
@@ -453,17 +268,6 @@ def test_previews_of_evil_values(case, wrap):
             value = value.pop()
 
 
-def test_previews_let_ctrl_c_through():
-    """Ctrl-C inside somebody's ``repr`` is not taken for a failure of it."""
-
-    class Slow:
-        def __repr__(self):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        preview(Slow())
-
-
 def test_readable_previews():
     """Small data is shown as it is written; what is large or has an address is shortened."""
     assert preview({"a": [1, "x", None]}) == "{'a': [1, 'x', None]}"
@@ -531,11 +335,11 @@ class Counted:
     ids=[*("list", "tuple", "set", "frozenset", "dict", "deque", "ordered", "default", "counter")],
 )
 def test_previews_of_large_containers(kind):
-    """The preview of a large container looks at a few of its items, not at all of them."""
+    """The preview of a large container asks none of its items how it looks or which is first."""
     value = kind([Counted(number) for number in range(5_000)])
     Counted.asked = 0
     assert len(preview(value)) <= 200
-    assert Counted.asked < 100
+    assert Counted.asked == 0
 
 
 @pytest.mark.parametrize("value", ["x" * 10_000_000, b"x" * 10_000_000], ids=["text", "bytes"])

@@ -1,30 +1,30 @@
 """Runs of one process that write at once share a transaction; each has its own outcome."""
 
-import asyncio
 import os
+import pathlib
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
 import threading
 
 import pytest
+from harness import python
 from store_tools import pragma
 
 import stepwise
-from stepwise import LeaseLostError, StoreError, step, workflow
+from stepwise import LeaseLostError, StoreError
 from stepwise.stores import Batch, Owner, open_store
-from stepwise.stores._rows import Transactions
+from stepwise.stores._commits import Share, commits_of
+from stepwise.stores._rows import Rows
 
 OWNER = Owner(os.getpid(), "here", 0.0)
 RUNS = 12
-schemes = pytest.mark.parametrize("scheme", ["disk", "sqlite"])
 
 
 @pytest.fixture
-def store(scheme, tmp_path):
-    store = open_store(f"{scheme}:{tmp_path}/store")
+def store(tmp_path):
+    store = open_store(f"disk:{tmp_path}/store")
     yield store
     store.close()
 
@@ -35,7 +35,7 @@ class Held:
     def __init__(self, monkeypatch):
         self.count = 0
         self.began, self.go = threading.Event(), threading.Event()
-        commit = Transactions.commit
+        commit = Rows.commit
 
         def held(transactions):
             self.count += 1
@@ -43,17 +43,19 @@ class Held:
             assert self.go.wait(300)
             commit(transactions)
 
-        monkeypatch.setattr(Transactions, "commit", held)
+        monkeypatch.setattr(Rows, "commit", held)
 
 
 def together(store, held, epochs):
     """Have each run write one record while the first commit is held; who got which error."""
-    errors = {}
+    errors, commits = {}, commits_of(store, fsync=True)
 
     def write(number):
         record = ((1, b"%d" % number),)
         try:
-            store.write(f"run{number}", epochs[number], Batch(records=record, durable=True))
+            share = Share()
+            share.wanted = f"run{number}", epochs[number], Batch(records=record, durable=True)
+            commits.write(share)
         except (StoreError, LeaseLostError) as error:
             errors[number] = error
 
@@ -62,7 +64,7 @@ def together(store, held, epochs):
     assert held.began.wait(300)
     for thread in threads[1:]:
         thread.start()
-    while len(store._group._waiting) < RUNS:
+    while len(commits._waiting) < RUNS:
         threading.Event().wait(0.001)
     held.go.set()
     for thread in threads:
@@ -74,7 +76,6 @@ def records(store):
     return {n: [data for _, data in store.read(f"run{n}")] for n in range(RUNS)}
 
 
-@schemes
 def test_runs_share_a_transaction(store, monkeypatch):
     """What many runs write while one waits for the disk is written with the next transaction."""
     epochs = [store.acquire(f"run{number}", OWNER) for number in range(RUNS)]
@@ -84,7 +85,6 @@ def test_runs_share_a_transaction(store, monkeypatch):
     assert records(store) == {number: [b"%d" % number] for number in range(RUNS)}
 
 
-@schemes
 @pytest.mark.parametrize("lasting", [0, 1, 2])
 def test_one_run_that_must_last_makes_what_it_shares_last(store, lasting):
     """A transaction of several runs is flushed if any one of them relies on that."""
@@ -98,20 +98,10 @@ def test_one_run_that_must_last_makes_what_it_shares_last(store, lasting):
     assert pragma(store, "synchronous") == 2
 
 
-@schemes
-def test_a_lost_lease_is_of_one_run(store, monkeypatch):
-    """Who has lost his lease is told so; what the other runs wanted written is there."""
+def test_an_error_is_of_one_run(store, monkeypatch):
+    """A run that cannot be written, or has lost its lease, gets the error; the others are there."""
     epochs = [store.acquire(f"run{number}", OWNER) for number in range(RUNS)]
     epochs[5] += 1
-    errors = together(store, Held(monkeypatch), epochs)
-    assert {number: type(error) for number, error in errors.items()} == {5: LeaseLostError}
-    assert records(store) == {n: [b"%d" % n] if n != 5 else [] for n in range(RUNS)}
-
-
-@schemes
-def test_an_error_is_of_one_run(store, monkeypatch):
-    """A run that cannot be written gets the error; what the others wanted written is there."""
-    epochs = [store.acquire(f"run{number}", OWNER) for number in range(RUNS)]
     rows = type(store._rows)
     put = rows.put_record
 
@@ -122,12 +112,14 @@ def test_an_error_is_of_one_run(store, monkeypatch):
 
     monkeypatch.setattr(rows, "put_record", fails)
     errors = together(store, Held(monkeypatch), epochs)
-    assert list(errors) == [7]
+    assert {number: type(each) for number, each in errors.items()} == {
+        5: LeaseLostError,
+        7: StoreError,
+    }
     assert "full" in str(errors[7])
-    assert records(store) == {n: [b"%d" % n] if n != 7 else [] for n in range(RUNS)}
+    assert records(store) == {n: [b"%d" % n] if n not in (5, 7) else [] for n in range(RUNS)}
 
 
-@schemes
 def test_a_checkpoint_does_not_wait_for_the_flush_of_another_run(store, monkeypatch):
     """While one run waits for the disk, another one's small checkpoint is put beside it."""
     one, other = (store.acquire(run, OWNER) for run in ("one", "other"))
@@ -211,41 +203,27 @@ told("all done")
 """
 
 
-def command(folder, store, kind, count=20, steps=9):
-    program = folder / "agents.py"
-    program.write_text(AGENTS, encoding="utf-8")
-    return [sys.executable, str(program), store, str(count), str(steps), kind]
-
-
-@schemes
 @pytest.mark.parametrize("kind", ["tasks", "threads"])
 @pytest.mark.parametrize("lines", [5, 60, 140])
-def test_many_runs_are_killed_and_go_on(tmp_path, scheme, kind, lines):
+def test_many_runs_are_killed_and_go_on(fork, tmp_path, kind, lines):
     """Of 20 runs in one killed process, what was done is on record, and nothing is sent twice."""
-    url = f"{scheme}:{tmp_path}/store"
-    environment = {**os.environ, "STEPWISE_HOME": str(tmp_path / "home")}
-    arguments = command(tmp_path, url, kind)
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environment)
-    told = [process.stdout.readline() for _ in range(lines)]
-    process.send_signal(signal.SIGKILL)
-    told += process.stdout.read().splitlines(keepends=True)
-    process.wait()
-    process.stdout.close()
-    acknowledged = {line for line in told if line.startswith(b"done") and line.endswith(b"\n")}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STEPWISE_HOME", str(tmp_path / "home"))
-        recorded = {
-            f"done {run.id.removeprefix('run')} {each.result}\n".encode()
-            for run in stepwise.runs(store=url)
-            for each in run.steps
-            if each.status == "completed" and each.name.endswith("work")
-        }
-    assert acknowledged <= recorded
-    again = subprocess.run(arguments, env=environment, capture_output=True, check=False)
-    assert again.returncode == 0, again.stderr.decode()
-    told += again.stdout.splitlines(keepends=True)
-    assert told[-1] == b"all done\n"
-    sent = [line for line in told if line.startswith(b"sent")]
+    url = f"disk:{tmp_path}/store"
+    script = fork(AGENTS, url, 20, 9, kind)
+    told = [script.hear() for _ in range(lines)]
+    script.kill()
+    *rest, _ = script.process.stdout.read().split("\n")  # without the line that is cut off
+    told += rest
+    recorded = {
+        f"done {run.id.removeprefix('run')} {each.result}"
+        for run in stepwise.runs(store=url)
+        for each in run.steps
+        if each.status == "completed" and each.name.endswith("work")
+    }
+    assert {line for line in told if line.startswith("done")} <= recorded
+    again = fork(pathlib.Path(script.process.args[-5]), url, 20, 9, kind).finish().split("\n")
+    told += again
+    assert told[-1] == "all done"
+    sent = [line for line in told if line.startswith("sent")]
     assert len(sent) == len(set(sent))
 
 
@@ -253,11 +231,12 @@ def test_many_runs_are_killed_and_go_on(tmp_path, scheme, kind, lines):
 @pytest.mark.parametrize("kind", ["tasks", "threads"])
 def test_many_runs_share_flushes(tmp_path, kind):
     """40 runs at once with 30 steps each wait for the disk far fewer than 1,200 times."""
-    trace = tmp_path / "trace"
+    trace, program = tmp_path / "trace", tmp_path / "agents.py"
+    program.write_text(AGENTS, encoding="utf-8")
     calls = ["-e", "trace=fsync,fdatasync", "-o", str(trace)]
-    program = command(tmp_path, f"disk:{tmp_path}/store", kind, 40, 30)
+    agents = [sys.executable, str(program), f"disk:{tmp_path}/store", "40", "30", kind]
     subprocess.run(
-        ["strace", "-f", "--seccomp-bpf", *calls, *program],
+        ["strace", "-f", "--seccomp-bpf", *calls, *agents],
         check=True,
         timeout=300,
         stdout=subprocess.DEVNULL,
@@ -297,18 +276,9 @@ assert all(os.waitpid(child, 0)[1] == 0 for child in children)
 """
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-@schemes
-def test_a_fork_among_many_runs_goes_on_with_its_own(tmp_path, scheme):
+def test_a_fork_among_many_runs_goes_on_with_its_own(fork, tmp_path):
     """A child that was forked while runs were writing has runs of its own in the same store."""
-    program = tmp_path / "forking.py"
-    program.write_text(FORKING, encoding="utf-8")
-    subprocess.run(
-        [sys.executable, "-W", "ignore", str(program), f"{scheme}:{tmp_path}/store"],
-        check=True,
-        timeout=300,
-        stderr=subprocess.DEVNULL,
-    )
+    fork(FORKING, f"disk:{tmp_path}/store").finish()
 
 
 OPENING = """
@@ -337,9 +307,11 @@ assert os.waitpid(child, 0)[1] == 0
 """
 
 
-def test_a_fork_while_a_store_is_being_opened_does_not_hang():
-    """A child that was forked while another thread opened its first store can open one."""
-    subprocess.run([sys.executable, "-W", "ignore", "-c", OPENING], check=True, timeout=300)
+@pytest.mark.parametrize("name", ["OPENING", "STARTING"])
+def test_a_fork_while_a_store_is_being_opened_does_not_hang(name):
+    """A child that was forked while another thread opened a store, or began a run, can do both."""
+    ended = python("-W", "ignore", "-c", globals()[name])
+    assert ended.returncode == 0, ended.stderr
 
 
 STARTING = """
@@ -377,31 +349,3 @@ go.set()
 thread.join()
 assert status == 0
 """
-
-
-def test_a_fork_while_a_run_starts_does_not_hang():
-    """A child that was forked while another thread began a run can begin one."""
-    subprocess.run([sys.executable, "-W", "ignore", "-c", STARTING], check=True, timeout=300)
-
-
-@step
-async def wait():
-    await asyncio.sleep(0)
-
-
-@workflow
-async def patient(number):
-    for _ in range(3):
-        await wait()
-    return number
-
-
-@schemes
-def test_runs_as_tasks_of_one_loop(scheme, tmp_path):
-    """A hundred runs that one event loop awaits at once each come to their own result."""
-    where = patient.options(store=f"{scheme}:{tmp_path}/store")
-
-    async def main():
-        return await asyncio.gather(*[where(number) for number in range(100)])
-
-    assert asyncio.run(main()) == list(range(100))

@@ -9,7 +9,7 @@ import re
 from typing import NamedTuple
 
 import pytest
-from survival import lab_of, line_of
+from survival import lab_of, line_of, placed
 
 PROGRAM = """
     def shown(values):
@@ -62,14 +62,162 @@ def did(*calls):
             for call in calls]  # fmt: skip
 
 
-def test_below():
-    """The bug below is fixed and the program run again: it resumes where it was, with new code."""
-    fixed = ("result = shown(values)", 'result = "fixed " + shown(values[:2])')
-    second = edit(fixed, die_at="work(after 4)")
-    assert second.result == "fixed 1-2"
-    assert second.log == [*did("after 4"), 'did act(fixed 1-2) -> "fixed 1-2"']
-    where = line_of(PROGRAM, 'work(f"after')
-    assert f"resumes at {where}, after 5 steps (the code below it was edited)\n" in second.told
+TRYING = """
+    @workflow
+    def run():
+        values = []
+        try:
+            values.append(work(1))
+            values.append({}["nobody"])
+        except KeyError as error:
+            if str(error):
+                values.append(str("caught"))
+        finally:
+            values.append("swept"[:0])
+            for _ in range(1):
+                values.append(str("tidied"))
+        log("behind it")
+        values.append(work(2))
+        return values
+"""
+STYLE = """
+    @workflow(ignore=["style"])
+    def run(style="plain"):
+        first = work(1)
+        return [style, first, work(2)]
+"""
+THIRD = """
+    @workflow
+    def run():
+        first = work(1)
+        second = work(2)
+        third = work(3)
+        log("between")
+        return first + second + work(4) + third
+"""
+OLDER = PROGRAM.replace("@workflow", "@workflow(keep=9)")
+PASSES = ["pass 3", "pass 4"]
+
+
+class Edit(NamedTuple):
+    """An edit between a kill and the next start.
+
+    Args:
+        die_at: the call in which it is killed.
+        log: with what the log of the second start begins; all of it, if it ends with ``None``.
+        told: what is said then, with places as in ``placed``.
+    """
+
+    die_at: str
+    old: str
+    new: str
+    result: object
+    log: list
+    told: tuple = ()
+    program: str = PROGRAM
+
+
+GIVEN_UP = (
+    "resumes at <<second =>>, after 1 step (the checkpoint at <<first =>> holds; the one at "
+    '<<log("bet>>, after 3 steps, is given up, since the code before <<second =>> has changed)\n'
+)
+
+
+ANNOUNCED = """
+    @tool(side_effect=True)
+    def announce(text):
+        return doing(f"announce({text})", text)
+""" + PROGRAM.replace("(work(2))", "(work(2))\n            announce('hi')")
+
+
+EDITS = {
+    # The bug below is fixed and the program run again: it resumes where it was, with new code.
+    "below": Edit(
+        *("work(after 4)", "result = shown(values)", 'result = "fixed " + shown(values[:2])'),
+        "fixed 1-2",
+        [*did("after 4"), 'did act(fixed 1-2) -> "fixed 1-2"', None],
+        ('resumes at <<work(f"after>>, after 5 steps (the code below it was edited)\n',),
+    ),
+    # Replays, and what is recorded is not repeated.
+    "above": Edit(
+        *("work(after 4)", "values = [work(1)]", "values = [work(1), 'new']", "1-new-2-3-4"),
+        [*PASSES, *did("after 4")],
+        (
+            "replays from the top, 5 steps answered by the journal",
+            '(the code before <<log(f"pass>> has changed)',
+        ),
+        KEEPING,
+    ),
+    "between two checkpoints": Edit(
+        *("work(4)", "second = work(2)", "second = work(2) + 1", 11, ["between", *did(4), None]),
+        (GIVEN_UP,),
+        THIRD,
+    ),
+    "a default of a parameter that does not tell runs apart": Edit(
+        *("work(2)", 'style="plain"', 'style="bold"', ["bold", 1, 2], [*did(2), None]), (), STYLE
+    ),
+    "a finally above": Edit(
+        *("work(2)", '"swept"[:0]', '"swept"', [1, "caught", "swept", "tidied", 2]),
+        *(["behind it", *did(2), None], (), TRYING),
+    ),
+    "a branch of a handler above": Edit(
+        *("work(2)", '"caught"', '"edited"', [1, "edited", "", "tidied", 2], [], (), TRYING)
+    ),
+    "a loop of a finally above": Edit(
+        *("work(2)", '"tidied"', '"edited"', [1, "caught", "", "edited", 2], [], (), TRYING)
+    ),
+    "above, from an older checkpoint": Edit(
+        *("work(4)", "values.append(work(2))", "values += [work(2), 'new']", "1-2-new-3-4"),
+        [*PASSES, *did(4, "after 4")],
+        ("resumes at <<if x == 1>>, after 1 step", "has changed"),
+        OLDER,
+    ),
+    "a branch that was not taken": Edit(
+        *("work(4)", 'work("never")', 'work("edited")', "1-2-3-4", did(4)),
+        ("resumes at", "after 4 steps"),
+    ),
+    "the rest of a loop, from this pass on": Edit(
+        *("work(after 3)", 'work(f"after {n}")', 'work(f"then {n}")', "1-2-3-4"),
+        [*did("then 3"), "pass 4", *did(4)],
+        ("after 3 steps (the code below it was edited)",),
+    ),
+    "the head of the loop, so new items are visited": Edit(
+        *("work(4)", "for n in (3, 4):", "for n in (3, 4, 5):", "1-2-3-4-5"),
+        [*PASSES, *did(4, "after 4")],
+        ("resumes at", "after 1 step "),  # the newest before the loop
+        KEEPING,
+    ),
+    "a step inserted above runs, those recorded do not": Edit(
+        *("work(4)", "values = [work(1)]", "values = [work(0), work(1)]", "0-1-2-3-4"),
+        [*did(0), *PASSES, *did(4, "after 4"), 'did act(0-1-2-3-4) -> "0-1-2-3-4"', None],
+    ),
+    "a step taken away above is named": Edit(
+        *("work(4)", "values = [work(1)]", "values = []", "2-3-4", []),
+        ("recorded steps that were not called again: work x1",),
+    ),
+    "a side effect taken away above is warned of": Edit(
+        *("work(4)", "        announce('hi')\n", "", "1-2-3-4", []),
+        ("UnusedRecordWarning", "announce(text='hi')"),
+        ANNOUNCED,
+    ),
+    "other arguments above: that step runs again": Edit(
+        *("work(4)", "values.append(work(2))", "values.append(work(22))", "1-22-3-4"),
+        [*did(22), *PASSES, *did(4, "after 4")],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_edited(name):
+    """A run goes on from the newest checkpoint that an edit leaves, and repeats no record."""
+    each = EDITS[name]
+    second = edit((each.old, each.new), die_at=each.die_at, program=each.program)
+    assert second.result == each.result
+    log = each.log[:-1] if each.log[-1:] == [None] else each.log
+    assert second.log[: len(log)] == log
+    assert len(second.log) == len(log) or log is each.log
+    for text in each.told:
+        assert placed(each.program, text) in second.told
 
 
 NO_EDITS = {
@@ -91,30 +239,6 @@ def test_what_is_no_edit(name):
     second = edit(NO_EDITS[name], die_at="work(4)")
     assert re.search(r"resumes at script.py:\d+, after 4 steps\n", second.told), second.told
     assert second.log[:2] == did(4, "after 4")
-
-
-def test_above():
-    """An edit above the position: it replays from the top, and what is recorded is not repeated."""
-    change = "values = [work(1)]", "values = [work(1), 'new']"
-    second = edit(change, die_at="work(after 4)", program=KEEPING)
-    assert second.result == "1-new-2-3-4"
-    assert second.log[:3] == ["pass 3", "pass 4", *did("after 4")]
-    assert "replays from the top, 5 steps answered by the journal" in second.told
-    where = line_of(PROGRAM, 'log(f"pass')
-    assert f"(the code before {where} has changed)" in second.told
-
-
-def test_a_default():
-    """An edited default counts, also that of a parameter which does not tell runs apart."""
-    program = """
-        @workflow(ignore=["style"])
-        def run(style="plain"):
-            first = work(1)
-            return [style, first, work(2)]
-    """
-    second = edit(('style="plain"', 'style="bold"'), die_at="work(2)", program=program)
-    assert second.result == ["bold", 1, 2]
-    assert second.log == did(2)
 
 
 def test_a_failure_that_was_handled_before_the_stop():
@@ -144,117 +268,6 @@ def test_a_failure_that_was_handled_before_the_stop():
         assert "has changed" in ended.text
         assert lab.result == [1, "edited", "failed", 2]
         assert {*lab.did.values()} == {1}
-
-
-def test_a_finally_above():
-    """An edit in a ``finally`` above the position counts, as any code that was executed does."""
-    program = """
-        @workflow
-        def run():
-            values = []
-            try:
-                values.append(work(1))
-            finally:
-                values.append("tidied")
-            log("behind it")
-            values.append(work(2))
-            return values
-    """
-    second = edit(('"tidied"', '"swept"'), die_at="work(2)", program=program)
-    assert second.result == [1, "swept", 2]
-    assert second.log == ["behind it", *did(2)]
-
-
-@pytest.mark.parametrize("old", ['"caught"', '"tidied"'])
-def test_a_branch_of_a_handler_above(old):
-    """So does an edit in a branch within a handler or ``finally``, which are one piece each."""
-    program = """
-        @workflow
-        def run():
-            values = []
-            try:
-                values.append(work(1))
-                values.append({}["nobody"])
-            except KeyError as error:
-                if str(error):
-                    values.append(str("caught"))
-            finally:
-                for _ in range(1):
-                    values.append(str("tidied"))
-            values.append(random.random() < 2)
-            values.append(work(2))
-            return values
-    """
-    second = edit((old, '"edited"'), die_at="work(2)", program=program)
-    assert "edited" in second.result
-
-
-def test_from_an_older_checkpoint():
-    """An edited run resumes at the newest checkpoint above the edit, and replays the rest."""
-    program = PROGRAM.replace("@workflow", "@workflow(keep=9)")
-    second = edit(
-        ("values.append(work(2))", "values += [work(2), 'new']"), die_at="work(4)", program=program
-    )
-    assert second.result == "1-2-new-3-4"
-    assert second.log[:4] == ["pass 3", "pass 4", *did(4, "after 4")]
-    assert f"resumes at {line_of(program, 'if x == 1')}, after 1 step" in second.told
-    assert "has changed" in second.told
-
-
-def test_a_branch_not_taken():
-    """An edit in a branch that this run did not take does not count."""
-    second = edit(('work("never")', 'work("edited")'), die_at="work(4)")
-    assert "resumes at" in second.told
-    assert "after 4 steps" in second.told
-    assert second.log[:1] == did(4)
-
-
-def test_the_rest_of_a_loop():
-    """The edited rest of a loop's body applies from this pass on, and the line says so."""
-    second = edit(('work(f"after {n}")', 'work(f"then {n}")'), die_at="work(after 3)")
-    assert second.log[:3] == [*did("then 3"), "pass 4", *did(4)]
-    assert "after 3 steps (the code below it was edited)" in second.told
-
-
-def test_the_head_of_a_loop():
-    """An edited head of the loop it was in: it replays, and new items are visited."""
-    change = "for n in (3, 4):", "for n in (3, 4, 5):"
-    second = edit(change, die_at="work(4)", program=KEEPING)
-    assert second.result == "1-2-3-4-5"
-    assert "resumes at" in second.told
-    assert "after 1 step " in second.told  # the newest before the loop
-    assert second.log[:4] == ["pass 3", "pass 4", *did(4, "after 4")]
-
-
-def test_a_step_inserted_above():
-    """A step inserted above runs; those recorded do not run again."""
-    second = edit(("values = [work(1)]", "values = [work(0), work(1)]"), die_at="work(4)")
-    assert second.result == "0-1-2-3-4"
-    assert second.log == [*did(0), "pass 3", "pass 4", *did(4, "after 4"),
-                          'did act(0-1-2-3-4) -> "0-1-2-3-4"']  # fmt: skip
-
-
-def test_a_step_taken_away():
-    """A step taken away above is named as not met again; a side effect is warned of."""
-    announce = """
-    @tool(side_effect=True)
-    def announce(text):
-        return doing(f"announce({text})", text)
-    """
-    program = announce + PROGRAM.replace("(work(2))", "(work(2))\n            announce('hi')")
-    second = edit(("        announce('hi')\n", ""), die_at="work(4)", program=program)
-    assert second.result == "1-2-3-4"
-    assert "UnusedRecordWarning" in second.told
-    assert "announce(text='hi')" in second.told
-    second = edit(("values = [work(1)]", "values = []"), die_at="work(4)")
-    assert "recorded steps that were not called again: work x1" in second.told
-
-
-def test_other_arguments_above():
-    """An edited prompt is a new call: that step runs again, the others do not."""
-    second = edit(("values.append(work(2))", "values.append(work(22))"), die_at="work(4)")
-    assert second.result == "1-22-3-4"
-    assert second.log[:5] == [*did(22), "pass 3", "pass 4", *did(4, "after 4")]
 
 
 def test_a_pruned_journal():

@@ -20,8 +20,23 @@ class Interrupted(BaseException):
     """Ctrl-C."""
 
 
-def test_a_dict_that_a_stopped_attempt_changed_makes_no_twin():
-    """The next attempt is given a new object, and the steps that are recorded do not run again."""
+MADE = """
+class Agent:
+    def __init__(self):
+        self.lock, self.notes = threading.Lock(), []
+
+    @step
+    def note(self):
+        self.notes.append(1)
+"""
+
+
+@pytest.mark.parametrize("kind", ["dict", "class of a module without a file"])
+def test_what_a_stopped_attempt_changed_makes_no_twin(kind, monkeypatch):
+    """The next attempt is given a new object, and the steps that are recorded do not run again.
+
+    An agent of a class of a module without a file is the user's own, though it holds a lock.
+    """
     done, stops = [], [Interrupted()]
 
     @stepwise.step
@@ -35,40 +50,14 @@ def test_a_dict_that_a_stopped_attempt_changed_makes_no_twin():
             raise stops.pop()
 
     @stepwise.workflow(checkpoint_every=1000)
-    def w(peer):
+    def with_dict(peer):
         table = {"peer": peer}
         note(table)
         end()
         return table["n"]
 
-    with pytest.raises(Interrupted):
-        w(Peer())
-    assert w(Peer()) == 1
-    assert done == ["note"]
-
-
-MADE = """
-class Agent:
-    def __init__(self):
-        self.lock, self.notes = threading.Lock(), []
-
-    @step
-    def note(self):
-        self.notes.append(1)
-"""
-
-
-def test_a_class_of_a_module_without_a_file_is_the_users_own(monkeypatch):
-    """What a step changes in an agent of such a class is recorded, though it holds a lock."""
-    stops = [Interrupted()]
-
-    @stepwise.step
-    def end():
-        if stops:
-            raise stops.pop()
-
     @stepwise.workflow(checkpoint_every=1000)
-    def w(agent):
+    def with_agent(agent):
         agent.note()
         end()
         return agent.notes
@@ -77,6 +66,8 @@ def test_a_class_of_a_module_without_a_file_is_the_users_own(monkeypatch):
     monkeypatch.setitem(sys.modules, module.__name__, module)
     vars(module).update(step=stepwise.step, threading=threading)
     exec(MADE, vars(module))
+    flow, made = (with_dict, Peer) if kind == "dict" else (with_agent, module.Agent)
     with pytest.raises(Interrupted):
-        w(module.Agent())
-    assert w(module.Agent()) == [1]
+        flow(made())
+    assert flow(made()) == (1 if kind == "dict" else [1])
+    assert done == ["note"] * (kind == "dict")

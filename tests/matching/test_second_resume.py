@@ -70,8 +70,9 @@ def test_a_branch_that_was_entered_before_the_first_stop_still_counts():
         assert {*lab.did.values()} == {1}
 
 
-def test_a_branch_that_is_entered_later_is_no_edit():
-    """A loop whose later pass entered a branch resumes behind it: the code has not changed."""
+@pytest.mark.parametrize("edited", [False, True], ids=["as it was", "edited"])
+def test_a_branch_that_is_entered_later_is_no_edit(edited):
+    """A loop whose later pass entered a branch resumes behind it, unless the branch was edited."""
     program = """
         @workflow(keep=1)
         def run():
@@ -85,9 +86,12 @@ def test_a_branch_that_is_entered_later_is_no_edit():
     """
     with lab_of(program) as lab:
         start(lab, die_at="work(3) before")
+        text = lab.script.read_text(encoding="utf-8")
+        if edited:
+            lab.script.write_text(text.replace('== "odd"', '!= "even"'), encoding="utf-8")
         told = start(lab)
-        assert "resumes at" in told
-        assert "has changed" not in told
+        assert ("has changed" in told) == edited
+        assert ("replays from the top" in told) == edited
         assert lab.result == 7
         assert {*lab.did.values()} == {1}
 

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import json
-import os
 import shlex
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,14 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from click.testing import CliRunner
 from clocks import LIMIT, be_late
-from harness import python
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from twins import call as call_of
 
 import stepwise
 import stepwise.testing
 from stepwise import ArgumentsChangedWarning, StepInDoubtError, cli, step, tool, workflow
-from stepwise._calls import perform
+from stepwise._calls import call as perform
 from stepwise._calls.async_driver import adrive
 from stepwise._calls.driver import Wait, drive
 from stepwise._execution import process_memory
@@ -52,14 +51,16 @@ sent = []
 dying = set()  # texts whose sending ends the process: before, after
 
 
+def die(place):
+    if place in dying:
+        dying.clear()
+        raise Killed
+
+
 def send_body(to, at):
-    if f"before {to}" in dying:
-        dying.clear()
-        raise Killed
+    die(f"before {to}")
     sent.append((to, stepwise.current_step().idempotency_key))
-    if f"in {to}" in dying:
-        dying.clear()
-        raise Killed
+    die(f"in {to}")
     return f"sent to {to}"
 
 
@@ -68,9 +69,7 @@ send = tool(name="send", side_effect=True)(send_body)
 
 @step
 def think(about):
-    if f"think {about}" in dying:
-        dying.clear()
-        raise Killed
+    die(f"think {about}")
     return about
 
 
@@ -98,17 +97,22 @@ def killed(call, *arguments, at):
     """The run of a call that is killed there."""
     dying.add(at)
     with pytest.raises(Killed):
-        call(*arguments)
+        call_of(call, *arguments)
     restart()
-    return stepwise.runs()[0]
+    return next(run for run in stepwise.runs() if run.parent is None)
 
 
 def stopped(call, *arguments):
     """What the run says when it stops."""
     with pytest.raises(StepInDoubtError) as caught:
-        call(*arguments)
+        call_of(call, *arguments)
     restart()
     return str(caught.value)
+
+
+def tos():
+    """To whom was sent, in order."""
+    return [to for to, _ in sent]
 
 
 def command(*arguments):
@@ -131,7 +135,7 @@ def test_one_act():
     run.resolve(2, did_not_happen=True)
     with pytest.warns(ArgumentsChangedWarning, match=rf"recorded: \(to='ann', at={first}\)"):
         assert letters() == ["sent to ann", "sent to bob", "end"]
-    assert [to for to, _ in sent] == ["ann", "bob"]
+    assert tos() == ["ann", "bob"]
 
 
 def test_what_was_said_holds_at_every_start():
@@ -146,7 +150,7 @@ def test_what_was_said_holds_at_every_start():
     assert f"resolve {run.id} 1" not in text
     run.resolve(run.steps[-1].number, did_not_happen=True)
     assert letters()[:2] == ["sent to ann", "sent to bob"]
-    assert [to for to, _ in sent] == ["ann", "bob"]
+    assert tos() == ["ann", "bob"]
 
 
 def test_two_acts():
@@ -159,7 +163,7 @@ def test_two_acts():
     assert "called    send(to='bob'" in text
     run.resolve("2", another=True)
     assert letters() == ["sent to ann", "sent to bob", "end"]
-    assert [to for to, _ in sent] == ["ann", "bob"] * 2
+    assert tos() == ["ann", "bob"] * 2
     assert len({key for _, key in sent}) == 4
     assert [each.name for each in run.steps] == [*["send"] * 4, "think"]
 
@@ -170,7 +174,7 @@ def test_a_kill_inside_the_other_act():
     stopped(letters)
     run.resolve(1, another=True)
     killed(letters, at="in ann")
-    assert [to for to, _ in sent] == ["ann", "ann"]
+    assert tos() == ["ann", "ann"]
     assert "started and never finished" in stopped(letters)
     doubtful = [each for each in run.steps if each.status == "in_doubt"]
     assert [each.arguments.partition(",")[0] for each in doubtful] == ["to='bob'", "to='ann'"]
@@ -180,7 +184,7 @@ def test_a_kill_inside_the_other_act():
     assert "  recorded  1  send(to='ann', at=" in text
     run.resolve(1, another=True)
     assert letters() == ["sent already", "sent to bob", "end"]
-    assert [to for to, _ in sent] == ["ann", "ann", "bob"]
+    assert tos() == ["ann", "ann", "bob"]
 
 
 def test_an_act_in_doubt():
@@ -191,7 +195,7 @@ def test_an_act_in_doubt():
     assert "started and never finished" in stopped(letters)
     run.resolve(1, landed="it was sent")
     assert letters() == ["it was sent", "sent to bob", "end"]
-    assert [to for to, _ in sent] == ["ann", "bob"]
+    assert tos() == ["ann", "bob"]
 
 
 def test_twice_and_the_other_way_round():
@@ -206,7 +210,7 @@ def test_twice_and_the_other_way_round():
     run.resolve(1, another=True)
     assert run.verify().records == records + 1
     stopped(letters)
-    assert [to for to, _ in sent] == ["ann", "ann"]
+    assert tos() == ["ann", "ann"]
 
 
 def test_an_act_that_was_undone_is_no_other_call_any_more():
@@ -230,10 +234,11 @@ def test_an_act_that_was_undone_is_no_other_call_any_more():
     run.compensate()
     restart()
     assert trip() == ["sent to ann", "end"]
-    assert [to for to, _ in sent] == ["ann", "undone", "ann"]
+    assert tos() == ["ann", "undone", "ann"]
 
 
-def test_a_child_workflow():
+@pytest.mark.parametrize(("act", "times"), [("same", 1), ("another", 2)])
+def test_a_child_workflow(act, times):
     """A child run counts as a side effect: ``same`` gives its result, ``another`` a new child."""
 
     @workflow
@@ -247,14 +252,11 @@ def test_a_child_workflow():
 
         return [helper(), think(act)]
 
-    for act, times in (("same", 1), ("another", 2)):
-        sent.clear()
-        killed(parent, act, at=f"think {act}")
-        run = stepwise.get_run(parent.run_id_for(act))
-        stopped(parent, act)
-        run.resolve(1, **{act: True})
-        assert parent(act) == ["sent to ann", act]
-        assert len(sent) == times
+    run = killed(parent, act, at=f"think {act}")
+    stopped(parent, act)
+    run.resolve(1, **{act: True})
+    assert parent(act) == ["sent to ann", act]
+    assert len(sent) == times
 
 
 def test_a_checkpoint_after_the_answer():
@@ -274,7 +276,7 @@ def test_a_checkpoint_after_the_answer():
     assert max(each.number for each in run.checkpoints) > run.steps[0]._entry.number
     text = stopped(agent)
     assert "called    send(to='bob'" in text
-    assert [to for to, _ in sent] == ["ann"]
+    assert tos() == ["ann"]
 
 
 def test_a_fork_knows_what_was_said():
@@ -295,7 +297,7 @@ def test_a_fork_knows_what_was_said():
     assert "called    send(to='bob'" in text
     fork.resolve(3, same=True)
     assert agent_there() == ["sent to ann", "sent to bob", "middle", "end"]
-    assert [to for to, _ in sent] == ["ann", "bob"]
+    assert tos() == ["ann", "bob"]
 
 
 # -- what is refused -----------------------------------------------------------------------------
@@ -350,15 +352,10 @@ async def crowd():
 
 def test_several_stopped_calls():
     """Each call that waits is recorded; where two could be one record, ``stop=`` says which."""
-    dying.add("think end")
-    with pytest.raises(Killed):
-        asyncio.run(crowd())
-    restart()
-    (run,) = stepwise.runs()
-    with pytest.raises(StepInDoubtError, match="1 call more wait") as caught:
-        asyncio.run(crowd())
-    restart()
-    assert " --stop " in str(caught.value)
+    run = killed(crowd, at="think end")
+    text = stopped(crowd)
+    assert "1 call more wait" in text
+    assert " --stop " in text
     stops = json.loads(command("show", run.id, "--json"))["stops"]
     assert [each["arguments"].partition(",")[0] for each in stops] == ["to='ann'", "to='bob'"]
     assert [[could["number"] for could in each["could_be"]] for each in stops] == [[1, 2]] * 2
@@ -417,7 +414,6 @@ def test_what_was_cancelled_can_be_settled():
 
     @tool(side_effect=True)
     async def slow():
-        sent.append("slow")
         be_late()
         await asyncio.Event().wait()
 
@@ -429,73 +425,11 @@ def test_what_was_cancelled_can_be_settled():
             found = "too late"
         return [found, think("end")]
 
-    dying.add("think end")
-    with pytest.raises(Killed):
-        asyncio.run(agent())
-    restart()
-    (run,) = stepwise.runs()
+    run = killed(agent, at="think end")
     run.resolve("slow", landed="it was done")
     with run._journal() as (_, entries):
         assert Pool(entries).get(1).answers
     run.delete()
-
-
-# -- a process that is killed --------------------------------------------------------------------
-
-PROGRAM = """
-import os, signal, sys, time
-from stepwise import tool, workflow
-
-def die(where):
-    if os.environ.get("DIE") == where:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-@tool(side_effect=True)
-def pay(cents, at):
-    with open("paid", "a") as file:
-        print(cents, file=file)
-    die(f"in {cents}")
-    return f"paid {cents}"
-
-def all_of_it():
-    found = [pay(100, time.time_ns())]
-    die("between")
-    return [*found, pay(200, time.time_ns())]
-
-@workflow
-def shop():
-    found = all_of_it()
-    die("after")
-    return found
-
-print(shop())
-"""
-
-
-def test_killed_processes(tmp_path):
-    """Across processes that are killed, each amount is paid once and every stop is answered."""
-    (tmp_path / "shop.py").write_text(PROGRAM)
-    paid = tmp_path / "paid"
-
-    def start(die=""):
-        environment = {**os.environ, "DIE": die, "STEPWISE_QUIET": ""}
-        return python("shop.py", cwd=tmp_path, env=environment)
-
-    assert start("between").returncode == -9
-    assert "1 --same" in start().stderr
-    (run,) = stepwise.runs()
-    command("resolve", run.id, "1", "--same")
-    assert start("in 200").returncode == -9
-    assert paid.read_text().split() == ["100", "200"]
-    text = start().stderr
-    assert "2 --same" in text
-    assert "1 --same" not in text
-    command("resolve", run.id, "2", "--landed", '"paid 200"')
-    command("resolve", run.id, "2", "--same")
-    for die in ("after", ""):
-        ended = start(die)
-    assert ended.stdout.strip() == "['paid 100', 'paid 200']", ended.stderr
-    assert paid.read_text().split() == ["100", "200"]
 
 
 # -- which call is meant -------------------------------------------------------------------------
@@ -516,94 +450,80 @@ def asked(pool, call):
 
 
 RECORDED = (Intent(a_call(1)), Outcome(a_call(1)))
+SAME = Ruled(a_call(7), (1,), same=True)
+ANN, BOB = {"to": "ann"}, {"to": "bob"}
+FIRST, SECOND = (Outcome(a_call(n, n, parts={**who, "at": "1"})) for n, who in ((1, ANN), (2, BOB)))
+SAME_ANN = Ruled(a_call(7, parts={**ANN, "at": "2"}), (1,), same=True)
+MEANT = {  # the records, the call, what becomes of it, and the records that it is about
+    # What was said counts for the call of that site and ordinal, whatever its arguments are.
+    "the stopped call": ([*RECORDED, SAME], {}, Verdict.CHANGED, 1),
+    "of another thread": ([*RECORDED, SAME], {"place": ""}, Verdict.CHANGED, 1),
+    "lines above it were added": ([*RECORDED, SAME], {"site": "a.py:7"}, Verdict.CHANGED, 1),
+    "of another statement": (
+        [*RECORDED, SAME],
+        *({"site": "a.py:7", "place": "q@0:1"}, Verdict.BLOCKED, 1),
+    ),
+    "a later one": ([*RECORDED, SAME], {"ordinal": 2}, Verdict.BLOCKED, 1),
+    "of a branch where nothing is recorded": ([*RECORDED, SAME], {"branch": "x"}, Verdict.FRESH),
+    "inside another call": ([*RECORDED, SAME], {"scope": "outer"}, Verdict.BLOCKED, 1),
+    "what was forgotten is nobody's": ([*RECORDED, SAME, Forgotten((1,))], {}, Verdict.FRESH),
+    # Where it differs from what the stopped call and the record agreed in, it is asked anew.
+    "another call at the ruled place": (
+        [FIRST, SAME_ANN],
+        *({"parts": {**BOB, "at": "3"}}, Verdict.BLOCKED, 1),
+    ),
+    "the call at the ruled place": (
+        [FIRST, SAME_ANN],
+        *({"parts": {**ANN, "at": "3"}}, Verdict.CHANGED, 1),
+    ),
+    "a call that nobody spoke of could be each record": (
+        [FIRST, SECOND, SAME_ANN],
+        *({"parts": {**BOB, "at": "3"}}, Verdict.BLOCKED, 1, 2),
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("facts", "verdict"),
-    [
-        ({}, Verdict.CHANGED),
-        ({"place": ""}, Verdict.CHANGED),  # of another thread
-        ({"site": "a.py:7"}, Verdict.CHANGED),  # lines above it were added
-        ({"site": "a.py:7", "place": "q@0:1"}, Verdict.BLOCKED),
-        ({"ordinal": 2}, Verdict.BLOCKED),
-        ({"branch": "left"}, Verdict.FRESH),  # where nothing is recorded
-        ({"scope": "outer"}, Verdict.BLOCKED),
-    ],
-)
-def test_which_call_is_meant(facts, verdict):
-    """What was said counts for the call of that site and ordinal, whatever its arguments are."""
-    pool = pool_with(*RECORDED, Ruled(a_call(7), (1,), same=True))
-    assert asked(pool, a_call(8, **facts))[0] is verdict
+@pytest.mark.parametrize("name", MEANT)
+def test_which_call_is_meant(name):
+    """What a person said of a stopped call counts for the call that was meant, and for no other."""
+    records, facts, verdict, *about = MEANT[name]
+    assert asked(pool_with(*records), a_call(8, **facts)) == (verdict, about)
 
 
 def test_an_exact_record_comes_first():
     """A call whose own record is there is answered by it, whatever was said of its ordinal."""
-    pool = pool_with(*RECORDED, Outcome(a_call(2)), Ruled(a_call(7), (1,), same=True))
+    pool = pool_with(*RECORDED, Outcome(a_call(2)), SAME)
     assert asked(pool, a_call(2)) == (Verdict.ANSWER, [2])
 
 
 def test_the_arguments_tell_swapped_calls_apart():
     """Where threads make two ruled calls in another order, the equal parts say which is which."""
-    ann, bob = {"to": "ann"}, {"to": "bob"}
-    pool = pool_with(
-        Outcome(a_call(1, parts={**ann, "at": "1"})),
-        Ruled(a_call(7, 1, parts={**ann, "at": "2"}), (1,), same=True),
-        Ruled(a_call(8, 2, parts={**bob, "at": "3"}), (1,), same=False),
-    )
-    assert asked(pool, a_call(9, 1, parts={**bob, "at": "4"})) == (Verdict.FRESH, [])
-    assert asked(pool, a_call(9, 2, parts={**ann, "at": "5"})) == (Verdict.CHANGED, [1])
-
-
-def test_another_call_at_the_ruled_place():
-    """A call that differs where the stopped call and the record agreed is asked about anew."""
-    pool = pool_with(
-        Outcome(a_call(1, parts={"to": "ann", "at": "1"})),
-        Ruled(a_call(7, parts={"to": "ann", "at": "2"}), (1,), same=True),
-    )
-    assert asked(pool, a_call(8, parts={"to": "bob", "at": "3"})) == (Verdict.BLOCKED, [1])
-    assert asked(pool, a_call(8, parts={"to": "ann", "at": "3"})) == (Verdict.CHANGED, [1])
-
-
-def test_a_call_that_nobody_spoke_of_could_be_each_record():
-    """A call that differs from the stopped one may be any act that is left, not that one only."""
-    pool = pool_with(
-        Outcome(a_call(1, parts={"to": "ann", "at": "1"})),
-        Outcome(a_call(2, 2, parts={"to": "bob", "at": "1"})),
-        Ruled(a_call(7, parts={"to": "ann", "at": "2"}), (1,), same=True),
-    )
-    assert asked(pool, a_call(8, parts={"to": "bob", "at": "3"})) == (Verdict.BLOCKED, [1, 2])
+    another_bob = Ruled(a_call(8, 2, parts={**BOB, "at": "3"}), (1,), same=False)
+    pool = pool_with(FIRST, SAME_ANN, another_bob)
+    assert asked(pool, a_call(9, 1, parts={**BOB, "at": "4"})) == (Verdict.FRESH, [])
+    assert asked(pool, a_call(9, 2, parts={**ANN, "at": "5"})) == (Verdict.CHANGED, [1])
 
 
 def test_each_of_several_other_acts_is_its_own_call():
     """What a call made, since it was another act, answers none of which that was said, too."""
-    ann, bob = {"to": "ann"}, {"to": "bob"}
     pool = pool_with(
-        Outcome(a_call(1, parts=ann)),
-        Ruled(a_call(7, 2, parts=bob), (1,), same=False),
-        Outcome(a_call(2, 2, parts=bob)),
-        Ruled(a_call(8, 1, parts={**ann, "at": "1"}), (1,), same=False),
+        Outcome(a_call(1, parts=ANN)),
+        Ruled(a_call(7, 2, parts=BOB), (1,), same=False),
+        Outcome(a_call(2, 2, parts=BOB)),
+        Ruled(a_call(8, 1, parts={**ANN, "at": "1"}), (1,), same=False),
     )
-    assert asked(pool, a_call(9, 1, parts={**ann, "at": "2"})) == (Verdict.BLOCKED, [2])
-    assert asked(pool, a_call(9, 2, parts=bob)) == (Verdict.ANSWER, [2])
+    assert asked(pool, a_call(9, 1, parts={**ANN, "at": "2"})) == (Verdict.BLOCKED, [2])
+    assert asked(pool, a_call(9, 2, parts=BOB)) == (Verdict.ANSWER, [2])
     pool.take(pool.get(2))
-    assert asked(pool, a_call(9, 1, parts={**ann, "at": "2"})) == (Verdict.FRESH, [])
+    assert asked(pool, a_call(9, 1, parts={**ANN, "at": "2"})) == (Verdict.FRESH, [])
 
 
 def test_what_it_was_said_to_be_is_used():
     """If another call has taken the record, the call that was said to be it does not run."""
-    pool = pool_with(*RECORDED, Ruled(a_call(7), (1,), same=True))
-    pool.take(pool.get(1))
-    assert pool
-    assert asked(pool, a_call(8)) == (Verdict.BLOCKED, [])
-    others = pool_with(*RECORDED, Outcome(a_call(2)), Ruled(a_call(7), (1,), same=True))
-    others.take(others.get(1))
-    assert asked(others, a_call(8)) == (Verdict.BLOCKED, [2])
-
-
-def test_what_was_forgotten_is_no_act():
-    """A forgotten record is nobody's: the call that was said to be it runs."""
-    pool = pool_with(*RECORDED, Ruled(a_call(7), (1,), same=True), Forgotten((1,)))
-    assert asked(pool, a_call(8))[0] is Verdict.FRESH
+    for others, left in (((), []), ((Outcome(a_call(2)),), [2])):
+        pool = pool_with(*RECORDED, *others, SAME)
+        pool.take(pool.get(1))
+        assert asked(pool, a_call(8)) == (Verdict.BLOCKED, left)
 
 
 def test_stops_of_a_journal():
@@ -648,62 +568,42 @@ def test_a_blocked_call_says_what_it_waits_for(notices, how):
     def work():
         return not again.is_set() or told.wait(300)
 
-    @step
-    async def awork():
-        return not again.is_set() or await asyncio.to_thread(told.wait, 30)
+    @tool(name="post", side_effect=True)
+    async def apost(to):
+        sent.append((to, ""))
+        return f"sent to {to}"
+
+    post = tool(name="post", side_effect=True)(send_body)
 
     def one():
-        assert work() or True
-        return send("ann", 1)
+        work()
+        return post("ann", 1)
 
     async def aone():
-        await awork()
-        return send("ann", 1)
-
-    async def aother():
-        return send("bob", 2) if again.is_set() else None
+        await asyncio.to_thread(work)
+        return await apost("ann")
 
     @workflow
     def threads():
         with ThreadPoolExecutor(2) as pool:
-            jobs = [pool.submit(one)]
-            if again.is_set():
-                jobs.append(pool.submit(send, "bob", 2))
+            jobs = [pool.submit(one), *([pool.submit(post, "bob", 2)] if again.is_set() else [])]
             found = [job.result() for job in jobs]
         return [found, think("end")]
 
-    post = tool(name="post", side_effect=True)
-
     @workflow
     async def tasks():
-        @post
-        async def apost(to):
-            sent.append((to, ""))
-            return f"sent to {to}"
-
-        async def first():
-            await awork()
-            return await apost("ann")
-
-        jobs = [first(), *([apost("bob")] if again.is_set() else [])]
-        found = await asyncio.gather(*jobs)
+        found = await asyncio.gather(aone(), *([apost("bob")] if again.is_set() else []))
         return [list(found), think("end")]
 
-    def start():
-        return threads() if how == "threads" else asyncio.run(tasks())
-
-    dying.add("think end")
-    with pytest.raises(Killed):
-        start()
-    restart()
-    (run,) = stepwise.runs()
-    run.forget("work" if how == "threads" else "awork")
+    flow = threads if how == "threads" else tasks
+    run = killed(flow, at="think end")
+    run.forget("work")
     again.set()
-    assert start() == [["sent to ann", "sent to bob"], "end"]
+    assert call_of(flow) == [["sent to ann", "sent to bob"], "end"]
     (text,) = said
     assert "'bob'" in text
     assert "waits: it could be the recorded step 2" in text
-    assert sorted(to for to, _ in sent) == ["ann", "bob"]
+    assert sorted(tos()) == ["ann", "bob"]
 
 
 @pytest.mark.parametrize("how", ["threads", "tasks"])
@@ -765,16 +665,10 @@ def test_a_blocked_call_raises_after_a_second(monkeypatch, how):
         finally:
             idle.cancel()
 
-    def start():
-        return threads() if how == "threads" else asyncio.run(tasks())
-
-    dying.add("think end")
-    with pytest.raises(Killed):
-        start()
-    restart()
+    flow = threads if how == "threads" else tasks
+    killed(flow, at="think end")
     again.set()
-    with pytest.raises(StepInDoubtError, match="1 --same"):
-        start()
+    assert "1 --same" in stopped(flow)
     assert waits == [1.0]
 
 

@@ -4,18 +4,18 @@ Each program is killed once and started again; what differs between two objects 
 inside them, beside a client without a digest and beside state that steps change.
 """
 
+import itertools
 import random
 
 import pytest
 from calls import Calls
 from hypothesis import given
 from hypothesis import strategies as st
+from sweeping import some
 
 from examples import sweep
-from stepwise._identity.holders import Holder
 from stepwise._identity.identity import Parameters
-from stepwise._identity.leaves import attribute, deepest, item
-from stepwise._identity.sights import Sights
+from stepwise._identity.sights import Holder, Sights, attribute, deepest, item
 
 AGENTS = {
     "own class": """
@@ -99,9 +99,10 @@ print("result", repr(debate()))
 SAID = [("ann", "ann: hi", ["hi"]), ("bob", "bob: hi", ["hi"])]
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("agents", AGENTS)
-@pytest.mark.parametrize("last", ["ann", "bob"])
+@pytest.mark.parametrize(
+    ("agents", "place", "last"),
+    some(itertools.product(AGENTS, PLACES, ["ann", "bob"]), 10, "teams"),
+)
 def test_a_persona_beside_a_changed_history_tells_two_members_apart(agents, place, last):
     """A history that a step changes is state; the persona beside it keeps excluding records."""
     held, where = PLACES[place]
@@ -173,48 +174,42 @@ def arguments(call, bob="bob", **replaced):
     return program
 
 
-def test_an_argument_with_a_client_counts_by_the_rest():
+OWN = [("ann", "ann: hi"), ("bob", "bob: hi")]
+TWINS = [("ann", "ann: hi"), ("bob", "ann: hi")]
+ONE_CLIENT = {"BOB, B": "BOB, A", "'ann', B": "'ann', A"}
+AMONG_ARGUMENTS = {  # the program, its result, and how many bodies ran in both processes
+    "by what stands beside a client": (arguments("ask"), OWN, 2),
+    "two records of one attempt that may be twins answer nobody": (
+        arguments("ask", bob="ann", **{"            crash()": "        crash()"}),
+        *(TWINS, 4),
+    ),
+    "no twins: they hold one client": (arguments("post", bob="ann", **ONE_CLIENT), TWINS, 2),
+}
+
+
+@pytest.mark.parametrize("what", AMONG_ARGUMENTS)
+def test_arguments_with_clients(what):
     """An argument in which something has no digest tells calls apart by what stands beside it."""
-    with Calls(arguments("ask")) as calls:
+    program, result, count = AMONG_ARGUMENTS[what]
+    with Calls(program) as calls:
         calls.crash()
-        assert calls.rerun() == [("ann", "ann: hi"), ("bob", "bob: hi")]
-        assert calls.bodies == ["ask ann hi", "ask bob hi"]
+        assert calls.rerun() == result
+        assert len(calls.bodies) == count
 
 
-def test_twins_among_arguments_run_again():
-    """Arguments that are equal but for their clients are twins: a plain step runs again."""
-    with Calls(arguments("ask", bob="ann")) as calls:
+@pytest.mark.parametrize("call", ["ask", "post"])
+def test_twins_among_arguments(call):
+    """Arguments equal but for their clients are twins: a plain step runs again, an effect asks."""
+    with Calls(arguments(call, bob="ann")) as calls:
         calls.environment["STEPWISE_QUIET"] = ""
         calls.crash()
-        assert calls.rerun() == [("ann", "ann: hi"), ("bob", "ann: hi")]
-        assert len(calls.bodies) == 3
-        assert "stepwise.identity(lock, fields=(...))" in "".join(calls.said)
-
-
-def test_twins_among_arguments_ask():
-    """A side effect that may be a twin's stops and asks."""
-    with Calls(arguments("post", bob="ann")) as calls:
-        calls.crash()
-        assert "--another" in calls.rerun()
-        assert len(calls.bodies) == 1
-
-
-def test_recorded_twins_among_arguments():
-    """Two records of one attempt that differ only in unknown objects answer nobody."""
-    with Calls(arguments("ask", bob="ann", **{"            crash()": "        crash()"})) as calls:
-        calls.crash()
-        assert calls.rerun() == [("ann", "ann: hi"), ("bob", "ann: hi")]
-        assert len(calls.bodies) == 4
-
-
-def test_one_client_is_no_twin():
-    """Arguments that hold one and the same client are equal, and their records answer."""
-    with Calls(
-        arguments("post", bob="ann", **{"BOB, B": "BOB, A", "'ann', B": "'ann', A"})
-    ) as calls:
-        calls.crash()
-        assert calls.rerun() == [("ann", "ann: hi"), ("bob", "ann: hi")]
-        assert len(calls.bodies) == 2
+        if call == "post":
+            assert "--another" in calls.rerun()
+            assert len(calls.bodies) == 1
+        else:
+            assert calls.rerun() == TWINS
+            assert len(calls.bodies) == 3
+            assert "stepwise.identity(lock, fields=(...))" in "".join(calls.said)
 
 
 RUNS = """

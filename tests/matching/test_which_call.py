@@ -4,16 +4,12 @@ The programs of ``tests/programs/identity`` are the same at random.
 """
 
 import itertools
-import pathlib
-import re
-import sys
 from typing import NamedTuple
 
 import pytest
 from calls import CARRIERS, Calls, stopped
-from harness import Lab, unpack
+from sweeping import WHOLE
 
-DATA = pathlib.Path(__file__).parents[1] / "data"
 BOTH = {"bull": "bull: why", "bear": "bear: why"}
 
 
@@ -179,21 +175,6 @@ print("result", repr(announce("hello")))
 """
 
 
-def test_who_calls_first_does_not_get_the_key_of_another():
-    """Equal calls of two instances that come in another order have keys of their own."""
-    key, order = (
-        "stepwise.current_step().idempotency_key",
-        "list(plugins.items())[::1 if FIRST else -1]",
-    )
-    text = FAN_OUT.replace("self.name, text)", f"self.name, {key})")
-    with Calls(text.replace("in plugins.items()", f"in {order}")) as program:
-        program.crash()
-        program.rerun()
-        whose, keys = zip(*(line.split()[1:] for line in program.bodies), strict=True)
-        assert whose == ("slack", "mail")
-        assert len({*keys}) == 2
-
-
 KEYS = """
 class Channel:
     def __init__(self, name): self.name = name
@@ -226,70 +207,6 @@ def test_each_act_has_an_idempotency_key_of_its_own():
 
 
 # -- one level up: workflows ---------------------------------------------------------------------
-
-FACTORY = """
-def make(model):
-    @workflow
-    def agent(task):
-        return ask(model, task)
-    return agent
-@step
-def ask(model, task): return did("ask", model, task)
-print("result", repr([make(each)("why") for each in os.environ["MODEL"].split()]))
-"""
-
-
-def test_workflows_of_a_factory_are_runs_of_their_own():
-    """A workflow that captures another value is another run, in one process or in two."""
-    with Calls(FACTORY) as program:
-        assert program.rerun(MODEL="gpt") == ["gpt: why"]
-        assert program.rerun(MODEL="claude") == ["claude: why"]
-        assert program.rerun(MODEL="gpt claude") == ["gpt: why", "claude: why"]
-        assert program.bodies == ["ask gpt why", "ask claude why"]
-
-
-DEFAULT = """
-@workflow
-def agent(task, model=os.environ["MODEL"]):
-    return did("agent", model, task)
-print("result", repr(agent("why")))
-"""
-
-
-def test_the_default_of_a_workflow_belongs_to_its_run():
-    """A workflow whose default came from the environment is another run with another value."""
-    with Calls(DEFAULT) as program:
-        assert program.rerun(MODEL="gpt") == "gpt: why"
-        assert program.rerun(MODEL="claude") == "claude: why"
-        assert program.rerun(MODEL="gpt") == "gpt: why"
-        assert program.bodies == ["agent gpt why", "agent claude why"]
-
-
-def test_a_run_id_given_to_another_workflow_of_a_factory_is_a_conflict():
-    """An explicit run id of a workflow that captured another value is refused, by its name."""
-    text = FACTORY.replace("make(each)(", 'make(each).options(run_id="r")(')
-    with Calls(text) as program:
-        assert program.rerun(MODEL="gpt") == ["gpt: why"]
-        ended = program.rerun(MODEL="claude")
-        assert "RunConflictError" in ended
-        assert "model" in ended.rpartition("RunConflictError")[2]
-        assert program.bodies == ["ask gpt why"]
-
-
-SESSION = """
-class Agent:
-    def __init__(self):
-        self.session, self.made = uuid.uuid4().hex, time.time()
-    @tool(side_effect=True)
-    def charge(self, cents): return did("charge", "-", cents)
-    @workflow
-    def run(self, task):
-        found = self.charge(500)
-        crash()
-        return found
-print("result", repr(Agent().run("order 7")))
-"""
-
 
 EQUAL_CHILDREN = """
 def make(config):
@@ -384,53 +301,31 @@ print("result", repr(run()))
 
 LOST = """
 class Agent:
-    def __init__(self): self.history = []
+    def __init__(self):
+        self.history, self.count, self.text, self.known, self.seen = [], 0, "", {}, set()
+        self.old, self.inner, self.deep, self.same = 1, SimpleNamespace(n=0), {"a": [[]]}, ["x"]
     @step
     def ask(self, question):
         if question == "b": crash()
         self.history.append(question)
+        self.count += 1
+        self.text += question
+        self.known[question] = len(self.known)
+        self.seen.add(question)
+        self.new = getattr(self, "new", ()) + (question,)
+        vars(self).pop("old", None)
+        self.inner.n += 1
+        self.deep["a"][0].append(question)
+        self.same[0] += question
         return did("ask", "-", question)
 @workflow
 def run():
     self = Agent()
     out = [self.ask("a"), self.ask("b")]
-    return out, self.history
+    self.inner, self.seen = self.inner.n, sorted(self.seen)
+    return out, vars(self)
 print("result", repr(run()))
 """
-
-
-@pytest.mark.parametrize(
-    ("made", "change"),
-    [
-        ("self.count = 0", "self.count += 1"),
-        ("self.text = ''", "self.text += question"),
-        ("self.known = {}", "self.known[question] = len(self.known)"),
-        ("self.seen = set()", "self.seen.add(question)"),
-        ("pass", "self.new = getattr(self, 'new', ()) + (question,)"),
-        ("self.old = 1; self.count = 0", "self.count += 1; vars(self).pop('old', None)"),
-        ("self.inner = SimpleNamespace(n=0)", "self.inner.n += 1"),
-        ("self.deep = {'a': [[]]}", "self.deep['a'][0].append(question)"),
-        ("self.same = ['x']", "self.same[0] += question"),
-    ],
-)
-def test_each_kind_of_change_to_an_instance_is_put_back(made, change):
-    """Attributes rebound, grown, set for the first time, deleted or changed inside come back."""
-    text = (
-        LOST.replace("self.history = []", made)
-        .replace("self.history.append(question)", change)
-        .replace("return out, self.history", "return out, shown(vars(self))")
-        .replace("class Agent", SHOWN)
-    )
-    with Calls(text) as program:
-        undisturbed = program.rerun(STEPWISE_STORE="memory:")
-        program.crash(STEPWISE_STORE="")
-        assert program.rerun() == undisturbed
-
-
-SHOWN = """
-def shown(state):
-    return {name: repr(value) for name, value in sorted(state.items())}
-class Agent"""
 
 
 CAPTURED = """
@@ -452,31 +347,6 @@ def run():
     return out, state()
 print("result", repr(run()))
 """
-
-
-AT_ONCE = """
-class Agent:
-    def __init__(self): self.history = []
-    @step
-    async def ask(self, question):
-        self.history.append(question)
-        await asyncio.sleep(0)
-        return did("ask", "-", question)
-@workflow
-async def run():
-    agent = Agent()
-    return await asyncio.gather(agent.ask("a"), agent.ask("b"))
-print("result", repr(asyncio.run(run())))
-"""
-
-
-def test_calls_that_change_one_instance_beside_each_other_are_warned_about():
-    """A change that cannot be attributed to one call is told at the first run, by attribute."""
-    with Calls(AT_ONCE) as program:
-        ended = program.run()
-        assert "result ['-: a', '-: b']" in ended.text
-        assert "ArgumentMutatedWarning" in ended.text
-        assert "history" in ended.text
 
 
 CHANGED_BY_ANOTHER = """
@@ -676,52 +546,6 @@ print("result", repr(run()))
 """
 
 
-def test_same_holds_although_the_part_is_another_at_each_start():
-    """Answered with ``--same``, a call is answered at every start, whatever its part is then."""
-    text = SINGLE.replace("OPTIONS", "tool(side_effect=True)").replace(
-        '"2" if not FIRST else "1"', 'f"of process {os.getpid()}"'
-    )
-    with Calls(text) as program:
-        program.crash()
-        ended = program.rerun()
-        assert stopped(ended)
-        program.resolve(ended, "--same")
-        program.crash()
-        program.crash()
-        assert program.rerun().startswith("of process")
-        assert len(program.bodies) == 1
-
-
-BLOCKED = """
-@tool(side_effect=True)
-async def post(text): return did("post", "-", text)
-async def idle(): await asyncio.Event().wait()
-@workflow
-async def run():
-    with open(os.devnull):
-        if FIRST:
-            await post("a")
-            crash()
-        other = asyncio.create_task(idle())
-        await asyncio.sleep(0)
-        return await post("b")
-print("result", repr(asyncio.run(run())))
-"""
-
-
-def test_a_call_that_waits_says_for_what():
-    """A side effect that waits for others to claim a record stops in time, and says for which."""
-    with Calls(BLOCKED) as program:
-        program.environment["STEPWISE_QUIET"] = ""
-        program.crash()
-        program.environment["CRASH"] = ""
-        ended = program.run()
-        assert stopped(ended.text)
-        assert program.bodies == ["post - a"]
-        assert ended.seconds < 15
-        assert "recorded  1  post(text='a')" in ended.text
-
-
 CACHED = """
 @functools.cache
 @tool(side_effect=True)
@@ -762,9 +586,6 @@ def run():
     return found
 print("result", repr(run()))
 """
-kinds = pytest.mark.parametrize("kind", ["step", "tool(side_effect=True)"])
-
-
 DEFAULTS = """
 @KIND
 def ask(question, model="gpt"): return did("ask", model, question)
@@ -779,17 +600,6 @@ print("result", repr(run()))
 """
 
 
-def test_a_stop_that_is_another_act_runs_once():
-    """``--another``: the record stays, and the call that was stopped runs, once."""
-    with Calls(DEFAULTS.replace("KIND", "tool(side_effect=True)")) as program:
-        program.crash()
-        program.edit('model="gpt"', 'model="claude"')
-        program.resolve(program.rerun(), "--another")
-        assert program.rerun() == "claude: x"
-        assert program.rerun() == "claude: x"
-        assert program.bodies == ["ask gpt x", "ask claude x"]
-
-
 FLOWS = """
 import os
 from stepwise import workflow
@@ -802,35 +612,7 @@ def run():
             os._exit(7)
     return found
 """
-MODULE = """
-import flows
-class Model: name = "ann"
-class Agent:
-    def __init__(self): self.model = Model()
-    @tool(side_effect=True)
-    def ask(self, question): return did("ask", self.model.name, question)
-def make(model):
-    @tool(side_effect=True)
-    def ask(question): return did("make", model.name, question)
-    return SimpleNamespace(ask=ask)
-flows.AGENTS += [Agent(), make(Model())]
-print("result", repr(flows.run()))
-"""
-
-
-def test_a_file_that_is_imported_instead_of_run_makes_the_same_calls():
-    """What ``__main__`` defines, and the same file imported, make the same calls."""
-    with Calls(MODULE) as program:
-        (program.folder / "flows.py").write_text(FLOWS, encoding="utf-8")
-        program.crash()
-        program.script = program.folder / "starter.py"
-        program.script.write_text("import script", encoding="utf-8")
-        assert program.rerun() == ["ann: x", "ann: x"]
-        assert program.bodies == ["ask ann x", "make ann x"]
-
-
 ARGUMENTS = """
-import dataclasses
 import enum
 import flows
 
@@ -862,32 +644,37 @@ class Work:
         charged = [charge(orders[1]), charge(Order(2), limit=Order(3))]
         return [quote(orders), *charged, ship(Order(4)), pack(carefully)]
 
-flows.AGENTS.append(Work())
-print("result", repr(flows.run()[0]))
-"""
-OLDER = """
-import stepwise._identity.identity
-if os.environ.get("CRASH"):  # as versions did that digested classes of the script by their module
-    stepwise._identity.identity.started_module = lambda: "__main__"
+class Model: name = "ann"
+
+class Agent:
+    def __init__(self): self.model = Model()
+    @tool(side_effect=True)
+    def ask(self, question): return did("ask", self.model.name, question)
+
+def make(model):
+    @tool(side_effect=True)
+    def ask(question): return did("make", model.name, question)
+    return SimpleNamespace(ask=ask)
+
+flows.AGENTS += [Work(), Agent(), make(Model())]
+print("result", repr(flows.run()))
 """
 
 
-@pytest.mark.parametrize("before", ["", OLDER])
 @pytest.mark.parametrize("start", ["script", "module", "import"])
-def test_arguments_of_classes_of_the_script_make_the_same_calls(start, before):
-    """However a file is started after a crash, its own classes among arguments are the same."""
-    if before and start != "script":
-        pytest.skip("an older version knew only the name by which the file was started")
-    with Calls(before + ARGUMENTS) as program:
+def test_what_a_script_defines_makes_the_same_calls(start):
+    """However a file is started after a crash, its classes and functions make the same calls."""
+    with Calls(ARGUMENTS) as program:
         (program.folder / "flows.py").write_text(FLOWS, encoding="utf-8")
         program.crash()
         if start != "script":
             program.script = program.folder / "starter.py"
             how = "import script" if start == "import" else RUN_MODULE
             program.script.write_text(how, encoding="utf-8")
-        assert program.rerun() == ["all: 80", "1: 0", "2: 3", "by key: 4", "carefully: 5"]
+        worked = ["all: 80", "1: 0", "2: 3", "by key: 4", "carefully: 5"]
+        assert program.rerun() == [worked, "ann: x", "ann: x"]
         once = ["charge 1 0", "charge 2 3", "quote all 80", "ship by key 4", "pack carefully 5"]
-        assert program.bodies == once
+        assert program.bodies == [*once, "ask ann x", "make ann x"]
 
 
 RUN_MODULE = """
@@ -923,25 +710,27 @@ class Row(NamedTuple):
 
 
 def carried():
-    """Give the rows of two equal calls of two objects, for each carrier of what they are."""
-    for who, carrier in CARRIERS.items():
-        child, hangs = who.startswith("child workflow"), (("HANGS", "bull"),)
-        for function in ("ask", "post"):
-            effect, done = function == "post", once(function)
-            beside, another, later = (
-                carrier + text.format(function) for text in (BESIDE, IN_ANOTHER_ORDER, LATER)
-            )
-            # The one in flight beside the recorded one; in another order; made one after the other.
+    """Give the rows of two equal calls of two objects, for each carrier of what they are.
+
+    In CI one way for each carrier, all with ``STEPWISE_WHOLE=1``.
+    """
+    hangs, never = (("HANGS", "bull"),), "was started and never finished"
+    for place, (who, carrier) in enumerate(CARRIERS.items()):
+        child = who.startswith("child workflow")
+        for effect, function in enumerate(("ask", "post")):
             happened = ("--did-not-happen",) if effect else ()
-            never = "was started and never finished"
-            yield (
-                f"{who}: {function}, in flight",
-                Row(beside, BOTH, done, happened, effect and not child, never, (), hangs),
-            )
-            yield f"{who}: {function}, in another order", Row(another, BOTH, done)
             # A child workflow asks like a side effect: it could be the recorded one, changed.
             further = ("--another",) if effect or child else ()
-            yield f"{who}: {function}, made later", Row(later, BOTH, done, further, not effect)
+            ways = [
+                # The one in flight beside the recorded one; in another order; one after the other.
+                ("in flight", BESIDE, (happened, bool(effect) and not child, never, (), hangs)),
+                ("in another order", IN_ANOTHER_ORDER, ()),
+                ("made later", LATER, (further, not effect)),
+            ]
+            for number, (way, text, more) in enumerate(ways):
+                if WHOLE or place % 6 == 2 * number + effect:
+                    row = Row(carrier + text.format(function), BOTH, once(function), *more)
+                    yield f"{who}: {function}, {way}", row
     for who in ("instance", "captured variable", "two functions of one name"):
         text = CARRIERS[who].replace("side_effect=True", 'side_effect=True, in_doubt="retry"')
         row = Row(text + BESIDE.format("post"), BOTH, once("post"), environment=hangs)
@@ -985,6 +774,10 @@ COMPARED = (
     ' default_factory=lambda: "1" if FIRST else "2")\n'
 )
 BY_CLASS = "key=lambda self, question: (type(self).__name__, question)"
+DONE = {"history": ["a", "b"], "count": 2, "text": "ab", "known": {"a": 0, "b": 1}, "inner": 2}
+DONE |= {"seen": ["a", "b"], "new": ("a", "b"), "deep": {"a": [["a", "b"]]}, "same": ["xab"]}
+
+
 ROWS = {
     **dict(carried()),
     **dict(conversations()),
@@ -999,28 +792,21 @@ ROWS = {
         ["ask short why", "ask long why"],
     ),
     "tools out of a dict in another order": Row(FAN_OUT, dict(POSTED), CHANNELS),
-    "decorated tools of a recoverable agent": Row(
-        CONTEXT.format('channels = {"slack": Channel("slack").post, "mail": Channel("mail").post}'),
-        POSTED,
-        CHANNELS,
-    ),
-    "methods as tools of a recoverable agent": Row(
-        CONTEXT.format(
-            'channels = {"slack": Channel("slack").plain, "mail": Channel("mail").plain}'
-        ),
-        POSTED,
-        CHANNELS,
-    ),
-    "closures as tools of a recoverable agent": Row(
-        CONTEXT.format('channels = {"slack": make("slack"), "mail": make("mail")}'),
-        POSTED,
-        CHANNELS,
-    ),
-    "an agent with a session is the same run": Row(SESSION, "-: 500", ["charge - 500"]),
+    **{
+        f"{what} of a recoverable agent": Row(
+            CONTEXT.format(f"channels = {{name: {made} for name in ('slack', 'mail')}}"),
+            *(POSTED, CHANNELS),
+        )
+        for what, made in (
+            ("decorated tools", "Channel(name).post"),
+            ("methods as tools", "Channel(name).plain"),
+            ("closures as tools", "make(name)"),
+        )
+    },
     "a new child call before an equal recorded one": Row(EQUAL_CHILDREN, ["x: hello"] * 4, 4),
     "execute() of a recorded child run": Row(CHILD_RUNS, [True, "-: x"], ["child - x"]),
     "what an answered step did to its instance is done": Row(
-        LOST, (["-: a", "-: b"], ["a", "b"]), ["ask - a", "ask - b"]
+        LOST, (["-: a", "-: b"], DONE), ["ask - a", "ask - b"]
     ),
     "what an answered step did to captured variables is done": Row(
         CAPTURED, (["-: a", "-: b"], (["a", "b"], 200, 2))
@@ -1043,38 +829,26 @@ ROWS = {
     "twins: a side effect asks": Row(
         edited(TWINS, ("CALL", "post")), TWO, A_AND_B, ("--another", "--same"), False
     ),
-    "no twins: they share a client, ask": Row(
-        edited(TWINS, ("Agent(B)", "Agent(A)"), ("CALL", "ask")),
-        [("a", "a: x"), ("b", "a: x")],
-        2,
-    ),
-    "no twins: they share a client, post": Row(
-        edited(TWINS, ("Agent(B)", "Agent(A)"), ("CALL", "post")),
-        [("a", "a: x"), ("b", "a: x")],
-        2,
-    ),
+    **{
+        f"no twins: they share a client, {call}": Row(
+            edited(TWINS, ("Agent(B)", "Agent(A)"), ("CALL", call)),
+            *([("a", "a: x"), ("b", "a: x")], 2),
+        )
+        for call in ("ask", "post")
+    },
     "no twins: only the garbage collector knows one": Row(GARBAGE, "-: x", ["post - x"]),
-    "no twins: stepwise.identity says what tells them apart": Row(
-        edited(
-            TWINS,
-            (CLIENTS, DECLARED + 'A, B = Client("a"), Client("b")'),
-            ("CALL", "post"),
-        ),
-        TWO,
-        A_AND_B,
-    ),
-    "no twins: httpx clients of two base URLs": Row(
-        edited(
-            "import httpx\n" + TWINS,
+    **{
+        f"no twins: {what}": Row(
+            edited("import httpx\n" + TWINS, (CLIENTS, clients), ("CALL", "post")), TWO, A_AND_B
+        )
+        for what, clients in (
+            ("stepwise.identity says", f'{DECLARED}A, B = Client("a"), Client("b")'),
             (
-                CLIENTS,
-                'A, B = httpx.Client(base_url="https://a"), httpx.Client(base_url="https://b")',
+                "httpx clients of two URLs",
+                "A, B = (httpx.Client(base_url=f'https://{each}') for each in 'ab')",
             ),
-            ("CALL", "post"),
-        ),
-        TWO,
-        A_AND_B,
-    ),
+        )
+    },
     "no twins: key= is a function of an attribute": Row(
         edited(
             TWINS,
@@ -1164,58 +938,3 @@ def test_a_record_answers_the_call_that_it_is_of(row):
         if row.bodies is not None:
             done = program.bodies
             assert (done if isinstance(row.bodies, list) else len(done)) == row.bodies
-
-
-# -- what an older version wrote -----------------------------------------------------------------
-
-
-@pytest.fixture(params=["disk", "sqlite"])
-def old(request):
-    """What version a6cd4d2 left behind: see ``programs/old_records.py``."""
-    with Lab("import old_records\nold_records.main()\n") as lab:
-        home = lab.folder / "home"
-        unpack(DATA / f"a6cd4d2-{request.param}.tar.xz", home)
-        lab.environment.update(STEPWISE_KEY="ab" * 32, STEPWISE_QUIET="1")
-        if request.param == "sqlite":
-            lab.environment["STEPWISE_STORE"] = f"sqlite:{home}/store"
-        yield lab
-
-
-def go_on(lab, run):
-    lab.arguments = [run]
-    ended = lab.run()
-    return ended.code, ended.text
-
-
-def test_records_of_an_older_version_answer(old):
-    """Where one instance and one function of a name are alive, old records answer as before."""
-    code, text = go_on(old, "one")
-    assert code == 0, text
-    assert text.count("did ") == 1
-    assert "did say ann the end" in text
-    found = ["1 m", "ann thinks tides", "ann said tides", "2 m", "3 in ft", "ann thinks tides"]
-    assert f"result {[*found, 'ann said the end']}" in text
-
-
-def test_an_old_record_of_one_of_two_instances_answers_neither(old):
-    """Where two instances are alive, an old record cannot tell whose it is: plain calls run."""
-    code, text = go_on(old, "two")
-    assert code == 0, text
-    assert "result ['ann thinks tides', 'bob thinks tides']" in text
-
-
-def test_an_old_side_effect_of_one_of_two_instances_asks(old):
-    """Where two instances are alive, an old side effect stops the run and asks."""
-    code, text = go_on(old, "two_sides")
-    assert code, text
-    assert "StepInDoubtError" in text
-    assert "did " not in text
-
-
-@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="its variables hold code of 3.11")
-def test_a_run_of_an_older_version_resumes_inside(old):
-    """A run that an older version was killed in, inside a child run, resumes inside the child."""
-    code, text = go_on(old, "outer")
-    assert code == 0, text
-    assert re.findall("did .*", text) == ["did between"]  # that version's checkpoint is before it
-    assert "result ['tides', '1 m', ['tid', 'a', False, 'late', 2, 3, 15, '7 m', 7], 7]" in text

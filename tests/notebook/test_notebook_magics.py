@@ -6,8 +6,32 @@ import sys
 import textwrap
 
 import pytest
+from kernels import Notebook
 
 import stepwise
+
+
+@pytest.fixture(scope="module")
+def shared_notebook(tmp_path_factory):
+    """A notebook whose kernel serves the tests that need no other one, and the kernel."""
+    folder = tmp_path_factory.mktemp("notebook")
+    made = Notebook(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("STEPWISE_QUIET", "JPY_SESSION_NAME"):
+            patch.delenv(name, raising=False)
+        patch.setenv("STEPWISE_HOME", str(folder / "home"))
+        patch.setenv("IPYTHONDIR", str(folder / "ipython"))
+        kernel = made.start()
+    yield made, kernel
+    made.close()
+
+
+@pytest.fixture
+def shared(shared_notebook):
+    """That notebook and its kernel, in which nothing is noted."""
+    (shared_notebook[0].folder / "done.txt").unlink(missing_ok=True)
+    return shared_notebook
+
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Jupyter's; those of the kernel are output
 
@@ -98,11 +122,13 @@ def test_edited(notebook):
     assert notebook.done() == ["load", "sum", "sum", "sum"]
 
 
-def test_helpers(notebook):
+def test_helpers(shared):
     """An edited function or class of the notebook runs again the cells that use it."""
     helper = "def outer(x):\n    return inner(x)\ndef inner(x):\n    return x + 1"
     use = "%%step\ndone('use')\nouter(K().k)"
-    kernel = notebook.start(helper, "class K:\n    k = 1")
+    _, kernel = shared
+    kernel.run(helper)
+    kernel.run("class K:\n    k = 1")
     assert kernel.run(use).text == "2"
     assert kernel.run(use).skipped
     kernel.run(helper.replace("+ 1", "+ 2"))
@@ -114,10 +140,11 @@ def test_helpers(notebook):
     assert kernel.run(use).skipped
 
 
-def test_raised(notebook):
+def test_raised(shared):
     """A cell that raises is not done; its traceback shows its line, and little of ours."""
     cell = "%%step bad\ndone('bad')\nratio = 1 / len(rows)"
-    kernel = notebook.start("rows = []")
+    notebook, kernel = shared
+    kernel.run("rows = []")
     told = kernel.fail(cell)
     assert "----> 3" in told
     assert "ZeroDivisionError" in told
@@ -235,10 +262,10 @@ def test_a_workflow_inside(notebook):
 # -- what can go wrong -----------------------------------------------------------------------------
 
 
-def test_not_recordable(notebook):
+def test_not_recordable(shared):
     """A variable that cannot be pickled is named, with the way out; the notebook goes on."""
     cell = "%%step\nimport sqlite3\nlink = sqlite3.connect(':memory:')\ncount = 3"
-    kernel = notebook.start()
+    _, kernel = shared
     told = kernel.run(cell).text
     assert "variable 'link' is a sqlite3.Connection" in told
     assert "%%step --out count)" in told
@@ -248,18 +275,20 @@ def test_not_recordable(notebook):
     assert kernel.run(kept).skipped
 
 
-def test_not_comparable(notebook):
+def test_not_comparable(shared):
     """An input that cannot be compared is left out with a notice; named by --in, it is refused."""
-    kernel = notebook.start("import threading\nlock, n = threading.Lock(), 2")
+    _, kernel = shared
+    kernel.run("import threading\nlock, n = threading.Lock(), 2")
     cell = "%%step\nwith lock:\n    double = n * 2"
     assert "reads 'lock', a lock that cannot be compared" in kernel.run(cell).notices[0]
     assert kernel.run(cell).skipped
     assert "--in lock:" in kernel.fail(cell.replace("%%step", "%%step --in lock"))
 
 
-def test_mistakes(notebook):
+def test_mistakes(shared):
     """Options that cannot mean anything are refused with a line, before the cell runs."""
-    kernel = notebook.start("rows = [1]")
+    notebook, kernel = shared
+    kernel.run("rows = [1]")
     assert "did you mean 'rows'?" in kernel.fail("%%step --in row\ndone('x')")
     assert "'a-b' is not the name of a variable" in kernel.fail("%%step --out a-b\ndone('x')")
     assert "unrecognized arguments" in kernel.fail("%%step a --nothing\ndone('x')")
@@ -269,9 +298,10 @@ def test_mistakes(notebook):
     assert notebook.done() == []
 
 
-def test_options(notebook):
+def test_options(shared):
     """--in and --out say what counts and what is kept; --fresh runs a cell that is done."""
-    kernel = notebook.start("a, b = 1, 2")
+    _, kernel = shared
+    kernel.run("a, b = 1, 2")
     cell = "%%step --in a --out c\ndone('c')\nc = a + b\nd = 5"
     kernel.run(cell)
     kernel.run("b = 3; del d")

@@ -12,9 +12,7 @@ import types
 import pytest
 
 import stepwise
-from stepwise._display.activity import Doing
-from stepwise._display.progress import Display
-from stepwise._display.progress_notebook import Output
+from stepwise._display.progress import Display, Doing, Output
 
 DEFINE = """
     @stepwise.step
@@ -61,7 +59,7 @@ def visible(page):
 def test_a_workflow(notebook, kernel):
     """A workflow shows the step, the count and the time in one output; then how it ended."""
     kernel.begin("print('before'); agent(['<p1>', '<p2>', '<p3>'])")
-    first = kernel.hear_progress("agent(pages=['<p1>', '<p2>', '<p3>']) running · 1 step · 0:0")
+    first = kernel.hear_progress("agent(pages=['<p1>', '<p2>', '<p3>']) running · 1 step · 0:")
     assert first["msg_type"] == "display_data"
     assert "● running" in visible(first["content"]["data"]["text/html"])
     assert "→ read(page='<p2>')" in visible(first["content"]["data"]["text/html"])
@@ -82,7 +80,7 @@ def test_after_a_resume(notebook, kernel):
     kernel.signal(signal.SIGINT)
     assert "● interrupted agent" in visible(shown(kernel.hear_end()))
     kernel.begin("agent(['<p1>', '<p2>', 'fail'])")
-    kernel.hear_progress("1 step · 1 of them skipped, since done before · 0:0")
+    kernel.hear_progress("1 step · 1 of them skipped, since done before · 0:")
     let_go(notebook)
     assert re.search(
         "● failed agent.* 3 steps · 1 of them skipped", visible(shown(kernel.hear_end()))
@@ -93,7 +91,7 @@ def test_a_cell(notebook, kernel):
     """A ``%%step`` cell shows, unasked, what it and the runs in it do; that is not recorded."""
     cell = "%%step slow\nprint('mine')\nfound = agent(['<p1>', '<p2>', '<p3>'])\nprint('too')"
     kernel.begin(cell)
-    kernel.hear_progress("cell 'slow' running · 1 step · 0:0", "agent(", "; read(page='<p2>')")
+    kernel.hear_progress("cell 'slow' running · 1 step · 0:", "agent(", "; read(page='<p2>')")
     let_go(notebook)
     assert "● completed cell 'slow' 4 steps · 0:" in visible(shown(kernel.hear_end()))
     again = notebook.start(DEFINE).run(cell)
@@ -135,24 +133,25 @@ WATCHED = """
     @stepwise.step
     def displays():
         return sum(each.name == "stepwise progress" for each in threading.enumerate())
-    @stepwise.workflow{progress}
+    @stepwise.workflow
     def watched():
+        return displays()
+    @stepwise.workflow(progress=True)
+    def always():
         return displays()
 """
 
 
-def test_captured(notebook):
-    """Where the output of a cell is captured, nothing is shown, and nothing captured either."""
-    kernel = notebook.start(WATCHED.format(progress="(progress=True)"))
-    assert kernel.run("watched()").text == "1"
-    kernel.run("%%capture captured\nfound = watched()")
-    assert kernel.run("found, captured.outputs, captured.stdout").text == "(0, [], '')"
-
-
 def test_only_where_it_is_wanted(notebook):
-    """``STEPWISE_PROGRESS`` turns it on for all workflows, and 0 turns it off for cells."""
-    kernel = notebook.start(WATCHED.format(progress=""))
+    """``STEPWISE_PROGRESS`` turns it on for all workflows, and 0 turns it off for cells.
+
+    Where the output of a cell is captured, nothing is shown, and nothing captured either.
+    """
+    kernel = notebook.start(WATCHED)
     assert kernel.run("watched()").text == "0"
+    assert kernel.run("always()").text == "1"
+    kernel.run("%%capture captured\nfound = always()")
+    assert kernel.run("found, captured.outputs, captured.stdout").text == "(0, [], '')"
     assert kernel.run("%%step\nprint(displays())").text == "1"
     kernel.run("%env STEPWISE_PROGRESS=0")
     assert kernel.run("%%step\nprint(displays(), 'again')").text == "0 again"

@@ -247,7 +247,7 @@ class Chaos:
                     number = int(wait.name.split()[1])
                     run.send(wait.name, value_of(name, number, 0), key="once")
                     self.sent.add((name, wait.name))
-        elif status == "crashed":
+        elif status in ("crashed", "stuck"):
             for each in run.steps:
                 if each.status == "in_doubt" and each.name.endswith("raised"):
                     self._settle(run, each)

@@ -47,20 +47,17 @@ def shared_server():
 def any_server(shared_server):
     """The server, which answers before the test; a test that broke it need not repair it."""
     if shared_server.own:
-        shared_server.go_on()
         shared_server.start()
     yield shared_server
     if shared_server.own:
-        shared_server.go_on()
         shared_server.start()
 
 
 @pytest.fixture
-def server(any_server, monkeypatch):
-    """A server of our own, which a test may kill; subprocesses find it by its folder."""
+def server(any_server):
+    """A server of our own, which a test may kill."""
     if not any_server.own:
         pytest.skip("the server of STEPWISE_TEST_POSTGRES is not ours to kill")
-    monkeypatch.setenv("STEPWISE_TEST_SERVER", str(any_server.folder))
     return any_server
 
 
@@ -70,7 +67,6 @@ def postgres(any_server):
     url = any_server.create_database()
     yield url
     if any_server.own:
-        any_server.go_on()
         any_server.start()
     any_server.drop_database(url)
 
@@ -80,3 +76,29 @@ def proxy(any_server):
     """A proxy before the server, whose connections a test can cut, stall or rob of an answer."""
     with Proxy(any_server.url) as made:
         yield made
+
+
+@pytest.fixture
+def store(postgres):
+    """A store in a database of its own."""
+    from server import with_options
+
+    from stepwise.stores.postgres import PostgresStore
+
+    made = PostgresStore(with_options(postgres, lease_seconds=3))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def forgets(server):
+    """Let the server forget, in a crash, what it need not have written: it writes very late."""
+    late = {"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB"}
+    for name, value in late.items():
+        server.sql(f"ALTER SYSTEM SET {name} = '{value}'")
+    server.sql("SELECT pg_reload_conf()")
+    yield server
+    server.start()
+    for name in late:
+        server.sql(f"ALTER SYSTEM RESET {name}")
+    server.sql("SELECT pg_reload_conf()")

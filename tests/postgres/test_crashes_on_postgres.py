@@ -10,7 +10,6 @@ from harness import PROGRAMS as FOLDER
 from harness import Lab
 from judge import FLOWS, PROGRAMS, check
 from server import let_pass, until
-from store_tools import ME
 from sweeping import SEED, many, some
 
 pytest.importorskip("psycopg", reason="needs the extra test-cluster")
@@ -88,11 +87,11 @@ def lab_at(url, *words):
 
 
 def test_a_run_goes_on_while_the_server_is_killed_and_started_again(
-    server, start, postgres, tmp_path
+    server, fork, postgres, tmp_path
 ):
     """Every step is done once, by the same process under the same lease."""
     times = many(6, 40)
-    owners = Owners(start, postgres, tmp_path, steps=10 * times, lease_seconds=LEASE)
+    owners = Owners(fork, postgres, tmp_path, steps=10 * times, lease_seconds=LEASE)
     process = owners.process("first", seconds=0.02)
     chance = random.Random(f"{SEED} servers")
     for each in range(times):
@@ -106,10 +105,10 @@ def test_a_run_goes_on_while_the_server_is_killed_and_started_again(
 
 
 def test_nothing_is_taken_over_for_the_time_of_a_lease_after_the_server_began(
-    server, start, postgres, tmp_path
+    server, fork, postgres, tmp_path
 ):
     """An owner that could not reach the server has that long to come back."""
-    owners = Owners(start, postgres, tmp_path, lease_seconds=LEASE)
+    owners = Owners(fork, postgres, tmp_path, lease_seconds=LEASE)
     first = owners.stopped_at("first", "after think 2", machine="elsewhere")
     first.kill()
     (beat,) = owners.sql("SELECT extract(epoch FROM max(beat))::float FROM stepwise.processes")[0]
@@ -123,9 +122,9 @@ def test_nothing_is_taken_over_for_the_time_of_a_lease_after_the_server_began(
     owners.check()
 
 
-def test_a_server_that_lost_what_it_had_flushed_stops_the_run(server, start, postgres, tmp_path):
+def test_a_server_that_lost_what_it_had_flushed_stops_the_run(server, fork, postgres, tmp_path):
     """As after a failover to a replica that lags: the owner writes nothing behind a hole."""
-    owners = Owners(start, postgres, tmp_path, lease_seconds=LEASE)
+    owners = Owners(fork, postgres, tmp_path, lease_seconds=LEASE)
     first = owners.stopped_at("first", "after act 3")
     owners.sql("UPDATE stepwise.leases SET turn = turn - 5")  # the row of a moment ago
     rows = owners.rows()
@@ -160,7 +159,7 @@ def test_what_is_lost_on_the_way_is_written_once(proxy, fresh, program, what, ta
     of = r"^WITH held|^INSERT INTO stepwise.leases" if what == "late" else ""
     commits = run(what="", of=of)
     assert commits > 10
-    trials = some(range(1, commits + 1), 10, f"{program} {what}")
+    trials = some(range(1, commits + 1), 5, f"{program} {what}")
     for number in trials:
         late_by = random.Random(f"{SEED} {number}").choice([0, 1, 2])
         run(what=what, at={number}, of=of, late_by=late_by)
@@ -179,25 +178,6 @@ def test_every_second_one_is_lost(proxy, fresh, what):
         assert proxy.lost > 10
         proxy.lose("")
         assert lab.run(command=["verify"]).code == 0
-
-
-def test_a_turn_that_is_skipped_late_is_not_taken_for_a_batch(proxy, postgres):
-    """A statement that arrives after its connection has gone never makes a record seem written."""
-    from stepwise.stores.base import Batch
-    from stepwise.stores.postgres import PostgresStore
-
-    store = PostgresStore(proxy.url(postgres))
-    epoch = store.acquire("run", ME)
-    store.write("run", epoch, Batch(records=((1, b"one"),)))
-    store._held["run"].turn = None  # as after a write that was interrupted
-    proxy.lose("late", at={1}, of=r"SET turn = turn \+ 1")
-    store.write("run", epoch, Batch(records=((2, b"two"),)))
-    assert proxy.lost == 1
-    proxy.lose("")
-    assert proxy.deliver() == 1
-    store.write("run", epoch, Batch(records=((3, b"three"),)))
-    assert list(store.read("run")) == [(1, b"one"), (2, b"two"), (3, b"three")]
-    store.close()
 
 
 # -- the process is killed -------------------------------------------------------------------------
@@ -222,7 +202,7 @@ def test_killed_at_any_exchange_with_the_server(fresh, program, tally):
         (count,) = [int(line.split()[1]) for line in lab.log if line.startswith("exchanges")]
     assert count > 20
     every = [f"exchange {n} {when}" for n in range(1, count + 1) for when in ("sent", "before")]
-    trials = some(every, 8, f"exchanges {program}")
+    trials = some(every, 6, f"exchanges {program}")
     kills = 0
     for place in trials:
         with lab_at(fresh(), text, *arguments) as lab:

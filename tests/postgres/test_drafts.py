@@ -1,21 +1,19 @@
-"""Checkpoints are sent to a Postgres server and not waited for: what becomes of them."""
+"""Checkpoints are posted to a Postgres server, and crashes take back what was not flushed."""
 
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
 pytest.importorskip("psycopg", reason="needs the extra postgres")
 
-from server import until
+from harness import python
+from posted import ME, draft, record
+from server import until, with_options
 
-from stepwise import LeaseLostError
-from stepwise.stores.base import Batch, Owner
+from stepwise import LeaseLostError, StoreError
+from stepwise.stores.base import Batch
 from stepwise.stores.postgres import PostgresStore
-
-ME = Owner(os.getpid(), "here", 0.0)
 
 KILLED = """
 import os, signal, sys
@@ -31,13 +29,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def draft(name, data=b"draft"):
-    return Batch(put={name: data}, durable=False)
-
-
 @pytest.fixture
-def store(postgres):
-    """A store in a database of its own."""
+def other(postgres):
+    """Another process, which knows nothing of what was lost."""
     made = PostgresStore(postgres)
     yield made
     made.close()
@@ -52,32 +46,25 @@ def far(postgres, proxy):
     made.close()
 
 
-@pytest.mark.parametrize("repetition", range(5))
-def test_a_draft_survives_a_kill_of_its_process(store, postgres, repetition):
+def test_a_draft_survives_a_kill_of_its_process(store, postgres):
     """A process is killed right behind a write that returned: the checkpoint is there."""
-    killed = subprocess.run([sys.executable, "-c", KILLED, postgres], check=False)
+    killed = python("-c", KILLED, postgres)
     assert killed.returncode == -signal.SIGKILL
     until(lambda: store.get("run", "draft/10") == bytes(2000), "the last checkpoint")
     assert len(store.names("run", "draft/")) == 10
 
 
-def test_drafts_are_read_by_their_process(store):
-    """What was written is read, and listed, at once."""
-    epoch = store.acquire("run", ME)
-    for number in range(100):
-        store.write("run", epoch, draft(f"draft/{number}"))
-        assert store.get("run", f"draft/{number}") == b"draft"
-    assert len(store.names("run")) == 100
-
-
 def test_batches_keep_their_order(store):
-    """Of drafts and batches of one run, the last one counts."""
+    """What was written is read, and listed, at once: of drafts and batches the last one counts."""
     epoch = store.acquire("run", ME)
     for number in range(50):
         store.write("run", epoch, draft("place", b"%d" % number))
+        store.write("run", epoch, draft(f"draft/{number}"))
+        assert store.get("run", f"draft/{number}") == b"locals"
         if number % 3 == 0:
             store.write("run", epoch, Batch(records=((number + 1, b"x"),), put={"place": b"kept"}))
     assert store.get("run", "place") == b"49"
+    assert len(store.names("run", "draft/")) == 50
     store.release("run", epoch)
     assert store.acquire("run", ME) == epoch + 1
 
@@ -94,7 +81,7 @@ def test_many_runs_send_drafts(store):
 
 
 @pytest.mark.parametrize("what", ["answer", "request"])
-@pytest.mark.parametrize("place", range(1, 7))
+@pytest.mark.parametrize("place", [1, 2, 3, 5])
 def test_a_draft_whose_connection_is_lost_is_written(far, proxy, what, place):
     """A draft that never arrived is sent again, and one whose answer was lost is not missed."""
     epoch = far.acquire("run", ME)
@@ -145,6 +132,146 @@ def test_a_forked_child_leaves_the_drafts_of_its_parent_alone(store):
         if not child:
             mine = store.acquire(f"child{number}", ME)
             store.write(f"child{number}", mine, draft("place"))
-            os._exit(0 if store.get(f"child{number}", "place") == b"draft" else 1)
+            os._exit(0 if store.get(f"child{number}", "place") == b"locals" else 1)
         assert os.waitpid(child, 0)[1] == 0
     assert store.get("run", "place") == b"4"
+
+
+REFUSING = """
+CREATE FUNCTION stepwise.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.name = 'refused'::bytea THEN RAISE EXCEPTION 'not this one'; END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER refuse BEFORE INSERT ON stepwise.objects
+FOR EACH ROW EXECUTE FUNCTION stepwise.refuse();
+"""
+
+
+def test_a_draft_that_is_refused_takes_no_other_with_it(postgres, any_server, other):
+    """What is posted behind a draft that the server refuses is written, whatever comes after it."""
+    store = PostgresStore(with_options(postgres, pool_size=1))
+    epochs = {run: store.acquire(run, ME) for run in ("a", "b")}
+    any_server.sql(REFUSING, database=postgres.partition("?")[0].rpartition("/")[2])
+    store.write("a", epochs["a"], draft("refused"))
+    store.write("b", epochs["b"], draft("kept"))
+    until(lambda: other.get("b", "kept") == b"locals", "the second draft")
+    with pytest.raises(StoreError, match="not this one"):
+        store.write("a", epochs["a"], record(1))
+    store.write("b", epochs["b"], record(1))
+    assert [number for number, _ in other.read("b")] == [1]
+    store.close()
+
+
+def test_a_turn_that_two_failures_have_hidden(far, proxy, monkeypatch):
+    """A batch is written though the last one got no answer, and neither did the question for it."""
+    epoch = far.acquire("run", ME)
+    far.write("run", epoch, record(1))
+    proxy.lose("answer", at={1})
+
+    def fails(*_):
+        raise StoreError("nor this", path=far.url, errno=None)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(far, "_catch_up", fails)
+        with pytest.raises(StoreError, match="nor this"):
+            far.write("run", epoch, record(2))
+    assert proxy.lost == 1
+    far.write("run", epoch, record(3))
+    assert 3 in [number for number, _ in far.read("run")]
+
+
+# -- a crash of the server ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+def test_an_owner_whose_drafts_a_crash_lost_keeps_its_run(store, other, forgets, lost):
+    """Drafts that a crash of the server lost cost no lease, and nothing that was recorded.
+
+    Whoever wrote them reads them again; the first write after the crash may be a draft itself.
+    """
+    for attempt in range(20):  # some other process of the server may have written it
+        run, beside = f"run {attempt}", f"beside {attempt}"
+        epochs = {name: store.acquire(name, ME) for name in (run, beside)}
+        store.write(run, epochs[run], record(1))
+        for number in range(lost):
+            for name, epoch in epochs.items():
+                store.write(name, epoch, draft(f"c/{number}"))
+        forgets.restart()
+        if other.names(run) == []:
+            break
+    else:
+        raise AssertionError("the server has not forgotten anything in 20 crashes")
+    store.write(beside, epochs[beside], draft("c/9"))
+    store.write(run, epochs[run], record(2))
+    store.write(run, epochs[run], draft("c/9"))
+    store.write(run, epochs[run], record(3))
+    assert [number for number, _ in store.read(run)] == [1, 2, 3]
+    for name in epochs:
+        assert store.names(name) == [*(f"c/{number}" for number in range(lost)), "c/9"]
+    assert other.names(run) == store.names(run)
+
+
+@pytest.mark.parametrize("late_by", [1, 2, 3])
+def test_what_gives_a_turn_and_comes_late_is_no_written_batch(postgres, proxy, late_by):
+    """A record is not taken for written since a late statement has changed the row of its lease."""
+    store = PostgresStore(proxy.url(with_options(postgres, patience_seconds=1)))
+    epoch = store.acquire("run", ME)
+    store.write("run", epoch, record(1))
+    proxy.refuse()
+    with pytest.raises(StoreError):
+        store.write("run", epoch, record(2))
+    proxy.accept()
+    proxy.lose("late", at={1}, of="leases", late_by=late_by)
+    store.write("run", epoch, record(2))
+    assert proxy.lost == 1
+    proxy.lose("")
+    store.write("run", epoch, record(3))
+    assert [number for number, _ in store.read("run")] == [1, 2, 3]
+    store.close()
+
+
+def turn_of(server, url):
+    """The turn of the only lease."""
+    name = url.partition("?")[0].rpartition("/")[2]
+    ((turn,),) = server.sql("SELECT turn FROM stepwise.leases", database=name)
+    return turn
+
+
+def test_an_owner_writes_again_what_a_crash_of_the_server_took_back(server, postgres):
+    """After a crash that loses a batch nobody flushed, the owner goes on, and has lost nothing."""
+    store, lost, number = PostgresStore(postgres), False, 0
+    epoch = store.acquire("run", ME)
+    for _ in range(20):
+        store.write("run", epoch, record(number + 1))
+        store.write("run", epoch, Batch(put={f"object {number}": b"o"}, durable=False))
+        store.write("run", epoch, record(number + 2, durable=False))
+        before = turn_of(server, postgres)
+        server.restart()
+        lost = lost or turn_of(server, postgres) < before
+        store.write("run", epoch, record(number + 3))
+        number += 3
+        if lost:
+            break
+    assert lost
+    assert [each for each, _ in store.read("run")] == [*range(1, number + 1)]
+    assert store.names("run") == sorted(f"object {each}" for each in range(0, number, 3))
+    store.close()
+
+
+def test_a_write_that_failed_changes_nothing_after_a_read(postgres, proxy):
+    """Whoever looks what became of a failed write may rely on the answer: it comes no later."""
+    separator = "&" if "?" in postgres else "?"
+    store = PostgresStore(f"{proxy.url(postgres)}{separator}patience_seconds=1")
+    epoch = store.acquire("run", ME)
+    store.write("run", epoch, record(1))
+    proxy.lose("late")
+    with pytest.raises(StoreError):
+        store.write("run", epoch, Batch(((2, b"two"), (3, b"three"))))
+    proxy.lose("")
+    assert [each for each, _ in store.read("run")] == [1]
+    assert proxy.deliver()
+    assert [each for each, _ in store.read("run")] == [1]
+    store.write("run", epoch, record(2))
+    assert [*store.read("run")] == [(1, b"record 1"), (2, b"record 2")]
+    store.close()

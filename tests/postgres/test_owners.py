@@ -18,14 +18,14 @@ LEASE = 2
 
 
 @pytest.fixture
-def owners(start, postgres, tmp_path):
-    return Owners(start, postgres, tmp_path, lease_seconds=LEASE)
+def owners(fork, postgres, tmp_path):
+    return Owners(fork, postgres, tmp_path, lease_seconds=LEASE)
 
 
 @pytest.fixture
-def patient(start, postgres, tmp_path):
+def patient(fork, postgres, tmp_path):
     """Owners whose lease does not run out within a test, however busy the machine is."""
-    return Owners(start, postgres, tmp_path, lease_seconds=600)
+    return Owners(fork, postgres, tmp_path, lease_seconds=600)
 
 
 def settle(owners):
@@ -83,35 +83,6 @@ def test_an_owner_that_reconnects_in_time_goes_on(patient, proxy):
     assert end_of(first) == "result"
     assert owners.did("first") == owners.whole
     assert owners.epoch() == 1
-    owners.check()
-
-
-def test_an_owner_that_nobody_replaced_goes_on_however_late(owners, proxy):
-    """A lease that has run out is still its owner's, as long as nobody else took it."""
-    first = owners.stopped_at("first", "after act 3", proxy=proxy)
-    proxy.refuse()
-    let_pass(held_until(owners) + 1 - time.time())
-    proxy.accept()
-    first.tell()
-    assert end_of(first) == "result"
-    assert owners.did("first") == owners.whole
-    owners.check()
-
-
-def test_a_write_waits_for_the_network_to_come_back(owners, proxy):
-    """A run whose connection is refused and cut again and again is executed to its end."""
-    first = owners.process("first", proxy=proxy, stops=["before act 1", "after act 3"])
-    assert first.hear() == "at before act 1"
-    proxy.refuse()
-    first.tell()  # its outcome has nowhere to go
-    until(lambda: owners.did() == owners.whole[:2], "the side effect")
-    proxy.accept()
-    assert first.hear() == "at after act 3"
-    for _ in range(5):
-        proxy.cut()
-    first.tell()
-    assert end_of(first) == "result"
-    assert owners.did() == owners.whole
     owners.check()
 
 
@@ -197,14 +168,40 @@ def test_who_asks_before_the_lease_has_run_out_is_refused(patient):
 # -- a network that carries nothing ----------------------------------------------------------------
 
 
-def test_a_network_that_carries_nothing_for_a_while_is_waited_for(owners, proxy):
-    """Connections that stay open, and new ones that nobody answers, cost time and nothing else."""
+def run_out(owners, proxy):
+    """The lease runs out, and nobody takes it."""
+    proxy.refuse()
+    let_pass(held_until(owners) + 1 - time.time())
+    proxy.accept()
+
+
+def cut_again_and_again(owners, proxy):
+    for _ in range(5):
+        proxy.cut()
+
+
+@pytest.mark.parametrize("broken", [run_out, cut_again_and_again])
+def test_an_owner_that_nobody_replaced_goes_on_however_late(owners, proxy, broken):
+    """A lease that has run out is still its owner's, and connections that are cut are made anew."""
+    first = owners.stopped_at("first", "after act 3", proxy=proxy)
+    broken(owners, proxy)
+    first.tell()
+    assert end_of(first) == "result"
+    assert owners.did("first") == owners.whole
+    owners.check()
+
+
+@pytest.mark.parametrize("how", ["carries nothing", "refuses"])
+def test_a_network_that_carries_nothing_for_a_while_is_waited_for(owners, proxy, how):
+    """A network in which an outcome has nowhere to go costs time and nothing else."""
     first = owners.stopped_at("first", "before act 3", proxy=proxy)
-    proxy.stall()
+    proxy.refuse() if how == "refuses" else proxy.stall()
     first.tell()
     until(lambda: "act 3" in owners.did(), "the side effect")
-    proxy.cut()  # what it opens now is answered by nobody
-    let_pass(3)
+    if how == "carries nothing":
+        proxy.cut()  # what it opens now is answered by nobody
+        let_pass(3)
+    proxy.accept()
     proxy.flow()
     assert end_of(first) == "result"
     assert owners.did() == owners.whole

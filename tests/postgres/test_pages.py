@@ -16,7 +16,7 @@ def test_the_page_about_postgres_is_what_happens(postgres):
 @pytest.mark.parametrize("page", [PAGE, "how-to/cluster.md"])
 def test_the_defaults_of_the_pages_are_those_of_the_store(page):
     """The pages name the defaults that the store has."""
-    from stepwise.stores._postgres_url import PostgresOptions
+    from stepwise.stores._postgres_connections import PostgresOptions
 
     text = PageWith(page, {}).text
     for name, value in PostgresOptions._field_defaults.items():

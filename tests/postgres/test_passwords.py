@@ -3,14 +3,13 @@
 import json
 import os
 import pathlib
-import subprocess
-import sys
 import textwrap
 
 import pytest
 
 pytest.importorskip("psycopg", reason="needs the extra postgres")
 
+from harness import python
 from server import name_in
 
 SECRET = "xK7-very.hidden"
@@ -18,7 +17,7 @@ PROGRAM = """
 import logging, os, pickle, signal, sys
 import stepwise
 from stepwise import step, tool, workflow
-from stepwise.integrations import _langgraph_store
+from stepwise.integrations import _langgraph_threads as _langgraph_store
 
 logging.basicConfig(level=1, filename="program.log")
 stepwise.on_event(lambda event: print(repr(event), file=sys.stderr))
@@ -95,18 +94,16 @@ class Shell:
     def __init__(self, folder):
         self.folder, self.printed = folder, []
 
-    def __call__(self, *command, code=0, **env):
+    def __call__(self, *words, code=0, **env):
         env = {**os.environ, "STEPWISE_QUIET": "", **env}
-        ended = subprocess.run(
-            command, cwd=self.folder, env=env, capture_output=True, text=True, check=False
-        )
+        ended = python(*words, cwd=self.folder, env=env)
         text = f"{ended.stdout}\n{ended.stderr}"
         assert code is None or ended.returncode == code, text
-        self.printed.append((command, text))
+        self.printed.append((words, text))
         return text
 
     def stepwise(self, *words, **how):
-        return self(sys.executable, "-m", "stepwise", *words, **how)
+        return self("stepwise", *words, **how)
 
 
 def stored(server, url):
@@ -126,7 +123,7 @@ def test_the_password_of_a_store_is_nowhere(guarded, server, tmp_path, home):
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
     (tmp_path / "crash").touch()
     shell = Shell(tmp_path)
-    program = (sys.executable, "program.py", f"--store={url}")
+    program = ("program.py", f"--store={url}")
     shell(*program, code=-9)
     assert f"--store={url.replace(f':{SECRET}', '')}" in shell.stepwise(
         "resume", "job", "--dry-run", "--store", url
@@ -139,8 +136,8 @@ def test_the_password_of_a_store_is_nowhere(guarded, server, tmp_path, home):
         "show job --json", "in-doubt", "in-doubt --json", "verify", "doctor", "doctor --json",
         "restore", "export job --json", "export job -o page.html", "compact", "show nobody",
         "resume --all-crashed --dry-run", "prune --older-than 0s --json",
-        "up --once program", "up --once --json program", "copy --to sqlite:./copy",
-        "copy --to sqlite:./copy2 --json",
+        "up --once program", "up --once --json program", "copy --to disk:./copy",
+        "copy --to disk:./copy2 --json",
     )):  # fmt: skip
         given = ((*words.split(), "--store", url), words.split())[number % 2]
         shell.stepwise(*given, code=None, STEPWISE_STORE=url if number % 2 else "")
@@ -148,7 +145,7 @@ def test_the_password_of_a_store_is_nowhere(guarded, server, tmp_path, home):
     assert "asks" in shell(*program, code=75)
     shell.stepwise("send", "asks", "name", '"ann"', "--store", url)
     shell.stepwise("up", "--once", "program", "--store", url, code=None)
-    shell.stepwise("copy", "--from", "sqlite:./copy", "--to", url, code=None)
+    shell.stepwise("copy", "--from", "disk:./copy", "--to", url, code=None)
     shell.stepwise("copy", "--from", url, "--to", url, code=1)
     for wrong in (
         url.replace(f"@127.0.0.1:{server.port}", "@127.0.0.1:1") + "?patience_seconds=1",
@@ -160,7 +157,7 @@ def test_the_password_of_a_store_is_nowhere(guarded, server, tmp_path, home):
     ):
         shell.stepwise("runs", "--store", wrong, code=1)
         shell.stepwise("doctor", "--store", wrong, code=1)
-        shell(sys.executable, "program.py", f"--store={wrong}", code=1)
+        shell("program.py", f"--store={wrong}", code=1)
     for command, text in shell.printed:
         assert SECRET not in text, (command, text)
     for data in stored(server, plain):
@@ -177,9 +174,9 @@ def test_a_url_without_its_password_opens_the_store(guarded, tmp_path):
     shell = Shell(tmp_path)
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
     (tmp_path / "doubt").touch()
-    shell(sys.executable, "program.py", f"--store={url}", code=-9)
+    shell("program.py", f"--store={url}", code=-9)
     shown = url.replace(f":{SECRET}", "")
-    text = shell(sys.executable, "program.py", f"--store={url}", code=1)
+    text = shell("program.py", f"--store={url}", code=1)
     assert f"stepwise resolve job 3 --did-not-happen --store {shown}\n" in text
     runs = json.loads(shell.stepwise("runs", "--json", "--store", shown, PGPASSWORD=SECRET))
     assert [each["id"] for each in runs] == ["job"]

@@ -16,11 +16,11 @@ IDLE = 3  # seconds
 
 
 @pytest.fixture
-def waiting(start, postgres, tmp_path):
+def waiting(fork, postgres, tmp_path):
     """A run in a process which waits for ``go``: ``waiting(url) -> owners, process``."""
 
     def begin(**settings):
-        owners = Owners(start, postgres, tmp_path, lease_seconds=30, steps=2)
+        owners = Owners(fork, postgres, tmp_path, lease_seconds=30, steps=2)
         process = owners.process("first", waits="go", **settings)
         assert process.hear() == "waiting"
         until(lambda: is_waiting(owners), "a wait")
@@ -70,11 +70,11 @@ def test_a_listener_whose_connection_is_cut_listens_again(waiting, server, postg
 
 
 @pytest.mark.parametrize("reset", [False, True], ids=["kept", "discarded"])
-def test_behind_a_pooler_everything_works_without_a_session(start, postgres, tmp_path, reset):
+def test_behind_a_pooler_everything_works_without_a_session(fork, postgres, tmp_path, reset):
     """A run is executed, taken over and woken though each transaction has another connection."""
     with Pooler(postgres, reset=reset) as pooler:
         assert is_pooled(pooler.url())
-        owners = Owners(start, postgres, tmp_path, lease_seconds=2)
+        owners = Owners(fork, postgres, tmp_path, lease_seconds=2)
         pooled = pooler.url(lease_seconds=2)
         first = owners.stopped_at("first", "between 3", store=pooled)
         assert owners.process("second", store=pooled).hear().startswith("stopped RunBusyError")
@@ -88,10 +88,10 @@ def test_behind_a_pooler_everything_works_without_a_session(start, postgres, tmp
         assert pooler.transactions > 20
 
 
-def test_two_processes_behind_a_pooler_keep_the_lease_by_their_beats(start, postgres, tmp_path):
+def test_two_processes_behind_a_pooler_keep_the_lease_by_their_beats(fork, postgres, tmp_path):
     """An owner that nobody can prove dead is waited for; one that beats is not replaced."""
     with Pooler(postgres) as pooler:
-        owners = Owners(start, postgres, tmp_path, lease_seconds=1)
+        owners = Owners(fork, postgres, tmp_path, lease_seconds=1)
         pooled = with_options(pooler.url(), lease_seconds=1)
         first = owners.stopped_at("first", "between 3", store=pooled, machine="elsewhere")
         second = owners.process("second", store=pooled, on_owned="wait")

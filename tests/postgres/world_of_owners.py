@@ -9,7 +9,7 @@ from server import with_options
 
 HERE = str(pathlib.Path(__file__).parent)
 SOURCE = f"import sys\nsys.path.insert(0, {HERE!r})\nimport owner\nowner.main()\n"
-TABLES = ("runs", "records", "objects", "pieces")
+TABLES = ("runs", "records", "objects")
 
 
 class Owners:

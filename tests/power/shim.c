@@ -106,118 +106,59 @@ static int exists(int folder, const char *path) {
 #define MODE(flags) va_list rest; va_start(rest, flags); \
     mode_t mode = (flags & O_CREAT) ? va_arg(rest, mode_t) : 0; va_end(rest)
 
-int open(const char *path, int flags, ...) {
-    MODE(flags);
-    int there = exists(AT_FDCWD, path);
-    if (!there && (flags & O_CREAT)) before_path('c', path);
-    return opened(REAL(open)(path, flags, mode), flags, there);
+#define OPENS(name, at, PARAMETERS, ARGUMENTS) \
+int name PARAMETERS { \
+    MODE(flags); \
+    int there = exists(at, path); \
+    if (!there && (flags & O_CREAT)) before_path('c', path); \
+    return opened(REAL(name) ARGUMENTS, flags, there); \
 }
-int open64(const char *path, int flags, ...) {
-    MODE(flags);
-    int there = exists(AT_FDCWD, path);
-    if (!there && (flags & O_CREAT)) before_path('c', path);
-    return opened(REAL(open64)(path, flags, mode), flags, there);
-}
-int openat(int folder, const char *path, int flags, ...) {
-    MODE(flags);
-    int there = exists(folder, path);
-    if (!there && (flags & O_CREAT)) before_path('c', path);
-    return opened(REAL(openat)(folder, path, flags, mode), flags, there);
-}
-int openat64(int folder, const char *path, int flags, ...) {
-    MODE(flags);
-    int there = exists(folder, path);
-    if (!there && (flags & O_CREAT)) before_path('c', path);
-    return opened(REAL(openat64)(folder, path, flags, mode), flags, there);
-}
+OPENS(open, AT_FDCWD, (const char *path, int flags, ...), (path, flags, mode))
+OPENS(open64, AT_FDCWD, (const char *path, int flags, ...), (path, flags, mode))
+OPENS(openat, folder, (int folder, const char *path, int flags, ...), (folder, path, flags, mode))
+OPENS(openat64, folder, (int folder, const char *path, int flags, ...), (folder, path, flags, mode))
 
-ssize_t write(int fd, const void *data, size_t size) {
-    char path[PATH_MAX];
-    before_fd('w', fd);
-    ssize_t done = REAL(write)(fd, data, size);
-    if (done > 0 && path_of(fd, path)) put('w', lseek(fd, 0, SEEK_CUR) - done, path, data, done);
-    return done;
+/* What is done to an open file: its letter, and the offset and the data that are logged. */
+#define OF_FILE(what, type, name, PARAMETERS, ARGUMENTS, worked, offset, data, size) \
+type name PARAMETERS { \
+    char path[PATH_MAX]; \
+    before_fd(what, fd); \
+    type done = REAL(name) ARGUMENTS; \
+    if (worked && path_of(fd, path)) put(what, offset, path, data, size); \
+    return done; \
 }
-ssize_t pwrite(int fd, const void *data, size_t size, off_t offset) {
-    char path[PATH_MAX];
-    before_fd('w', fd);
-    ssize_t done = REAL(pwrite)(fd, data, size, offset);
-    if (done > 0 && path_of(fd, path)) put('w', offset, path, data, done);
-    return done;
+#define WRITES(name, off, PARAMETERS, ARGUMENTS) \
+    OF_FILE('w', ssize_t, name, PARAMETERS, ARGUMENTS, done > 0, off, data, done)
+WRITES(write, lseek(fd, 0, SEEK_CUR) - done, (int fd, const void *data, size_t size), (fd, data, size))
+WRITES(pwrite, at, (int fd, const void *data, size_t size, off_t at), (fd, data, size, at))
+WRITES(pwrite64, at, (int fd, const void *data, size_t size, off64_t at), (fd, data, size, at))
+OF_FILE('t', int, ftruncate, (int fd, off_t size), (fd, size), done == 0, size, "", 0)
+OF_FILE('t', int, ftruncate64, (int fd, off64_t size), (fd, size), done == 0, size, "", 0)
+OF_FILE('s', int, fsync, (int fd), (fd), done == 0, 0, "", 0)
+OF_FILE('s', int, fdatasync, (int fd), (fd), done == 0, 0, "", 0)
+OF_FILE('m', int, fchmod, (int fd, mode_t mode), (fd, mode), done == 0, mode, "", 0)
+
+/* What is done to a name; of two, which one is announced. */
+#define OF_NAME(what, name, PARAMETERS, ARGUMENTS, offset) \
+int name PARAMETERS { \
+    char whole[PATH_MAX]; \
+    before_path(what, path); \
+    int done = REAL(name) ARGUMENTS; \
+    full(path, whole); \
+    if (done == 0 && watched(whole)) put(what, offset, whole, "", 0); \
+    return done; \
 }
-ssize_t pwrite64(int fd, const void *data, size_t size, off64_t offset) {
-    char path[PATH_MAX];
-    before_fd('w', fd);
-    ssize_t done = REAL(pwrite64)(fd, data, size, offset);
-    if (done > 0 && path_of(fd, path)) put('w', offset, path, data, done);
-    return done;
+OF_NAME('u', unlink, (const char *path), (path), 0)
+OF_NAME('m', chmod, (const char *path, mode_t mode), (path, mode), mode)
+#define OF_NAMES(what, name, announced) \
+int name(const char *from, const char *to) { \
+    char old[PATH_MAX], new[PATH_MAX]; \
+    before_path(what, announced); \
+    int done = REAL(name)(from, to); \
+    full(from, old); \
+    full(to, new); \
+    if (done == 0 && watched(old)) put(what, 0, old, new, strlen(new)); \
+    return done; \
 }
-int ftruncate(int fd, off_t size) {
-    char path[PATH_MAX];
-    before_fd('t', fd);
-    int done = REAL(ftruncate)(fd, size);
-    if (done == 0 && path_of(fd, path)) put('t', size, path, "", 0);
-    return done;
-}
-int ftruncate64(int fd, off64_t size) {
-    char path[PATH_MAX];
-    before_fd('t', fd);
-    int done = REAL(ftruncate64)(fd, size);
-    if (done == 0 && path_of(fd, path)) put('t', size, path, "", 0);
-    return done;
-}
-int fsync(int fd) {
-    char path[PATH_MAX];
-    before_fd('s', fd);
-    int done = REAL(fsync)(fd);
-    if (done == 0 && path_of(fd, path)) put('s', 0, path, "", 0);
-    return done;
-}
-int fdatasync(int fd) {
-    char path[PATH_MAX];
-    before_fd('s', fd);
-    int done = REAL(fdatasync)(fd);
-    if (done == 0 && path_of(fd, path)) put('s', 0, path, "", 0);
-    return done;
-}
-int unlink(const char *path) {
-    char whole[PATH_MAX];
-    before_path('u', path);
-    int done = REAL(unlink)(path);
-    full(path, whole);
-    if (done == 0 && watched(whole)) put('u', 0, whole, "", 0);
-    return done;
-}
-int rename(const char *from, const char *to) {
-    char old[PATH_MAX], new[PATH_MAX];
-    before_path('r', from);
-    int done = REAL(rename)(from, to);
-    full(from, old);
-    full(to, new);
-    if (done == 0 && watched(old)) put('r', 0, old, new, strlen(new));
-    return done;
-}
-int link(const char *from, const char *to) {
-    char old[PATH_MAX], new[PATH_MAX];
-    before_path('l', to);
-    int done = REAL(link)(from, to);
-    full(from, old);
-    full(to, new);
-    if (done == 0 && watched(old)) put('l', 0, old, new, strlen(new));
-    return done;
-}
-int chmod(const char *path, mode_t mode) {
-    char whole[PATH_MAX];
-    before_path('m', path);
-    int done = REAL(chmod)(path, mode);
-    full(path, whole);
-    if (done == 0 && watched(whole)) put('m', mode, whole, "", 0);
-    return done;
-}
-int fchmod(int fd, mode_t mode) {
-    char path[PATH_MAX];
-    before_fd('m', fd);
-    int done = REAL(fchmod)(fd, mode);
-    if (done == 0 && path_of(fd, path)) put('m', mode, path, "", 0);
-    return done;
-}
+OF_NAMES('r', rename, from)
+OF_NAMES('l', link, to)

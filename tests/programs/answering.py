@@ -7,7 +7,8 @@ from unittest import mock
 from killed import Killed, forget_process
 
 import stepwise
-from stepwise._calls import approvals, asking
+from stepwise._calls import approvals
+from stepwise._calls import approvals as asking
 
 PATIENCE = 60.0  # seconds, at most
 
@@ -26,7 +27,7 @@ def asked(run, count=1):
 def died_asking(call):
     """Call a workflow in a process that dies while it waits for an answer; the run's questions."""
 
-    def dies(active, ticket):
+    def dies(*_):
         raise Killed
 
     with (

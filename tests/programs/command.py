@@ -6,7 +6,7 @@ import subprocess
 
 from harness import COMMAND, python
 
-__all__ = ["COMMAND", "process", "waiting"]
+__all__ = ["COMMAND", "process", "terminal", "waiting"]
 
 
 def process(*arguments, **env):
@@ -14,11 +14,32 @@ def process(*arguments, **env):
     return python("stepwise", *arguments, env={**os.environ, **env})
 
 
+def terminal(*commands, text="", **env):
+    """Commands like ``["stepwise", "runs"]`` on a terminal, one after the other, to the last one.
+
+    What would start an interpreter in the terminal is ``stepwise`` in that process.
+    """
+    source = f"""
+import os, pty, sys
+import stepwise.cli
+
+def become(_, *words):
+    sys.argv = [*words]
+    stepwise.cli.run()
+
+os.execlp = become
+for each in {commands!r}:
+    code = pty.spawn(each)
+sys.exit(os.waitstatus_to_exitcode(code))
+"""
+    return python("-c", source, text=text, env={**os.environ, **env})
+
+
 @contextlib.contextmanager
-def waiting(*arguments, **env):
+def waiting(*arguments, command=(COMMAND,), **env):
     """``stepwise ...`` with a program that has printed ``waiting`` and waits for a line."""
     with subprocess.Popen(
-        [COMMAND, *arguments],
+        [*command, *arguments],
         env={**os.environ, **env},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -7,9 +7,8 @@ import os
 import signal
 import sys
 
-from stepwise._journal.heads import children_of
-from stepwise._journal.journal import seal_for
-from stepwise._runs import transfer
+from stepwise._journal.journal import children_of, seal_for
+from stepwise._runs import copying
 from stepwise._runs.copying import Copier
 from stepwise.stores import open_store
 
@@ -44,7 +43,7 @@ def copy(source, target, at, when, **how):
 
 
 if __name__ == "__main__":
-    transfer._MOST = 3  # records of one write, so that there are many writes
+    copying._MOST = 3  # records of one write, so that there are many writes
     _, source, target, at, when, *more = sys.argv
-    found = copy(source, target, int(at), when, restored="restored" in more)
+    found = copy(source, target, int(at), when, restored="restored" in more, messages=True)
     assert not any(each.problem for each in found), found

@@ -1,7 +1,7 @@
 """A program whose store is damaged, or fails, between and during its starts.
 
-It serves: for each line of JSON that it reads it forks a start of the program, and prints how that
-ended.  The program itself logs every step and every side effect to a file beside its home.
+What a start is to do is told in ``ORDER``, as JSON; it prints how it ended, as JSON.  The program
+itself logs every step and every side effect to a file beside its home.
 """
 
 import errno
@@ -10,21 +10,21 @@ import json
 import os
 import signal
 import sqlite3
-import sys
 import tempfile
 import traceback
 
 import stepwise
-from stepwise._journal import chain, journal
+from stepwise._journal import journal
+from stepwise._journal import journal as chain
 from stepwise._journal import seal as _seal
-from stepwise._workflows import opening
+from stepwise._workflows import begin as opening
 
-SECONDS = 300  # until a start counts as hung
-ORDER = {}  # what the forked process was told to do
+ORDER = json.loads(os.environ["ORDER"])
+HOME = os.environ["STEPWISE_HOME"]
 
 
 def log(line):
-    descriptor = os.open(ORDER["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    descriptor = os.open(os.environ["WORLD_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     real["write"](descriptor, f"{line}\n".encode())
     os.close(descriptor)
     if line == ORDER.get("die"):
@@ -82,12 +82,12 @@ def fails():
     """Whether the operation that begins now is to fail."""
     global count
     count += 1
-    return count == ORDER["at"] or (ORDER["sticky"] and count > ORDER["at"])
+    return count == ORDER["at"] or (ORDER.get("sticky") and count > ORDER["at"])
 
 
 def failing(name):
     def call(first, *args, **kwargs):
-        if (name != "open" or str(first).startswith(ORDER["home"])) and fails():
+        if (name != "open" or str(first).startswith(HOME)) and fails():
             path = first if isinstance(first, str) else None
             raise OSError(ORDER["errno"], os.strerror(ORDER["errno"]), path)
         return real[name](first, *args, **kwargs)
@@ -143,22 +143,7 @@ def blind(what):
         journal.newest_mark = lambda store, seal, run_id: chain.Mark()
 
 
-# -- the server ----------------------------------------------------------------------------------
-
-
-def start():
-    store = f"{ORDER['store']}:{ORDER['home']}/store"
-    os.environ.update(STEPWISE_HOME=ORDER["home"], STEPWISE_STORE=store, STEPWISE_QUIET="1")
-    if "blind" in ORDER:
-        blind(ORDER["blind"])
-    if "at" in ORDER:
-        tempfile.gettempdir()  # a store in a test asks for it, and Python tries it by writing
-        let_the_disk_fail()
-    said = attempt()
-    if ORDER.get("retry") and "result" not in said:  # a call of what has completed is a new run
-        ORDER.update(at=-1, sticky=False)  # the disk works again
-        said["again"] = {"status": 0, **attempt()}
-    print(json.dumps({**said, "operations": count}), flush=True)
+# -- a start ---------------------------------------------------------------------------------------
 
 
 def attempt():
@@ -170,19 +155,20 @@ def attempt():
         return {"kind": type(error).__name__, "text": str(error), "trace": trace, **facts}
 
 
-def serve():
-    for line in sys.stdin:
-        ORDER.clear()
-        ORDER.update(json.loads(line))
-        child = os.fork()
-        if not child:
-            signal.alarm(SECONDS)
-            start()
-            if ORDER.get("tidy"):
-                stepwise.stores.open_store(stepwise._runtime.settings.store()).close()
-            os._exit(0)
-        print(json.dumps({"status": os.waitpid(child, 0)[1]}), flush=True)
+def main():
+    if "blind" in ORDER:
+        blind(ORDER["blind"])
+    if "at" in ORDER:
+        tempfile.gettempdir()  # a store in a test asks for it, and Python tries it by writing
+        let_the_disk_fail()
+    said = attempt()
+    if ORDER.get("retry") and "result" not in said:  # a call of what has completed is a new run
+        ORDER.update(at=-1, sticky=False)  # the disk works again
+        said["again"] = {"code": 0, **attempt()}
+    print(json.dumps({**said, "operations": count}), flush=True)
+    if ORDER.get("tidy"):
+        stepwise.stores.open_store(stepwise._runtime.settings.store()).close()
+    os._exit(0)  # nothing that is left to be closed meets a disk that fails
 
 
-if __name__ == "__main__":
-    serve()
+main()

@@ -12,15 +12,15 @@ import json
 import os
 import pathlib
 import re
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import tempfile
-from collections import Counter
-from typing import NamedTuple
+from collections import Counter, defaultdict, deque
+from typing import ClassVar, NamedTuple
 
 from sweeping import WHOLE
 
@@ -34,14 +34,6 @@ _DID = re.compile(r"did (.*?) -> (.*)")
 def _memory():
     """A folder in memory, where there is one: a flush costs nothing there."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-
-
-def unpack(archive, folder):
-    """Unpack an archive of ours."""
-    with tarfile.open(archive) as file:
-        # Set, not given: the first versions of Python 3.10 and 3.11 know of no filter.
-        file.extraction_filter = getattr(tarfile, "data_filter", None)
-        file.extractall(folder)
 
 
 def python_path(*folders):
@@ -116,6 +108,16 @@ def _end(host):
 
 
 _turns = itertools.count()
+_started = Counter()  # hosts that watch, by what they have imported
+_idle = defaultdict(deque)  # those of them that watch nobody now
+
+
+def _idle_host(imports):
+    """A host that watches nobody: of several, the one that has been idle for longest."""
+    if len(_idle[imports]) > 1:
+        return _idle[imports].popleft()
+    _started[imports] += 1
+    return _host(number=1 + _started[imports], imports=imports)
 
 
 def _request(words, cwd, env, first="", **files):
@@ -172,7 +174,7 @@ def python(*argv, cwd=None, env=None, text="", together=False, first=""):
 
 
 class Watched:
-    """``python`` with these words in a fork, whose lines are read while it runs.
+    """``python`` with these words in a fork, whose lines are read while it runs; as many as wanted.
 
     With ``STEPWISE_WHOLE=1`` it is an interpreter of its own.
 
@@ -198,22 +200,64 @@ class Watched:
         with tempfile.TemporaryDirectory(prefix="stepwise-", dir=_memory()) as folder:
             out = pathlib.Path(folder, "out")
             os.mkfifo(out)
-            self._host = _host(number=next(_turns) % 2, imports=imports)
+            self._imports, self._host = imports, _idle_host(imports)
             _tell(self._host, {**_request(words, cwd, env, out=out, err=err), "watched": True})
             self._pid = json.loads(self._host.stdout.readline())["pid"]
             self.stdout = out.open(encoding="utf-8")
 
-    def kill(self):
+    def kill(self, number=signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
+            os.kill(self._pid, number)
 
     def wait(self):
         """Return its exit code, once it has ended."""
         self.stdout.close()
         if self._file is None:
-            return json.loads(self._host.stdout.readline())["code"]
+            code = json.loads(self._host.stdout.readline())["code"]
+            _idle[self._imports].append(self._host)
+            return code
         self._file.close()
         return self._process.wait()
+
+
+class Talking:
+    """``python`` with these words in a fork, to talk with; what of ``Popen`` the tests use.
+
+    With ``STEPWISE_WHOLE=1`` use ``Popen`` instead.
+    """
+
+    _free: ClassVar[list] = []  # the hosts whose program has ended
+
+    def __init__(self, *argv):
+        self.args, self.returncode = [*map(str, argv)], None
+        self._host = self._free.pop() if self._free else _host(number=f"talking {next(_turns)}")
+        with tempfile.TemporaryDirectory(prefix="stepwise-", dir=_memory()) as folder:
+            files = [os.path.join(folder, name) for name in ("input", "out")]
+            for name in files:
+                os.mkfifo(name)
+            request = _request(self.args, None, os.environ, input=files[0], out=files[1])
+            _tell(self._host, {**request, "err": files[1], "watched": True, "session": True})
+            self.pid = json.loads(self._host.stdout.readline())["pid"]
+            self.stdin = os.fdopen(os.open(files[0], os.O_WRONLY), "w", encoding="utf-8")
+            self.stdout = os.fdopen(os.open(files[1], os.O_RDONLY), encoding="utf-8")
+
+    def poll(self, seconds=0):
+        """Return its exit code, or ``None`` if it has not ended by then."""
+        if self.returncode is None and select.select([self._host.stdout], [], [], seconds)[0]:
+            self.returncode = json.loads(self._host.stdout.readline())["code"]
+            self._free.append(self._host)
+        return self.returncode
+
+    def wait(self):
+        """Return its exit code, once it has ended."""
+        return self.poll(None)
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
 
 
 class Lab:
@@ -244,6 +288,7 @@ class Lab:
         }
         self.said = []
         self.codes = []
+        self.reached = []
 
     def __enter__(self):
         return self
@@ -275,6 +320,7 @@ class Lab:
         ended = Ended(answer["code"], errors.read_text(encoding="utf-8"), answer["seconds"])
         self.said.append(ended.text)
         self.codes.append(ended.code)
+        self.reached.append(len(self.lines))  # of the log
         return ended
 
     def popen(self, *, die_at="", how="kill"):
@@ -288,13 +334,6 @@ class Lab:
             stderr=subprocess.STDOUT,
             encoding="utf-8",
         )
-
-    def run_for_real(self, **dying):
-        """The same, to its end."""
-        with self.popen(**dying) as process:
-            text, _ = process.communicate(timeout=300)
-        self.said.append(text)
-        return Ended(process.returncode, text)
 
     # -- what happened ---------------------------------------------------------------------------
 

@@ -1,7 +1,9 @@
 """Three nodes of hive's (a stand-in), of which the second calls a tool and fails once after it.
 
 With ``once`` it is tried only once in the first process; with ``reject`` it gives an output once
-that hive does not take; with ``changed`` the graph has another node when it is started again.
+that hive does not take; with ``changed`` the graph has another node when it is started again.  With
+``workers`` the nodes are executed by worker agents; with ``fan`` too, and another node beside the
+second.
 """
 
 import asyncio
@@ -11,6 +13,8 @@ import sys
 import uuid
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "hive_stand_in"))
+if {"workers", "fan"} & {*sys.argv}:
+    sys.path.insert(0, f"{sys.path[0]}/with_workers")
 
 import world
 from framework.graph import executor
@@ -30,7 +34,7 @@ class Plain:
 
     async def execute(self, ctx):
         world.here(f"{self.name} begins")
-        ctx.memory.write(f"{self.name}.wrote", 1)
+        (ctx.buffer if WORKERS else ctx.memory).write(f"{self.name}.wrote", 1)
         return NodeResult(True, {self.name: world.doing(f"node({self.name})", self.name)})
 
 
@@ -64,11 +68,12 @@ class Watched(executor.Validator):
 
 executor.Validator = Watched
 MODE = "".join(sys.argv[1:])
+WORKERS = MODE in ("workers", "fan")
 FIRST = not pathlib.Path(os.environ["STEPWISE_HOME"], "store").exists()
 EXECUTOR = executor_class()(
     None,
     send,
-    {name: Plain(name) for name in ("one", "last", "new")} | {"calls": Calls()},
+    {name: Plain(name) for name in ("one", "last", "new", "side")} | {"calls": Calls()},
     store=f"disk:{os.environ['STEPWISE_HOME']}/store",
 )
 
@@ -76,7 +81,9 @@ EXECUTOR = executor_class()(
 async def execute():
     calls = Spec("calls", 1 if MODE == "once" and FIRST else 3, ["calls"])
     new = [Spec("new")] if MODE == "changed" and not FIRST else []
-    graph = Graph("letters", [Spec("one"), calls, *new, Spec("last")])
+    side = [Spec("side")] if MODE == "fan" else []
+    graph = Graph("letters", [Spec("one"), calls, *side, *new, Spec("last")])
+    graph.fan = MODE == "fan"
     result = await EXECUTOR.execute(graph, Goal("write"), {"x": 1})
     assert result.success, result.error
     return {"output": result.output, "path": result.path}

@@ -13,6 +13,7 @@ signal.  The host has opened no store and started no thread; the fork then runs 
 ``first``       a source that is executed before the program.
 ``kill_after``  the seconds after which it is killed.
 ``watched``     whether to say ``{"pid": N}`` first; it prints line by line.
+``session``     whether it begins a session of its own, so that its children can be ended with it.
 
 Words of its own command line are further modules to import.
 """
@@ -76,10 +77,13 @@ def kill_after(pid, seconds):
 def become(request):
     """Be the program that was asked for, to its end."""
     signal.alarm(TIMEOUT)  # a hang ends, loudly
+    if request.get("session"):
+        os.setsid()
     appended = os.O_CREAT | os.O_APPEND | os.O_WRONLY
     os.dup2(os.open(request.get("input", os.devnull), os.O_RDONLY), 0)
     os.dup2(os.open(request["out"], appended, 0o600), 1)
-    os.dup2(os.open(request["err"], appended, 0o600), 2)
+    same = request["err"] == request["out"]  # perhaps a pipe without a name by now
+    os.dup2(1 if same else os.open(request["err"], appended, 0o600), 2)
     if request.get("alone"):
         os.environ.clear()
     if "watched" in request:

@@ -19,10 +19,11 @@ another fault.  :class:`Rules` switches single rules of the protocol off.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from exploring import Found, visit
 
 __all__ = ["Faults", "Found", "Rules", "State", "explore", "start"]
 
@@ -491,79 +492,11 @@ def is_over(state: State) -> bool:
     return nobody or len(state.row.log) == LAST
 
 
-@dataclass(frozen=True)
-class Found:
-    """The result of an exploration.
-
-    Args:
-        states: how many were visited.
-        moves: how many led from one to another.
-        wrong: the broken promise; empty if all hold.
-        trace: the moves that lead there, one of the shortest ways.
-    """
-
-    states: int
-    moves: int
-    wrong: str = ""
-    trace: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        lines = [f"{number:3} {label}" for number, label in enumerate(self.trace, 1)]
-        about = f"{self.states} states, {self.moves} moves"
-        return "\n".join([f"{about}: {self.wrong or 'every promise holds'}", *lines])
-
-
 def explore(rules: Rules, faults: Faults) -> Found:
     """Visit every state, the nearest first, until a promise is broken."""
-    first = start(faults)
-    number = {first: 0}
-    came: list[tuple[int, str]] = [(-1, "")]
-    into: list[list[int]] = [[]]  # the states from which a move without a fault leads to a state
-    over: list[int] = []
-    waiting, count = deque([first]), 0
 
-    def trace(last: int, *labels: str) -> tuple[str, ...]:
-        back = [*reversed(labels)]
-        while last > 0:
-            last, label = came[last]
-            back.append(label)
-        return (*reversed(back),)
-
-    while waiting:
-        state = waiting.popleft()
-        here = number[state]
-        if is_over(state):
-            over.append(here)
+    def following(state: State) -> Iterator[tuple[str, State, str, bool]]:
         for label, reached, fault, wrong in moves(state, rules):
-            count += 1
-            after = _settled(reached, rules) if reached.statements else reached
-            problem = wrong or broken(after)
-            if problem:
-                return Found(len(number), count, problem, trace(here, label))
-            there = number.get(after)
-            if there is None:
-                there = number[after] = len(came)
-                came.append((here, label))
-                into.append([])
-                waiting.append(after)
-            if not fault:
-                into[there].append(here)
-    stuck = _dead_ends(into, over)
-    if stuck is not None:
-        return Found(len(number), count, "the run can never end", trace(stuck))
-    return Found(len(number), count)
+            yield label, _settled(reached, rules) if reached.statements else reached, wrong, fault
 
-
-def _dead_ends(into: list[list[int]], over: list[int]) -> int | None:
-    """Return the first state from which no way without a fault leads to the end."""
-    leads = bytearray(len(into))
-    waiting = deque(over)
-    for each in over:
-        leads[each] = 1
-    while waiting:
-        for before in into[waiting.popleft()]:
-            if not leads[before]:
-                leads[before] = 1
-                waiting.append(before)
-    stuck = leads.find(0)
-    return None if stuck < 0 else stuck
+    return visit(start(faults), following, broken, is_over)

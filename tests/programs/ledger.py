@@ -20,7 +20,7 @@ import time
 import warnings
 
 import stepwise
-from stepwise._calls import perform
+from stepwise._calls import call as perform
 
 perform.PATIENCE = 0.5  # no program of these waits on purpose
 
@@ -138,13 +138,13 @@ def in_threads(calls):
 
 def watch():
     """Note who makes each call of a step, and which call it was that was stopped first."""
+    from stepwise._calls import call as one_call
     from stepwise._calls import steps
-    from stepwise._execution import active_run
 
-    def core(step, scope, args, kwargs):
+    def core(step, scope, args, kwargs, **options):
         act = _begun.act = _act(step, args)
         calls.append(act)
-        call = right(step, scope, args, kwargs)
+        call = right(step, scope, args, kwargs, **options)
         try:
             return (yield from call)
         except stepwise.StepInDoubtError:
@@ -152,15 +152,16 @@ def watch():
             stopped.extend(place for place, each in made if each is act)
             raise
 
-    def begin(run, *args, **options):
+    def begin(performance, arguments):
         act, _begun.act = getattr(_begun, "act", None), None
-        call, origin = counts(run, *args, **options)
+        call, origin = counts(performance, arguments)
         if act is not None:  # it is no child workflow
-            made.append([[run.run_id, call.name, call.ordinal], act])
+            made.append([[performance.scope.run.run_id, call.name, call.ordinal], act])
         return call, origin
 
     right, steps.Step.core = steps.Step.core, core
-    counts, active_run.ActiveRun.begin = active_run.ActiveRun.begin, begin
+    performance = one_call.Performance
+    counts, performance._begin = performance._begin, begin
 
 
 calls, made, stops, stopped = [], [], [], []

@@ -17,10 +17,11 @@ rules off.
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from exploring import Found, visit
 
 __all__ = ["Found", "Frame", "Rules", "World", "explore", "frames_of"]
 
@@ -450,39 +451,11 @@ def moves(state: State, rules: Rules, world: World) -> Iterator[tuple[str, State
     yield from _reader(state, rules, world)
 
 
-@dataclass(frozen=True)
-class Found:
-    """The result of an exploration: how many states, and the way to a broken promise."""
-
-    states: int
-    wrong: str = ""
-    trace: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return "\n".join([f"{self.states} states: {self.wrong or 'all holds'}", *self.trace])
-
-
 def explore(rules: Rules, world: World) -> Found:
     """Visit every state, the nearest first, until a promise is broken."""
-    first = State()
-    came: dict[State, tuple[State, str] | None] = {first: None}
-    waiting = deque([first])
-    while waiting:
-        state = waiting.popleft()
-        for label, after, wrong in moves(state, rules, world):
-            known = after in came
-            problem = wrong or ("" if known else broken(after, rules))
-            if not known:
-                came[after] = state, label
-                waiting.append(after)
-            if problem:
-                return Found(len(came), problem, (*_trace(came, state), label))
-    return Found(len(came))
 
+    def following(state: State) -> Iterator[tuple[str, State, str, bool]]:
+        for move in moves(state, rules, world):
+            yield *move, False
 
-def _trace(came: dict[State, tuple[State, str] | None], state: State) -> list[str]:
-    back: list[str] = []
-    while (before := came[state]) is not None:
-        state, label = before
-        back.append(label)
-    return back[::-1]
+    return visit(State(), following, lambda state: broken(state, rules))

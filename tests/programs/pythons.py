@@ -32,6 +32,11 @@ def interpreters():
     return found
 
 
+def others():
+    """The versions of the other ones."""
+    return [version for version in interpreters() if version != MINE]
+
+
 def interpreter(version):
     """One of them; skips where it is not there."""
     if version not in interpreters():

@@ -10,15 +10,11 @@ import pytest
 
 from stepwise import RunStopped, StoreError
 from stepwise.stores import Batch, Head, Owner
-from stepwise.stores.disk import DiskStore
 from stepwise.stores.memory import MemoryStore
-from stepwise.stores.sqlite import SqliteStore
 
 ME = Owner(os.getpid(), socket.gethostname(), 1.5, "thread a")
 LARGE = bytes(range(256)) * (8 << 10)  # 2 MiB, kept in a file
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
-
-KINDS = {"disk": DiskStore, "sqlite": SqliteStore}
 
 
 def edit(store, sql, *parameters):

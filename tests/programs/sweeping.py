@@ -20,6 +20,7 @@ import pytest
 
 WHOLE = os.environ.get("STEPWISE_WHOLE") == "1"
 SCALE = float(os.environ.get("STEPWISE_SCALE") or 1)
+LARGE = WHOLE or SCALE >= 5  # of all programs, where a small sample is of some
 DRAWN = random.SystemRandom().randrange(10**6) if WHOLE or SCALE != 1 else 0
 SEED = int(os.environ.get("STEPWISE_SEED") or DRAWN)
 SHIM = pathlib.Path(__file__).resolve().parent.parent / "power" / "shim.c"
@@ -47,6 +48,11 @@ def some(items, sample, label=""):
         range(len(items)), size(min(sample, len(items)), len(items))
     )
     return [items[index] for index in sorted(chosen)]
+
+
+def thinned(items, every):
+    """Each of ``items`` if all of a sweep is done, else each of so many."""
+    return list(items)[:: 1 if WHOLE else max(1, round(every / SCALE))]
 
 
 @functools.cache

@@ -30,7 +30,7 @@ import warnings
 from collections import Counter
 
 import stepwise
-from stepwise._checkpoints.surroundings import _is_mutable as is_mutable
+from stepwise._checkpoints.given import _is_mutable as is_mutable
 from stepwise._rewrite import UnsupportedError, build, capture
 from stepwise._values import digest
 from stepwise._workflows import frame as _frames
@@ -149,8 +149,8 @@ class Stopping:
 
         begin = _frames.WorkflowFrame.begin
 
-        def beginning(frame, captured=None):
-            target = begin(frame, captured)
+        def beginning(frame, points, captured=None):
+            target = begin(frame, points, captured)
             frame.due = frame.wanted = True
             return target
 
@@ -228,8 +228,8 @@ def main():
     if os.environ.get("FORGETFUL"):  # the negative control
         keep = _frames.WorkflowFrame._state_of
 
-        def forgetting(frame, values, point, number):
-            kept = keep(frame, values, point, number)
+        def forgetting(frame, values, names):
+            kept = keep(frame, values, names)
             plain = [name for name in kept if name[0] != "@" and name not in frame.around.arguments]
             return {name: kept[name] for name in kept if name not in plain[-1:]}
 

@@ -3,7 +3,7 @@
 import pytest
 
 from stepwise._rewrite.cells import parse_cell
-from stepwise.notebook._inputs import identify
+from stepwise.notebook._magics import identify
 
 
 @pytest.mark.parametrize(

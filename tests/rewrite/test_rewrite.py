@@ -31,6 +31,7 @@ from constructs import (
     waiting,
     without_calls,
 )
+from harness import python
 
 import stepwise
 from stepwise._rewrite import Frame, UnsupportedError, build, capture, pending, rewrite
@@ -120,12 +121,12 @@ class Runner(Frame):
         if saved is not None:
             self.target, self.values = saved[0], copy.deepcopy(saved[1])
 
-    def begin(self, captured=None):
+    def begin(self, points, captured=None):
         cells = {}
         if captured is not None:
             cells = dict(zip(captured.__code__.co_freevars, captured.__closure__, strict=True))
         self.values = {name: bound_to(value, cells) for name, value in self.values.items()}
-        return super().begin(captured)
+        return super().begin(points, captured)
 
     def save(self, number, values):
         kept = {
@@ -289,6 +290,53 @@ def test_loops_let_go_of_their_iterators():
     assert closed == [2, 4, 2, 4]
 
 
+def test_what_is_no_asynchronous_iterator():
+    """An ``async for`` over a wrong object fails with Python's own words."""
+
+    class Wrong:
+        def __aiter__(self):
+            return 1
+
+    async def over(each):
+        async for _ in each:
+            call_nothing()
+
+    def call_nothing(): ...
+
+    for wrong in ((1, 2), Wrong()):
+        with pytest.raises(TypeError) as expected:
+            over(wrong).send(None)
+        for each in variants(over):
+            with pytest.raises(TypeError) as found:
+                each(wrong).send(None)
+            assert str(found.value) == str(expected.value)
+
+
+def test_passes_of_a_loop_call_nothing_of_ours():
+    """In a run, a pass of a loop calls no more than outside of one: it costs little."""
+
+    def loop(n):
+        items = []
+        for i in range(n):
+            if i % 3:
+                items.append(i)
+        return items
+
+    def counted(function, n, frame=None):
+        calls = []
+        pending.set(frame)
+        sys.setprofile(lambda _, event, __: calls.append(event))
+        try:
+            function(n)
+        finally:
+            sys.setprofile(None)
+        return len(calls)
+
+    rewritten = rewrite(loop)
+    more = [counted(rewritten, n, Frame()) - counted(loop, n) for n in (3, 300)]
+    assert more[0] == more[1]
+
+
 def test_variables_of_enclosing_functions():
     """A variable of an enclosing function that cannot be recorded does not prevent resuming."""
     guard, seen = threading.Lock(), []
@@ -420,6 +468,38 @@ def test_refused_without_source():
             rewrite(function)
 
 
+OPTIMIZED = """
+from stepwise._rewrite import rewrite
+
+def alone():
+    'A docstring on its line.'
+
+def documented(x):
+    'A docstring\\
+    of two lines.'
+    assert x < 0
+    def inner():
+        'Another.'
+        return x
+    return inner(), inner.__doc__, __debug__
+
+for each in (alone, documented):
+    assert rewrite(each).__doc__ == each.__doc__
+print(documented(1), rewrite(documented)(1))
+"""
+
+
+@pytest.mark.parametrize(("option", "doc"), [("-O", "Another."), ("-OO", None)])
+def test_without_docstrings_and_assertions(tmp_path, option, doc):
+    """A function with a docstring and assertions is rewritten under ``-O`` and ``-OO``, too."""
+    script = tmp_path / "optimized.py"
+    script.write_text(OPTIMIZED, "utf-8")
+    done = subprocess.run(
+        [sys.executable, option, script], capture_output=True, text=True, check=True, timeout=300
+    )
+    assert done.stdout == f"{(1, doc, False)} {(1, doc, False)}\n"
+
+
 def test_refused_when_too_deep():
     """A function nested beyond what the interpreter can walk is refused, not a crash."""
     cases = "".join(f"    elif x == {i}:\n        effect({i})\n" for i in range(900))
@@ -445,18 +525,18 @@ except NameError as error:
 NAMES = "f t v c i0 x0 i1 x10 F at enter visible f_ iv fv i t0 frame".split()  # noqa: SIM905
 
 
-@pytest.mark.parametrize("enter", ["Frame", "lambda: None"])
-def test_suggested_names(tmp_path, enter):
+def test_suggested_names(tmp_path):
     """A ``NameError`` suggests no name that the user never wrote, whatever was mistyped."""
-    text = "import sys\nfrom stepwise._rewrite import Frame, build, capture\n"
-    text += f"effect, asked = print, {enter}\n"
-    for number, name in enumerate(NAMES):
-        text += SUGGESTED.format(number=number, name=name)
+    text = "import sys\nfrom stepwise._rewrite import Frame, build, capture\neffect = print\n"
+    for enter in ("Frame", "lambda: None"):
+        text += f"asked = {enter}\n"
+        text += "".join(SUGGESTED.format(number=n, name=name) for n, name in enumerate(NAMES))
     script = tmp_path / "script.py"
     script.write_text(text, encoding="utf-8")
-    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    ended = python(script)
+    assert ended.returncode == 0, ended.stderr
     told = [line for line in ended.stderr.splitlines() if line.startswith("NameError: ")]
-    assert len(told) == len(NAMES)
-    for name, line in zip(NAMES, told, strict=True):
+    assert len(told) == 2 * len(NAMES)
+    for name, line in zip(NAMES * 2, told, strict=True):
         assert f"name {name!r} is not defined" in line
         assert "@" not in line

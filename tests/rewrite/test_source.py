@@ -337,12 +337,11 @@ DIFFERENT = {
 }
 
 
-@pytest.mark.parametrize("change", SAME)
-def test_changes_that_do_not_count(change):
+def test_changes_that_do_not_count():
     """Comments, layout, docstrings and annotations leave the fingerprint as it is."""
-    after = SAME[change](BEFORE)
-    assert after != BEFORE
-    assert print_of(after) == print_of(BEFORE)
+    for name, change in SAME.items():
+        assert change(BEFORE) != BEFORE, name
+        assert print_of(change(BEFORE)) == print_of(BEFORE), name
 
 
 def test_changes_that_count():
@@ -368,7 +367,7 @@ PRINT_ALL = textwrap.dedent(
     package = types.ModuleType("stepwise")
     package.__path__ = [{os.path.dirname(stepwise.__file__)!r}]
     sys.modules["stepwise"] = package
-    from stepwise._rewrite.points import Points, fingerprint
+    from stepwise._rewrite.positions import Points, fingerprint
     for name in sys.argv[1:]:
         with open(name, encoding="utf-8") as file:
             tree = ast.parse(file.read())
@@ -400,7 +399,7 @@ def test_other_pythons(version, tmp_path_factory):
     agent = tmp_path_factory.getbasetemp() / "agent.py"
     agent.write_text(BEFORE, "utf-8")
     modules = sorted(pathlib.Path(stepwise.__file__).parent.rglob("_*/*.py"))
-    names = (agent, *some(modules, 30, "positions"))
+    names = (agent, *some(modules, 12, "positions"))
     assert said_by(sys.executable, names).count("\n") > 100
     assert said_by(python, names) == said_by(sys.executable, names)
 

@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 import json
 import os
-import subprocess
+import pathlib
 import sys
 
 import pytest
+from harness import python
 
 import stepwise
 from stepwise import step, tool, workflow
@@ -102,7 +103,7 @@ def test_the_source_stays_as_it_was():
 
 
 def test_other_variables():
-    """Variables that are given to ``fork`` have these values where it resumes."""
+    """Variables that are given to ``fork`` have these values from there on, in forks of it too."""
     run = agent.execute("tides")
     fork = run.fork(at=2, locals={"mood": "merry"})
     assert fork.locals()["mood"] == "merry"
@@ -112,11 +113,7 @@ def test_other_variables():
         "sent merry sent calm about tides",
     ]
     assert calls == [("send", "merry sent calm about tides")]
-
-
-def test_other_variables_survive_the_next_checkpoint():
-    """The new value of a variable is part of every later checkpoint, and of forks of the fork."""
-    fork = agent.execute("tides").fork(at=1, locals={"thought": "a tale"})
+    fork = run.fork(at=1, locals={"thought": "a tale"})
     assert execute(fork) == ["a tale", "sent calm a tale", "sent calm sent calm a tale"]
     again = fork.fork(at=2, locals={"mood": "merry"})
     assert again.locals()["thought"] == "a tale"
@@ -124,32 +121,23 @@ def test_other_variables_survive_the_next_checkpoint():
 
 
 def test_other_results():
-    """A result that is given to ``fork`` is what its step returns; the rest runs with that."""
+    """A result that is given to ``fork`` is what its step returns; only the rest runs with that."""
     run = agent.execute("tides")
     fork = run.fork(results={"think": "a tale"})
     assert execute(fork) == ["a tale", "sent calm a tale", "sent calm sent calm a tale"]
     assert ("think", "tides") not in calls
     assert fork.steps[0].preview == "'a tale'"
-
-
-def test_the_result_of_a_later_step():
-    """What lies before the step whose result is another stays as it is."""
-    fork = agent.execute("tides").fork(results={2: "lost"})
-    assert execute(fork) == ["about tides", "lost", "sent calm lost"]
+    assert execute(run.fork(results={2: "lost"})) == ["about tides", "lost", "sent calm lost"]
     assert calls == [("send", "calm lost")]
 
 
-def test_from_the_beginning():
-    """``at=0`` shares nothing but the arguments."""
-    fork = agent.execute("tides").fork(at=0)
+def test_from_the_beginning_and_the_newest_checkpoint():
+    """``at=0`` shares nothing but the arguments; without ``at`` a fork repeats nothing at all."""
+    run = agent.execute("tides")
+    fork = run.fork(at=0)
     assert fork.steps == []
     execute(fork)
     assert [name for name, _ in calls] == ["think", "send", "send"]
-
-
-def test_the_newest_checkpoint():
-    """Without ``at`` a fork resumes at the newest checkpoint."""
-    run = agent.execute("tides")
     assert execute(run.fork()) == run.result
     assert calls == []
 
@@ -321,50 +309,32 @@ def test_a_child_run_that_stopped():
     assert stepwise.get_run(run.steps[1].child).steps
 
 
-def test_what_is_shared_is_not_undone():
-    """A fork that is compensated undoes what it did itself, and nothing that it shares."""
-    undone = []
+@tool(side_effect=True, compensate=lambda call: calls.append(("undo", call.arguments["text"])))
+def book(text):
+    return text
 
-    @tool(side_effect=True, compensate=lambda call: undone.append(call.arguments["text"]))
-    def book(text):
-        return text
+
+@workflow
+def leg(text):
+    return book(text)
+
+
+@pytest.mark.parametrize("part", [book, leg], ids=["step", "child run"])
+def test_what_is_shared_is_not_undone(part):
+    """A fork that is compensated undoes what it and its own child runs did, nothing it shares."""
 
     @workflow(retention="all")
     def trip(topic):
-        book(f"{topic} 1")
-        book(f"{topic} 2")
+        part(f"{topic} 1")
+        part(f"{topic} 2")
 
     run = trip.execute("tides")
     fork = run.fork(at=1)
     trip.options(run_id=fork.id)("tides")
     assert fork.compensate() == 1
-    assert undone == ["tides 2"]
-
-
-def test_what_a_shared_child_did_is_not_undone():
-    """A fork that is compensated undoes its own child runs, and none that it shares."""
-    undone = []
-
-    @tool(side_effect=True, compensate=lambda call: undone.append(call.arguments["text"]))
-    def book(text):
-        return text
-
-    @workflow
-    def leg(text):
-        return book(text)
-
-    @workflow(retention="all")
-    def trip(topic):
-        leg(f"{topic} 1")
-        leg(f"{topic} 2")
-
-    run = trip.execute("tides")
-    fork = run.fork(at=1)
-    trip.options(run_id=fork.id)("tides")
-    assert fork.compensate() == 1
-    assert undone == ["tides 2"]
+    assert calls == [("undo", "tides 2")]
     assert run.compensate() == 2
-    assert undone == ["tides 2", "tides 2", "tides 1"]
+    assert calls[1:] == [("undo", "tides 2"), ("undo", "tides 1")]
 
 
 @tool(side_effect=True)
@@ -402,24 +372,17 @@ def stopped(flow):
 
 
 def test_what_is_shared_in_doubt_is_in_doubt():
-    """A side effect in doubt that a fork shares is not repeated; it can be settled for the fork."""
+    """A side effect in doubt that a fork shares is not repeated; it is settled, or replaced."""
     run = stopped(order)
-    fork = run.fork(at=2)
+    fork, other = run.fork(at=2), run.fork(results={"charge": "it was"})
     calls.clear()
     with pytest.raises(stepwise.StepInDoubtError):
         order.options(run_id=fork.id)("tides")
     fork.resolve("charge", landed="it was")
-    assert order.options(run_id=fork.id)("tides") == "it was"
+    for each in (fork, other):
+        assert order.options(run_id=each.id)("tides") == "it was"
     assert calls == []
     assert run.steps[1].status == "in_doubt"
-
-
-def test_another_result_settles_a_doubt():
-    """A result that is given to a fork is that of a side effect in doubt, too."""
-    fork = stopped(order).fork(results={"charge": "it was"})
-    calls.clear()
-    assert order.options(run_id=fork.id)("tides") == "it was"
-    assert calls == []
 
 
 def test_what_is_made_again_is_the_forks_own():
@@ -435,34 +398,22 @@ def test_what_is_made_again_is_the_forks_own():
 # -- what cannot be ------------------------------------------------------------------------------
 
 
-def test_unknown_steps_and_variables():
-    """A step or variable that is not there is named, with those that are; nothing is made."""
+def test_what_cannot_be_forked():
+    """A step or variable that is not there is named, and what cannot be recorded; none is made."""
     run = agent.execute("tides")
-    with pytest.raises(stepwise.StepNotFoundError, match="9 is not a step of it"):
-        run.fork(at=9)
-    with pytest.raises(stepwise.StepNotFoundError, match="'send' names more than one"):
-        run.fork(results={"send": 1})
-    with pytest.raises(stepwise.StepNotFoundError, match="3 comes after step 1"):
-        run.fork(at=1, results={3: 1})
-    with pytest.raises(stepwise.ConfigurationError, match=r"no variable 'nod' .* thought"):
-        run.fork(at=2, locals={"nod": 1})
-    with pytest.raises(stepwise.RunConflictError, match="is taken by agent"):
-        run.fork(run_id=run.id)
+    for error, text, given in (
+        (stepwise.StepNotFoundError, "9 is not a step of it", {"at": 9}),
+        (stepwise.StepNotFoundError, "'send' names more than one", {"results": {"send": 1}}),
+        (stepwise.StepNotFoundError, "3 comes after step 1", {"at": 1, "results": {3: 1}}),
+        (stepwise.ConfigurationError, "no variable 'nod' .* thought", {"locals": {"nod": 1}}),
+        (stepwise.NotRecordableError, "'mood'", {"locals": {"mood": (each for each in ())}}),
+        (stepwise.RunConflictError, "is taken by agent", {"run_id": run.id}),
+    ):
+        with pytest.raises(error, match=text):
+            run.fork(**{"at": 2, **given})
     assert stepwise.runs() == [run]
-
-
-def test_other_arguments():
-    """A fork is executed with the arguments of the run; with others it is refused."""
-    fork = agent.execute("tides").fork(at=1)
     with pytest.raises(stepwise.RunConflictError, match="tides"):
-        execute(fork, "winds")
-
-
-def test_a_value_that_cannot_be_recorded():
-    """A new value that does not pickle is refused with its name."""
-    run = agent.execute("tides")
-    with pytest.raises(stepwise.NotRecordableError, match="'mood'"):
-        run.fork(at=2, locals={"mood": (each for each in ())})
+        execute(run.fork(at=1), "winds")
 
 
 # -- stored --------------------------------------------------------------------------------------
@@ -502,10 +453,10 @@ def test_a_pruned_journal():
 # -- with a real kill ----------------------------------------------------------------------------
 
 
-def killed_at(start, monkeypatch, number):
+def killed_at(fork, monkeypatch, number):
     """A script whose run was killed inside ``think(number)``; what it had printed."""
     monkeypatch.setenv("STOP_AT", str(number))
-    script = start(SCRIPT)
+    script = fork(SCRIPT)
     heard = []
     while (line := script.hear()) != "waiting":
         heard.append(line)
@@ -516,22 +467,16 @@ def killed_at(start, monkeypatch, number):
 
 
 def again(path, **env):
-    done = subprocess.run(
-        [sys.executable, path],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
+    done = python(path, env={**os.environ, **env})
+    assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
-def test_fork_of_a_killed_run(start, monkeypatch):
+def test_fork_of_a_killed_run(fork, monkeypatch):
     """A killed run and its fork both resume where it was killed, each with its own variables."""
-    run, path, heard = killed_at(start, monkeypatch, 3)
-    fork = run.fork(locals={"mood": "merry"})
-    for run_id, mood in ((fork.id, "merry"), ("", "calm")):
+    run, path, heard = killed_at(fork, monkeypatch, 3)
+    made = run.fork(locals={"mood": "merry"})
+    for run_id, mood in ((made.id, "merry"), ("", "calm")):
         said = again(path, STEPWISE_RESUME=run_id)
         assert [line.split()[:3] for line in said] == [
             ["think", "3"],
@@ -540,35 +485,30 @@ def test_fork_of_a_killed_run(start, monkeypatch):
         ]
     keys = [line.split()[-1] for line in [*heard, *said] if line.startswith("send")]
     assert len(set(keys)) == 3
-    assert fork.status == run.status == "completed"
+    assert made.status == run.status == "completed"
 
 
-def test_a_fork_that_is_killed(start, monkeypatch):
+def test_a_fork_that_is_killed(fork, monkeypatch):
     """A fork that is killed resumes where it stopped, and repeats nothing either."""
-    run, path, _ = killed_at(start, monkeypatch, 2)
-    fork = run.fork(at=1, results={1: 7})
-    environment = {**os.environ, "STEPWISE_RESUME": fork.id, "STOP_AT": "3"}
-    process = subprocess.Popen(
-        [sys.executable, path],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    run, path, _ = killed_at(fork, monkeypatch, 2)
+    made = run.fork(at=1, results={1: 7})
+    monkeypatch.setenv("STEPWISE_RESUME", made.id)
+    monkeypatch.setenv("STOP_AT", "3")
+    script = fork(pathlib.Path(path))
     said = []
-    while (line := process.stdout.readline().strip()) != "waiting":
+    while (line := script.hear()) != "waiting":
         said.append(line.rpartition(" sw-")[0] or line)
-    process.kill()
-    process.communicate()
+    script.kill()
+    monkeypatch.delenv("STOP_AT")
     assert said == ["send calm 1 7", "think 2", "send calm 2 27", "think 3"]
-    said = again(path, STEPWISE_RESUME=fork.id)
+    said = again(path)
     assert said[0] == "think 3"
     assert said[-1] == "result 57"
 
 
-def test_how_the_program_was_started(start, monkeypatch):
+def test_how_the_program_was_started(fork, monkeypatch):
     """A run knows the command line and the folder of the program that executes it."""
-    run, path, _ = killed_at(start, monkeypatch, 1)
+    run, path, _ = killed_at(fork, monkeypatch, 1)
     assert run.program.command[-1] == path
     assert run.program.command[0] == sys.executable
     assert run.program.cwd == os.getcwd()
@@ -607,13 +547,13 @@ for order in ("6", "7"):
 
 
 @pytest.fixture
-def named(start, monkeypatch):
+def named(fork, monkeypatch):
     """A run that the program names; gives it, and the path of the program."""
 
     def killed(names="1"):
         monkeypatch.setenv("NAMES", names)
         monkeypatch.setenv("STOP", "1")
-        script = start(NAMED)
+        script = fork(NAMED)
         assert script.hear() == "waiting"
         script.kill()
         monkeypatch.delenv("STOP")
@@ -640,21 +580,13 @@ def test_a_fork_takes_the_place_of_its_source(named, names):
 def test_a_fork_that_the_call_does_not_fit(named):
     """Where the source is called with other arguments, nothing runs, and an error says so."""
     run, path = named()
-    fork = run.fork(at=1, results={"look": 5}, run_id="trial")
-    with open(path, encoding="utf-8") as file:
-        source = file.read().replace('("book")', '("desk")')
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(source)
-    done = subprocess.run(
-        [sys.executable, path],
-        env={**os.environ, "STEPWISE_RESUME": "trial"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    made = run.fork(at=1, results={"look": 5}, run_id="trial")
+    source = pathlib.Path(path).read_text("utf-8")
+    pathlib.Path(path).write_text(source.replace('("book")', '("desk")'), "utf-8")
+    done = python(path, env={**os.environ, "STEPWISE_RESUME": "trial"})
     assert "RunConflictError: run id 'trial' belongs to another call" in done.stderr
     assert "pay" not in done.stdout
-    assert (run.status, fork.status) == ("crashed", "ready")
+    assert (run.status, made.status) == ("crashed", "ready")
 
 
 def test_a_source_that_is_meant_beside_its_fork(monkeypatch):

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import gc
+import os
 import signal
 
 import pytest
@@ -9,9 +11,10 @@ from click.testing import CliRunner
 from command import process
 
 import stepwise
-from stepwise import cli, step, workflow
+from stepwise import cli, step, tool, workflow
+from stepwise._display.render import run_text
+from stepwise._journal.course import derive_facts
 from stepwise._journal.journal import read, seal_for
-from stepwise._journal.run_facts import derive_facts
 
 pressed = []  # what the next "press" raises
 
@@ -75,17 +78,20 @@ def stop(error, *, by=agent):
 
 
 def test_ctrl_c_is_interrupted():
-    """A run that Ctrl-C stopped is interrupted, says so, and goes on when it is called again."""
+    """A run that Ctrl-C stopped is interrupted, says so, and goes on when it is called again.
+
+    ``sys.exit()``, which a SIGTERM may become, leaves a run to what brings runs back.
+    """
+    heard = []
+    end = stepwise.on_event(heard.append)
     run = stop(KeyboardInterrupt())
+    end()
+    assert (heard[-1].kind, heard[-1].detail) == ("run_interrupted", "Ctrl-C")
     assert (run.status, run.owner) == ("interrupted", None)
     assert stepwise.runs(status="interrupted") == [run]
     assert stepwise.runs(status="crashed") == []
     assert agent.execute("ab") == run
     assert (run.status, run.result) == ("completed", ["a", "b"])
-
-
-def test_an_exit_is_no_interruption():
-    """``sys.exit()``, which a SIGTERM may become, leaves a run to what brings runs back."""
     assert stop(SystemExit(1)).status == "crashed"
 
 
@@ -171,20 +177,157 @@ def test_children_are_interrupted_with_their_parent():
     assert [run.status for run in stepwise.runs()] == ["completed", "completed"]
 
 
-def test_a_generator_that_is_left():
-    """A generator workflow whose consumer stops iterating is interrupted."""
+def read_once(items):
+    for _ in items:
+        break
+
+
+def closed_by_an_error(items):
+    with contextlib.suppress(ValueError), contextlib.closing(items):
+        next(items)
+        raise ValueError
+
+
+def collected(items):
+    next(items)
+    held = [items]
+    held.append(held)
+    del items, held
+    gc.collect()
+
+
+@pytest.mark.parametrize("leave", [read_once, closed_by_an_error, collected])
+def test_steps_in_the_clean_up_of_a_generator_that_is_left(leave):
+    """They are executed, and recorded: they are not executed again when it is read to its end."""
+
+    @tool(side_effect=True)
+    def clean(what):
+        done.append(what)
 
     @workflow
     def items():
-        yield press("a")
-        yield press("b")
+        try:
+            yield press("a")
+            yield press("b")
+        finally:
+            clean("up")
+            done.append("cleaned")
 
-    for _ in items():
+    done = []
+    leave(items())
+    assert done == ["up", "cleaned"]
+    (run,) = stepwise.runs()
+    assert (run.status, [each.name for each in run.steps]) == ("interrupted", ["press", "clean"])
+    assert list(items()) == ["a", "b"]
+    assert done == ["up", "cleaned", "cleaned"]
+    assert run.status == "completed"
+
+
+async def aread_once(items):
+    async for _ in items:
         break
+    del items  # asyncio makes a task that closes it
+    await asyncio.sleep(0)
+    await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
+
+
+async def left_to_the_loop(items):
+    left.append(items)  # which closes it when it ends
+    await items.__anext__()
+
+
+left = []
+
+
+async def aclosed(items):
+    await items.__anext__()
+    await items.aclose()
+
+
+@pytest.mark.parametrize("leave", [aread_once, left_to_the_loop, aclosed])
+def test_steps_in_the_clean_up_of_an_asynchronous_generator_that_is_left(leave):
+    """They are awaited where it is closed: by its reader, or by asyncio."""
+
+    @step
+    async def clean(what):
+        await asyncio.sleep(0)
+        done.append(what)
+
+    @workflow
+    async def items():
+        try:
+            yield press("a")
+            yield press("b")
+        finally:
+            await clean("up")
+            done.append("cleaned")
+
+    async def read():
+        return [each async for each in items()]
+
+    done = []
+    asyncio.run(leave(items()))
+    assert done == ["up", "cleaned"]
     (run,) = stepwise.runs()
     assert run.status == "interrupted"
-    assert list(items()) == ["a", "b"]
+    assert asyncio.run(read()) == ["a", "b"]
+    assert done == ["up", "cleaned", "cleaned"]
     assert run.status == "completed"
+
+
+def test_steps_in_the_clean_up_of_a_generator_of_the_workflow():
+    """A generator that the workflow itself leaves cleans up with its steps, too."""
+
+    def pieces():
+        try:
+            yield press("a")
+        finally:
+            press("clean up")
+
+    @workflow
+    def leaving():
+        read_once(pieces())
+        return press("b")
+
+    run = leaving.execute()
+    assert [each.arguments for each in run.steps] == ["key='a'", "key='clean up'", "key='b'"]
+
+
+def test_steps_in_the_clean_up_of_a_collected_generator(told, monkeypatch):
+    """No step is called, and a line says so, where the garbage collector came amid our code."""
+
+    @workflow
+    def items():
+        try:
+            yield press("a")
+        finally:
+            press("clean up")
+
+    @step
+    def other():
+        collecting.append(1)
+
+    @workflow
+    def another():
+        return other()
+
+    pid, collecting = os.getpid(), []
+    generator = items()
+    next(generator)
+    held = [generator]
+    held.append(held)
+    del generator, held
+    gc.disable()
+    namespace = {"collect": gc.collect, "pid": pid, "collecting": collecting}
+    text = "def getpid():\n    if collecting: collect()\n    return pid"
+    exec(compile(text, stepwise.__file__, "exec"), namespace)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getpid", namespace["getpid"])
+        another()
+    gc.enable()
+    said = {each.arguments for run in stepwise.runs() for each in run.steps}
+    assert said == {"key='a'", ""}
+    assert "press was not called, since the garbage collector" in told()
 
 
 def test_a_store_that_cannot_be_written(monkeypatch):
@@ -207,15 +350,6 @@ def test_a_store_that_cannot_be_written(monkeypatch):
     assert [run.status for run in stepwise.runs()] == ["crashed"]
 
 
-def test_events_tell_what_interrupted():
-    """The event says what it was."""
-    heard = []
-    end = stepwise.on_event(heard.append)
-    stop(KeyboardInterrupt())
-    end()
-    assert (heard[-1].kind, heard[-1].detail) == ("run_interrupted", "Ctrl-C")
-
-
 def test_it_is_shown():
     """Listings, ``show``, text and HTML say that it is interrupted, and by what."""
     run = stop(KeyboardInterrupt())
@@ -224,15 +358,9 @@ def test_it_is_shown():
     shown = runner.invoke(cli.main, ["show", run.id]).output
     assert "ago, by Ctrl-C" in shown
     assert f"stepwise resume {run.id}" in shown
-    assert "stopped by Ctrl-C" in repr_of(run)
+    assert "stopped by Ctrl-C" in run_text(run._shown(run._seen()))
     assert 'class="sw-interrupted"' in run._repr_html_()
     assert "1 interrupted" in runner.invoke(cli.main, ["doctor"]).output
-
-
-def repr_of(run):
-    from stepwise._display.text import run_text
-
-    return run_text(run._shown(run._seen()))
 
 
 SERVER = """
@@ -276,9 +404,9 @@ else:
 
 
 @pytest.mark.parametrize("how", ["loop", "handler", "plain"])
-def test_a_server_that_sigterm_ends(start, how):
+def test_a_server_that_sigterm_ends(fork, how):
     """A server that cancels what it executes since SIGTERM ends it: that is brought back."""
-    script = start(SERVER, how)
+    script = fork(SERVER, how)
     script.hear()
     script.process.send_signal(signal.SIGTERM)
     assert script.hear() == "ended"
@@ -306,17 +434,18 @@ except KeyboardInterrupt:
 """
 
 
-def test_what_brings_runs_back(start):
+def test_what_brings_runs_back(fork):
     """``resume --all-crashed`` brings back what SIGTERM ended, and leaves alone what Ctrl-C did."""
-    script = start(SCRIPT)
+    script = fork(SCRIPT)
     assert script.hear() == "thinks 1"
     script.process.send_signal(signal.SIGINT)
     assert script.finish() == "pressed"
     done = process("resume", "--all-crashed")
     assert (done.returncode, done.stderr) == (0, "no run has crashed\n")
-    script = start(SCRIPT.replace("agent", "other"))
+    script = fork(SCRIPT.replace("agent", "other"))
     assert script.hear() == "thinks 1"
     script.process.send_signal(signal.SIGTERM)
+    script.tell()  # the step in flight ends, which else is waited for
     script.process.wait()
     assert [run.status for run in stepwise.runs()] == ["crashed", "interrupted"]
     process("resume", "--all-crashed")

@@ -1,8 +1,10 @@
 """Looking at a long run reads its newest records only, and says the same as reading all of them."""
 
 import asyncio
+import contextlib
 import json
 import os
+import sys
 import tracemalloc
 
 import click
@@ -18,6 +20,7 @@ from stepwise._journal.seal import ephemeral_seal
 from stepwise._runs import overview, steps
 from stepwise.stores import Owner
 from stepwise.stores.disk import DiskStore
+from stepwise.stores.memory import MemoryStore
 
 EVERY = 20  # records, in these tests
 
@@ -148,7 +151,7 @@ def test_attempts(at):
 
 
 def test_a_step_in_doubt_of_long_ago():
-    """A side effect in doubt is told however many records came after it."""
+    """A side effect in doubt is told however many records came after it, until it is settled."""
 
     @workflow(durability="os")
     def careless():
@@ -166,18 +169,11 @@ def test_a_step_in_doubt_of_long_ago():
     assert [each.number for each in same(run).in_doubt] == [1]
     assert "step 1 is in doubt" in told("show", run.id)
     assert run.id in told("in-doubt")
-
-
-def test_what_is_settled():
-    """A side effect that somebody settled is not in doubt any more."""
-    run = run_of(long, 90, fails=(80,))
-    assert [each.number for each in same(run).in_doubt] == [81]
-    assert "step 81 is in doubt" in told("show", run.id)
-    run.resolve(81, landed=80)
+    run.resolve(1, landed=80)
     assert same(run).in_doubt == []
 
 
-@pytest.mark.parametrize("steps", [1, 5, 50, 500])
+@pytest.mark.parametrize("steps", [1, 50, 500])
 def test_forks(steps):
     """A fork is counted with what it shares, before and after it is executed."""
     run = run_of(long, 200)
@@ -252,18 +248,15 @@ def test_records_that_are_gone():
 # -- how much is read ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "command", ["show RUN", "show RUN --json", "locals RUN", "watch RUN", "in-doubt", "runs"]
-)
-def test_what_a_listing_reads(command, reads):
-    """A listing reads about as many records of a run of 2,000 steps as of one of 200."""
-    runs = run_of(long, 200), run_of(long, 2000, fails=(1999,))
-    counts = []
-    for run in runs:
-        reads.clear()
-        told(*command.replace("RUN", run.id).split())
-        counts.append(len(reads))
-    assert max(counts) <= 10 * (overview.SHOWN + EVERY)
+def test_what_a_listing_reads(reads):
+    """A listing reads about as many records of a run of 1,500 steps as of one of 200."""
+    runs = run_of(long, 200), run_of(long, 1500, fails=(1499,))
+    for command in ("show", "show --json", "locals", "watch", "in-doubt", "runs"):
+        for run in runs:
+            reads.clear()
+            name, *options = command.split()
+            told(name, *[run.id] * (name not in ("in-doubt", "runs")), *options)
+            assert len(reads) <= 10 * (overview.SHOWN + EVERY), command
 
 
 @pytest.mark.parametrize("order", [[1, 2, 3, 4, 5], [1, 3, 2, 5, 4], [1, 5, 4, 3, 2]])
@@ -288,14 +281,43 @@ def test_what_a_process_wrote_it_does_not_read(order, tmp_path, reads, monkeypat
     store.close()
 
 
+@pytest.mark.parametrize("which", [1, 2, 3])
+def test_an_interrupted_summing_up(which, monkeypatch):
+    """After whatever call an exception of a signal handler comes, the run is summed up later."""
+    monkeypatch.setattr(summary, "EVERY", 10)
+    monkeypatch.setattr(summary, "_BUNCH", 2)
+    store, seal = MemoryStore(), ephemeral_seal()
+    owner = Owner(os.getpid(), "here", 0.0)
+    journal = Journal(store, seal, "run", store.acquire("run", owner), fsync=False)
+    keeper, events, before = summary.SummaryKeeper(journal), [], sys.getprofile()
+
+    def interrupt(frame, event, _):
+        around = frame if event == "c_return" else frame.f_back
+        if event in ("c_return", "call", "return") and around.f_code.co_name == "_sum_up":
+            events.append(event)
+            if len(events) == which:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    for number in range(1, 31):
+        item = (Outcome(Call(number, "count", "m", "d", number, at=1.0), at=2.0), b"")
+        sys.setprofile(interrupt if number == 4 else before)
+        with contextlib.suppress(KeyboardInterrupt):
+            keeper.note(journal.append(item), [item])
+        sys.setprofile(before)
+    assert len(events) == which
+    assert summary.kept_summary(store, seal, "run").total == 30
+    assert len(keeper._new) < 2
+
+
 def test_a_new_run_beside_a_long_one(reads, monkeypatch, capsys):
     """The notice about an unfinished run counts its side effects without reading all of it."""
     monkeypatch.delenv("STEPWISE_QUIET")
-    run_of(long, 1000, fails=(999,))
+    run_of(long, 500, fails=(499,))
     broken.clear()
     reads.clear()
     long(1)
-    assert "with side effects send x143" in capsys.readouterr().err
+    assert "with side effects send x71" in capsys.readouterr().err
     assert len(reads) <= 10 * EVERY
 
 
@@ -308,9 +330,9 @@ def test_json_says_what_it_leaves_out():
     assert (facts["steps_left_out"], len(facts["steps"])) == (0, 200)
 
 
-def test_killed(start):
+def test_killed(fork):
     """A killed process leaves a summary that holds."""
-    script = start(PROGRAM)
+    script = fork(PROGRAM)
     while script.hear():
         pass
     script.process.wait()
@@ -323,6 +345,7 @@ def test_killed(start):
 
 PROGRAM = """
 import os
+import sys
 from stepwise import step, workflow
 from stepwise._journal import summary
 
@@ -420,28 +443,31 @@ def test_every_step_in_order(first):
     assert len(run.steps) >= UPTO - 5
 
 
-@pytest.mark.parametrize("command", ["show RUN --all", "show RUN --all --json", "export RUN"])
-def test_memory_for_every_step(command):
+def test_memory_for_every_step():
     """A long run is printed part by part: it is never in memory as a whole."""
-    large(2000)
+    large(1500)
     (run,) = stepwise.runs()
-    if command.startswith("export"):
-        command += " --format json"
     told("show", run.id)  # what is loaded once
-    tracemalloc.start()
-    try:
-        printed = told(*command.replace("RUN", run.id).split())
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert printed.count("text") >= 2000
-    assert peak - 6 * len(printed) < 10_000_000  # of 40 MB
+    for command in ("show RUN --all", "show RUN --all --json", "export RUN --format json"):
+        tracemalloc.start()
+        try:
+            printed = told(*command.replace("RUN", run.id).split())
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert printed.count("text") >= 1500
+        assert peak - 6 * len(printed) < 10_000_000, command  # of 30 MB
 
 
-def test_json_of_every_step_begins_at_once(monkeypatch):
-    """The first steps are printed before the last ones are read."""
-    long(3000)
+def test_every_step_is_printed_at_once(monkeypatch):
+    """The first steps are printed before the last ones are read, with columns that get wider."""
+    long(2100)
     (run,) = stepwise.runs()
+    lines = [line for line in told("show", run.id, "--all").splitlines() if "completed " in line]
+    (narrow,) = {line.index("completed") for line in lines[:1000]}
+    (wide,) = {line.index("completed") for line in lines[1000:]}  # one digit more
+    assert len(lines) == 2100
+    assert wide == narrow + 1
     printed, echo, plain = [], click.echo, steps.step_record
 
     def noted(text="", **how):
@@ -456,17 +482,6 @@ def test_json_of_every_step_begins_at_once(monkeypatch):
     monkeypatch.setattr(click, "echo", noted)
     monkeypatch.setattr(steps, "step_record", made)
     facts = json.loads(told("show", run.id, "--all", "--json"))
-    assert [each["number"] for each in facts["steps"]] == [*range(1, 3001)]
+    assert [each["number"] for each in facts["steps"]] == [*range(1, 2101)]
     assert facts["steps_left_out"] == 0
-    assert numbers[-1][1] > numbers[-3000][1] > 1  # the newest ones were counted before
-
-
-def test_columns_of_a_long_table():
-    """Each part of a long table has the columns of the part before, or wider ones if need be."""
-    long(1200)
-    (run,) = stepwise.runs()
-    lines = [line for line in told("show", run.id, "--all").splitlines() if "completed " in line]
-    (narrow,) = {line.index("completed") for line in lines[:1000]}
-    (wide,) = {line.index("completed") for line in lines[1000:]}  # one digit more
-    assert len(lines) == 1200
-    assert wide == narrow + 1
+    assert numbers[-1][1] > numbers[-2100][1] > 1  # the newest ones were counted before

@@ -105,16 +105,6 @@ def test_steps():
     assert (first.error, first.traceback, first.child) == (None, "", "")
 
 
-def test_a_failed_step():
-    """A failed step tells its exception and its traceback."""
-    run = stopped(chain, "a", "b", at="b", by=Trouble("no"))
-    failed = run.steps[1]
-    assert (failed.status, failed.preview) == ("failed", "Trouble('no')")
-    assert isinstance(failed.error, Trouble)
-    assert "raise dying.pop(x)" in failed.traceback
-    assert failed.result is None
-
-
 def test_a_child_run():
     """The call of a child workflow leads to its run, and that back to its caller."""
 
@@ -161,10 +151,15 @@ def test_result_and_error():
     """The result of a completed run, and the exception of a failed one, are there to be had."""
     run = chain.execute("a", "b")
     assert (run.result, run.error, run.arguments) == (["a", "b"], None, "names=('a', 'b')")
-    run = stopped(chain, "c", at="c", by=Trouble("why"))
+    run = stopped(chain, "c", "d", at="d", by=Trouble("why"))
     assert run.result is None
     assert isinstance(run.error, Trouble)
     assert run.error.args == ("why",)
+    failed = run.steps[1]
+    assert (failed.status, failed.preview) == ("failed", "Trouble('why')")
+    assert isinstance(failed.error, Trouble)
+    assert "raise dying.pop(x)" in failed.traceback
+    assert failed.result is None
 
 
 class Team:
@@ -236,15 +231,6 @@ def test_what_an_attempt_did():
     assert done == ["x", *"abcd"]
 
 
-def test_representation():
-    """A run shows its id, status and call, and is equal to another handle of the same run."""
-    run = chain.execute("a")
-    assert repr(run) == f"<Run {run.id} completed: chain(names=('a',))>"
-    assert {run, stepwise.get_run(run.id)} == {run}
-    assert run != chain.execute("b")
-    assert run.workflow.endswith("test_runs:chain")
-
-
 # -- settling and forgetting ---------------------------------------------------------------------
 
 
@@ -262,18 +248,10 @@ def test_resolve_landed(which):
     assert done == ["draft", "end"]
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        {"did_not_happen": True},
-        {"answer": stepwise.DidNotHappen},
-        {"answer": stepwise.DidNotHappen()},
-    ],
-)
-def test_resolve_did_not_happen(answer):
+def test_resolve_did_not_happen():
     """Settled as not happened, a side effect runs."""
     run = stopped(letter, "hi", at="hi")
-    run.resolve("post", **answer)
+    run.resolve("post", did_not_happen=True)
     assert letter("hi") == ["draft", "hi", "end"]
     assert done == ["draft", "hi", "end"]
 
@@ -285,7 +263,7 @@ def test_resolve_wrongly():
         with pytest.raises(stepwise.StepNotFoundError, match=r"in doubt: 2 \(post\)") as caught:
             run.resolve(which, landed=1)
         assert caught.value.run_id == run.id
-    for answer in ({}, {"landed": 1, "did_not_happen": True}, {"answer": 7}):
+    for answer in ({}, {"landed": 1, "did_not_happen": True}):
         with pytest.raises(stepwise.ConfigurationError):
             run.resolve(2, **answer)
     assert run.steps[1].status == "in_doubt"
@@ -396,12 +374,24 @@ def test_runs():
 
 
 def test_get_run():
-    """A run is got by its id; for a mistyped one, the error names those that are similar."""
+    """A run is got by its id, equal to each handle of it; an error names similar ids."""
     run = chain.execute("a")
-    assert stepwise.get_run(run.id) == run
+    assert repr(run) == f"<Run {run.id} completed: chain(names=('a',))>"
+    assert {run, stepwise.get_run(run.id)} == {run}
+    assert run != chain.execute("b")
+    assert run.workflow.endswith("test_runs:chain")
     with pytest.raises(stepwise.RunNotFoundError, match=f"Did you mean '{run.id}'") as caught:
         stepwise.get_run(run.id[:-1] + "x")
     assert caught.value.run_id == run.id[:-1] + "x"
+
+    @workflow
+    async def later(x):
+        return work(x)
+
+    async def main():
+        return await later.execute("a")
+
+    assert asyncio.run(main()).result == "a"
 
 
 def test_other_stores(tmp_path):
@@ -430,28 +420,19 @@ def test_called_again_after_it_completed(told):
 
 
 def test_a_completed_run_is_recalled(told):
-    """Started again, a script gets the recorded result, and a line says how to start anew."""
-    run = chain.execute("a")
-    restart()
-    assert chain("a") == ["a"]
-    (line,) = told().splitlines()
-    assert line.startswith(f"stepwise: {run.id} already completed at ")
-    assert "its code has changed" not in line
-    assert line.endswith(f"STEPWISE_FRESH=1, or: stepwise forget {run.id}")
-    assert done == ["a"]
-
-
-def test_the_ways_to_start_anew_are_told_once(told):
-    """Many recalled runs of one workflow: the first notice says how to start anew."""
-    for name in "abc":
-        chain(name)
+    """Started again, a script gets the recorded result; the first notice says how to start anew."""
+    runs = [chain.execute(name) for name in "abc"]
     restart()
     for name in "abc":
-        chain(name)
+        assert chain(name) == [name]
     first, *others = told().splitlines()
+    assert first.startswith(f"stepwise: {runs[0].id} already completed at ")
+    assert "its code has changed" not in first
     assert "To run it afresh: .options(fresh=True)" in first
+    assert first.endswith(f"STEPWISE_FRESH=1, or: stepwise forget {runs[0].id}")
     assert len(others) == 2
     assert all(line.endswith("; this is its recorded result") for line in others)
+    assert done == [*"abc"]
 
 
 def test_a_run_that_stopped_in_a_child_says_so(told):
@@ -462,26 +443,17 @@ def test_a_run_that_stopped_in_a_child_says_so(told):
         return chain(*letters)
 
     @workflow
-    def outer():
-        return [inner("a"), inner("b", "c")]
+    def outer(first):
+        return ([inner("a")] if first else []) + [inner("b", "c")]
 
-    run_id = stopped(outer, at="c").id.partition("/")[0]
-    told()
-    assert outer() == [["a"], ["b", "c"]]
-    assert f", 1 step answered by the journal, in its child run {run_id}/inner-" in told()
-
-
-def test_a_run_in_its_first_child_says_so(told):
-    """The same where no step of the parent itself had ended."""
-
-    @workflow
-    def outer():
-        return chain("b", "c")
-
-    run_id = stopped(outer, at="c").id.partition("/")[0]
-    told()
-    assert outer() == ["b", "c"]
-    assert f"{run_id} begins again from the top, in its child run {run_id}/chain-" in told()
+    for first, said in (
+        (True, ", 1 step answered by the journal, in its child run {}/inner-"),
+        (False, "{} begins again from the top, in its child run {}/inner-"),
+    ):
+        run_id = stopped(outer, first, at="c").id.partition("/")[0]
+        told()
+        outer(first)
+        assert said.format(run_id, run_id) in told()
 
 
 def test_a_run_that_failed_first_says_so(told):
@@ -543,31 +515,6 @@ def test_conflict():
 
 def test_the_same_objects_again():
     """Called again with the objects that a failed attempt changed, it goes on with that run."""
-    mine = ["start"]
-    dying["b"] = Trouble("no")
-    with pytest.raises(Trouble):
-        collect(mine)
-    assert mine == ["start", "a"]
-    assert collect(mine) is mine
-    assert mine == ["start", "a", "b"]
-    assert done == ["a", "b"]
-    assert len(stepwise.runs()) == 1
-
-
-def test_changed_objects_are_another_call():
-    """Objects that were changed since the attempt stopped, or are others, are another run."""
-    mine = ["start"]
-    dying["b"] = Trouble("no")
-    with pytest.raises(Trouble):
-        collect(mine)
-    mine.append("mine")
-    assert collect(mine) == ["start", "a", "mine", "a", "b"]
-    assert collect(["start", "a"]) == ["start", "a", "a", "b"]
-    assert len(stepwise.runs()) == 3
-
-
-def test_an_agent_again():
-    """A method called again on the agent that a failed attempt left behind goes on."""
 
     class Agent:
         def __init__(self):
@@ -575,33 +522,41 @@ def test_an_agent_again():
 
         @workflow
         def go(self):
-            for name in "abc":
-                self.notes.append(work(name))
-            return self.notes
+            return collect.__wrapped__(self.notes)
 
-    agent = Agent()
+    agent, mine = Agent(), []
+    for call, notes in ((agent.go, agent.notes), (lambda: collect(mine), mine)):
+        dying["b"] = Trouble("no")
+        with pytest.raises(Trouble):
+            call()
+        assert notes == ["a"]
+        assert call() is notes
+        assert notes == ["a", "b"]
+    assert done == ["a", "b"] * 2
+    assert len(stepwise.runs()) == 2
     dying["b"] = Trouble("no")
     with pytest.raises(Trouble):
-        agent.go()
-    assert agent.go() is agent.notes
-    assert agent.notes == done == ["a", "b", "c"]
-    assert len(stepwise.runs()) == 1
-
-
-def test_execute_of_a_coroutine():
-    """``execute`` of an asynchronous workflow is awaited, and gives its run."""
-
-    @workflow
-    async def later(x):
-        return work(x)
-
-    async def main():
-        return await later.execute("a")
-
-    assert asyncio.run(main()).result == "a"
+        collect(mine)
+    mine.append("mine")  # changed since, so another call
+    assert collect(mine) == ["a", "b", "a", "mine", "a", "b"]
+    assert collect(["a", "b", "a"]) == ["a", "b", "a", "a", "b"]
+    assert len(stepwise.runs()) == 5
 
 
 # -- why a record did not answer -------------------------------------------------------------------
+
+
+def test_which_record_a_call_stands_beside():
+    """It is the unused one of its turn; where the parts of both are known, it says what differs."""
+    old = Call(1, "think", "m", "d1", 1, parts={"about": "a", "messages": "b"})
+    new = old._replace(number=2, digest="d2", parts={"about": "a", "messages": "c"}, instead=1)
+    entries = [Entry(n, Outcome(call), b"") for n, call in enumerate((old, new), 1)]
+    assert [each.differs for each in steps_of("r", entries, owned=False)] == [(), ("messages",)]
+    pool = Pool(entries[:1])
+    turns = new, new._replace(branch="left"), new._replace(ordinal=2)
+    assert [*map(pool.instead, turns)] == [1, 0, 0]
+    pool.take(pool.get(1))
+    assert pool.instead(new) == 0
 
 
 def test_why_a_step_ran_again():
@@ -633,18 +588,3 @@ def test_an_end_that_does_not_count(void):
     assert step.status == ("failed" if void else "in_doubt")
     (before,) = steps_of("r", entries[:-1], owned=False)
     assert before.status == "in_doubt"
-
-
-def test_what_differs_from_the_record():
-    """Where the parts of both calls are known, those that differ are named."""
-    old = Call(1, "think", "m", "d1", 1, parts={"about": "a", "messages": "b"})
-    new = old._replace(number=2, digest="d2", parts={"about": "a", "messages": "c"}, instead=1)
-    entries = [Entry(n, Outcome(call), b"") for n, call in enumerate((old, new), 1)]
-    first, second = steps_of("r", entries, owned=False)
-    assert (first.differs, second.differs) == ((), ("messages",))
-    pool = Pool(entries[:1])
-    assert pool.instead(new) == 1
-    assert pool.instead(new._replace(branch="left")) == 0
-    assert pool.instead(new._replace(ordinal=2)) == 0
-    pool.take(pool.get(1))
-    assert pool.instead(new) == 0

@@ -23,13 +23,13 @@ from stepwise import (
     workflow,
 )
 from stepwise._checkpoints import checkpoints
-from stepwise._journal.bell import Bell
 from stepwise._journal.inbox import Inbox
 from stepwise._journal.journal import Journal
 from stepwise._journal.lease import Lease
+from stepwise._journal.log import Bell
 from stepwise._journal.records import Outcome, Refused, Suspended, Waiting
-from stepwise._runs import sending
-from stepwise._values import schemas
+from stepwise._runs import messages as sending
+from stepwise._values import data as schemas
 from stepwise.testing import SimulatedCrash, crash_at, fresh_store
 
 
@@ -83,21 +83,23 @@ def record(run):
 
 
 def test_a_signal_is_kept(run):
-    """What is sent to a run that nobody executes is in its inbox, with who sent it and when."""
+    """What is sent to a run that nobody executes is in its inbox, with who sent it and when.
+
+    Whoever looks at the bell learns that something was sent.
+    """
+    bell = Bell(run.store, run._seal)
+    bell.look()
     before = time.time()
     assert run.send("paid", {"amount": 3}) == 1
     assert run.send("paid") == 2
     first, second = run.inbox
-    assert (first.name, first.value, first.status, first.key) == (
-        "paid",
-        {"amount": 3},
-        "kept",
-        None,
-    )
+    assert (first.name, first.value) == ("paid", {"amount": 3})
+    assert (first.status, first.key) == ("kept", None)
     assert "@" in first.by
     assert before <= first.at <= second.at <= time.time()
     assert second.value is None
     assert json.loads(json.dumps(first.to_dict()))["value"] == {"amount": 3}
+    assert bell.look() == ["job"]
 
 
 class Colour(enum.Enum):
@@ -169,18 +171,18 @@ def test_without_pydantic(run, monkeypatch):
         run.send("a", [Point(1)])
 
 
-@pytest.mark.parametrize("name", ["", " ", "a ", "a\nb", "x" * 201, "\x1b[31m", None, 7])
-def test_names(run, name):
-    """A name that nobody can read or write is refused."""
-    with pytest.raises(ConfigurationError, match="cannot be the name of a signal"):
-        run.send(name, 1)
-
-
-@pytest.mark.parametrize("key", ["", 7])
-def test_keys(run, key):
-    """A key is a text."""
-    with pytest.raises(ConfigurationError, match="key is"):
-        run.send("a", 1, key=key)
+@pytest.mark.parametrize(
+    ("name", "key", "said"),
+    [
+        *((name, None, "cannot be the name of a signal") for name in ("", " ", "a ", "a\nb", None)),
+        *((name, None, "cannot be the name of a signal") for name in ("x" * 201, "\x1b[31m", 7)),
+        *(("a", key, "key is") for key in ("", 7)),
+    ],
+)
+def test_names(run, name, key, said):
+    """A name that nobody can read or write is refused, and so is a key that is no text."""
+    with pytest.raises(ConfigurationError, match=said):
+        run.send(name, 1, key=key)
 
 
 def test_the_same_key_twice_is_one_message(run, told):
@@ -197,26 +199,27 @@ def test_the_same_key_twice_is_one_message(run, told):
 # -- to whom -------------------------------------------------------------------------------------
 
 
-def test_to_no_run(run):
-    """A run that is gone cannot be sent anything, and gets no inbox."""
-    run.delete()
-    with pytest.raises(RunNotFoundError):
-        run.send("a", 1)
-    assert list(run.store.read("inbox:job")) == []
+def test_to_no_run(run, monkeypatch):
+    """A run that is gone, or goes while the message is on its way, gets no inbox.
 
-
-def test_to_a_run_that_is_deleted_meanwhile(run, monkeypatch):
-    """Where the run is deleted while the message is on its way, nothing is left of either."""
+    The next run of that id takes no message of the deleted one.
+    """
+    run.send("a", 1)
     post = Inbox.post
 
     def late(self, *args, **kwargs):
         run.delete()
         return post(self, *args, **kwargs)
 
-    monkeypatch.setattr(Inbox, "post", late)
+    with monkeypatch.context() as patch:
+        patch.setattr(Inbox, "post", late)
+        with pytest.raises(RunNotFoundError):
+            run.send("a", 1)
     with pytest.raises(RunNotFoundError):
         run.send("a", 1)
     assert list(run.store.read("inbox:job")) == []
+    agent.options(run_id="job")(2)
+    assert stepwise.get_run("job").inbox == []
 
 
 @pytest.mark.parametrize("status", ["completed", "failed", "cancelled"])
@@ -265,9 +268,16 @@ def waits_for(name, schema):
     return lambda call: Waiting(call, "signal", name, schema=schema)
 
 
-def test_a_value_that_does_not_fit(run, record):
-    """While the run waits for a type, a value of another form is refused, and says where."""
-    record(waits_for("paid", SCHEMA))
+@pytest.mark.parametrize("suspended", [False, True])
+def test_a_value_that_does_not_fit(run, record, suspended):
+    """While the run waits for a type, a value of another form is refused, and says where.
+
+    The waits of a suspended run are known from its head.
+    """
+    waits = ((50, "signal", "paid", None, 1.0, ""),)
+    more = [Suspended(waits)] if suspended else []
+    facts = {"status": "suspended", "waits": waits} if suspended else {}
+    record(waits_for("paid", SCHEMA), *more, **facts)
     wrong = r"\$\.by: 'number' is a required property, or \$\.by: 'notes' is a required"
     with pytest.raises(SignalRefusedError, match=wrong) as caught:
         run.send("paid", {"by": {"kind": "card"}})
@@ -280,30 +290,18 @@ def test_a_value_that_does_not_fit(run, record):
     assert kept(run) == [(1, "other", 1), (2, "paid", good)]
 
 
-def test_a_wait_that_is_over(run, record):
-    """A schema holds for the wait that has it, not for later ones."""
-    record(waits_for("paid", SCHEMA))
-    record(lambda call: Outcome(call, message=1))
-    run.send("paid", "anything")
-
-
 def test_two_waits_of_one_name(run, record):
-    """What one of two waits can take may be sent."""
+    """What one of two waits can take may be sent; a wait that is over asks for nothing."""
     record(waits_for("a", '{"type":"integer"}'))
     record(lambda call: Waiting(call._replace(number=51), "signal", "a", schema='{"type":"null"}'))
     run.send("a", 1)
     run.send("a", None)
     with pytest.raises(SignalRefusedError):
         run.send("a", "text")
-
-
-def test_a_suspended_run(run, record):
-    """The waits of a suspended run are known from its head: another name needs no journal."""
-    waits = ((50, "signal", "paid", None, 1.0, ""),)
-    record(waits_for("paid", SCHEMA), Suspended(waits), status="suspended", waits=waits)
-    with pytest.raises(SignalRefusedError):
-        run.send("paid", 1)
-    run.send("other", 1)
+    record(
+        lambda call: Outcome(call, message=1), lambda c: Outcome(c._replace(number=51), message=2)
+    )
+    run.send("a", "text")
 
 
 def test_many_records(folder, monkeypatch):
@@ -354,9 +352,11 @@ def test_what_became_of_messages(run, record):
 
 
 def test_a_fork_has_the_messages(run):
-    """A fork gets a copy of the inbox; what is sent to one of both is not sent to the other."""
+    """A fork that would take signals of its source, too, is refused, or meant and gets a copy."""
     run.send("a", 1, key="k")
-    fork = run.fork(at=1, run_id="fork")
+    with pytest.raises(ConfigurationError, match=r"twice: the signal 'a' \(message 1\)"):
+        run.fork(at=1, run_id="fork")
+    fork = run.fork(at=1, run_id="fork", messages=True)
     assert kept(fork) == [(1, "a", 1)]
     run.send("b", 2)
     fork.send("c", 3)
@@ -364,14 +364,6 @@ def test_a_fork_has_the_messages(run):
     run.delete()
     assert kept(fork) == [(1, "a", 1), (2, "c", 3)]
     assert fork.verify().ok
-
-
-def test_a_new_run_of_that_id_has_no_messages(run):
-    """With a run its inbox is deleted: the next run of that id does not take what is in it."""
-    run.send("a", 1)
-    run.delete()
-    agent.options(run_id="job")(2)
-    assert stepwise.get_run("job").inbox == []
 
 
 def test_verifying(run, told):
@@ -389,14 +381,6 @@ def test_verifying(run, told):
     assert run.repair().ok
     Inbox(run.store, run._seal, run.id).look()
     assert kept(run) == [(1, "a", 0), (2, "a", 1)]
-
-
-def test_ringing(run):
-    """Whoever looks at the bell learns that something was sent."""
-    bell = Bell(run.store, run._seal)
-    bell.look()
-    run.send("a", 1)
-    assert bell.look() == ["job"]
 
 
 @workflow(prune_journal=True)
@@ -499,9 +483,6 @@ def test_processes_send_at_once(run):
     assert run.verify().ok
 
 
-WRITES = ("acquire", "write", "release")
-
-
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("number", range(6))
 def test_a_killed_sender(run, folder, moment, number):
@@ -527,7 +508,7 @@ def test_a_killed_sender(run, folder, moment, number):
 
             return called
 
-        for name in WRITES:
+        for name in ("acquire", "write", "release"):
             setattr(run.store, name, dying(getattr(run.store, name)))
         acknowledged.write_text(str(run.send("a", "x" * 10_000, key="k")))
 

@@ -1,15 +1,9 @@
 """Tags: texts by name that a run is found by, and that are no part of its identity."""
 
-import pathlib
-
 import pytest
-from harness import unpack
 
 import stepwise
 from stepwise import step, workflow
-from stepwise._journal import records
-
-DATA = pathlib.Path(__file__).resolve().parents[1] / "data"
 
 
 @step
@@ -62,7 +56,7 @@ def test_finding_by_tags():
 
 
 def test_a_started_run_has_tags():
-    """``start()`` records tags, too, and a resumed run keeps them."""
+    """``start()`` records tags, too; a resumed run, a fork and the journal have them."""
     handle = agent.options(tags={"customer": "ann"}).start("tides")
     handle.result()
     assert handle.run.tags == {"customer": "ann"}
@@ -70,26 +64,8 @@ def test_a_started_run_has_tags():
     assert stepwise.get_run(handle.id).tags == {"customer": "ann"}
     agent.options(run_id=handle.id)("tides")
     assert stepwise.get_run(handle.id).tags == {"customer": "ann"}
-
-
-def test_a_fork_has_the_tags():
-    """A fork has the tags of its original."""
-    run = agent.options(tags={"customer": "ann"}).execute("tides")
-    assert run.fork(at=0).tags == {"customer": "ann"}
-
-
-def test_a_damaged_listing_keeps_the_tags():
-    """Tags are in the journal: a listing that is repaired has them again."""
-    run = agent.options(tags={"customer": "ann"}).execute("tides")
-    found = [entry.record for entry in run._entries()]
-    assert found[0].tags == {"customer": "ann"}
-
-
-def test_old_records_have_no_tags():
-    """A start that an earlier version recorded is read, without tags."""
-    started = records.Started("m:f", "digest", "x=1")
-    header = records.to_header(started)[:-1]
-    assert records.from_header(header).tags == {}
+    assert handle.run.fork(at=0).tags == {"customer": "ann"}
+    assert next(iter(handle.run._entries())).record.tags == {"customer": "ann"}
 
 
 def test_a_secret_in_a_tag_is_masked():
@@ -111,13 +87,3 @@ def test_bad_tags(tags):
     if tags is not None:
         with pytest.raises(stepwise.ConfigurationError, match=r"of runs\(\): .*'customer': 'ann'"):
             stepwise.runs(tags=tags)
-
-
-def test_an_old_store_is_listed(tmp_path, monkeypatch):
-    """The runs of a store that version a6cd4d2 wrote have no tags, and their steps are counted."""
-    unpack(DATA / "a6cd4d2-sqlite.tar.xz", tmp_path)
-    monkeypatch.setenv("STEPWISE_KEY", "ab" * 32)  # see old_records.py
-    found = stepwise.runs(store=f"sqlite:{tmp_path / 'store'}")
-    assert found
-    assert all(run.to_dict()["tags"] == {} and sum(run.counts.values()) for run in found)
-    assert stepwise.runs(tags={"customer": "ann"}, store=f"sqlite:{tmp_path / 'store'}") == []

@@ -1,7 +1,6 @@
 """Looking for damage before it is met, and putting right what can be."""
 
 import contextlib
-import pathlib
 import sqlite3
 
 import pytest
@@ -53,22 +52,23 @@ def opened(folder):
         yield stepwise.get_run("job")
 
 
+def sql(folder, text, *parameters):
+    with contextlib.closing(sqlite3.connect(folder / "cache.db")) as database, database:
+        return database.execute(text, parameters).fetchall()
+
+
 def rows(folder, like):
-    with contextlib.closing(sqlite3.connect(folder / "cache.db")) as database:
-        return [key for (key,) in database.execute("SELECT key FROM Cache ORDER BY key")
-                if key.startswith(like)]  # fmt: skip
+    return [k for (k,) in sql(folder, "SELECT key FROM Cache ORDER BY key") if k.startswith(like)]
 
 
 def damage(folder, key):
-    with contextlib.closing(sqlite3.connect(folder / "cache.db")) as database, database:
-        (value,) = database.execute("SELECT value FROM Cache WHERE key = ?", (key,)).fetchone()
-        value = value[:-1] + bytes([value[-1] ^ 1])
-        database.execute("UPDATE Cache SET value = ? WHERE key = ?", (value, key))
+    ((value,),) = sql(folder, "SELECT value FROM Cache WHERE key = ?", key)
+    value = value[:-1] + bytes([value[-1] ^ 1])
+    sql(folder, "UPDATE Cache SET value = ? WHERE key = ?", value, key)
 
 
 def delete(folder, key):
-    with contextlib.closing(sqlite3.connect(folder / "cache.db")) as database, database:
-        database.execute("DELETE FROM Cache WHERE key = ?", (key,))
+    sql(folder, "DELETE FROM Cache WHERE key = ?", key)
 
 
 def kinds(folder):
@@ -78,27 +78,27 @@ def kinds(folder):
     return list(zip(names, rows(folder, "r/"), strict=True))
 
 
-def key_of(folder, kind, number=0):
-    return [key for name, key in kinds(folder) if name == kind][number]
+def key_of(folder, kind):
+    return next(key for name, key in kinds(folder) if name == kind)
 
 
-def test_an_intact_run_verifies(folder):
-    """Of an intact run every record and checkpoint verifies, and repairing changes nothing."""
+def test_an_intact_run_verifies(folder, monkeypatch):
+    """Of an intact run every record and checkpoint verifies, and repairing changes nothing.
+
+    Nothing is unpickled for that; there is nothing to verify of a run that does not exist.
+    """
     with opened(folder) as run:
+        count = len(run.checkpoints)
+        monkeypatch.setattr("pickle.loads", None)
         verified = run.verify()
         assert verified.ok
         assert verified.problems == []
         assert verified.records == len(rows(folder, "r/"))
-        assert verified.checkpoints == len(run.checkpoints) > 0
+        assert verified.checkpoints == count > 0
         assert run.repair() == verified
+        with pytest.raises(stepwise.RunNotFoundError):
+            stepwise.Run(run.store, "other").verify()
     assert rows(folder, "o/") == [key for key in rows(folder, "o/") if "quarantine" not in key]
-
-
-def test_verifying_loads_no_value(folder, monkeypatch):
-    """Nothing is unpickled to verify a run."""
-    monkeypatch.setattr("pickle.loads", None)
-    with opened(folder) as run:
-        assert run.verify().ok
 
 
 def test_a_damaged_checkpoint_is_set_aside(folder):
@@ -192,10 +192,3 @@ def test_a_run_that_is_executed_is_not_repaired(folder):
     finally:
         store.release("job", epoch)
         store.close()
-
-
-def test_a_run_that_is_not_there(folder):
-    """There is nothing to verify of a run that does not exist."""
-    with opened(folder) as run, pytest.raises(stepwise.RunNotFoundError):
-        stepwise.Run(run.store, "other").verify()
-    assert pathlib.Path(folder).exists()

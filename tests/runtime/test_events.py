@@ -128,19 +128,6 @@ def test_coroutines_and_child_runs(heard):
     assert kinds(heard).count("run_completed") == 2
 
 
-def test_interrupted(heard):
-    """A run that Ctrl-C ends was interrupted; the event says by what."""
-
-    @workflow
-    def impatient():
-        think("tides")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        impatient()
-    assert (heard[-1].kind, heard[-1].detail) == ("run_interrupted", "Ctrl-C")
-
-
 def test_a_hook_that_raises(heard, capfd, monkeypatch):
     """What a hook raises is told once, and neither the run nor the other hooks suffer from it."""
     monkeypatch.delenv("STEPWISE_QUIET")
@@ -243,7 +230,10 @@ def seen(text):
 
 
 def test_progress(tmp_path):
-    """``STEPWISE_PROGRESS=1`` shows the step, the count and the time, and leaves nothing behind."""
+    """``STEPWISE_PROGRESS=1`` shows the step, the count and the time, and leaves nothing behind.
+
+    ``@workflow(progress=True)`` shows it too; a long call is cut to fit the terminal.
+    """
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     text = on_terminal(path, STEPWISE_PROGRESS="1")
@@ -251,8 +241,14 @@ def test_progress(tmp_path):
     assert "· think(number=22)" in text
     expected = [part for n in range(3) for part in (f"a line {n}", "half a line", "an error")]
     assert seen(text) == [*expected, ""]
-    for drawn in re.findall(r"stepwise: [^\r\n]*", text):
+    long = SCRIPT.replace("think(number + 20)", "think('x' * 500)")
+    path.write_text(long.replace("@workflow", "@workflow(progress=True)"))
+    text += on_terminal(path, STEPWISE_FRESH="1")
+    assert "think(number='xxx" in text
+    for drawn in re.findall(r"stepwise: [^\r\n\x1b]*", text):
         assert len(drawn) < 60
+    with pytest.raises(stepwise.ConfigurationError, match="progress"):
+        workflow(progress="much")(lambda: None)
 
 
 def test_no_progress_unasked(tmp_path):
@@ -269,19 +265,3 @@ def test_no_progress_unasked(tmp_path):
         check=True,
     )
     assert done.stderr == "an error\n" * 3
-
-
-def test_progress_as_an_option(tmp_path):
-    """``@workflow(progress=True)`` shows it too; a long call is cut to fit the terminal."""
-    path = tmp_path / "script.py"
-    path.write_text(
-        SCRIPT.replace("@workflow", "@workflow(progress=True)").replace(
-            "think(number + 20)", "think('x' * 500)"
-        )
-    )
-    text = on_terminal(path)
-    assert "think(number='xxx" in text
-    for drawn in re.findall(r"stepwise: [^\r\n\x1b]*", text):
-        assert len(drawn) < 60
-    with pytest.raises(stepwise.ConfigurationError, match="progress"):
-        workflow(progress="much")(lambda: None)

@@ -2,16 +2,11 @@
 
 import asyncio
 import os
-import pathlib
-import shutil
 import signal
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from harness import PROGRAMS, python_path
 from outside import Log, Outside
 
 import stepwise
@@ -20,11 +15,10 @@ from stepwise._execution.active_run import live_runs
 from stepwise._journal.journal import Journal
 from stepwise._journal.records import Call, Intent, Outcome
 from stepwise._journal.seal import Seal
-from stepwise._runtime.group_commit import Group, Share
-from stepwise.stores import Owner
+from stepwise.stores import Batch, Owner
+from stepwise.stores._commits import Commits, Share
 from stepwise.stores.disk import DiskStore
 from stepwise.stores.memory import MemoryStore
-from stepwise.stores.sqlite import SqliteStore
 
 SEAL = Seal((b"k" * 32,))
 OWNER = Owner(os.getpid(), "here", 0.0)
@@ -59,10 +53,10 @@ class Watched(Outside):
         return [len(batch.records) for batch in self.batches if batch.records]
 
 
-@pytest.fixture(params=[MemoryStore, DiskStore, SqliteStore])
+@pytest.fixture(params=[MemoryStore, DiskStore])
 def store(request, tmp_path):
     """A store that is watched."""
-    inside = MemoryStore() if request.param is MemoryStore else request.param(tmp_path / "store")
+    inside = MemoryStore() if request.param is MemoryStore else DiskStore(tmp_path / "store")
     yield Watched(inside)
     inside.close()
 
@@ -78,27 +72,9 @@ def outcome(number):
     return Outcome(Call(number, "s", "m", "d", 1), "completed")
 
 
-def flows_in(group):
-    """How many wait for a write or write; who writes for itself alone has nothing waiting."""
-    return len(group._waiting) + getattr(group, "writes_alone", False)
-
-
-@pytest.fixture(autouse=True)
-def alone_seen(monkeypatch):
-    """A group says whether somebody writes for itself alone."""
-    at_once = Group.at_once
-
-    def seen(self, function, *args):
-        def inside():
-            self.writes_alone = True
-            try:
-                return function(*args)
-            finally:
-                self.writes_alone = False
-
-        return at_once(self, inside)
-
-    monkeypatch.setattr(Group, "at_once", seen)
+def flows_in(journal):
+    """How many wait for a write of a journal, or write."""
+    return len(journal._commits._waiting)
 
 
 def together(store, journal, count, append):
@@ -117,7 +93,8 @@ def together(store, journal, count, append):
     assert store.began.wait(300)  # the first writes for itself alone
     for waiting, thread in enumerate(threads[1:], 2):
         thread.start()
-        while flows_in(journal._group) < waiting:  # so they wait in the order of their numbers
+        # So they wait in the order of their numbers.
+        while flows_in(journal) < sum(each.is_alive() for each in threads[:waiting]):
             threading.Event().wait(0.001)
     store.held.set()
     for thread in threads:
@@ -131,19 +108,74 @@ def together(store, journal, count, append):
 
 def test_a_handler_that_writes_while_others_wait():
     """Code that interrupts a write is refused, also if another thread waits to write next."""
-    group, written, threads = Group("here"), [], []
+    store = Watched(MemoryStore())
+    epochs = {run: store.acquire(run, OWNER) for run in "abc"}
+    commits, threads = Commits(store), []
+
+    def write(run):
+        share = Share()
+        share.wanted = run, epochs[run], Batch(((1, b""),))
+        commits.write(share)
 
     def interrupted():
-        threads.append(threading.Thread(target=group.write, args=(Share(), written.append)))
+        if threads:
+            return
+        threads.append(threading.Thread(target=write, args="b"))
         threads[0].start()
-        while not group._waiting:
+        while len(commits._waiting) < 2:
             threading.Event().wait(0.001)
         with pytest.raises(StoreError, match="in the middle of a write"):
-            group.at_once(written.append, "nested")
+            write("c")
 
-    group.at_once(interrupted)
+    store.fate = interrupted
+    write("a")
     threads[0].join()
-    assert [len(shares) for shares in written] == [1]
+    assert [len([*store.store.read(run)]) for run in "abc"] == [1, 1, 0]
+
+
+def test_a_handler_whose_thread_comes_to_lead_meanwhile():
+    """Code that interrupts a wait is refused if the lead comes to its thread as it gets in line."""
+    store = Watched(MemoryStore())
+    epochs = {run: store.acquire(run, OWNER) for run in "abc"}
+    commits, refused = Commits(store), []
+
+    class Sealed(Share):
+        def join(self, commits):
+            commits.check(self)
+            store.held.set()  # as what it brings is sealed
+            while commits._leader != threading.get_ident():
+                threading.Event().wait(0.001)
+            commits.join(self)
+
+    def write(run, kind=Share):
+        share = kind()
+        share.wanted = run, epochs[run], Batch(((1, b""),))
+        commits.write(share)
+
+    def handle(*_):
+        with pytest.raises(StoreError, match="in the middle of a write"):
+            write("c", Sealed)
+        refused.append("c")
+
+    def interrupt():
+        while len(commits._waiting) < 2:
+            threading.Event().wait(0.001)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    store.held = threading.Event()
+    threads = [threading.Thread(target=write, args="a"), threading.Thread(target=interrupt)]
+    try:
+        threads[0].start()
+        assert store.began.wait(300)
+        threads[1].start()
+        write("b")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        for thread in threads:
+            thread.join()
+    assert refused == ["c"]
+    assert [len([*store.store.read(run)]) for run in "abc"] == [1, 1, 0]
 
 
 def test_threads_share_a_write(store):
@@ -215,8 +247,7 @@ def patient(store, flows, total):
         if written < 0 or not store.batches[-1].records:
             return
         (run,) = live_runs
-        group = run.journal._group
-        while flows_in(group) < min(flows, total - written):
+        while flows_in(run.journal) < min(flows, total - written):
             threading.Event().wait(0.001)
 
     store.fate = fate
@@ -239,31 +270,6 @@ def test_concurrent_threads_share_writes(store, run):
     assert run(200) == sum(range(200))
     assert sum(store.records) == 202
     assert len(store.records) <= 12
-
-
-MANY = """
-import asyncio, sys
-from stepwise.stores.disk import DiskStore
-from test_group_commit import Watched, many, patient
-
-run = many.options(store=patient(Watched(DiskStore(sys.argv[1])), 200, 200), run_id="run")
-assert asyncio.run(run("fetch", 200)) == sum(range(200))
-"""
-
-
-@pytest.mark.skipif(shutil.which("strace") is None, reason="no strace to count flushes with")
-def test_flushes_are_shared(tmp_path):
-    """For 200 concurrent steps the disk is waited for far fewer than 200 times."""
-    program, trace = tmp_path / "many.py", tmp_path / "trace"
-    program.write_text(MANY, encoding="utf-8")
-    calls = ["-e", "trace=fsync,fdatasync", "-o", str(trace)]
-    subprocess.run(
-        ["strace", "-f", *calls, sys.executable, str(program), tmp_path / "store"],
-        env={**os.environ, "PYTHONPATH": python_path(pathlib.Path(__file__).parent, PROGRAMS)},
-        check=True,
-        timeout=300,
-    )
-    assert 1 <= trace.read_text().count("sync(") <= 40
 
 
 def test_a_lone_task_needs_no_other_thread(store):
@@ -402,7 +408,6 @@ HASTY = """
 from collections import deque
 from stepwise._calls import async_driver as _adrive
 from stepwise._calls import driver as _drive
-from stepwise._calls import plain
 from stepwise._calls.driver import Result
 late = deque()
 def hasty(operation):
@@ -413,14 +418,13 @@ def hasty(operation):
     return Result(1)
 _adrive._write = None
 _adrive.many = lambda run: False
-plain._begin = lambda *_, **__: None  # a plain call is written without the driver
 _adrive.write = _drive.write = hasty
 """
 
 
-def killed(start, path, kind, acknowledged, broken=""):
+def killed(fork, path, kind, acknowledged, broken=""):
     """Kill a program once it was given so many results; those that it got, and those on record."""
-    script = start(CONCURRENT.format(kind=kind, broken=broken), path)
+    script = fork(CONCURRENT.format(kind=kind, broken=broken), path)
     got = [script.hear() for _ in range(acknowledged)]
     os.kill(script.pid, signal.SIGKILL)
     got += script.process.stdout.read().split()
@@ -433,17 +437,17 @@ def killed(start, path, kind, acknowledged, broken=""):
 
 @pytest.mark.parametrize("acknowledged", [1, 60, 400])
 @pytest.mark.parametrize("kind", ["tasks", "threads"])
-def test_what_was_returned_is_on_record(start, tmp_path, kind, acknowledged):
+def test_what_was_returned_is_on_record(fork, tmp_path, kind, acknowledged):
     """Killed at any instant, every step that had returned to the workflow is in the journal."""
-    got, recorded = killed(start, str(tmp_path / "store"), kind, acknowledged)
+    got, recorded = killed(fork, str(tmp_path / "store"), kind, acknowledged)
     assert len(got) >= acknowledged
     assert got <= recorded
 
 
 @pytest.mark.parametrize("kind", ["tasks", "threads"])
-def test_the_kill_sees_a_broken_promise(start, tmp_path, kind):
+def test_the_kill_sees_a_broken_promise(fork, tmp_path, kind):
     """Were steps to return before their records are written, these kills would show it."""
-    got, recorded = killed(start, str(tmp_path / "store"), kind, 60, HASTY)
+    got, recorded = killed(fork, str(tmp_path / "store"), kind, 60, HASTY)
     assert not got <= recorded
 
 
@@ -467,7 +471,10 @@ def test_everybody_gets_the_error_of_the_store(store):
 
 @pytest.mark.parametrize("written", [False, True])
 def test_an_interrupt_is_of_one_caller(store, written):
-    """What a signal handler raises in the midst of a write costs the others nothing."""
+    """What a signal handler raises in the midst of a write costs the others nothing.
+
+    They were sealed on what was interrupted, which is therefore written with them.
+    """
     journal = begin(store)
     inside = store.store.write
 
@@ -483,7 +490,7 @@ def test_an_interrupt_is_of_one_caller(store, written):
     del store.store.write
     assert sum(isinstance(each, SystemExit) for each in got.values()) == 1
     loaded = Journal(store, SEAL, "run", journal.epoch, fsync=True).load()
-    assert [entry.number for entry in loaded] == list(range(1, 6 if written else 5))
+    assert [entry.number for entry in loaded] == list(range(1, 6))
     payloads = {entry.number: entry.payload for entry in loaded}
     for n, numbers in got.items():
         assert isinstance(numbers, SystemExit) or payloads[numbers[0]] == b"%d" % n
@@ -532,18 +539,21 @@ def test_a_run_whose_store_fails_stops_and_goes_on_later(store):
 def test_nobody_waits_for_a_write_that_failed_in_another_thread():
     """Tasks whose shares a thread could not write are told of the error, whatever its class."""
 
-    def write(shares):
-        raise LookupError("no such page")
+    def ends():
+        raise SystemExit
 
     async def main():
-        group, shares = Group("here"), []
+        store = Watched(MemoryStore())
+        store.fate = ends
+        commits, shares = Commits(store), []
         for _ in range(3):
             shares.append(Share(asyncio.get_running_loop().create_future()))
-            group.submit(shares[-1], write)
+            shares[-1].wanted = "run", 1, Batch(((1, b""),))
+            commits.submit(shares[-1])
         await asyncio.wait_for(asyncio.gather(*(share.future for share in shares)), 60)
         return [type(share.error) for share in shares]
 
-    assert asyncio.run(main()) == [LookupError] * 3
+    assert asyncio.run(main()) == [SystemExit] * 3
 
 
 def test_a_write_in_a_write_is_refused(store):
@@ -682,10 +692,10 @@ print(attempts, result)
 """
 
 
-def test_ctrl_c_among_many_tasks(start, tmp_path):
+def test_ctrl_c_among_many_tasks(fork, tmp_path):
     """However often Ctrl-C hits a write of tasks together, the run ends, and its journal holds."""
     path, log = tmp_path / "store", tmp_path / "log"
-    attempts, result = map(int, start(INTERRUPTED, path, log).finish().split()[-2:])
+    attempts, result = map(int, fork(INTERRUPTED, path, log).finish().split()[-2:])
     assert attempts > 1
     assert result == sum(range(400))
     run = stepwise.get_run("run", store=f"disk:{path}")
@@ -718,11 +728,13 @@ def test_intents_are_counted_in_their_order(store):
 
 def test_a_loop_that_was_closed_is_not_told():
     """A loop that ended while its record was being written is nobody to be told."""
-    done = threading.Event()
-    group, loop = Group("memory:"), asyncio.new_event_loop()
-    share = Share(loop.create_future())
+    store, loop = Watched(MemoryStore()), asyncio.new_event_loop()
+    commits, share = Commits(store), Share(loop.create_future())
+    share.wanted = "run", store.acquire("run", OWNER), Batch(((1, b""),))
+    store.held = threading.Event()
     loop.close()
-    group.submit(share, lambda shares: done.set())
-    assert done.wait(300)
-    group.alone(lambda: None)
+    commits.submit(share)
+    assert store.began.wait(300)
+    store.held.set()
+    commits.alone(lambda: None)
     assert share.done

@@ -100,22 +100,19 @@ def test_the_sweep_sees_a_reporter_without_a_guard(undisturbed, tmp_path, monkey
 def test_every_reporter_is_in_the_sweep(undisturbed):
     """Each function that only reports is met by a scenario, or has a test that is named here."""
     elsewhere = {
-        "stepwise._calls.perform._tell_waiting": "test_which_call.py",
-        "stepwise._calls.perform._tell_open": "test_instrument.py",
-        "stepwise._calls.retrying._warn_unmet": "test_retried_steps.py",
-        "stepwise._calls.retrying._tell_waiting": "test_retried_steps.py",
-        "stepwise._execution.call_changes._tell_lost": "test_random_changes.py",
-        "stepwise._calls.perform._tell_failure": "test_instrument.py",
-        "stepwise._workflows.complaints.Complaints.no_memory": "test_limits.py",
-        "stepwise._execution.draining._report": "test_sigterm.py",
+        "stepwise._calls.call._tell_waiting": "test_stopped_calls.py",
+        "stepwise._calls.call._tell_open": "test_instrument.py",
+        "stepwise._calls.call._warn_unmet": "test_retried_steps.py",
+        "stepwise._calls.call._tell_retry_waits": "test_retried_steps.py",
+        "stepwise._execution.changes._tell_lost": "test_random_changes.py",
+        "stepwise._calls.call._tell_failure": "test_instrument.py",
+        "stepwise._workflows.frame.Complaints.no_memory": "test_limits.py",
+        "stepwise._execution.tasks._report": "test_sigterm.py",
         "stepwise._execution.watching._call": "test_watching.py",
         "stepwise._runtime.events._tell_once": "test_what_reports_are_made_with_fails",
-        "stepwise._workflows.starts.Starting.warn_of_another": "test_starts.py",
-        "stepwise._workflows.run_output.RunOutput._note": "test_up.py",
-        **{
-            f"stepwise._runtime.tracing.{name}": "test_opentelemetry.py"
-            for name in ("_begin", "_enter", "_enter_attempt", "_end", "leave")
-        },
+        "stepwise._workflows.begin.Starting.warn_of_another": "test_starts.py",
+        "stepwise._workflows.elsewhere.RunOutput._note": "test_up.py",
+        "stepwise._runtime.tracing.leave": "test_opentelemetry.py",
     }
     for path in ROOT.glob("_*/*.py"):
         importlib.import_module(f"stepwise.{path.parent.name}.{path.stem}")
@@ -193,23 +190,25 @@ def beats():
     fetch(2)
 
 
-@pytest.fixture
-def dear(monkeypatch):
-    """Every checkpoint costs more than it should."""
-    for name in ("_SETTLED", "_COST", "_SHARE"):
+def test_the_notice_of_dear_checkpoints(told, monkeypatch):
+    """The notice names the heaviest variable, though one beside it cannot be recorded, or none.
+
+    What failed in a report is named on stderr, once, and the run continues.
+    """
+    for name in ("_SETTLED", "_COST", "_SHARE"):  # every checkpoint costs more than it should
         monkeypatch.setattr(frame, name, -1.0)
-
-
-def test_the_notice_of_dear_checkpoints_and_a_closed_file(dear, told):
-    """The notice names the heaviest variable, although one beside it cannot be recorded."""
     assert reads(2) == 2
     assert re.search("checkpoints take .* weighs most", told())
-
-
-def test_the_notice_of_dear_checkpoints_without_variables(dear, told):
-    """A workflow without variables gets the notice without a name."""
     assert beats() is None
     assert re.search("of run '.*'. Take fewer", told())
+
+    def fails(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(messages, "_told", set())
+    monkeypatch.setattr(frame.WorkflowFrame, "_heaviest", fails)
+    assert reads(3) == reads(4) - 1
+    assert told().count("a report failed (ZeroDivisionError in WorkflowFrame._weigh)") == 1
 
 
 def test_a_changed_argument_is_warned_of_once(recwarn):
@@ -249,20 +248,6 @@ def test_a_warning_that_is_an_error(recwarn):
     warnings.simplefilter("error", RunWarning)
     with pytest.raises(RunWarning, match="lock"):
         locked()
-
-
-def test_a_failed_report_is_told_once(told, monkeypatch):
-    """What failed in a report is named on stderr, once, and the run continues."""
-
-    def fails(*_):
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(messages, "_told", set())
-    monkeypatch.setattr(frame.WorkflowFrame, "_heaviest", fails)
-    for name in ("_SETTLED", "_COST", "_SHARE"):
-        monkeypatch.setattr(frame, name, -1.0)
-    assert reads(1) == reads(2) - 1
-    assert told().count("a report failed (ZeroDivisionError in WorkflowFrame._weigh)") == 1
 
 
 def test_no_stderr(monkeypatch, capfd):

@@ -11,11 +11,10 @@ import pytest
 import stepwise
 from stepwise import LeaseLostError, StoreError, step, workflow
 from stepwise._execution.active_run import current_scope
-from stepwise._runtime import group_commit
-from stepwise._runtime.group_commit import Group, Share, for_several, write_all_of
+from stepwise.stores import Batch, _commits
+from stepwise.stores._commits import Commits, Share, commits_of, for_several, write_all_of
 from stepwise.stores.disk import DiskStore
 from stepwise.stores.memory import MemoryStore
-from stepwise.stores.sqlite import SqliteStore
 
 RUNS, STEPS = 20, 5
 
@@ -37,10 +36,10 @@ async def together(store, runs=RUNS):
     return await asyncio.gather(*[call(STEPS) for call in calls], return_exceptions=True)
 
 
-@pytest.fixture(params=[MemoryStore, DiskStore, SqliteStore])
+@pytest.fixture(params=[MemoryStore, DiskStore])
 def store(request, tmp_path):
     """A store of each kind that writes for several runs at once."""
-    made = MemoryStore() if request.param is MemoryStore else request.param(tmp_path / "store")
+    made = MemoryStore() if request.param is MemoryStore else DiskStore(tmp_path / "store")
     yield made
     made.close()
 
@@ -48,14 +47,14 @@ def store(request, tmp_path):
 @pytest.fixture
 def started(monkeypatch):
     """The threads that were started for writes."""
-    begun, start = [], group_commit._thread.start_new_thread
+    begun, start = [], _commits._thread.start_new_thread
 
     def count(function, arguments):
         begun.append(function)
         return start(function, arguments)
 
-    monkeypatch.setattr(group_commit._thread, "start_new_thread", count)
-    monkeypatch.setattr(group_commit, "_IDLE", 60)
+    monkeypatch.setattr(_commits._thread, "start_new_thread", count)
+    monkeypatch.setattr(_commits, "_IDLE", 60)
     return begun
 
 
@@ -169,80 +168,71 @@ def test_a_store_that_changes_write_is_called_for_each_run(tmp_path):
     assert write_all_of(plain) is None
 
 
-class Halves:
-    """Shares that a store without anything behind it writes."""
-
-    def __init__(self, store):
-        self.store = store
-        self.settled = 0
-
-    def prepare(self, shares):
-        return len(shares)
-
-    def settle(self):
-        self.settled += 1
-
-
 class Held:
     """A store whose first write waits until it may go on."""
+
+    url = "held:"
 
     def __init__(self):
         self.began, self.may = threading.Event(), threading.Event()
         self.sizes = []
 
     def write(self, *batch):
-        raise AssertionError("only together")
+        self.write_all([batch])
 
     @for_several(write)
     def write_all(self, wanted):
-        self.sizes.append(sorted(wanted))
+        self.sizes.append({run: len(batch.records) for run, _, batch in wanted})
         self.began.set()
         assert self.may.wait(300)
         return [None] * len(wanted)
 
 
-def submitted(halves, groups):
-    """Submit a share to each of the groups; their futures."""
-    shares = [Share(asyncio.get_running_loop().create_future()) for _ in groups]
-    for group, share in zip(groups, shares, strict=True):
-        group.submit(share, None, halves)
-    return [share.future for share in shares]
+def submitted(commits, runs):
+    """Submit a record of each of some runs; their futures."""
+    futures = []
+    for run in runs:
+        share = Share(asyncio.get_running_loop().create_future())
+        share.wanted = run, 1, Batch(((1, b""),))
+        commits.submit(share)
+        futures.append(share.future)
+    return futures
 
 
 def test_what_comes_during_a_write_shares_the_next():
-    """Shares of several groups that come during a write are written with one call after it."""
+    """Batches of several runs that come during a write are written with one call after it."""
 
     async def main():
         store = Held()
-        halves, groups = Halves(store), [Group("here") for _ in range(3)]
-        futures = submitted(halves, groups[:1])
+        commits = commits_of(store, fsync=True)
+        futures = submitted(commits, "a")
         assert await asyncio.to_thread(store.began.wait, 300)
         for _ in range(2):
-            futures += submitted(halves, groups)
+            futures += submitted(commits_of(store, fsync=True), "abc")
         store.may.set()
         await asyncio.gather(*futures)
-        return store.sizes, halves.settled
+        return store.sizes
 
-    assert asyncio.run(main()) == ([[1], [2, 2, 2]], 4)
+    assert asyncio.run(main()) == [{"a": 1}, {"a": 2, "b": 2, "c": 2}]
 
 
 def test_a_writer_that_nobody_needs_ends(monkeypatch):
     """The thread of a writer ends after a while, keeps no store, and begins again when needed."""
-    monkeypatch.setattr(group_commit, "_IDLE", 0.001)
+    monkeypatch.setattr(_commits, "_IDLE", 0.001)
 
     def work():
         store = Held()
         store.may.set()
-        halves, group = Halves(store), Group("here")
+        commits = Commits(store)
 
         async def main():
-            await asyncio.gather(*submitted(halves, [group]))
+            await asyncio.gather(*submitted(commits, "a"))
 
         for _ in range(20):
             asyncio.run(main())
-            while group._writer._lives:
+            while commits._writer._lives:
                 threading.Event().wait(0.001)
-        assert halves.settled == 20
+        assert len(store.sizes) == 20
         return weakref.ref(store)
 
     store = work()
@@ -250,50 +240,11 @@ def test_a_writer_that_nobody_needs_ends(monkeypatch):
     assert store() is None
 
 
-FORKING = """
-import asyncio, os, sys
-import stepwise
-from stepwise import step, workflow
-from stepwise.stores import open_store
-
-@step
-async def think(n):
-    await asyncio.sleep(0)
-    return n
-
-@workflow
-async def several(count):
-    return sum([await think(n) for n in range(count)])
-
-def together(store, name):
-    async def main():
-        runs = [several.options(store=store, run_id=f"{name} {n}") for n in range(20)]
-        return sum(await asyncio.gather(*[run(5) for run in runs]))
-    return asyncio.run(main())
-
-store = sys.argv[1]
-os.write(1, b"%d\\n" % together(store, "before"))
-pid = os.fork()
-os.write(1, b"%d\\n" % together(store, "child" if pid == 0 else "parent"))
-if pid:
-    os.waitpid(pid, 0)
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-@pytest.mark.parametrize("scheme", ["disk", "sqlite", "memory"])
-def test_a_forked_process_has_a_writer_of_its_own(start, tmp_path, scheme):
-    """After a fork parent and child both write, though only one of them has the thread."""
-    output = start(FORKING, f"{scheme}:{tmp_path / 'store'}").finish()
-    assert output.split() == ["200"] * 3
-
-
-ENDING = """
-import asyncio, atexit, sys
+PROGRAM = """
+import asyncio, atexit, os, sys
 from stepwise import step, workflow
 from stepwise._execution.active_run import current_scope
-from stepwise._runtime import group_commit
-group_commit._IDLE = 3600
+from stepwise.stores import _commits
 
 @step
 async def think(n):
@@ -308,16 +259,32 @@ def together(name):
     async def main():
         runs = [several.options(store=sys.argv[1], run_id=f"{name} {n}") for n in range(20)]
         return sum(await asyncio.gather(*[run(5) for run in runs]))
-    print(asyncio.run(main()))
+    os.write(1, b"%d\\n" % asyncio.run(main()))
 
-if sys.argv[2] == "atexit":
-    atexit.register(together, "late")
-together("early")
+if sys.argv[2] == "fork":
+    together("before")
+    pid = os.fork()
+    together("parent" if pid else "child")
+    if pid:
+        os.waitpid(pid, 0)
+else:
+    _commits._IDLE = 3600
+    if sys.argv[2] == "atexit":
+        atexit.register(together, "late")
+    together("early")
 """
 
 
-@pytest.mark.parametrize("when", ["", "atexit"])
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.parametrize("scheme", ["disk", "memory"])
+def test_a_forked_process_has_a_writer_of_its_own(fork, tmp_path, scheme):
+    """After a fork parent and child both write, though only one of them has the thread."""
+    output = fork(PROGRAM, f"{scheme}:{tmp_path / 'store'}", "fork").finish()
+    assert output.split() == ["200"] * 3
+
+
+@pytest.mark.parametrize("when", ["early", "atexit"])
 def test_a_writer_keeps_no_process_alive(start, tmp_path, when):
     """A program ends while its writer sleeps, also if runs are executed at its very end."""
-    output = start(ENDING, f"disk:{tmp_path / 'store'}", when).finish()
-    assert output.split() == ["200"] * (2 if when else 1)
+    output = start(PROGRAM, f"disk:{tmp_path / 'store'}", when).finish()
+    assert output.split() == ["200"] * (1 + (when == "atexit"))

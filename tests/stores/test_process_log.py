@@ -6,6 +6,7 @@ import random
 import struct
 import zlib
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,10 @@ RUN, OTHER = "run", "run \udc80 of another"
 class Written:
     """A log that is written, and of each frame: its ends, what flush it was behind, its batch."""
 
+    made: ClassVar[list] = []
+
     def __init__(self, path):
+        self.made.append(self)
         self.log = ProcessLog(str(path))
         self.log.open()
         self.frames = []
@@ -68,6 +72,13 @@ def tails(frames):
     return found
 
 
+@pytest.fixture(autouse=True)
+def closed_logs():
+    yield
+    while Written.made:
+        Written.made.pop().log.close()
+
+
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "0123456789abcdef"
@@ -88,8 +99,7 @@ def written(path):
     found.flush()
     for number in (5, 6, 7):
         found.add(Batch(((number, b"not flushed"),), durable=False), generation=1)
-    yield found
-    found.log.close()
+    return found
 
 
 def test_what_was_added_is_read(written, path):
@@ -101,7 +111,7 @@ def test_what_was_added_is_read(written, path):
 def test_an_end_that_was_not_written(written, path, kind):
     """Wherever a log is cut off, whatever follows, the frames before are read, and no more."""
     data = written.data()
-    for cut in range(len(data) + 1):
+    for cut in some(range(len(data) + 1), 120, kind):
         rest = {
             "truncated": b"",
             "zeros": bytes(len(data) - cut),
@@ -180,7 +190,6 @@ def test_old_frames_behind_the_end(path, flushes):
     for number in (1, 2, 3):
         written.add(Batch(((number, b"new" * number),)), generation=1)
         assert contents(path) == tails(written.frames)
-    written.log.close()
 
 
 @pytest.mark.parametrize("flushes", [True, False])
@@ -196,7 +205,6 @@ def test_a_torn_first_frame(path, flushes):
             torn = after[:cut] + place[cut:end] + after[end:]
             if torn != after:
                 assert (RUN, 1, 1) not in contents(path, torn), cut
-    written.log.close()
 
 
 def test_an_old_frame_where_a_new_one_is_lost(path):
@@ -214,7 +222,6 @@ def test_an_old_frame_where_a_new_one_is_lost(path):
     for lost in (1, 2):
         kept = before[: lost * end] + after[lost * end :]
         assert (RUN, 1, 1) not in contents(path, kept)
-    written.log.close()
 
 
 @pytest.mark.parametrize("lost", range(3))
@@ -230,7 +237,6 @@ def test_a_hole_among_new_frames(path, lost):
     found = contents(path, bytes(data)).get((RUN, 1, 1), [])
     kept = [batch for index, (*_, batch) in enumerate(written.frames) if index != lost]
     assert found == (kept if lost < 2 else kept[:2])
-    written.log.close()
 
 
 def test_written_over_during_a_look(path, monkeypatch):
@@ -254,7 +260,6 @@ def test_written_over_during_a_look(path, monkeypatch):
     monkeypatch.setattr(_process_log, "_beginning", overtaken)
     reader.look()
     assert looked(reader) == tails(written.frames)
-    written.log.close()
 
 
 # -- looks -----------------------------------------------------------------------------------------
@@ -287,7 +292,6 @@ def test_many_looks_are_as_one(tmp_path_factory, actions):
             assert looked(reader).get(key) == tails(written.frames).get(key)
         else:
             written.add(action, generation=generation)
-    written.log.close()
 
 
 def test_a_frame_that_is_being_written(written, path, monkeypatch):
@@ -370,7 +374,6 @@ def test_any_contents(tmp_path_factory, body, number, count):
     for each in (body, numbered):
         found = contents(path, data + crafted(path, each))
         assert found[RUN, 1, 0][0] == plain(Batch(((1, b"1"),)))
-    written.log.close()
 
 
 def test_frames_of_another_log_as_data(path, tmp_path):
@@ -390,8 +393,6 @@ def test_frames_of_another_log_as_data(path, tmp_path):
             tails(written.frames[:1]),
             tails(written.frames),
         )
-    other.log.close()
-    written.log.close()
 
 
 # -- the writer ------------------------------------------------------------------------------------
@@ -444,7 +445,6 @@ def test_zeros_lie_ahead(path, monkeypatch):
         written.add(Batch(((number, bytes(300)),)))
         sizes.add(os.path.getsize(path))
     assert sizes == {1 << 14, 1 << 15, 1 << 16, 1 << 17}
-    written.log.close()
 
 
 def test_the_first_flush_covers_the_name(written, path, monkeypatch):
@@ -461,7 +461,6 @@ def test_the_first_flush_covers_the_name(written, path, monkeypatch):
         other.add(Batch(((number, b"x"),)))
         other.flush()
     assert flushed == [path.parent.stat().st_ino, path.parent.parent.stat().st_ino]
-    other.log.close()
 
 
 def test_a_frame_that_is_written_during_a_flush(path, monkeypatch):
@@ -483,7 +482,6 @@ def test_a_frame_that_is_written_during_a_flush(path, monkeypatch):
     assert contents(path, data[:start] + bytes(end - start) + data[end:]) == tails(
         written.frames[:1]
     )
-    written.log.close()
 
 
 def test_a_system_that_writes_less_than_it_is_given(path, monkeypatch):
@@ -494,4 +492,3 @@ def test_a_system_that_writes_less_than_it_is_given(path, monkeypatch):
     for number in (1, 2):
         written.add(Batch(((number, b"data" * 9),)))
         assert contents(path) == tails(written.frames)
-    written.log.close()

@@ -46,9 +46,9 @@ def run(*arguments):
     return result.exit_code, f"{result.output}{problem or ''}"
 
 
-def kept_in(path, kind):
+def kept_in(path):
     """The ids of a failed and a completed run in a store there, which is closed again."""
-    stepwise.configure(store=f"{kind}:{path}")
+    stepwise.configure(store=f"disk:{path}")
     agent("a")
     with pytest.raises(ValueError):
         agent("fail")
@@ -118,11 +118,10 @@ def disk(tmp_path):
     subprocess.run(["umount", "-l", str(path)], check=True)
 
 
-@pytest.mark.parametrize("kind", ["disk", "sqlite"])
-def test_a_read_only_disk(disk, kind):
+def test_a_read_only_disk(disk):
     """A store on a disk that is mounted read-only is read; what would write says why it cannot."""
-    ids = elsewhere(lambda: kept_in(disk / "store", kind))  # a lock file stays open
-    stepwise.configure(store=f"{kind}:{disk / 'store'}")
+    ids = elsewhere(lambda: kept_in(disk / "store"))  # a lock file stays open
+    stepwise.configure(store=f"disk:{disk / 'store'}")
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     looks_and_cannot_write(*ids)
     with pytest.raises(stepwise.StoreError) as caught:
@@ -130,11 +129,10 @@ def test_a_read_only_disk(disk, kind):
     assert caught.value.errno == errno.EROFS
 
 
-@pytest.mark.parametrize("kind", ["disk", "sqlite"])
-def test_a_full_disk(disk, kind):
+def test_a_full_disk(disk):
     """A store on a full disk is read; what would write says that there is no space."""
-    ids = elsewhere(lambda: kept_in(disk / "store", kind))
-    stepwise.configure(store=f"{kind}:{disk / 'store'}")
+    ids = elsewhere(lambda: kept_in(disk / "store"))
+    stepwise.configure(store=f"disk:{disk / 'store'}")
     subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)
     with open(disk / "other", "wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
@@ -151,18 +149,17 @@ def test_a_full_disk(disk, kind):
 
 
 @pytest.mark.parametrize("log", ["with a log", "without"])
-@pytest.mark.parametrize("kind", ["disk", "sqlite"])
-def test_another_user(kind, log, home, monkeypatch):
+def test_another_user(log, home, monkeypatch):
     """A store that one may read, and not write, is read."""
     # Not in pytest's folder: whatever else starts pytest meanwhile closes that to other users.
     with tempfile.TemporaryDirectory() as folder:
-        read_by_nobody(pathlib.Path(folder), kind, log, monkeypatch)
+        read_by_nobody(pathlib.Path(folder), log, monkeypatch)
         close()
 
 
-def read_by_nobody(folder, kind, log, monkeypatch):
+def read_by_nobody(folder, log, monkeypatch):
     monkeypatch.setenv("STEPWISE_KEY", "a key that two users share")
-    ids = kept_in(folder / "store", kind)
+    ids = kept_in(folder / "store")
     if log == "with a log":  # a process has it open
         stepwise.runs()
     for each in (folder, folder / "store", *(folder / "store").rglob("*")):

@@ -26,31 +26,10 @@ from stepwise import (
 )
 from stepwise._journal.lease import Lease
 from stepwise.stores import Batch, Owner
-from stepwise.stores._rows import lease_front
+from stepwise.stores._rows import lease_front, pack_lease
+from stepwise.stores.disk import DiskStore
 
 # -- asyncio, signals, fork ----------------------------------------------------------------------
-
-
-def test_tasks_do_not_undo_each_other(store):
-    """What one task has written stays, though another task's batch fails in between."""
-
-    async def good(name):
-        epoch = store.acquire(name, ME)
-        for number in range(1, 51):
-            store.write(name, epoch, records(number))
-            await asyncio.sleep(0)
-
-    async def bad():
-        for _ in range(50):
-            with pytest.raises(LeaseLostError):
-                store.write("nobody's", 1, records(1))
-            await asyncio.sleep(0)
-
-    async def main():
-        await asyncio.gather(good("a"), bad(), good("b"))
-
-    asyncio.run(main())
-    assert [len(list(store.read(name))) for name in ("a", "b", "nobody's")] == [50, 50, 0]
 
 
 def test_a_handler_that_uses_the_store_in_a_write(begun):
@@ -120,10 +99,10 @@ print(store._rows._con.in_transaction)
 
 
 @pytest.mark.parametrize("how", ["open", "reopening"])
-def test_a_storm_of_interrupts(start, store, how, tally):
+def test_a_storm_of_interrupts(fork, store, how, tally):
     """After hundreds of Ctrl-C in the midst of writes all that was written is there."""
-    count = size(400, 6000)
-    script = start(STORM, store.url, how, count)
+    count = size(200, 6000)
+    script = fork(STORM, store.url, how, count)
     last, open_transaction = script.finish().split("\n")
     expected = [(number, b"%d" % number) for number in range(1, int(last) + 1)]
     assert list(store.read("run")) == expected
@@ -163,10 +142,10 @@ while interrupts < int(sys.argv[2]):
 """
 
 
-def test_interrupted_leases(start, tally, store):
+def test_interrupted_leases(fork, tally, store):
     """Ctrl-C while a lease is being taken leaves it free."""
-    count = size(300, 4000)
-    assert start(LEASE_STORM, store.url, count).finish() == ""
+    count = size(150, 4000)
+    assert fork(LEASE_STORM, store.url, count).finish() == ""
     tally("Ctrl-C during a call of the store", count)
 
 
@@ -234,7 +213,7 @@ print(written[0])
 
 def test_fork_while_a_thread_writes(start, store, tally):
     """A child forked amid another thread's writes does not hang, and can write itself."""
-    count = size(40, 150)
+    count = size(15, 150)
     written = int(start(FORK, store.url, count).finish())
     assert [number for number, _ in store.read("parent")] == list(range(1, written + 1))
     for number in range(count):
@@ -268,17 +247,20 @@ go_on.set()
 """
 
 
-def test_fork_while_a_thread_uses_a_memory_store(start):
+def test_fork_while_a_thread_uses_a_memory_store(fork):
     """A child forked while another thread is inside a memory store can use its copy."""
-    assert start(MEMORY_FORK).finish() == "0"
+    assert fork(MEMORY_FORK).finish() == "0"
 
 
 # -- the lease -----------------------------------------------------------------------------------
 
 
-def test_a_killed_owner_is_succeeded_at_once(start, store):
+WAITS = "print(epoch); sys.stdin.readline()"
+
+
+def test_a_killed_owner_is_succeeded_at_once(fork, store):
     """The lease of a process that was killed with -9 is free at once, under a higher epoch."""
-    script = start(HOLDER + "print(epoch); sys.stdin.readline()", store.url)
+    script = fork(HOLDER + WAITS, store.url)
     assert script.hear() == "1"
     script.kill()
     assert store.owner("run") is None
@@ -286,9 +268,12 @@ def test_a_killed_owner_is_succeeded_at_once(start, store):
     assert list(store.read("run")) == [(1, b"1")]
 
 
-def test_a_living_owner_is_named(start, store):
-    """While a process has the lease, another one is told its process, machine and since when."""
-    script = start(HOLDER + "print(epoch); sys.stdin.readline()", store.url)
+def test_a_living_owner_is_named(fork, store):
+    """While a process has the lease, another one is told its process, machine and since when.
+
+    A second call in the same process is told the thread that has the run.
+    """
+    script = fork(HOLDER + WAITS, store.url)
     script.hear()
     with pytest.raises(RunBusyError) as caught:
         Lease(store, "run").acquire()
@@ -301,26 +286,9 @@ def test_a_living_owner_is_named(start, store):
     script.finish()
     lease = Lease(store, "run").acquire()
     assert lease.epoch == 2
-    lease.release()
-
-
-def test_a_living_owner_here_is_named(store):
-    """A second call in the same process is told the thread that has the run."""
-    lease = Lease(store, "run").acquire()
     with pytest.raises(RunBusyError, match="by this process, in thread MainThread"):
         Lease(store, "run").acquire()
     lease.release()
-
-
-def test_an_owner_in_another_container(start, store):
-    """An owner with our process id (in a container, each has its own ids) is another process."""
-    script = start(
-        HOLDER.replace("os.getpid()", str(os.getpid())) + "print(epoch); sys.stdin.readline()",
-        store.url,
-    )
-    script.hear()
-    with pytest.raises(RunBusyError, match="is being executed by another process on"):
-        Lease(store, "run").acquire()
 
 
 FORKED_HOLDER = (
@@ -344,9 +312,9 @@ signal.pause()
 )
 
 
-def test_a_forked_child_has_no_lease(start, store):
+def test_a_forked_child_has_no_lease(fork, store):
     """A forked child neither inherits the lease, nor can give it up, nor keeps it as an orphan."""
-    script = start(FORKED_HOLDER, store.url)
+    script = fork(FORKED_HOLDER, store.url)
     kind, owner, child = script.hear().split()
     assert (kind, int(owner)) == ("RunOwnedError", script.pid)
     assert store.owner("run").pid == script.pid
@@ -375,9 +343,9 @@ _locks.has_ofd = lambda: False
 
 
 @linux
-def test_an_owner_that_reads_its_own_store(start, kind, folder, store):
+def test_an_owner_that_reads_its_own_store(fork, folder, store):
     """A process that reads every file of its store keeps its lease, and all that it writes."""
-    script = start(HOLDER + READING, store.url)
+    script = fork(HOLDER + READING, store.url)
     assert script.hear() == "read"
     with pytest.raises(RunOwnedError) as caught:
         store.acquire("run", ME)
@@ -385,19 +353,18 @@ def test_an_owner_that_reads_its_own_store(start, kind, folder, store):
     store.close()  # would delete the log, were it not locked any more
     script.tell()
     assert script.hear() == "written"
-    other = kind(folder)
+    other = DiskStore(folder)
     assert [number for number, _ in other.read("run")] == [1, 2, 3, 4, 5]
     other.close()
     script.kill()
-    other = kind(folder)
+    other = DiskStore(folder)
     assert [number for number, _ in other.read("run")] == [1, 2, 3, 4, 5]
     assert other.acquire("run", ME) == 2
-    other.close()
 
 
-def test_posix_locks_are_dropped_by_reading(start, store):
+def test_posix_locks_are_dropped_by_reading(fork, store):
     """Where there are only POSIX locks, they exclude; the test above would see that they go."""
-    script = start(POSIX + HOLDER + "print(epoch); sys.stdin.readline()" + READING, store.url)
+    script = fork(POSIX + HOLDER + WAITS + READING, store.url)
     assert script.hear() == "1"
     with pytest.raises(RunOwnedError):
         store.acquire("run", ME)
@@ -406,37 +373,7 @@ def test_posix_locks_are_dropped_by_reading(start, store):
     assert store.acquire("run", ME) == 2
 
 
-POOL_HOLDER = (
-    HOLDER
-    + """
-import multiprocessing
-
-def idle(pipe):
-    os.write(1, b"%d\\n" % os.getpid())
-    pipe.recv()
-
-context = multiprocessing.get_context("fork")
-ends = [context.Pipe() for _ in range(3)]
-for end, _ in ends:
-    context.Process(target=idle, args=(end,)).start()
-signal.pause()
-"""
-)
-
-
-def test_the_workers_of_a_killed_owner_do_not_keep_its_run(start, store):
-    """Workers that were forked, and live on after their parent was killed, hold no lease."""
-    script = start(POOL_HOLDER, store.url)
-    workers = [int(script.hear()) for _ in range(3)]
-    with pytest.raises(RunOwnedError):
-        store.acquire("run", ME)
-    script.kill()
-    for each in workers:
-        os.kill(each, 0)  # it lives
-    assert store.acquire("run", ME) == 2
-
-
-def test_a_lock_file_that_vanished_is_made_again(start, store, folder):
+def test_a_lock_file_that_vanished_is_made_again(fork, store, folder):
     """An owner whose lock file was deleted notices at its next write, and excludes others again."""
     more = """
 print(epoch)
@@ -445,7 +382,7 @@ store.write("run", epoch, Batch(((2, b"2"),)))
 print("written")
 sys.stdin.readline()
 """
-    script = start(HOLDER + more, store.url)
+    script = fork(HOLDER + more, store.url)
     script.hear()
     (folder / "leases").unlink()
     script.tell()
@@ -454,23 +391,42 @@ sys.stdin.readline()
         store.acquire("run", ME)
 
 
-@pytest.mark.parametrize(
-    "row", [b'{"pid": "x"}', b'{"pid": 1, "host": 2, "since": 1e300}', b"[1]", b'{"pid": -1}']
-)
-def test_a_damaged_row_of_a_lease(start, store, row):
-    """Where the row of a lease is damaged, its owner is another process, without a name."""
-    script = start(HOLDER + "print(epoch); sys.stdin.readline()", store.url)
-    script.hear()
-    front = lease_front(1)
-    column = ("Cache", "value", "key LIKE 'l/%'") if "disk:" in store.url else ("runs", "lease", 1)
-    edit(store, "UPDATE {} SET {} = ? WHERE {}".format(*column), front + row)
-    with pytest.raises(RunBusyError, match="is being executed by another process on"):
-        Lease(store, "run").acquire()
+def test_an_owner_of_whom_nothing_is_known(fork, store):
+    """An owner with our process id (as in a container), or a damaged row, is another process."""
+    fork(HOLDER + WAITS, store.url).hear()
+    damaged = b'{"pid": "x"}', b'{"pid": 1, "host": 2, "since": 1e300}', b"[1]", b'{"pid": -1}'
+    ours = pack_lease(1, Owner(os.getpid(), socket.gethostname(), 42.0, "thread main"))
+    for row in (ours, *(lease_front(1) + each for each in damaged)):
+        edit(store, "UPDATE Cache SET value = ? WHERE key LIKE 'l/%'", row)
+        with pytest.raises(RunBusyError, match="is being executed by another process on"):
+            Lease(store, "run").acquire()
 
 
-def test_two_objects_exclude_each_other(folder, kind):
+def test_tasks_do_not_undo_each_other(store):
+    """What one task has written stays, though another task's batch fails in between."""
+
+    async def good(name):
+        epoch = store.acquire(name, ME)
+        for number in range(1, 51):
+            store.write(name, epoch, records(number))
+            await asyncio.sleep(0)
+
+    async def bad():
+        for _ in range(50):
+            with pytest.raises(LeaseLostError):
+                store.write("nobody's", 1, records(1))
+            await asyncio.sleep(0)
+
+    async def main():
+        await asyncio.gather(good("a"), bad(), good("b"))
+
+    asyncio.run(main())
+    assert [len(list(store.read(name))) for name in ("a", "b", "nobody's")] == [50, 50, 0]
+
+
+def test_two_objects_exclude_each_other(folder):
     """Two store objects on one folder in one process exclude each other."""
-    one, two = kind(folder), kind(folder)
+    one, two = DiskStore(folder), DiskStore(folder)
     epoch = one.acquire("run", ME)
     with pytest.raises(RunOwnedError) as caught:
         two.acquire("run", ME)
@@ -480,11 +436,9 @@ def test_two_objects_exclude_each_other(folder, kind):
     assert two.acquire("run", ME) == 2
     with pytest.raises(LeaseLostError):
         one.write("run", epoch, records(1))
-    one.close()
-    two.close()
 
 
-def test_an_owner_whose_lock_file_vanished(start, store, folder):
+def test_an_owner_whose_lock_file_vanished(fork, store, folder):
     """If the lock file is deleted, the run can be taken over, and its old owner writes no more."""
     late = """
 print(epoch)
@@ -494,7 +448,7 @@ try:
 except BaseException as error:
     print(type(error).__name__)
 """
-    script = start(HOLDER + late, store.url)
+    script = fork(HOLDER + late, store.url)
     script.hear()
     (folder / "leases").unlink()
     assert store.acquire("run", ME) == 2
@@ -505,22 +459,20 @@ except BaseException as error:
     assert store.marks("run") == []
 
 
-ASKING = """
-try:
-    store.acquire("run", Owner(os.getpid(), "", 0))
-except BaseException as error:
-    print(type(error).__name__)
-"""
-
-
-def test_leases_follow_a_new_lock_file(start, begun, folder):
-    """After the folder was deleted and made again, leases exclude other processes as before."""
+def test_leases_follow_a_new_lock_file(fork, begun, folder):
+    """After an idle folder was deleted it is made again, and leases exclude others as before."""
     store, epoch = begun
+    store.write("run", epoch, records(1))
     store.release("run", epoch)
     shutil.rmtree(folder)
+    assert list(store.read("run")) == []
     assert store.acquire("run", ME) == 1
-    script = start(HOLDER.replace('"run"', '"other"') + ASKING, store.url)
-    assert script.finish() == "RunOwnedError"
+    assert list(store.read("run")) == []
+    asking = (
+        'try: store.acquire("run", Owner(1, "", 0))\nexcept BaseException as no: print(repr(no))'
+    )
+    script = fork(HOLDER.replace('"run"', '"other"') + asking, store.url)
+    assert script.finish().startswith("RunOwnedError")
 
 
 def test_a_late_write_hits_no_other_file(begun, tmp_path, monkeypatch):
@@ -566,11 +518,11 @@ while True:
 """
 
 
-def test_kill_in_the_midst_of_writing(start, store):
+def test_kill_in_the_midst_of_writing(fork, store):
     """After kill -9 at any moment all acknowledged batches are there, and no part of another."""
     written = 0
     for acknowledged in (1, 4, 9, 23, 40):
-        script = start(WRITER, store.url, written)
+        script = fork(WRITER, store.url, written)
         for _ in range(acknowledged):
             said = script.hear()
         script.kill()

@@ -21,9 +21,9 @@ from stepwise import (
     StoreError,
 )
 from stepwise.stores import Batch, Head, _files, open_store
+from stepwise.stores._rows import hashed
 from stepwise.stores.disk import DiskStore
 from stepwise.stores.memory import MemoryStore
-from stepwise.stores.sqlite import SqliteStore
 from stepwise.testing import StoreContract
 
 
@@ -33,18 +33,12 @@ class TestMemoryStore(StoreContract):
 
 
 class TestDiskStore(StoreContract):
-    kind = DiskStore
-
     def make_store(self, tmp_path):
-        return self.kind(tmp_path / "store")
+        return DiskStore(tmp_path / "store")
 
     def reopen(self, store):
         store.close()
-        return self.kind(store.path)
-
-
-class TestSqliteStore(TestDiskStore):
-    kind = SqliteStore
+        return DiskStore(store.path)
 
 
 # -- durability, cost ----------------------------------------------------------------------------
@@ -70,47 +64,45 @@ def test_a_batch_is_one_transaction(begun):
     assert begins == ["BEGIN IMMEDIATE", "COMMIT"]
 
 
+def found(store):
+    return {name: store.get("run", name) for name in store.names("run")}
+
+
 @pytest.mark.parametrize("mark", [b"", b"mark"])
 def test_what_was_put_beside_the_database_is_there_once(begun, mark):
-    """An object that a transaction took along is in the database only: deleted, it is gone."""
+    """What a transaction took along is in the database only: an owner that deletes it sees none."""
     store, epoch = begun
-    store.write("run", epoch, Batch(put={"a": b"beside"}, durable=False))
+    for name in ("a", "b"):  # neither takes the place of the other
+        store.write("run", epoch, Batch(put={name: b"beside"}, durable=False))
+    for _ in range(2):  # the next owners have both
+        store.release("run", epoch)
+        epoch = store.acquire("run", ME)
+        assert found(store) == {"a": b"beside", "b": b"beside"}
     store.write("run", epoch, Batch(((1, b"1"),), mark=mark))
-    store.write("run", epoch, Batch(((2, b"2"),), delete=("a",)))
-    assert store.names("run") == []
+    store.write("run", epoch, Batch(((2, b"2"),), delete=("a", "b")))
+    assert found(store) == {}
     assert store.get("run", "a") is None
 
 
-def test_what_was_put_beside_the_database_makes_room_for_no_other(begun):
-    """A second object that comes before any transaction does not take the place of the first."""
+def test_objects_come_and_go_at_once(begun):
+    """A batch puts its objects, then deletes what it names, small and large, durable or not."""
     store, epoch = begun
-    for name in ("a", "b"):
-        store.write("run", epoch, Batch(put={name: name.encode()}, durable=False))
-    store.release("run", epoch)
-    store.acquire("run", ME)
-    assert {name: store.get("run", name) for name in store.names("run")} == {"a": b"a", "b": b"b"}
-
-
-def test_what_was_put_beside_the_database_outlives_its_owner(begun):
-    """An object that no transaction has taken along is there for the next owners."""
-    store, epoch = begun
-    store.write("run", epoch, Batch(put={"a": b"beside"}, durable=False))
-    for _ in range(2):
-        store.release("run", epoch)
-        epoch = store.acquire("run", ME)
-        assert store.get("run", "a") == b"beside"
-    store.write("run", epoch, Batch(((1, b"1"),), delete=("a",)))
-    assert store.names("run") == []  # what lies beside it was another owner's
-
-
-def test_a_later_form_of_an_object_deletes_what_the_first_did(begun):
-    """What an object that is replaced beside the database was to delete is deleted all the same."""
-    store, epoch = begun
-    store.write("run", epoch, Batch(((1, b"1"),), put={"old": b"old"}))
-    store.write("run", epoch, Batch(put={"a": b"1"}, delete=("old",), durable=False))
-    store.write("run", epoch, Batch(put={"a": b"2"}, durable=False))
-    store.write("run", epoch, Batch(((2, b"2"),)))
-    assert {name: store.get("run", name) for name in store.names("run")} == {"a": b"2"}
+    chance, expected = random.Random(0), {}
+    for number in range(120):
+        names = chance.sample(["a", "b", "c/1", "c/2", "c/3"], 5)
+        put = dict.fromkeys(names[: number % 3], b"%d" % number + LARGE * (number % 8 == 7))
+        delete = tuple(chance.sample([*names, "never"], 2))
+        if lasts := number % 4 == 0:
+            put = {}
+        records = ((number + 1, b"x"),) if lasts else ()
+        store.write("run", epoch, Batch(records, put, delete * (number % 2), durable=lasts))
+        expected |= put
+        if number % 2:
+            expected = {name: data for name, data in expected.items() if name not in delete}
+        if number % 30 == 29:
+            store.release("run", epoch)
+            epoch = store.acquire("run", ME)
+        assert found(store) == expected
 
 
 def test_the_first_record_is_read_alone(begun):
@@ -122,20 +114,6 @@ def test_the_first_record_is_read_alone(begun):
     assert next(store.read("run", after=49)) == (50, b"50")
     (statement,) = [each for each in statements if "LIMIT" in each]  # another one is of the lease
     assert statement.endswith("LIMIT 1")
-
-
-def test_objects_come_and_go_at_once(begun):
-    """A batch puts its objects, then deletes what it names, small and large ones mixed."""
-    store, epoch = begun
-    chance, expected = random.Random(0), {}
-    for number in range(60):
-        names = chance.sample(["a", "b", "c/1", "c/2", "c/3"], 5)
-        put = dict.fromkeys(names[:2], b"%d" % number + LARGE * (number % 8 == 7))
-        delete = tuple(chance.sample([*names, "never"], 2))
-        store.write("run", epoch, Batch(put=put, delete=delete, durable=False))
-        expected |= put
-        expected = {name: data for name, data in expected.items() if name not in delete}
-        assert {name: store.get("run", name) for name in store.names("run")} == expected
 
 
 # -- large values --------------------------------------------------------------------------------
@@ -155,52 +133,24 @@ def test_a_large_value_is_on_the_disk_before_its_commit(begun, folder, monkeypat
     assert synced >= {os.stat(path).st_ino for path in (file, *list(file.parents)[:3])}
 
 
-def _truncate(file):
-    os.truncate(file, 1000)
+DAMAGES = {
+    "missing": os.unlink,
+    "empty": lambda file: os.truncate(file, 0),
+    "cut off": lambda file: os.truncate(file, 1000),
+    "longer": lambda file: file.write_bytes(file.read_bytes() + b"more"),
+    "a folder": lambda file: (file.unlink(), file.mkdir()),
+    "a loop": lambda file: (file.unlink(), file.symlink_to(file)),
+    "in no folder": lambda file: (shutil.rmtree(file.parent), file.parent.write_bytes(b"")),
+}
 
 
-def _empty(file):
-    os.truncate(file, 0)
-
-
-def _extend(file):
-    with open(file, "ab") as opened:
-        opened.write(b"more")
-
-
-def _replace_by_folder(file):
-    file.unlink()
-    file.mkdir()
-
-
-def _replace_by_loop(file):
-    file.unlink()
-    file.symlink_to(file)
-
-
-def _replace_folder_by_file(file):
-    shutil.rmtree(file.parent)
-    file.parent.write_bytes(b"")
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        os.unlink,
-        _empty,
-        _truncate,
-        _extend,
-        _replace_by_folder,
-        _replace_by_loop,
-        _replace_folder_by_file,
-    ],
-)
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_value_that_is_not_whole_is_empty(begun, folder, damage):
     """A value whose file is missing, cut off, or no such file comes back as ``b""``."""
     store, epoch = begun
     store.write("run", epoch, Batch(((1, LARGE), (2, b"2")), {"a": LARGE}))
     for file in files(folder, "*.val"):
-        damage(file)
+        DAMAGES[damage](file)
     assert list(store.read("run")) == [(1, b""), (2, b"2")]
     assert store.get("run", "a") == b""
 
@@ -215,22 +165,17 @@ def test_a_name_with_the_last_character_there_is(begun):
 
 
 def test_files_of_deleted_values_are_deleted(begun, folder):
-    """No file of a large value outlives its record or object."""
+    """No file of a large value outlives its record or object, or a batch that fails."""
     store, epoch = begun
     for value in (LARGE, LARGE[1:]):
         store.write("run", epoch, Batch(((1, value), (2, value)), {"a": value, "b": value}))
     assert len(files(folder, "*.val")) == 4
+    with pytest.raises(TypeError):
+        store.write("run", epoch, Batch(((3, LARGE), (4, None))))
+    assert len(files(folder, "*.val")) == 4
     store.write("run", epoch, Batch(prune=1, delete=("a",)))
     assert len(files(folder, "*.val")) == 2
     store.delete("run", epoch)
-    assert files(folder, "*.val") == []
-
-
-def test_files_of_a_failed_batch_are_deleted(begun, folder):
-    """A batch that fails leaves no files of large values behind."""
-    store, epoch = begun
-    with pytest.raises(TypeError):
-        store.write("run", epoch, Batch(((1, LARGE), (2, None))))
     assert files(folder, "*.val") == []
 
 
@@ -245,57 +190,104 @@ def permissive():
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_only_the_owner_can_read(folder, permissive, exists, kind):
+def test_only_the_owner_can_read(folder, permissive, exists):
     """Whatever the umask, files are 0600, and a folder that the store makes is 0700."""
     if exists:
         folder.mkdir(0o755)
-    store = kind(folder)
+    store = DiskStore(folder)
     epoch = store.acquire("run", ME)
     store.write("run", epoch, Batch(((1, b"1"), (2, LARGE)), {"a": LARGE}, mark=b"m" * 40))
     for number in (3, 4):
         store.write("run", epoch, Batch(((number, b"x"),)))
     (log,) = log_files(folder)
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in files(folder)}
-    database = {f"{store._file}{end}" for end in ("", "-wal", "-shm")}
+    database = {f"cache.db{end}" for end in ("", "-wal", "-shm")}
     assert {path.name for path in modes} >= {*database, "leases"}
     assert [path for path, mode in modes.items() if mode != 0o600] == []
-    for inner in (folder / store._marked, files(folder, "*.val")[0].parent, log.parent):
+    for inner in (folder / "marks", files(folder, "*.val")[0].parent, log.parent):
         assert stat.S_IMODE(inner.stat().st_mode) == 0o700
+    assert [each for each in folder.iterdir() if each.stat().st_mode & 0o022] == []
     assert stat.S_IMODE(folder.stat().st_mode) == (0o755 if exists else 0o700)
-    store.close()
 
 
-def test_a_folder_of_somebody_else(folder, monkeypatch, kind):
+def test_a_folder_of_somebody_else(folder, monkeypatch):
     """A folder that belongs to another user is refused, and nothing is written into it."""
     folder.mkdir()
     if os.geteuid() == 0:
         os.chown(folder, 54321, 54321)
     owner = folder.stat().st_uid
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    store = kind(folder)
+    store = DiskStore(folder)
     with pytest.raises(StoreError, match="belongs to another user") as caught:
         store.acquire("run", ME)
     assert (caught.value.errno, caught.value.path) == (errno.EPERM, str(folder))
     assert os.listdir(folder) == []
 
 
-def test_a_variable_in_the_path(tmp_path, monkeypatch, kind):
-    """A path that names an environment variable is refused."""
-    monkeypatch.setenv("SOMEWHERE", "else")
-    for name in ("$SOMEWHERE", "a${SOMEWHERE}b"):
-        with pytest.raises(ConfigurationError, match="environment variable"):
-            kind(tmp_path / name)
+@pytest.mark.parametrize("mode", [0o777, 0o770])
+def test_a_folder_that_others_may_write(folder, monkeypatch, mode):
+    """A folder that others may write is refused with the command that mends it, then used."""
+    monkeypatch.setattr("stepwise._runtime.limits._is_private", lambda _: False)
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(StoreError, match=f"chmod go-w {folder}"):
+        DiskStore(folder).acquire("run", ME)
+    assert os.listdir(folder) == []
+    folder.chmod(0o755)
+    store = DiskStore(folder)
+    assert store.acquire("run", ME) == 1
 
 
-def test_a_variable_that_is_set_later(tmp_path, monkeypatch, kind):
-    """A ``$`` in a path stays one, or is refused, though a variable of that name is set later."""
+@pytest.mark.parametrize("what", ["link", "shared"])
+@pytest.mark.parametrize("name", ["marks", "logs", "cache.db"])
+def test_what_others_have_put_into_a_folder(folder, tmp_path, name, what):
+    """Links, and files that others may write, are refused in the place of the store's own."""
+    folder.mkdir()
+    folder.chmod(0o1777)  # others may add files, and replace none of another user
+    there, mine = folder / name, tmp_path / "mine"
+    mine.mkdir() if name != "cache.db" else mine.write_bytes(b"")
+    if what == "link":
+        there.symlink_to(mine)
+    else:
+        mine.rename(there)
+        there.chmod(0o666)
+    with pytest.raises(StoreError, match=f"{there} is not trusted"):
+        DiskStore(folder).acquire("run", ME)
+    assert os.listdir(folder) == [there.name]
+    assert what == "shared" or name == "cache.db" or os.listdir(mine) == []
+
+
+def test_a_link_in_the_place_of_a_mark(folder, tmp_path):
+    """A mark is not written through a link to another file."""
+    folder.mkdir()
+    marks, mine = folder / "marks", tmp_path / "mine"
+    marks.mkdir()
+    mine.write_bytes(b"precious")
+    (marks / hashed("run")).symlink_to(mine)
+    store = DiskStore(folder)
+    epoch = store.acquire("run", ME)
+    with pytest.raises(StoreError):
+        store.write("run", epoch, Batch(((1, b"x"),), mark=b"m" * 64))
+    assert mine.read_bytes() == b"precious"
+
+
+def test_folders_above_a_new_one(tmp_path, permissive):
+    """Others may not write to the folders that are made above a new store."""
+    DiskStore(tmp_path / "a" / "b" / "store").acquire("run", ME)
+    assert [path.stat().st_mode & 0o022 for path in (tmp_path / "a", tmp_path / "a/b")] == [0, 0]
+
+
+def test_a_variable_in_the_path(tmp_path, monkeypatch):
+    """A path that names an environment variable is refused, also one that is set only later."""
     monkeypatch.delenv("SOMEWHERE", raising=False)
-    store = kind(tmp_path / "$SOMEWHERE")
+    store = DiskStore(tmp_path / "$SOMEWHERE")
     monkeypatch.setenv("SOMEWHERE", "else")
     with contextlib.suppress(ConfigurationError, StoreError):
         store.acquire("run", ME)
     assert not (tmp_path / "else").exists()
-    store.close()
+    for name in ("$SOMEWHERE", "a${SOMEWHERE}b"):
+        with pytest.raises(ConfigurationError, match="environment variable"):
+            DiskStore(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["share", "my share"])
@@ -313,7 +305,6 @@ def test_a_network_file_system(tmp_path, monkeypatch, system, name):
     assert f"({system})" in str(caught.value)
     monkeypatch.setenv("STEPWISE_ALLOW_NETWORK", "1")
     assert store.acquire("run", ME) == 1
-    store.close()
 
 
 def test_a_local_file_system_beside_a_network(tmp_path, monkeypatch):
@@ -352,10 +343,10 @@ def test_looking_makes_nothing(store, folder):
     assert not folder.exists()
 
 
-def test_a_folder_that_cannot_be_looked_into(tmp_path, kind):
+def test_a_folder_that_cannot_be_looked_into(tmp_path):
     """A store that cannot be reached is a ``StoreError``; it does not look like an empty one."""
     (tmp_path / "file").write_bytes(b"")
-    store = kind(tmp_path / "file" / "store")
+    store = DiskStore(tmp_path / "file" / "store")
     with pytest.raises(StoreError) as caught:
         list(store.heads())
     assert caught.value.errno == errno.ENOTDIR
@@ -421,9 +412,9 @@ for number in range(1, 21):
 """
 
 
-def test_processes_open_a_new_store_at_once(start, store):
+def test_processes_open_a_new_store_at_once(fork, store):
     """Processes that start together make one store, and each writes to it."""
-    scripts = [start(OPENER, store.url, f"run{number}") for number in range(4)]
+    scripts = [fork(OPENER, store.url, f"run{number}") for number in range(4)]
     for script in scripts:
         assert script.hear() == "ready"
     for script in scripts:
@@ -431,35 +422,6 @@ def test_processes_open_a_new_store_at_once(start, store):
     assert [script.finish() for script in scripts] == [""] * 4
     for number in range(4):
         assert len(list(store.read(f"run{number}"))) == 20
-
-
-SECOND_OBJECT = """
-import os, sys
-from stepwise.stores import Batch, Owner, open_store
-me = Owner(os.getpid(), "", 0)
-store = open_store(sys.argv[1])
-epoch = store.acquire("run", me)
-store.write("run", epoch, Batch(((1, b"1"),)))
-other = open_store(sys.argv[1])
-other.acquire("other", me)
-print("opened")
-sys.stdin.readline()
-store.write("run", epoch, Batch(((2, b"2"),)))
-print("written")
-sys.stdin.readline()
-"""
-
-
-def test_a_second_object_keeps_the_locks_of_the_first(start, store, folder):
-    """Opening a folder twice in a process leaves SQLite's locks on it as they are."""
-    script = start(SECOND_OBJECT, store.url)
-    assert script.hear() == "opened"
-    assert list(store.read("run")) == [(1, b"1")]
-    store.close()  # would delete the other process's log if that were not locked
-    script.tell()
-    assert script.hear() == "written"
-    script.kill()
-    assert list(store.read("run")) == [(1, b"1"), (2, b"2")]
 
 
 def test_a_folder_that_is_deleted_while_in_use(begun, folder):
@@ -478,33 +440,18 @@ def test_a_folder_that_is_deleted_while_in_use(begun, folder):
     assert list(store.read("run")) == [(1, b"1")]
 
 
-def test_a_folder_that_is_deleted_while_idle(begun, folder):
-    """A folder that is deleted between two runs is made again."""
-    store, epoch = begun
-    store.write("run", epoch, records(1))
-    store.release("run", epoch)
-    shutil.rmtree(folder)
-    assert list(store.read("run")) == []
-    assert store.acquire("run", ME) == 1
-    assert list(store.read("run")) == []
-
-
 # -- which store ---------------------------------------------------------------------------------
-
-
-class Wrapping:
-    """Hands on what it does not do itself."""
-
-    def __init__(self, store):
-        self.store = store
-
-    def __getattr__(self, name):
-        return getattr(self.store, name)
 
 
 def test_a_store_that_wraps_another():
     """A store that hands everything on to another one is a store."""
-    store = Wrapping(MemoryStore())
+
+    class Wrapping:
+        def __getattr__(self, name):
+            return getattr(wrapped, name)
+
+    wrapped = MemoryStore()
+    store = Wrapping()
     assert open_store(store) is store
 
 

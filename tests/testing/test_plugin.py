@@ -10,6 +10,8 @@ import textwrap
 
 import pytest
 
+import stepwise
+
 AGENT = """
 import os, stepwise
 from stepwise import step, workflow
@@ -36,63 +38,43 @@ def agent(question):
 class Suite:
     """A project with tests, executed by pytest in a process of its own."""
 
-    def __init__(self, folder, monkeypatch):
+    def __init__(self, folder, patch):
         self.folder = folder / "project"
         self.folder.mkdir()
         self.real = folder / "real"
         for name in ("STEPWISE_TEST_HOME", "PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("STEPWISE_HOME", str(self.real))
-        monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+            patch.delenv(name, raising=False)
+        patch.setenv("STEPWISE_HOME", str(self.real))
+        patch.setenv("PYTHONDONTWRITEBYTECODE", "1")
         self.write("agent", AGENT)
         self.write("pytest.ini", "[pytest]\n")
 
     def write(self, name, text):
         path = self.folder / (name if "." in name else f"{name}.py")
+        path.parent.mkdir(exist_ok=True)
         path.write_text(textwrap.dedent(text), encoding="utf-8")
 
-    def run(self, *arguments, passed=0, failed=0, errors=0, plugins=False):
+    def run(self, *arguments, plugins=False, **expected):
         """Execute the tests, check how many of them passed, and return what pytest printed.
 
         Other plugins, which take half of the time, are loaded on demand.
         """
         unused = ["cacheprovider", *(() if plugins else ("hypothesispytest", "anyio"))]
         without = [f"-pno:{name}" for name in unused]
-        command = [sys.executable, "-m", "pytest", *without, *arguments]
-        if not any("basetemp" in each for each in arguments):
-            command.append(f"--basetemp={self.folder.parent / 'base'}")
+        base = f"--basetemp={self.folder.parent / 'base'}"
+        command = [sys.executable, "-m", "pytest", *without, base, *arguments]
         done = subprocess.run(
-            command, cwd=self.folder, capture_output=True, text=True, check=False, timeout=120
+            command, cwd=self.folder, capture_output=True, text=True, check=False, timeout=600
         )
         said = done.stdout + done.stderr
-        counts = {
-            word.rstrip("s"): int(n)
-            for n, word in re.findall(r"(\d+) (passed|failed|errors?)", said)
-        }
-        found = tuple(counts.get(word, 0) for word in ("passed", "failed", "error"))
-        assert found == (passed, failed, errors), said
+        counts = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|error)", said)}
+        assert counts == expected, said
         return said
 
 
 @pytest.fixture
 def suite(tmp_path, monkeypatch):
     return Suite(tmp_path, monkeypatch)
-
-
-QUESTION = """
-from agent import agent
-def test_agent():
-    assert agent("why") == "WHY"
-"""
-
-
-def test_yesterdays_run_does_not_answer(suite):
-    """A function that was broken since the last test run fails its test; the real store is left."""
-    suite.write("test_agent", QUESTION)
-    suite.run(passed=1)
-    suite.write("agent", AGENT.replace("upper()", "lower()"))
-    suite.run(failed=1)
-    assert not suite.real.exists()
 
 
 KINDS = {
@@ -171,7 +153,7 @@ KINDS = {
         import stepwise
         from agent import agent
         def test_agent():
-            stepwise.configure(store="sqlite:runs")
+            stepwise.configure(store="disk:runs")
             assert agent("why") == "WHY"
     """,
     "store of the environment": """
@@ -181,11 +163,19 @@ KINDS = {
             monkeypatch.setenv("STEPWISE_STORE", "disk:runs")
             assert agent("why") == "WHY"
     """,
+    "function": """
+        from agent import agent
+        def test_agent():
+            assert agent("why") == "WHY"
+    """,
 }
 
 
 def test_every_kind_of_test(suite):
-    """Whatever executes the agent in a test: what an earlier test run recorded is not seen."""
+    """A function that was broken since the last test run fails each test; the real store is left.
+
+    Whatever executes the agent in a test: what an earlier test run recorded is not seen.
+    """
     more = "\n@workflow\nasync def aagent(question):\n    return think(question)\n"
     suite.write("agent", AGENT + more)
     for number, text in enumerate(KINDS.values()):
@@ -198,11 +188,10 @@ def test_every_kind_of_test(suite):
     assert not (suite.folder / "runs").exists()
 
 
-def test_tests_see_nothing_of_each_other(suite):
-    """A run of one test is not there in the next, in memory neither."""
-    suite.write(
-        "test_agent",
-        """
+# -- a project of which each file shows something ------------------------------------------------
+
+PROJECT = {
+    "test_alone": """
         import pytest
         from agent import agent, calls, stepwise
         @pytest.mark.parametrize("number", range(3))
@@ -212,16 +201,8 @@ def test_tests_see_nothing_of_each_other(suite):
             agent.options(store=store)("why")
             assert calls == ["why"]
             assert len(stepwise.runs()) == (store is None)
-        """,
-    )
-    suite.run(passed=9)
-
-
-def test_fixtures_of_a_wider_scope_have_a_store_of_their_scope(suite):
-    """Fixtures of one scope share a store, set-up and tear-down alike; tests do not see it."""
-    suite.write(
-        "test_agent",
-        """
+    """,
+    "test_scopes": """
         import os, pytest
         from agent import agent, stepwise
         homes = {}
@@ -265,99 +246,53 @@ def test_fixtures_of_a_wider_scope_have_a_store_of_their_scope(suite):
         @pytest.fixture(scope="class")
         def late():
             assert executed() == ["question='class'"]
-        """,
-    )
-    suite.run(passed=4)
-
-
-def test_a_test_that_is_executed_again_begins_anew(suite):
-    """What executes a failed test again (pytest-rerunfailures) does not resume its failed run."""
-    suite.write(
-        "conftest",
-        """
+    """,
+    "test_configured": """
+        import pytest
+        from agent import agent, stepwise
+        from stepwise.stores.memory import MemoryStore
+        @pytest.fixture(scope="module")
+        def wide():
+            stepwise.configure(store=MemoryStore())
+            yield
+            assert len(stepwise.runs()) == 2
+        @pytest.mark.parametrize("number", range(2))
+        def test_alone(number, tmp_path):
+            assert stepwise.runs() == []
+            stepwise.configure(store=tmp_path)
+            agent("why")
+            assert len(stepwise.runs()) == 1
+        @pytest.mark.parametrize("number", range(2))
+        def test_wide(number, wide, tmp_path):
+            assert len(stepwise.runs()) == number
+            agent(f"why {number}")
+            stepwise.configure(store=tmp_path)
+            assert stepwise.runs() == []
+    """,
+    "test_files": """
+        import os, pytest
+        from agent import agent
+        @pytest.mark.parametrize("number", range(30))
+        def test_agent(number):
+            assert agent("why") == "WHY"
+            assert len(os.listdir("/proc/self/fd")) < 40
+    """,
+    "again/conftest": """
         from _pytest.runner import runtestprotocol
         def pytest_runtest_protocol(item, nextitem):
+            if item.path.parent.name != "again":
+                return None
             runtestprotocol(item, nextitem=item, log=False)
             for report in runtestprotocol(item, nextitem=nextitem, log=False):
                 item.ihook.pytest_runtest_logreport(report=report)
             return True
-        """,
-    )
-    suite.write(
-        "test_agent",
-        """
+    """,
+    "again/test_again": """
         from agent import executed
         def test_agent():
             assert executed("why")
-        """,
-    )
-    suite.run(passed=1)
-
-
-REAL = """
-import pytest
-from agent import executed
-@pytest.fixture(scope="module")
-def answer():
-    return executed("fixture")
-def test_agent(answer):
-    assert executed("why")
-    assert answer
-"""
-
-
-@pytest.mark.parametrize("how", ["option", "setting", "marker", "one of the two"])
-def test_the_real_store(suite, how):
-    """An option, a setting and a marker give tests the store that the program has outside."""
-    text = REAL
-    if how == "marker":
-        text = text.replace(
-            "@pytest.fixture", "pytestmark = pytest.mark.stepwise_store('real')\n@pytest.fixture"
-        )
-    suite.write("test_agent", text)
-    if how in ("setting", "one of the two"):
-        suite.write("pytest.ini", "[pytest]\nstepwise_store = real\n")
-    arguments = ["--stepwise-store=real"] if how == "option" else []
-    if how == "one of the two":
-        arguments = ["--stepwise-store=own"]
-    suite.run("--strict-markers", *arguments, passed=1)
-    suite.run(
-        "--strict-markers",
-        *arguments,
-        passed=how == "one of the two",
-        failed=how != "one of the two",
-    )
-    assert (suite.real / "store").exists() == (how != "one of the two")
-
-
-def test_own_by_marker(suite):
-    """Where the real store is the rule, a marker gives a test its own."""
-    suite.write(
-        "test_agent",
-        REAL.replace(
-            "@pytest.fixture", "pytestmark = pytest.mark.stepwise_store('own')\n@pytest.fixture"
-        ),
-    )
-    suite.run("--stepwise-store=real", passed=1)
-    suite.run("--stepwise-store=real", passed=1)
-    assert not suite.real.exists()
-
-
-def test_what_the_store_cannot_be(suite):
-    """Another word than own and real is refused, with the words that there are."""
-    suite.write(
-        "test_agent", "import pytest\n@pytest.mark.stepwise_store('reel')\ndef test(): pass\n"
-    )
-    assert "stepwise_store('real')" in suite.run()
-    suite.write("pytest.ini", "[pytest]\nstepwise_store = reel\n")
-    assert "stepwise_store = reel: it is own or real" in suite.run()
-
-
-def test_a_home_that_the_user_chooses(suite):
-    """A home that a fixture of the user's sets is in force as long as the fixture is."""
-    suite.write(
-        "conftest",
-        """
+    """,
+    "mine/conftest": """
         import os, pytest
         @pytest.fixture(scope="module", autouse=True)
         def home(tmp_path_factory):
@@ -365,11 +300,8 @@ def test_a_home_that_the_user_chooses(suite):
             os.environ["STEPWISE_HOME"] = str(tmp_path_factory.mktemp("mine"))
             yield
             os.environ["STEPWISE_HOME"] = before
-        """,
-    )
-    suite.write(
-        "test_a",
-        """
+    """,
+    "mine/test_mine": """
         import os
         from agent import agent, stepwise
         def test_one():
@@ -377,10 +309,102 @@ def test_a_home_that_the_user_chooses(suite):
             agent("why")
         def test_two():
             assert len(stepwise.runs()) == 1
-        """,
+    """,
+    "mine/test_other": "from test_mine import *\n",
+}
+
+
+@pytest.fixture(scope="module")
+def passed(tmp_path_factory):
+    """How many tests of each file of the project passed; all do."""
+    with pytest.MonkeyPatch.context() as patch:
+        suite = Suite(tmp_path_factory.mktemp("together"), patch)
+        for name, text in PROJECT.items():
+            suite.write(name, text)
+        said = suite.run("-rA", passed=52)
+    return lambda file: len(re.findall(rf"^PASSED {file}\.py::", said, re.MULTILINE))
+
+
+def test_tests_see_nothing_of_each_other(passed):
+    """A run of one test is not there in the next, in memory neither."""
+    assert passed("test_alone") == 9
+
+
+def test_fixtures_of_a_wider_scope_have_a_store_of_their_scope(passed):
+    """Fixtures of one scope share a store, set-up and tear-down alike; tests do not see it."""
+    assert passed("test_scopes") == 4
+
+
+def test_a_store_that_a_test_configures_is_its_own(passed):
+    """The next test has the store of before: that of its scope, or one of its own."""
+    assert passed("test_configured") == 4
+
+
+def test_stores_are_closed_after_their_test(passed):
+    """However many tests there are, the files of their stores do not stay open."""
+    assert passed("test_files") == 30
+
+
+def test_a_test_that_is_executed_again_begins_anew(passed):
+    """What executes a failed test again (pytest-rerunfailures) does not resume its failed run."""
+    assert passed("again/test_again") == 1
+
+
+def test_a_home_that_the_user_chooses(passed):
+    """A home that a fixture of the user's sets is in force as long as the fixture is."""
+    assert passed("mine/test_mine") == passed("mine/test_other") == 2
+
+
+# -- which store ---------------------------------------------------------------------------------
+
+MARKED = """
+import pytest
+from agent import executed
+pytestmark = pytest.mark.stepwise_store("MARK")
+@pytest.fixture(scope="module")
+def answer():
+    return executed("fixture")
+def test_agent(answer):
+    assert executed("why")
+    assert answer
+"""
+PLAIN = MARKED.replace('pytestmark = pytest.mark.stepwise_store("MARK")\n', "")
+
+
+@pytest.mark.parametrize(
+    ("mark", "setting", "option", "used"),
+    [
+        ("", "", "real", "real"),
+        ("", "real", "", "real"),
+        ("real", "", "", "real"),
+        ("", "real", "own", "own"),
+        ("own", "", "real", "own"),
+    ],
+)
+def test_the_real_store(suite, mark, setting, option, used):
+    """An option, a setting and a marker give tests the store that the program has outside, or not.
+
+    The nearest one counts.
+    """
+    suite.write("test_agent", MARKED.replace("MARK", mark) if mark else PLAIN)
+    suite.write(
+        "pytest.ini", f"[pytest]\nstepwise_store = {setting}\n" if setting else "[pytest]\n"
     )
-    suite.write("test_b", "from test_a import *\n")
-    suite.run(passed=4)
+    suite.run("--strict-markers", *([f"--stepwise-store={option}"] if option else ()), passed=1)
+    assert suite.real.exists() == (used == "real")
+    if used == "real":
+        assert len(stepwise.runs(store=f"disk:{suite.real}/store")) == 2
+
+
+def test_what_the_store_cannot_be(suite):
+    """Another word than own and real is refused, with the words that there are."""
+    suite.write("test_agent", MARKED.replace("MARK", "reel"))
+    assert "stepwise_store('real')" in suite.run()
+    suite.write("pytest.ini", "[pytest]\nstepwise_store = reel\n")
+    assert "stepwise_store = reel: it is own or real" in suite.run()
+
+
+# -- processes -----------------------------------------------------------------------------------
 
 
 def test_workers_do_not_collide(suite):
@@ -402,7 +426,6 @@ def test_workers_do_not_collide(suite):
             assert os.environ["STEPWISE_HOME"].endswith("real")
         """,
     )
-    suite.run("-n", "2", passed=9)
     suite.run("-n", "2", passed=9)
 
 
@@ -431,22 +454,6 @@ def test_a_failed_test_says_where_its_runs_are(suite):
     assert "agent" in listed.stdout
 
 
-def test_stores_are_closed_after_their_test(suite):
-    """However many tests there are, the files of their stores do not stay open."""
-    suite.write(
-        "test_agent",
-        """
-        import os, pytest
-        from agent import agent
-        @pytest.mark.parametrize("number", range(30))
-        def test_agent(number):
-            assert agent("why") == "WHY"
-            assert len(os.listdir("/proc/self/fd")) < 40
-        """,
-    )
-    suite.run(passed=30)
-
-
 def test_who_does_not_use_it_does_not_pay(suite):
     """A test suite that never touches stepwise does not load it, and no folder is made for it."""
     suite.write(
@@ -470,7 +477,7 @@ def test_who_does_not_use_it_does_not_pay(suite):
 
 def test_the_environment_is_as_before(suite):
     """After a test run in this process, the environment is what it was."""
-    suite.write("test_agent", QUESTION)
+    suite.write("test_agent", KINDS["function"])
     suite.write(
         "outer",
         """

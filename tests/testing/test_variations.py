@@ -102,7 +102,7 @@ def crews(path: str) -> list:
 
 def test_a_side_effect_in_a_step_that_fails_once(crash, outbox):
     """A side effect happens once, though the step around it fails after it and is tried again."""
-    report = crash(crews, str(outbox), vary=["retries"])
+    report = crash(crews, str(outbox), vary=["retries"], limit=5)
     assert len(report.variations) == 5  # after each inner call
     assert "failed after that call" in report.variations[0]
 
@@ -127,7 +127,7 @@ def test_a_failed_attempt_that_leaves_half_of_its_changes(crash_everywhere):
         r"(?s)the step around think\(.*\) failed after that call; tried again: the result differs"
     )
     with pytest.raises(AssertionError, match=told):
-        crash_everywhere(gathering, vary=["retries"])
+        crash_everywhere(gathering, vary=["retries"], limit=3)
 
 
 @workflow
@@ -140,7 +140,7 @@ def careful(path: str) -> str:
 
 def test_a_failure_that_the_workflow_handles(crash, outbox):
     """A workflow that handles the failure of a step may return something else."""
-    assert len(crash(careful, str(outbox), vary=["retries"]).variations) == 3
+    assert len(crash(careful, str(outbox), vary=["retries"], limit=3).variations) == 3
 
 
 @workflow
@@ -156,7 +156,7 @@ def test_a_failure_that_is_handled_by_a_second_act(crash, outbox):
     with pytest.raises(
         AssertionError, match=r"(?s)too often: post\(.*about winds.*not at all: none"
     ):
-        crash(double, str(outbox), vary=["retries"])
+        crash(double, str(outbox), vary=["retries"], limit=3)
 
 
 # -- renamed tools -------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def posting(path: str) -> list:
 
 def test_a_renamed_tool(crash, outbox):
     """A tool that is renamed between kill and rerun does nothing twice."""
-    report = crash(posting, str(outbox), vary=["renames"])
+    report = crash(posting, str(outbox), vary=["renames"], limit=3)
     assert len(report.variations) == 3
     assert "post was renamed after it was killed recorded post(" in report.variations[0]
 
@@ -187,7 +187,7 @@ def touching(path: str) -> None:
 
 def test_a_renamed_tool_that_may_be_repeated(crash, outbox):
     """The rename of a tool that may be repeated is not tried: it may happen twice."""
-    assert crash(touching, str(outbox)).variations == []
+    assert crash(touching, str(outbox), limit=2).variations == []
 
 
 # -- twins ---------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ class Keyed(Agent):
 def test_twins_that_differ_in_their_persona(crash_everywhere):
     """Two agents with one kind of client, and different personas, get answers of their own."""
     twins = [Agent("bob", Declared("small")).run, Agent("ann", Declared("large")).run]
-    report = crash_everywhere(Agent("ann", Declared("small")).run, "tides", twins=twins)
+    report = crash_everywhere(Agent("ann", Declared("small")).run, "tides", twins=twins, limit=1)
     assert report.variations == [
         f"twin {number} ran after the workflow was {what}"
         for number in (1, 2)
@@ -250,7 +250,7 @@ def test_twins_that_differ_in_their_persona(crash_everywhere):
 def test_twins_whose_difference_is_within_an_attribute(crash_everywhere):
     """Two teams whose agents hold a client, and differ in their persona, get their own answers."""
     twin = Team(Agent("bob", Client("small"))).run
-    crash_everywhere(Team(Agent("ann", Client("small"))).run, "tides", twins=[twin])
+    crash_everywhere(Team(Agent("ann", Client("small"))).run, "tides", twins=[twin], limit=1)
 
 
 def test_twins_whose_difference_does_not_count(crash_everywhere):
@@ -258,7 +258,7 @@ def test_twins_whose_difference_does_not_count(crash_everywhere):
     twin = Keyed("ann", Client("large")).run
     told = r"(?s)twin 1 ran after the workflow was completed: .*(result differs|were answered)"
     with pytest.raises(AssertionError, match=told):
-        crash_everywhere(Keyed("ann", Client("small")).run, "tides", twins=[twin])
+        crash_everywhere(Keyed("ann", Client("small")).run, "tides", twins=[twin], limit=1)
 
 
 @step(key=lambda self, topic: topic)
@@ -280,7 +280,7 @@ def test_twins_with_one_result(crash_everywhere):
     """An answer that crosses over is found although it is the same by chance."""
     ann, bob = (Rater(persona, Declared("small")).run for persona in ("ann", "bob"))
     with pytest.raises(AssertionError, match=r"were answered with what .* recorded: rate\("):
-        crash_everywhere(ann, "tides", twins=[bob])
+        crash_everywhere(ann, "tides", twins=[bob], limit=1)
 
 
 # -- which variations ----------------------------------------------------------------------------

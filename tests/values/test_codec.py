@@ -33,8 +33,9 @@ from pickled import Account, Model, Plain, Point, double
 
 from examples import sweep
 from stepwise import errors
-from stepwise._values import codec, pickling
+from stepwise._values import codec
 from stepwise._values.codec import (
+    Codec,
     Encoded,
     decode,
     decode_error,
@@ -89,8 +90,8 @@ values = st.recursive(
 def test_atoms_are_pickled_as_by_a_pickler_of_ours(atom):
     """A single text, number or bytes takes a shorter way to the same bytes."""
     sink = io.BytesIO()
-    pickling._Plain(sink, pickling.PROTOCOL).dump(atom)
-    assert bytes(pickling.dump_plain(atom)) == sink.getvalue()
+    codec._Plain(sink, codec.PROTOCOL).dump(atom)
+    assert bytes(codec.dump_plain(atom)) == sink.getvalue()
 
 
 @sweep
@@ -106,13 +107,11 @@ def test_round_trip(value):
 
 def test_shared_references():
     """What is one object in a value is one object when it comes back."""
-    shared = [1]
-    back = through({"a": shared, "b": shared})
-    assert back["a"] is back["b"]
-    ring: list = []
+    shared, ring = [1], []
     ring.append(ring)
-    back = through(ring)
-    assert back[0] is back
+    back = through({"a": shared, "b": shared, "ring": ring})
+    assert back["a"] is back["b"]
+    assert back["ring"][0] is back["ring"]
 
 
 def test_arrays():
@@ -126,7 +125,6 @@ def test_arrays():
 def test_names_not_copies():
     """Classes, functions and enum members of a module come back as themselves."""
     assert through([Color.RED, Point, double]) == [Color.RED, Point, double]
-    assert through(Color.RED) is Color.RED
     assert len(encode(Point(1)).data) < 200
 
 
@@ -163,21 +161,15 @@ def test_local_classes():
 
 def test_code_of_another_python(monkeypatch):
     """By-value code of another Python is refused unread: loading it could crash the interpreter."""
-    loaded = []
-    monkeypatch.setattr(codec.pickle, "loads", loaded.append)
-    with pytest.raises(UnreadableValueError, match=r"3\.99") as caught:
-        decode(b"anything", "3.99")
-    assert codec.PYTHON in str(caught.value)
-    assert loaded == []
-
-
-def test_code_recorded_here_and_read_there(monkeypatch):
-    """A value with code, recorded here, is refused when this program runs on another Python."""
     encoded, plain = encode(lambda: 1), encode([1, 2])
     monkeypatch.setattr(codec, "PYTHON", "3.99")
-    with pytest.raises(UnreadableValueError, match="run the program with Python"):
-        decode(*encoded)
     assert decode(*plain) == [1, 2]
+    loaded = []
+    monkeypatch.setattr(codec.pickle, "loads", loaded.append)
+    with pytest.raises(UnreadableValueError, match=r"run the program with Python") as caught:
+        decode(*encoded)
+    assert "3.99" in str(caught.value)
+    assert loaded == []
 
 
 def test_class_that_is_gone(monkeypatch):
@@ -196,14 +188,6 @@ def test_damaged_bytes():
     """Bytes that are no pickle are refused as unreadable."""
     with pytest.raises(UnreadableValueError):
         decode(b"\x80\x05nonsense")
-
-
-def test_ten_megabytes():
-    """A text of ten million characters is stored at about its own size."""
-    text = "x" * 10_000_000
-    encoded = encode(text)
-    assert len(encoded.data) < 10_000_100
-    assert decode(*encoded) == text
 
 
 # -- what cannot be recorded -----------------------------------------------------------------------
@@ -248,31 +232,25 @@ def test_culprit_behind_a_cycle():
     assert (caught.value.path, caught.value.type_name) == (".lock", "_thread.lock")
 
 
-def test_culprit_without_a_repr():
-    """A key whose ``repr`` raises does not keep the error from being told."""
-
-    class Mute:
-        def __repr__(self):
-            raise RuntimeError("no text")
-
-    with pytest.raises(NotRecordableError):
-        encode({Mute(): LOCK})
-
-
 class MuteError(Exception):
     def __str__(self):
         raise RuntimeError("no text")
 
 
-def test_pickling_that_fails_without_words():
-    """An object whose reduction raises an exception without text cannot be recorded either."""
+def test_a_culprit_without_words():
+    """A key whose ``repr`` raises, or a reduction that fails without text, is told all the same."""
+
+    class Mute:
+        def __repr__(self):
+            raise RuntimeError("no text")
 
     class Stubborn:
         def __reduce__(self):
             raise MuteError
 
-    with pytest.raises(NotRecordableError):
-        encode([Stubborn()])
+    for value in ({Mute(): LOCK}, [Stubborn()]):
+        with pytest.raises(NotRecordableError):
+            encode(value)
 
 
 def nested(depth, wrap):
@@ -314,25 +292,24 @@ def test_nesting(wrap):
 
 def test_deep_nesting():
     """What is nested extremely deeply is recorded whole or refused with the reason; no crash."""
-    value = nested(50_000, lambda inner: [inner])
+    value = nested(20_000, lambda inner: [inner])
     try:
-        assert depth_of(through(value)) == 50_000
+        assert depth_of(through(value)) == 20_000
     except NotRecordableError as error:
         assert re.search("nest|deep", str(error))
     finally:
         depth_of(value)
 
 
-@pytest.mark.parametrize("how", ["r", "w", "a", "r+", "rb", "wb"])
+@pytest.mark.parametrize("how", ["r", "a", "r+", "rb", "wb"])
 @pytest.mark.parametrize(
     "wrap",
     [
         lambda file: file,
-        lambda file: [file],
         lambda file: [lambda: 1, {"log": file}],
         lambda file: lambda: file,
     ],
-    ids=["alone", "list", "beside a lambda", "in a closure"],
+    ids=["alone", "beside a lambda", "in a closure"],
 )
 def test_open_files(how, wrap, tmp_path):
     """An open file is refused: cloudpickle would make it a copy in memory, and lose its writes."""
@@ -340,15 +317,10 @@ def test_open_files(how, wrap, tmp_path):
     path.write_text("hello", "utf-8")
     with open(path, how) as file, pytest.raises(NotRecordableError, match="open file"):
         encode(wrap(file))
-
-
-def test_standard_output():
-    """Standard output and a temporary file are open files as well."""
-    with pytest.raises(NotRecordableError):
-        encode([lambda: 1, sys.__stdout__])
-    with tempfile.NamedTemporaryFile() as file, pytest.raises(NotRecordableError) as caught:
-        encode({"f": file})
-    assert caught.value.path.startswith("['f']")
+    with tempfile.NamedTemporaryFile() as file:
+        for opened in (file, sys.__stdout__):
+            with pytest.raises(NotRecordableError):
+                encode(wrap(opened))
 
 
 def test_buffers_in_memory():
@@ -439,18 +411,6 @@ def test_what_a_script_defines(tmp_path):
     assert [(done.stdout, done.stderr) for done in said] == [("recorded\n", ""), ("read\n", "")]
 
 
-def test_plain_values_need_no_cloudpickle():
-    """Recording plain data does not load cloudpickle."""
-    code = (
-        "import sys\n"
-        "from stepwise._values.codec import decode, encode\n"
-        "assert decode(*encode({'a': [1, 2.5, 'x']})) == {'a': [1, 2.5, 'x']}\n"
-        "assert 'cloudpickle' not in sys.modules\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=300)
-    assert done.returncode == 0
-
-
 # -- exceptions ------------------------------------------------------------------------------------
 
 
@@ -487,6 +447,24 @@ def http_error():
     with pytest.raises(httpx.HTTPStatusError) as caught:
         response.raise_for_status()
     return caught.value
+
+
+SECRET = "a1b2c3d4e5f6g7h8"
+
+
+@either_way
+def test_what_an_exception_says_is_recorded_without_credentials(through):
+    """Keys and passwords in URLs, headers and pairs are masked in texts, arguments, notes."""
+    said = f"GET https://me:{SECRET}@x/y?token={SECRET}&page=2 with Authorization: Bearer {SECRET}"
+    error = raised(OSError(5, said))
+    error.sent = {"text": f'{{"api_key": "{SECRET}"}}'}
+    name = "" if through is error_through else "json"
+    data = Codec(name).encode_error(error).data
+    assert SECRET.encode() not in bytes(data)
+    back = through(error)
+    clean = "GET https://***@x/y?token=***&page=2 with Authorization: Bearer ***"
+    assert (back.args, back.sent) == ((5, clean), {"text": '{"api_key": "***"}'})
+    assert SECRET in str(error)
 
 
 @dataclasses.dataclass
@@ -620,28 +598,18 @@ def test_rings_and_long_chains():
     assert 10 <= depth <= 100
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: raised(HoldingError(LOCK)), "holds a client"),
-        (lambda: raised(HoldingError(open(os.devnull))), "holds a client"),  # noqa: SIM115
-    ],
-    ids=["lock", "file"],
-)
-def test_summaries(make, message):
-    """An exception that does not survive pickle comes back as a summary of it."""
-    error = make()
-    back = error_through(error)
-    assert type(back) is StepFailedError
-    assert back.type_name == type(error).__name__
-    assert str(back).startswith(f"{type(error).__name__}: ")
-    assert message in str(back)
-    assert "Traceback" in back.traceback_text
-    assert message in back.traceback_text
-    assert pickle.loads(pickle.dumps(back)).type_name == back.type_name
-    held = getattr(error, "held", None)
-    if hasattr(held, "close"):
-        held.close()
+def test_summaries():
+    """An exception that does not survive pickle comes back as a summary of it, with its notes."""
+    with open(os.devnull) as file:
+        for held in (LOCK, file):
+            error = raised(HoldingError(held))
+            error.__notes__ = ["the page moved"]
+            back = error_through(error)
+            assert type(back) is StepFailedError
+            assert str(back) == "HoldingError: holds a client"
+            assert "holds a client" in back.traceback_text
+            assert back.__notes__ == ["the page moved"]
+            assert pickle.loads(pickle.dumps(back)).type_name == back.type_name == "HoldingError"
 
 
 @pytest.mark.parametrize(
@@ -678,42 +646,23 @@ def test_summary_inside_a_chain(through):
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="no notes in 3.10")
 @either_way
 def test_notes(through):
-    """Notes come back with their exception."""
-    error = ValueError("bad")
-    error.add_note("look at line 3")
-    assert through(error).__notes__ == ["look at line 3"]
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="no notes in 3.10")
-def test_notes_of_errors_with_a_reduction_of_their_own():
-    """Notes come back with an exception that says itself how it is pickled, too."""
-    with pytest.raises(json.JSONDecodeError) as caught:
-        json.loads("{")
-    caught.value.add_note("from the model")
-    back = error_through(caught.value)
-    assert type(back) is json.JSONDecodeError
-    assert back.__notes__ == ["from the model"]
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="no notes in 3.10")
-def test_notes_of_a_summary():
-    """Notes come back with the summary of an exception, too."""
-    error = raised(HoldingError(LOCK))
-    error.add_note("the page moved")
-    back = error_through(error)
-    assert "the page moved" in back.traceback_text
-    assert back.__notes__ == ["the page moved"]
+    """Notes come back with their exception, also if that says itself how it is pickled."""
+    for error in (ValueError("bad"), error_of(lambda: json.loads("{"))):
+        error.add_note("look at line 3")
+        back = through(error)
+        assert (type(back), back.__notes__) == (type(error), ["look at line 3"])
 
 
 @needs_groups
 @either_way
 def test_groups(through):
-    """An exception group comes back as a group of its members, so that ``except*`` finds them."""
-    back = through(
-        raised(Group("two", [ValueError("a"), Group("in", [KeyError("b"), FormattingError(7)])]))
-    )
+    """A group comes back as one of its members, with their causes: ``except*`` finds them."""
+    member = raised(ValueError("a"), KeyError("cause"))
+    inner = Group("in", [KeyError("b"), FormattingError(7)])
+    back = through(raised(Group("two", [member, inner])))
     assert type(back) is Group
     assert [type(each) for each in back.exceptions] == [ValueError, Group]
+    assert isinstance(back.exceptions[0].__cause__, KeyError)
     assert back.exceptions[1].exceptions[0].args == ("b",)
     assert back.split(KeyError)[0] is not None
     assert back.exceptions[1].exceptions[1].code == 7
@@ -726,19 +675,9 @@ def test_groups_with_a_member_that_does_not_survive():
     if isinstance(back, Group):
         assert [type(each) for each in back.exceptions] == [ValueError, StepFailedError]
     else:
-        assert type(back) is StepFailedError
-        assert back.type_name == "ExceptionGroup"
+        assert (type(back), back.type_name) == (StepFailedError, "ExceptionGroup")
         assert "first" in back.traceback_text
         assert "holds a client" in back.traceback_text
-
-
-@needs_groups
-@either_way
-def test_causes_inside_groups(through):
-    """The cause of a group's member comes back with it."""
-    member = raised(ValueError("member"), KeyError("cause"))
-    back = through(raised(Group("one", [member])))
-    assert isinstance(back.exceptions[0].__cause__, KeyError)
 
 
 class MuteReprError(Exception):
@@ -769,44 +708,32 @@ def test_unprintable_errors(kind, where):
 
 @pytest.mark.parametrize("notes", [None, 5, [7, "seven"]])
 def test_notes_that_are_none(notes):
-    """What anybody may write into ``__notes__`` does not keep an exception from being recorded."""
-    error = ValueError("bad")
-    error.__notes__ = notes
-    assert type(error_through(error)) is ValueError
-
-
-def test_syntax_errors_made_by_hand():
-    """A SyntaxError that points nowhere is recorded, too."""
+    """What anybody may write into ``__notes__``, or a ``SyntaxError``, is recorded, too."""
     error = SyntaxError("bad", ("file.py", "one", None, 5))
-    assert type(error_through(raised(error))) is SyntaxError
+    error.__notes__ = notes
+    assert type(error_through(error)) is SyntaxError
 
 
 def test_error_whose_class_is_gone(monkeypatch):
-    """An exception whose class is gone since comes back as its summary."""
-    module = types.ModuleType("soon_gone")
-    module.OldError = type("OldError", (Exception,), {"__module__": "soon_gone"})
-    monkeypatch.setitem(sys.modules, "soon_gone", module)
-    encoded = encode_error(raised(module.OldError("told"), KeyError("why")))
-    monkeypatch.delitem(sys.modules, "soon_gone")
-    back = decode_error(encoded.data)
-    assert type(back) is StepFailedError
-    assert str(back) == "OldError: told"
-    assert "told" in back.traceback_text
-    assert isinstance(back.__cause__, KeyError)
-
-
-def test_local_error_on_another_python(monkeypatch):
-    """An exception with by-value code comes back as its summary on another Python."""
+    """An exception whose class is gone, or another Python's code, comes back as its summary."""
 
     class LocalError(Exception):
         pass
 
-    encoded = encode_error(raised(LocalError("told")))
-    assert type(decode_error(encoded.data)).__name__ == "LocalError"
+    module = types.ModuleType("soon_gone")
+    module.OldError = type("OldError", (Exception,), {"__module__": "soon_gone"})
+    monkeypatch.setitem(sys.modules, "soon_gone", module)
+    kinds = module.OldError, LocalError
+    encoded = [encode_error(raised(kind("told"), KeyError("why"))).data for kind in kinds]
+    assert [type(decode_error(each)).__name__ for each in encoded] == ["OldError", "LocalError"]
+    monkeypatch.delitem(sys.modules, "soon_gone")
     monkeypatch.setattr(codec, "PYTHON", "3.99")
-    back = decode_error(encoded.data)
-    assert type(back) is StepFailedError
-    assert "LocalError: told" in str(back)
+    for each, kind in zip(encoded, kinds, strict=True):
+        back = decode_error(each)
+        assert type(back) is StepFailedError
+        assert str(back).endswith(f"{kind.__name__}: told")
+        assert "told" in back.traceback_text
+        assert isinstance(back.__cause__, KeyError)
 
 
 def test_traceback_text():

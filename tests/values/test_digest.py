@@ -47,7 +47,8 @@ from digested import (
 from digested_libraries import EVERYTHING, Attrs, Model
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pythons import interpreter
+from pythons import interpreters, others
+from sweeping import some
 
 import stepwise
 from examples import sweep
@@ -117,21 +118,21 @@ def differing(module, python, seed):
 
 @pytest.mark.parametrize(
     ("module", "seed"),
-    [(digested, "1"), (digested, "4242"), (digested_libraries, "7")],
-    ids=["plain-1", "plain-4242", "libraries-7"],
+    [(digested, "4242"), (digested_libraries, "7")],
+    ids=["plain", "libraries"],
 )
 def test_other_processes(module, seed):
     """Another process, with another hash seed, finds the same digests."""
     assert differing(module, sys.executable, seed) == set()
 
 
-@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13", "3.14"])
+@pytest.mark.parametrize("version", some(others(), 2, "digests"))
 def test_other_pythons(version):
     """Another version of Python finds the same digests, so that a run survives an upgrade."""
     own = {"dataclass of a", "dataclass of b"}  # Python generates some of their methods
     if version == "3.10":  # where a set of a subclass has a state, though an empty one
         own |= {"set of a subclass", "words of a subclass"}
-    assert differing(digested, interpreter(version), "random") <= own
+    assert differing(digested, interpreters()[version], "random") <= own
 
 
 # -- values that are drawn -------------------------------------------------------------------------
@@ -305,7 +306,7 @@ near = st.recursive(
 
 
 @sweep
-@given(st.lists(near, min_size=20, max_size=50))
+@given(st.lists(near, min_size=10, max_size=30))
 def test_different_values(sample):
     """Digests are equal if and only if the values are, types included."""
     forms: dict[str, Any] = {}
@@ -356,13 +357,8 @@ def culprits():
     yield "method of a list", [].append, None
     yield "mapping proxy", types.MappingProxyType({}), None
     yield "dict view", {}.keys(), None
-    with open(zoneinfo.ZoneInfo("UTC").key and _zone_file(), "rb") as file:
+    with (importlib.resources.files("tzdata") / "zoneinfo" / "UTC").open("rb") as file:
         yield "zone without a name", zoneinfo.ZoneInfo.from_file(file), None
-
-
-def _zone_file():
-
-    return str(importlib.resources.files("tzdata") / "zoneinfo" / "UTC")
 
 
 CULPRITS = [name for name, _, close in culprits() if close is None or close() is None]
@@ -430,60 +426,45 @@ def test_paths(path):
     assert f"value{path}" in str(caught.value)
 
 
-def test_keys_without_a_repr():
-    """A key whose ``repr`` raises does not hide the refusal."""
-
-    class Mute:
-        def __repr__(self):
-            raise RuntimeError("no text")
-
-    with pytest.raises(DigestError, match=r"_thread\.lock"):
-        digest({Mute(): LOCK})
+class Mute:
+    def __repr__(self):
+        raise RuntimeError("no text")
 
 
-def test_long_keys_are_shortened():
-    """A long key is shortened in the path."""
-    with pytest.raises(DigestError) as caught:
-        digest({"x" * 10_000: LOCK})
-    assert len(str(caught.value)) < 300
+class Stubborn:
+    def __reduce_ex__(self, protocol):
+        raise ZeroDivisionError("I am a client")
 
 
-def test_released_memory():
-    """A memory view that was released is refused."""
+def released():
     view = memoryview(b"gone")
     view.release()
-    with pytest.raises(DigestError):
-        digest([view])
+    return view
 
 
-def test_objects_that_fail_to_reduce():
-    """An object whose reduction raises is refused with what it said."""
-
-    class Stubborn:
-        def __reduce_ex__(self, protocol):
-            raise ZeroDivisionError("I am a client")
-
-    with pytest.raises(DigestError, match="I am a client") as caught:
-        digest([Stubborn()])
-    assert caught.value.path == "[0]"
-
-
-def test_what_has_no_identity_of_its_own():
-    """Objects that only share a name, a class without fields and an unnamed cache are refused."""
-    for value, name in [
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ({Mute(): LOCK}, r"_thread\.lock"),
+        ({"x" * 10_000: LOCK}, r"^.{,299}$"),
+        ([released()], "memoryview"),
+        ([Stubborn()], r"I am a client.*value\[0\]"),
         (types.MethodType(closure(1), Plain(a=1)), "inner"),
         (type("Answer", (), {"a": 0}), "Answer"),
         (functools.lru_cache(closure(1)), "inner"),
-    ]:
-        with pytest.raises(DigestError, match=name):
-            digest(value)
-
-
-@pytest.mark.parametrize("special", [np.ma.array([1, 2], mask=[0, 1]), np.rec.array([(1, 2)])])
-def test_special_arrays(special):
-    """A special kind of array is refused, with the conversion that helps."""
-    with pytest.raises(DigestError, match=r"numpy\.asarray"):
-        digest(special)
+        (np.ma.array([1, 2], mask=[0, 1]), r"numpy\.asarray"),
+        (np.rec.array([(1, 2)]), r"numpy\.asarray"),
+    ],
+    ids=(
+        "key without a repr", "long key", "released memory", "no reduction", "method of a closure",
+        "class without fields", "unnamed cache", "masked array", "array of records",
+    ),
+)  # fmt: skip
+def test_what_a_refusal_says(value, told):
+    """A refusal says what it is about, in a short text, and what helps, whatever the value does."""
+    with pytest.raises(DigestError) as caught:
+        digest(value)
+    assert re.search(told, str(caught.value), re.DOTALL)
 
 
 def test_objects_that_all_know_each_other(monkeypatch):
@@ -549,10 +530,10 @@ def test_mapped_files(tmp_path):
     assert digest(np.memmap(tmp_path / "a", dtype=float, mode="r")) == digest(array)
 
 
-def test_one_character_of_ten_million():
-    """One character makes a difference in a text of ten million."""
-    text = "x" * 9_999_999
-    assert digest(text + "x") == digest("x" * 10_000_000)
+def test_one_character_of_a_long_text():
+    """One character makes a difference in a text of a million."""
+    text = "x" * 999_999
+    assert digest(text + "x") == digest("x" * 1_000_000)
     assert len({digest(text + "x"), digest(text + "y"), digest("y" + text)}) == 3
 
 
@@ -565,16 +546,12 @@ def test_combine():
     assert combine(long, "y") != combine(long + "y")
 
 
-def test_the_form_of_a_digest():
-    """A digest is 32 hexadecimal digits."""
-    assert re.fullmatch(r"[0-9a-f]{32}", digest("anything"))
-
-
 def test_names_of_classes():
-    """A class is named with its module, a builtin by its name alone."""
+    """A class is named with its module, a builtin by its name alone; a digest is 32 digits."""
     assert class_name(int) == "int"
     assert class_name(Point) == "digested.Point"
     assert class_name(collections.Counter) == "collections.Counter"
+    assert re.fullmatch(r"[0-9a-f]{32}", digest("anything"))
 
 
 @pytest.mark.parametrize(

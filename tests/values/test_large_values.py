@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from stepwise import get_run, step, workflow
 from stepwise._journal.seal import Seal
-from stepwise._values.buffers import Pieces, collected
 from stepwise._values.codec import decode, encode
+from stepwise._values.unpickling import Pieces, collected
 from stepwise.testing import fresh_store
 
 MB = 1 << 20

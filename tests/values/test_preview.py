@@ -1,94 +1,21 @@
-"""A preview stops where it is cut off, and says the same as one that does not."""
+"""A preview stops where it is cut off, says the same as one that does not, and calls nothing."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
-import reprlib
+import datetime as dt
+import functools
+import os
 import string
+import sys
+import types
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwise._values.preview import preview, preview_arguments
-
-
-class Whole(reprlib.Repr):
-    """The way in which previews were made before: all of the text, which was then cut off."""
-
-    def __init__(self, text, mask):
-        super().__init__()
-        self.mask = mask
-        self.maxlevel = 4
-        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdeque = 6
-        self.maxdict = 8
-        self.maxstring = text
-        self.maxother = 80
-        self.maxlong = 40
-
-    def repr1(self, x, level):
-        kind = type(x)
-        if kind is str:
-            if self.mask is not None:
-                x = self.mask(x)
-            if len(x) <= self.maxstring and len(text := repr(x)) <= self.maxstring:
-                return text
-        elif kind in {type(None), bool, float} or (kind is int and abs(x) < 10**18):
-            return repr(x)
-        try:
-            return super().repr1(x, level)
-        except Exception as error:
-            return f"<{type(x).__name__}: {type(error).__name__} in repr>"
-
-    def repr_instance(self, x, level):
-        cls = type(x)
-        names = None
-        if dataclasses.is_dataclass(cls):
-            names = [f.name for f in dataclasses.fields(cls) if f.repr]
-        elif isinstance(x, tuple):
-            names = cls._fields
-        if names is not None:
-            if level <= 0:
-                return f"{cls.__name__}(...)"
-            shown = [f"{n}={self.repr1(getattr(x, n, '?'), level - 1)}" for n in names[:4]]
-            return f"{cls.__name__}({', '.join(shown + ['...'] * (len(names) > 4))})"
-        if isinstance(x, dict):
-            return f"{cls.__name__}({self.repr_dict(x, level)})"
-        if cls.__repr__ is object.__repr__:
-            return f"<{cls.__name__}>"
-        text = repr(x) if self.mask is None else self.mask(repr(x))
-        return text if len(text) <= 80 else f"{text[:40]}...{text[-40:]}"
-
-    def repr_set(self, x, level):
-        few = x if len(x) <= 50 else itertools.islice(x, 7)
-        return super().repr_set(set(few), level)
-
-    def repr_frozenset(self, x, level):
-        few = x if len(x) <= 50 else itertools.islice(x, 7)
-        return super().repr_frozenset(frozenset(few), level)
-
-    def repr_dict(self, x, level):
-        if level <= 0 and x:
-            return "{...}"
-        shown = [
-            f"{self.repr1(key, level - 1)}: {self.repr1(item, level - 1)}"
-            for key, item in itertools.islice(x.items(), 8)
-        ]
-        return f"{{{', '.join(shown + ['...'] * (len(x) > 8))}}}"
-
-    def repr_bytes(self, x, _level):
-        if len(x) > 40:
-            return f"<{len(x)} bytes>"
-        return repr(x) if self.mask is None else self.mask(repr(x))
-
-
-def former(value, limit=200, mask=None):
-    """The preview as it was made before."""
-    text = Whole(80 if type(value) is str else 40, mask).repr1(value, 4)
-    text = text if mask is None else mask(text)
-    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,27 +80,105 @@ masks = st.sampled_from([None, lambda text: text.replace("1", ""), lambda text: 
 
 
 @given(value=values, limit=st.sampled_from([3, 10, 40, 80, 81, 200, 1000]), mask=masks)
-def test_a_preview_is_the_text_that_it_was(value, limit, mask):
-    """A preview is what it was when all of its text was made before it was cut off."""
-    assert preview(value, limit, mask=mask) == former(value, limit, mask)
+def test_a_preview_is_the_whole_text_cut_off(value, limit, mask):
+    """A preview with a limit is the one without, cut off; a mask sees each text of it."""
+    whole = preview(value, 10**9, mask=mask)
+    assert preview(value, limit, mask=mask) == cut(whole, limit)
+    if mask is not None and "1" in "".join(mask("1")):
+        assert whole.endswith("*")
+
+
+def cut(text, limit):
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ([*range(9)], "[0, 1, 2, 3, 4, 5, ...]"),
+        ((*"abcdefgh",), "('a', 'b', 'c', 'd', 'e', 'f', ...)"),
+        ({n: n for n in range(9)}, "{0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 6, 7: 7, ...}"),
+        ({3, 1, 2}, "{1, 2, 3}"),
+        ([[[[[1]]]]], "[[[[[...]]]]]"),
+        ({"a": {"b": {"c": {"d": 1}}}}, "{'a': {'b': {'c': {'d': 1}}}}"),
+        (b"x" * 41, "<41 bytes>"),
+        ("x" * 100, "'" + "x" * 37 + "..." + "x" * 38 + "'"),
+        (10**41, "100000000000000000...0000000000000000000"),
+        (Message(1, 2, 3, 4, 5, 6), "Message(role=1, calls=3, usage=4, at=5, ...)"),
+        (Plain(), "<Plain>"),
+        (Raises(), "<Raises>"),
+        (Text("a"), "'a'"),
+        (collections.OrderedDict(a=1), "OrderedDict({'a': 1})"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_how_values_are_shown(value, shown):
+    """A preview shows a few items of each container, and both ends of a long text."""
+    assert preview(value) == shown
 
 
 @given(st.dictionaries(st.sampled_from(["q", "messages", "model"]), values))
-def test_arguments_are_the_text_that_they_were(arguments):
-    """The text of a call's arguments is what it was, too."""
-    text = ", ".join(f"{name}={former(value, 80)}" for name, value in arguments.items())
-    assert preview_arguments(arguments) == (text if len(text) <= 400 else text[:397] + "...")
+def test_arguments_are_their_previews(arguments):
+    """The text of a call's arguments is that of each, cut off."""
+    text = ", ".join(f"{name}={preview(value, 80)}" for name, value in arguments.items())
+    assert preview_arguments(arguments) == cut(text, 400)
 
 
-@pytest.mark.parametrize("around", [list, tuple, lambda each: dict(enumerate(each))])
-def test_what_is_cut_off_is_not_asked_for_its_text(around):
-    """An object behind the end of a preview is not asked for its text."""
+class Loads:
+    """Loads what it shows."""
+
+    def __init__(self, asked):
+        self.asked = asked
+
+    def __repr__(self):
+        self.asked.append(self)
+        return "loaded"
+
+    __str__ = __repr__
+
+    @property
+    def shape(self):
+        return (len(repr(self)),)
+
+
+class Lazy(dict):
+    """A dict with items of its own making."""
+
+    def items(self):
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("around", "shown"),
+    [
+        (lambda each: each, "<Loads>"),
+        (lambda each: [each, (each,), {"a": each}], "[<Loads>, (<Loads>,), {'a': <Loads>}]"),
+        (lambda each: collections.deque([each]), "deque([<Loads>])"),
+        (lambda each: Pair(each, 1), "Pair(one=<Loads>, other=1)"),
+        (lambda each: types.SimpleNamespace(a=each), "<SimpleNamespace>"),
+        (lambda each: functools.partial(print, each), "<partial>"),
+        (lambda each: ValueError([each]), "<ValueError>"),
+        (lambda each: Lazy(a=each), "Lazy({'a': <Loads>})"),
+        (
+            lambda each: Message(each, 1, 2, 3, 4, 5),
+            "Message(role=<Loads>, calls=2, usage=3, at=4, ...)",
+        ),
+        (lambda each: {each}, "{<Loads>}"),
+        (lambda each: each.__repr__, "<method>"),
+        (lambda _: ValueError("wrong"), "ValueError('wrong')"),
+        (lambda _: dt.date(2020, 1, 1), "datetime.date(2020, 1, 1)"),
+    ],
+)
+def test_own_code_is_not_called(around, shown):
+    """A preview calls no code of a user's class, at any depth, and shows the class's name."""
     asked = []
+    assert preview(around(Loads(asked))) == shown
+    assert asked == []
 
-    class Asked:
-        def __repr__(self):
-            asked.append(self)
-            return "x" * 60
 
-    shown = preview(around([Asked(), Asked(), Asked(), Asked()]), 80)
-    assert (len(shown), len(asked)) == (80, 2)
+def test_what_is_stored_nowhere_is_not_shown(monkeypatch):
+    """A preview shows the environment and the namespaces of modules by name."""
+    monkeypatch.setenv("AAA_API_KEY", "sk-fake-0123456789")
+    assert preview([os.environ, globals(), sys.modules]) == (
+        f"[<os.environ>, <{__name__}.__dict__>, <sys.modules>]"
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import random
 import threading
@@ -10,16 +9,10 @@ import weakref
 
 import pytest
 
-from stepwise import step, tool, workflow
-from stepwise._identity.holders import Holder
-from stepwise._identity.identity import Parameters
-from stepwise._identity.parts import digest_part
-from stepwise._identity.sights import Sights
-from stepwise._rewrite import Source, build
-from stepwise._rewrite.ahead import ahead_of
-from stepwise._values import list_digest
-from stepwise._workflows import reach
-from stepwise._workflows.reach import Outlooks, outlook
+from stepwise import tool, workflow
+from stepwise._identity.identity import Parameters, digest_part
+from stepwise._identity.sights import Holder, Sights
+from stepwise._values import digest as list_digest
 
 
 @dataclasses.dataclass
@@ -102,7 +95,7 @@ def test_each_look_gives_the_digests_of_what_is_held_now(make):
     instance, sights = filled(make()), Sights(lambda _: "")
     steps, state = list(changes_of(instance)), set()
     chosen = random.Random(7)
-    for number in range(400):
+    for number in range(150):
         for _ in range(chosen.choice((0, 0, 0, 1, 2))):
             chosen.choice(steps)()
         sight = sights.look(held_by(instance), state)
@@ -155,78 +148,6 @@ def test_sights_that_are_let_go_hold_nothing():
     assert gone.is_set()
 
 
-# -- outlooks ------------------------------------------------------------------------------------
-
-
-@step
-def think():
-    pass
-
-
-def plain():
-    pass
-
-
-class Caller:
-    @step
-    def ask(self):
-        pass
-
-    def tell(self):
-        pass
-
-
-class Quiet:
-    ask = tell = len
-
-
-odd = Caller()
-odd.tell, odd.ask = think, len
-FUNCTIONS = [think, plain, len, sorted, Agent, Caller, dict.get, "text", 7]
-LOCALS = [[1], {1}, (1,), 1, "x", Caller(), odd, Caller, think, iter([1]), iter({1}), None, plain]
-
-
-STATEMENTS = ["f(x)", "y = x", "f(x, y)", "x.ask()", "f.ask(x)", "x.tell(y)", "for z in x: f()"]
-AHEAD = [ahead_of(ast.parse(text).body) for text in STATEMENTS]
-
-
-def test_an_outlook_that_is_remembered_is_that_of_a_new_look():
-    """Whatever names stand for from one pass of a loop to the next, the outlook is up to date."""
-    rewritten, chosen = _rewritten(), random.Random(3)
-    for number in range(4000):
-        if number % 20 == 0:  # where more matters than it remembers, it looks anew from then on
-            outlooks = Outlooks(rewritten, set())
-        if chosen.random() < 0.3:
-            rewritten.function.__globals__["f"] = chosen.choice(FUNCTIONS)
-        values = {"x": chosen.choice(LOCALS), "y": chosen.choice(LOCALS)}
-        if chosen.random() < 0.1:
-            del values["y"]
-        for point, ahead in enumerate(AHEAD):
-            if ahead is not None:
-                found = outlooks.at(point, ahead, values)
-                assert found == outlook(ahead, values, rewritten, set()), STATEMENTS[point]
-
-
-def test_a_loop_over_the_same_kinds_of_values_is_looked_at_once(monkeypatch):
-    """What a statement may call is not resolved again while its names stand for the like."""
-    rewritten, looks = _rewritten(), []
-    rewritten.function.__globals__["f"] = think
-    outlooks = Outlooks(rewritten, set())
-    monkeypatch.setattr(reach, "outlook", lambda *given: looks.append(given) or outlook(*given))
-    for number in range(10):
-        values = {"x": Caller(), "y": f"text {number}"}
-        for point in (2, 3, 5):
-            outlooks.at(point, AHEAD[point], values)
-    assert len(looks) == 3
-
-
-def _rewritten():
-    namespace = {"f": plain}
-    source = ["def workflow(x, y):\n", "    pass\n"]
-    exec("".join(source), namespace)
-    return build(namespace["workflow"], Source("workflow.py", "workflow", 1, source))
-
-
 # -- who else is alive ---------------------------------------------------------------------------
 
 
@@ -263,7 +184,7 @@ def test_garbage_is_collected_once_for_each_live_instance(monkeypatch):
     with pytest.raises(ValueError, match="True"):
         posting()
     collected = []
-    monkeypatch.setattr("stepwise._matching.callers.gc.collect", lambda: collected.append(1))
+    monkeypatch.setattr("stepwise._matching.pool.gc.collect", lambda: collected.append(1))
     posting()
     assert posted == [
         *(("other", number) for number in range(10)),

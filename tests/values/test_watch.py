@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepwise._values import addresses, dict_watch, trees
+from stepwise._values import trees
 from stepwise._values.trees import Watch, walk
 
 
@@ -121,32 +121,16 @@ def _edit_dict(held: dict[Any, Any], how: int, atom: Any, key: str) -> None:
         held.update(items)
 
 
+places = st.integers(0, 1000)
 edits = st.lists(
-    st.tuples(
-        st.integers(0, 1000), st.integers(0, 1000), st.sampled_from(ATOMS), st.sampled_from(KEYS)
-    ),
-    max_size=3,
+    st.tuples(places, places, st.sampled_from(ATOMS), st.sampled_from(KEYS)), max_size=3
 )
 
 
-@settings(max_examples=300)
-@given(
-    value=st.lists(values, min_size=1, max_size=6),
-    edits=edits,
-    apart=st.booleans(),
-    block=st.sampled_from([1, 2, 5, 2000]),
-    many=st.sampled_from([0, 3, 32]),
-)
-def test_a_watch_notices_every_change(value, edits, apart, block, many):
+@settings(max_examples=100)
+@given(value=st.lists(values, min_size=1, max_size=6), edits=edits, apart=st.booleans())
+def test_a_watch_notices_every_change(value, edits, apart):
     """A watch holds if and only if every object holds what it held, in its order."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trees, "_BLOCK", block)
-        patch.setattr(dict_watch, "MANY", many)  # from so many on, versions of dicts are read
-        patch.setattr(addresses._slowly, "left", 0)
-        _check_watch(value, edits, apart=apart)
-
-
-def _check_watch(value: list[Any], edits: list[Any], *, apart: bool) -> None:
     nodes = nodes_of(value)
     watch = Watch(nodes)
     if apart:  # the same, put together from several
@@ -164,7 +148,7 @@ def _check_watch(value: list[Any], edits: list[Any], *, apart: bool) -> None:
     assert watch.holds() == (now == before)  # a look at a change does not make it known
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(value=st.lists(values, min_size=2, max_size=6), places=st.tuples(*[st.integers(0, 99)] * 2))
 def test_what_moves_between_containers_is_noticed(value, places):
     """Items that move from one container to another, all in all the same, are a change."""
@@ -203,146 +187,69 @@ def test_nothing_of_the_users_is_called(change):
     assert not watch.holds()
 
 
-def test_values_that_change_places_are_noticed():
-    """Two keys that exchange their values, and their places, leave the values in their order."""
-    message = {"role": "user", "content": "hello", "calls": []}
-    watch = Watch([message])
-    role, content, calls = message.pop("role"), message.pop("content"), message.pop("calls")
-    message.update(content=role, role=content, calls=calls)
-    assert list(message.values()) == ["user", "hello", []]
-    assert not watch.holds()
-
-
-def test_keys_of_equal_values_that_change_places_are_noticed():
-    """Where two values are equal, an exchange of their keys is noticed, too."""
-    message = {"a": None, "b": None}
-    watch = Watch([message])
-    message["a"] = message.pop("a")
-    assert list(message) == ["b", "a"]
-    assert not watch.holds()
-
-
-@pytest.mark.skipif(sys.implementation.name != "cpython", reason="looks into CPython's containers")
-def test_the_keys_of_messages_are_told_by_their_copies():
-    """Messages are of the kind whose keys are proved in the cheap way."""
-    nodes = nodes_of([{"role": "user", "content": "hello", "tool_calls": [{"id": "1"}]}])
-    block = Watch(nodes)._open
-    assert len(block._dicts._told) == 2
-    assert block._dicts._others == []
-
-
-@pytest.fixture
-def looks(monkeypatch):
-    """The number of looks at the keys and values of dicts, in a list."""
-    monkeypatch.setattr(addresses._slowly, "left", 0)
-    look, counted = dict_watch.DictWatch._are_unchanged, []
-    monkeypatch.setattr(
-        dict_watch.DictWatch, "_are_unchanged", lambda each: counted.append(1) or look(each)
-    )
-    return counted
-
-
 def conversation(count: int) -> list[dict[str, Any]]:
     return [{"role": "user", "content": f"message {n}"} for n in range(count)]
 
 
-@pytest.mark.skipif(
-    sys.implementation.name != "cpython" or sys.version_info >= (3, 13),
-    reason="dicts have no versions",
-)
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 1000])
-def test_versions_are_those_of_their_dicts(looks, count):
-    """Of any number of dicts, exactly those that were changed have another version."""
-    dicts = [dict.fromkeys(range(n % 9)) for n in range(count)]
-    versions = addresses.versions_of(dicts)
-    before = versions.read()
-    assert len({*before}) == len(before) == count
-    assert versions.view == before
-    for each in dicts[::3]:
-        each["changed"] = True
-    after = versions.read()
-    assert after == versions.view
-    assert (before == versions.view) == (count == 0)
-    assert versions.read(before).tolist() == [*before, *after]
-    assert [one != other for one, other in zip(before, after, strict=True)] == [
-        n % 3 == 0 for n in range(count)
-    ]
-
-
-@pytest.mark.skipif(
-    sys.implementation.name != "cpython" or sys.version_info >= (3, 13),
-    reason="dicts have no versions",
-)
-def test_dicts_of_the_same_versions_are_not_looked_at(looks):
-    """Messages that grow are looked at once each: then their versions are the same."""
-    watch = Watch(conversation(50))
-    assert watch.holds()
-    for _ in range(20):
-        watch.extend(Watch(conversation(1)))
-        assert watch.holds()
-    assert len(looks) == 21
-
-
-@pytest.mark.parametrize("place", [0, 20, 49, 50, 69])
-def test_one_key_of_one_message_is_noticed(looks, place):
-    """A change in any message is found, however often none was found before."""
+@pytest.mark.parametrize("place", [0, 49, 50, 69])
+def test_one_key_of_one_message_is_noticed(place):
+    """A change in any message is found by the next look, however often none was found before."""
     messages, watch = conversation(50), Watch()
     watch.extend(Watch(messages))
     for message in conversation(20):
         assert watch.holds()
         messages.append(message)
         watch.extend(Watch([message]))
-    assert watch.holds()
-    content = messages[place].pop("content")
-    messages[place]["contents"] = content
+    thread = threading.Thread(target=messages[place].update, args=({"more": 1},))
+    thread.start()
+    thread.join()
     assert not watch.holds()
-    assert not watch.holds()
-    messages[place]["content"] = messages[place].pop("contents")
+    del messages[place]["more"]
     assert watch.holds()
+    messages[place]["contents"] = messages[place].pop("content")
+    assert not watch.holds()
 
 
-def test_a_change_before_the_first_look_at_the_versions_is_noticed(looks):
-    """A change between the snapshot and the first comparison is found."""
+def test_a_change_before_the_first_look_is_noticed():
+    """A change between the snapshot and the first comparison, or the joining, is found."""
     messages = conversation(100)
-    watch = Watch(messages)
+    watch, whole, late = Watch(messages), Watch(conversation(100)), Watch(messages)
     messages[70]["content"] = "another"
     assert not watch.holds()
-    added, watch = conversation(1), Watch(conversation(100))
-    assert watch.holds()
-    late = Watch(added)
-    added[0]["content"] = "another"
-    watch.extend(late)
-    assert not watch.holds()
+    assert whole.holds()
+    whole.extend(late)
+    assert not whole.holds()
 
 
 @pytest.mark.parametrize("times", [1, 100])  # code that runs often is specialized
-def test_attributes_of_many_instances_are_watched(looks, times):
+def test_attributes_of_many_instances_are_watched(times):
     """An attribute that is set, added or deleted is found, and one that is set to itself is not."""
-    notes = [Note(f"note {n}", [n]) for n in range(100)]
+    notes = [Note(f"note {n}", [n]) for n in range(20)]
     watch = Watch(notes)
     for _ in range(times):
-        for note in notes:
-            assert watch.holds()
+        for note in notes[:5]:
             text = note.text
             note.text = f"{text}!"
             assert not watch.holds()
             note.text = text
-        assert watch.holds()
-    notes[50].extra = 1
+            assert watch.holds()
+    notes[10].extra = 1
     assert not watch.holds()
-    del notes[50].extra
+    del notes[10].extra
     watch = Watch(notes)  # Python 3.13 may have given the instance another dict
     assert watch.holds()
-    del notes[99].more
+    del notes[19].more
     assert not watch.holds()
 
 
-def test_a_change_by_another_thread_is_noticed(looks):
-    """A change by another thread between two looks is found by the second."""
+def test_a_change_while_it_is_made(monkeypatch):
+    """A watch that is made while another thread changes a dict never holds, and raises nothing."""
     messages = conversation(100)
+    changing = mock.Mock(side_effect=[RuntimeError, (), ()])
+    monkeypatch.setattr(trees, "chain", mock.Mock(from_iterable=changing))
     watch = Watch(messages)
-    assert watch.holds()
-    thread = threading.Thread(target=messages[3].update, args=({"content": "another"},))
-    thread.start()
-    thread.join()
+    monkeypatch.undo()
     assert not watch.holds()
+    more = Watch(conversation(3))
+    more.extend(watch)
+    assert not more.holds()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import decimal
 import functools
 import operator
@@ -12,9 +13,11 @@ import threading
 import types
 
 import pytest
+from twins import KINDS, call, defined
 
 import stepwise
 from stepwise import Budget, BudgetExceeded, RunCancelled, Spent, spend, step, workflow
+from stepwise._calls import steps
 from stepwise._execution import account
 
 calls: list = []
@@ -69,52 +72,35 @@ def only_run(label="agent"):
 
 
 @pytest.mark.parametrize("unit", ["usd", "tokens", "steps", "seconds"])
-@pytest.mark.parametrize("wrong", [-1, float("nan"), float("inf"), True, "5", [1]])
-def test_a_budget_of_no_amount_is_refused(unit, wrong):
+def test_a_budget_of_no_amount_is_refused(unit):
     """A limit that is no number, negative, infinite or a bool is refused, by its name."""
-    with pytest.raises(stepwise.ConfigurationError, match=rf"Budget\({unit}=...\)"):
-        Budget(**{unit: wrong})
+    for wrong in (-1, float("nan"), float("inf"), True, "5", [1]):
+        with pytest.raises(stepwise.ConfigurationError, match=rf"Budget\({unit}=...\)"):
+            Budget(**{unit: wrong})
+    if unit in ("tokens", "steps"):
+        with pytest.raises(stepwise.ConfigurationError, match="whole number"):
+            Budget(**{unit: 1.5})
 
 
-@pytest.mark.parametrize("unit", ["tokens", "steps"])
-def test_counts_are_whole(unit):
-    """Tokens and steps are counted in whole numbers."""
-    with pytest.raises(stepwise.ConfigurationError, match="whole number"):
-        Budget(**{unit: 1.5})
-
-
-def test_a_budget_without_limits_is_refused():
-    """A budget that limits nothing is a mistake."""
-    with pytest.raises(stepwise.ConfigurationError, match="limits nothing"):
-        Budget()
-
-
-def test_amounts_of_other_number_types():
-    """Decimals, which price tables have, are amounts."""
+def test_budgets():
+    """Decimals, which price tables have, are amounts; a budget that limits nothing is a mistake."""
     assert Budget(usd=decimal.Decimal("2.5")) == Budget(usd=2.5)
     assert Budget(usd=2).limits == {"usd": 2.0}
+    with pytest.raises(stepwise.ConfigurationError, match="limits nothing"):
+        Budget()
+    for wrong in ({"usd": 5}, 5, "5"):
+        with pytest.raises(stepwise.ConfigurationError, match=r"budget=.*stepwise\.Budget\("):
+            workflow(budget=wrong)(lambda: None)
+        with pytest.raises(stepwise.ConfigurationError, match="budget="):
+            agent.options(budget=wrong)
 
 
-@pytest.mark.parametrize("wrong", [{"usd": 5}, 5, "5"])
-def test_only_a_budget_is_a_budget(wrong):
-    """``budget=`` takes a ``Budget``, and says so."""
-    with pytest.raises(stepwise.ConfigurationError, match=r"budget=.*stepwise\.Budget\("):
-        workflow(budget=wrong)(lambda: None)
-    with pytest.raises(stepwise.ConfigurationError, match="budget="):
-        agent.options(budget=wrong)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"usd": -1}, {"tokens": -1}, {"usd": float("nan")}, {"tokens": 1.5}, {"usd": True}]
-)
-@pytest.mark.parametrize("where", ["outside", "inside"])
-def test_what_cannot_be_spent_is_refused(wrong, where):
+@pytest.mark.parametrize("wrong", [("usd", -1), ("tokens", -1), ("tokens", 1.5), ("usd", True)])
+def test_what_cannot_be_spent_is_refused(wrong):
     """A negative amount, and one that is no number, is refused, inside a run and outside."""
-    with pytest.raises(stepwise.ConfigurationError, match=rf"spend\({next(iter(wrong))}=...\)"):
-        if where == "outside":
-            spend(**wrong)
-        else:
-            spends(wrong)
+    for spending in (lambda given: spend(**given), spends):
+        with pytest.raises(stepwise.ConfigurationError, match=rf"spend\({wrong[0]}=...\)"):
+            spending(dict([wrong]))
 
 
 def test_spending_outside_of_a_run_is_nothing():
@@ -134,17 +120,54 @@ def test_a_step_spends():
     assert run.to_dict()["spent"]["tokens"] == 30
 
 
-def test_failed_attempts_count():
-    """Each attempt of a step that is retried spends; the step is one."""
+@step(retries=2, backoff=0)
+def flaky():
+    spend(usd=1, tokens=5)
+    if stepwise.current_step().attempt < 3:
+        raise ValueError
 
-    @step(retries=2, backoff=0)
-    def flaky():
-        spend(usd=1, tokens=5)
-        if stepwise.current_step().attempt < 3:
-            raise ValueError
 
-    run = around.execute(flaky)
-    assert amounts(run) == (3, 15, 1)
+@step
+def outer():
+    spend(usd=1)
+    paid(1)
+    paid(2)
+    spend(usd=1)
+
+
+@step
+def threads():
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: spend(usd=0.5), range(40)))
+
+
+@step
+async def tasks():
+    async def one():
+        await asyncio.sleep(0)
+        await asyncio.to_thread(spend, usd=0.5)
+
+    await asyncio.gather(*[one() for _ in range(20)])
+
+
+COUNTED = {
+    "each attempt of a step that is retried": (flaky, (3, 15, 1)),
+    "inside another step, for the inner one alone": (outer, (4, 0, 3)),
+    "threads of a step": (threads, (20, 0, 1)),
+    "tasks of a step": (tasks, (10, 0, 1)),
+}
+
+
+@pytest.mark.parametrize("what", COUNTED)
+def test_what_is_counted(what):
+    """What the body of a step spends, however it is called and wherever, counts once for it."""
+    spending, expected = COUNTED[what]
+
+    @workflow(name="agent")
+    async def flow():
+        await spending() if spending is tasks else spending()
+
+    assert amounts(asyncio.run(flow.execute())) == expected
 
 
 def test_a_failed_step_counts_each_time():
@@ -168,20 +191,6 @@ def test_a_failed_step_counts_each_time():
     assert amounts(only_run()) == (5, 0, 3)
 
 
-def test_nested_steps_count_once():
-    """What a step spends inside another one counts for the inner one alone."""
-
-    @step
-    def outer():
-        spend(usd=1)
-        paid(1)
-        paid(2)
-        spend(usd=1)
-
-    run = around.execute(outer)
-    assert amounts(run) == (4, 0, 3)
-
-
 def test_spending_of_the_workflow_itself():
     """In the workflow's own code ``spend`` is a recorded call, no step, and answered on replay."""
 
@@ -198,31 +207,6 @@ def test_spending_of_the_workflow_itself():
         spending()
     spending()
     assert amounts(only_run()) == (4, 6, 1)
-
-
-def test_threads_and_tasks_of_a_step_spend():
-    """What threads and tasks of a step's body spend, which carry its context, counts for it."""
-
-    @step
-    def threads():
-        with concurrent.futures.ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda _: spend(usd=0.5), range(40)))
-
-    @step
-    async def tasks():
-        async def one():
-            await asyncio.sleep(0)
-            await asyncio.to_thread(spend, usd=0.5)
-
-        await asyncio.gather(*[one() for _ in range(20)])
-
-    @workflow(name="agent")
-    async def both():
-        await tasks()
-        await asyncio.to_thread(threads)
-
-    run = asyncio.run(both.execute())
-    assert amounts(run) == (30, 0, 2)
 
 
 def in_worker(n):
@@ -299,20 +283,20 @@ def test_answered_steps_count_once(options):
 def test_spending_survives_pruning():
     """What pruned records say was spent is in the checkpoints, live and for who looks."""
 
-    @workflow(name="agent", prune_journal=True, retention="latest_only", budget=Budget(usd=700))
+    @workflow(name="agent", prune_journal=True, retention="latest_only", budget=Budget(usd=450))
     def long(count):
         for n in range(count):
             paid(n % 7)
         return count
 
     with pytest.raises(BudgetExceeded) as caught:
-        long(1000)
-    assert (caught.value.spent.usd, caught.value.spent.steps) == (700, 700)
+        long(600)
+    assert (caught.value.spent.usd, caught.value.spent.steps) == (450, 450)
     run = only_run()
     assert run._facts().pruned > 0
-    assert amounts(run) == (700, 0, 700)
-    run = long.options(budget=Budget(usd=5000)).execute(1000)
-    assert amounts(run) == (1000, 0, 1000)
+    assert amounts(run) == (450, 0, 450)
+    run = long.options(budget=Budget(usd=5000)).execute(600)
+    assert amounts(run) == (600, 0, 600)
 
 
 def test_a_replay_knows_what_was_spent():
@@ -325,9 +309,8 @@ def test_a_replay_knows_what_was_spent():
 
     with pytest.raises(BudgetExceeded):
         list(generating())
-    assert list(generating.options(budget=Budget(steps=4))()) == [0, 1, 2, 3]
+    assert list(generating.options(budget=Budget(steps=4))()) == calls == [0, 1, 2, 3]
     assert amounts(only_run()) == (4, 0, 4)
-    assert calls == [0, 1, 2, 3]
 
 
 def test_forgotten_steps_stay_spent():
@@ -353,22 +336,23 @@ def test_a_fork_begins_with_nothing_spent():
 
 
 @pytest.mark.parametrize(
-    ("budget", "begun"),
+    ("budget", "begun", "said"),
     [
-        (Budget(usd=3), 3),
-        (Budget(usd=2.5), 3),
-        (Budget(tokens=20), 2),
-        (Budget(steps=4), 4),
-        (Budget(steps=0), 0),
-        (Budget(usd=0), 1),
-        (Budget(usd=100, steps=2), 2),
+        (Budget(usd=3), 3, r"has spent \$3\.00 of the \$3\.00 that"),
+        (Budget(usd=2.5), 3, r"has spent \$3\.00 of the \$2\.50 that"),
+        (Budget(tokens=20), 2, "20 tokens"),
+        (Budget(steps=4), 4, "4 steps"),
+        (Budget(steps=0), 0, "0 steps"),
+        (Budget(usd=0), 1, r"\$1\.00 of"),
+        (Budget(usd=100, steps=2), 2, "2 steps"),
     ],
     ids=str,
 )
-def test_no_step_begins_beyond_the_budget(budget, begun):
+def test_no_step_begins_beyond_the_budget(budget, begun, said):
     """Before the next step begins the run stops, and says what was spent of what."""
-    with pytest.raises(BudgetExceeded, match=r"options\(budget=") as caught:
+    with pytest.raises(BudgetExceeded, match=said) as caught:
         agent.options(budget=budget)(6, 1, 10)
+    assert "options(budget=" in str(caught.value)
     assert calls == [*range(begun)]
     assert caught.value.budget == budget
     assert caught.value.spent.steps == begun
@@ -376,58 +360,47 @@ def test_no_step_begins_beyond_the_budget(budget, begun):
     assert pickle.loads(pickle.dumps(caught.value)).spent == caught.value.spent
 
 
-def test_the_message_names_the_unit():
-    """The error says which limit was reached, how much of how much."""
-    with pytest.raises(BudgetExceeded, match=r"has spent \$2\.00 of the \$1\.50 that"):
-        agent.options(budget=Budget(usd=1.5, tokens=1000))(3, 1, 10)
-
-
 def test_a_larger_budget_continues():
-    """With a larger budget the same call resumes the same run; done steps do not run again."""
-    for limit in (2, 4):
+    """With a larger budget the same call resumes the same run; done steps do not run again.
+
+    The listing says that the budget stopped it, and nothing brings it back by itself.
+    """
+    for limit in (2, 4, 4):  # the same budget: no step, and no money
         with pytest.raises(BudgetExceeded):
             agent.options(budget=Budget(usd=limit))(5)
-    with pytest.raises(BudgetExceeded):  # the same budget: no step, and no money
-        agent.options(budget=Budget(usd=4))(5)
-    assert agent.options(budget=Budget(usd=9))(5) == [0, 1, 2, 3, 4]
-    assert calls == [0, 1, 2, 3, 4]
-    assert amounts(only_run()) == (5, 0, 5)
+    run = only_run()
+    assert run.status == "interrupted"
+    assert run.to_dict()["error"] == "its budget: $4.00 of $4.00 spent"
+    assert not run.spent.at_least
+    assert stepwise.recover() == []
+    assert agent.options(budget=Budget(usd=9))(5) == calls == [0, 1, 2, 3, 4]
+    assert amounts(run) == (5, 0, 5)
 
 
-def test_the_last_step_may_overshoot():
-    """A run whose last step went beyond the budget has completed."""
+def test_what_needs_no_budget():
+    """A run whose last step went beyond its budget completes, and so does one that is answered.
+
+    Eight times $0.1 uses up $0.8, although the sum of the floats is below.
+    """
     assert agent.options(budget=Budget(usd=1))(1, 100.0) == [0]
     assert only_run().status == "completed"
+    stops = [KeyboardInterrupt]
 
-
-def test_answered_steps_need_no_budget():
-    """A run that has nothing left to execute completes, whatever its budget."""
-
-    @workflow(name="agent")
+    @workflow(name="stops")
     def stopping():
-        paid(1)
-        paid(2)
-        if not stopped:
-            stopped.append(True)
-            raise KeyboardInterrupt
+        agent(2)
+        if stops:
+            raise stops.pop()
 
-    stopped: list = []
     with pytest.raises(KeyboardInterrupt):
         stopping()
     stopping.options(budget=Budget(steps=1))()
-    assert only_run().status == "completed"
-
-
-def test_a_stopped_run_is_interrupted():
-    """The listing says that the budget stopped it, and nothing brings it back by itself."""
+    assert only_run("stops").status == "completed"
+    assert functools.reduce(operator.add, [0.1] * 8) < 0.8  # sum() is exact since Python 3.12
+    calls.clear()
     with pytest.raises(BudgetExceeded):
-        agent.options(budget=Budget(usd=2))(5)
-    run = only_run()
-    assert run.status == "interrupted"
-    assert run.to_dict()["error"] == "its budget: $2.00 of $2.00 spent"
-    assert not run.spent.at_least
-    assert stepwise.recover() == []
-    assert calls == [0, 1]
+        agent.options(budget=Budget(usd=0.8))(9, 0.1)
+    assert len(calls) == 8
 
 
 def test_the_stop_passes_handlers():
@@ -449,73 +422,62 @@ def test_the_stop_passes_handlers():
     assert calls == [1]
 
 
-@pytest.mark.parametrize("flow", ["plain", "async"])
-def test_a_cancelled_run_cleans_up_beyond_its_budget(flow):
-    """A run whose budget is used up can be cancelled: its clean-up is counted, not refused."""
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cancelled_run_cleans_up_beyond_its_budget(kind, tmp_path):
+    """A run whose budget is used up can be cancelled: its clean-up is counted, not refused.
+
+    A workflow that goes on after it was cancelled goes on within its budget.
+    """
 
     @step
     async def apaid(n):
         paid.__wrapped__(n)
 
-    @workflow(name="tidies")
-    def tidy():
-        paid("nested")
+    module = defined(
+        tmp_path,
+        """
+        @workflow(name="tidies")
+        async def tidy():
+            await paid("nested")
 
-    @workflow(name="agent", budget=Budget(steps=2))
-    def plain():
-        try:
+        @workflow(name="agent", budget=Budget(steps=2))
+        async def agent():
+            try:
+                for n in range(6):
+                    await paid(n)
+            finally:
+                await paid("tidy")
+                await tidy()
+
+        @workflow(name="stubborn", budget=Budget(steps=2))
+        async def stubborn():
             for n in range(6):
-                paid(n)
-        finally:
-            paid("tidy")
-            tidy()
-
-    @workflow(name="agent", budget=Budget(steps=2))
-    async def asynchronous():
-        try:
-            for n in range(6):
-                await apaid(n)
-        finally:
-            await apaid("tidy")
-
-    def attempt():
-        return plain() if flow == "plain" else asyncio.run(asynchronous())
-
+                try:
+                    await paid(n)
+                except Cancelled:
+                    continue
+        """,
+        kind,
+        paid=paid if kind == "plain" else apaid,
+        workflow=workflow,
+        Budget=Budget,
+        Cancelled=(RunCancelled, asyncio.CancelledError),
+    )
     with pytest.raises(BudgetExceeded):
-        attempt()
+        call(module.agent)
     only_run().cancel()
     with pytest.raises(RunCancelled):
-        attempt()
+        call(module.agent)
     assert only_run().status == "cancelled"
-    assert calls == [0, 1, "tidy", *(["nested"] if flow == "plain" else [])]
+    assert calls == [0, 1, "tidy", "nested"]
     assert only_run().spent.steps == len(calls)
-
-
-def test_the_budget_holds_where_a_cancellation_was_handled():
-    """A workflow that goes on after it was cancelled goes on within its budget."""
-
-    @workflow(name="agent", budget=Budget(steps=2))
-    def stubborn():
-        for n in range(6):
-            try:
-                paid(n)
-            except RunCancelled:
-                continue
-
+    calls.clear()
     with pytest.raises(BudgetExceeded):
-        stubborn()
-    only_run().cancel()
+        call(module.stubborn)
+    only_run("stubborn").cancel()
     with pytest.raises(BudgetExceeded):
-        stubborn()
+        call(module.stubborn)
     assert calls == [0, 1]
-
-
-def test_dollars_are_added_up_as_they_are_written():
-    """Eight times $0.1 uses up a budget of $0.8, although the sum of the floats is below."""
-    assert functools.reduce(operator.add, [0.1] * 8) < 0.8  # sum() is exact since Python 3.12
-    with pytest.raises(BudgetExceeded):
-        agent.options(budget=Budget(usd=0.8))(9, 0.1)
-    assert len(calls) == 8
 
 
 def test_a_step_stopped_inside_keeps_what_it_spent():
@@ -657,10 +619,17 @@ def parent(counts):
 
 
 def test_children_count_for_their_parent():
-    """What a child run spends counts for the run that called it, once."""
+    """What a child run spends counts for its caller, once; a recorded run costs nothing."""
     run = parent.execute([1, 2])
     assert amounts(run) == (3, 0, 3)
     assert amounts(parent.execute([1, 2])) == (3, 0, 3)
+    child.options(run_id="shared")(2)
+
+    @workflow(name="agent")
+    def calling():
+        return child.options(run_id="shared")(2)
+
+    assert amounts(calling.execute()) == (0, 0, 0)
 
 
 def test_the_parents_budget_holds_inside_children():
@@ -715,17 +684,6 @@ def test_a_failed_child_that_is_tried_again():
     assert amounts(only_run()) == (2, 0, 2)
     calling()
     assert amounts(only_run()) == (4, 0, 4)
-
-
-def test_a_recorded_run_that_is_called_as_a_child():
-    """A run that had completed before, outside, costs the run that calls it nothing."""
-    child.options(run_id="shared")(2)
-
-    @workflow(name="agent")
-    def calling():
-        return child.options(run_id="shared")(2)
-
-    assert amounts(calling.execute()) == (0, 0, 0)
 
 
 # -- what people see -------------------------------------------------------------------------------
@@ -803,3 +761,27 @@ def test_a_wait_beside_a_step_takes_the_time_of_the_step(clock):
 
     run = asyncio.run(waiting.execute())
     assert run.spent.seconds == 10
+
+
+def test_threads_that_spend_first_make_one_step_of_it(monkeypatch):
+    """Two threads that spend for the first time get one step: two would tell their calls apart."""
+    made, meet = [], threading.Barrier(2)
+
+    class Slow(steps.Step):
+        def __init__(self, *args, **options):
+            made.append(self)
+            with contextlib.suppress(threading.BrokenBarrierError):
+                meet.wait(0.5)  # for another thread, which the lock keeps out
+            super().__init__(*args, **options)
+
+    monkeypatch.setattr(steps, "Step", Slow)
+    steps._recorded.cache_clear()
+
+    @workflow
+    def spends():
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda usd: spend(usd=usd), [1, 2]))
+
+    spends()
+    steps._recorded.cache_clear()
+    assert len(made) == 1

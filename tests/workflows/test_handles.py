@@ -1,7 +1,6 @@
 """Runs beside their caller: ``start()``, ``Run.inputs``, ``Run.resume()`` and ``recover()``."""
 
 import asyncio
-import contextlib
 import dataclasses
 import gc
 import signal
@@ -49,7 +48,7 @@ async def awork(name):
     return work(name)
 
 
-@workflow
+@workflow(ignore=("gate",))
 async def slow(name, gate=None):
     if gate is not None:
         await gate.wait()
@@ -63,11 +62,8 @@ def test_start():
     """``start()`` gives a handle at once, whose run is on record; it waits for the result."""
     gates["a"] = threading.Event()
     handle = agent.start("a", "b")
-    assert (handle.status, handle.done, handle.run.inputs) == (
-        "running",
-        False,
-        {"names": ("a", "b")},
-    )
+    assert (handle.status, handle.done) == ("running", False)
+    assert handle.run.inputs == {"names": ("a", "b")}
     assert stepwise.get_run(handle.id) == handle.run
     assert handle.wait(0.01) is False
     with pytest.raises(TimeoutError, match="it continues"):
@@ -77,6 +73,8 @@ def test_start():
     assert handle.result() == ["A", "B"]
     assert handle.wait()
     assert (handle.status, handle.done) == ("completed", True)
+    assert agent.options(run_id=handle.id).start("a", "b").result() == ["A", "B"]
+    assert done == ["a", "b"]  # a run that has completed gives its result
 
 
 def test_start_of_what_fails(told):
@@ -90,6 +88,13 @@ def test_start_of_what_fails(told):
 
 def test_start_of_what_is_refused():
     """What a call would raise before it begins, ``start()`` raises itself."""
+
+    @workflow
+    def items():
+        yield 1
+
+    with pytest.raises(stepwise.ConfigurationError, match="iterate over it"):
+        items.start()
     gates["a"] = threading.Event()
     handle = agent.start("a")
     with pytest.raises(RunBusyError, match="in thread stepwise agent-"):
@@ -107,14 +112,6 @@ def test_start_of_what_is_refused():
     assert done == ["a"]
 
 
-def test_start_of_a_run_that_completed():
-    """A run that has completed gives its result; nothing runs."""
-    handle = agent.options(run_id="one").start("a")
-    assert handle.result() == ["A"]
-    assert agent.options(run_id="one").start("a").result() == ["A"]
-    assert done == ["a"]
-
-
 def test_start_inside_a_run():
     """Inside a run, which could not resume it, nothing is started, but in the background."""
 
@@ -129,23 +126,12 @@ def test_start_inside_a_run():
     assert {run.parent for run in stepwise.runs()} == {None}
 
 
-def test_generators_are_not_started():
-    """Nobody would take the items of a generator."""
-
-    @workflow
-    def items():
-        yield 1
-
-    with pytest.raises(stepwise.ConfigurationError, match="iterate over it"):
-        items.start()
-
-
 def test_start_in_an_event_loop():
     """A coroutine function executes in a task; waiting for it can be cancelled, and it goes on."""
 
     async def main():
         gate = asyncio.Event()
-        handle = slow.options(ignore=("gate",)).start("a", gate)
+        handle = slow.start("a", gate)
         assert (handle.status, handle.done) == ("running", False)
         assert not await handle.wait(0.01)
         with pytest.raises(TimeoutError, match="it continues"):
@@ -155,9 +141,8 @@ def test_start_in_an_event_loop():
         gate.set()
         assert await handle == await handle.result() == "A"
         assert (handle.status, handle.done) == ("completed", True)
-        failing = slow.start("bad")
         with pytest.raises(LookupError):
-            await failing
+            await slow.start("bad")
         first = slow.options(run_id="one").start("b")
         second = slow.options(run_id="one", on_owned="wait").start("b")
         assert [await first, await second] == ["B", "B"]
@@ -171,9 +156,9 @@ def test_the_event_loop_ends():
 
     async def main(error=None):
         never = asyncio.Event()
-        slow.options(ignore=("gate",)).start("begun", never)
+        slow.start("begun", never)
         await asyncio.sleep(0.01)
-        slow.options(ignore=("gate",)).start("not yet begun", never)
+        slow.start("not yet begun", never)
         if error is not None:
             raise error
 
@@ -219,17 +204,16 @@ if waits:
 def test_the_program_ends(start):
     """At its end the interpreter waits for what was started."""
     script = start(SCRIPT)
-    script.hear()
-    script.tell()
-    script.hear()
-    script.tell()
+    for _ in "ab":
+        script.hear()
+        script.tell()
     script.finish()
     assert [run.status for run in stepwise.runs()] == ["completed"]
 
 
 def test_ctrl_c_at_the_program(start):
     """After Ctrl-C it waits for the step in progress only; the run is interrupted."""
-    script = start(SCRIPT, "wait")
+    script = start(SCRIPT, "wait")  # SIGTERM: test_sigterm.py
     assert script.hear() == "works a"
     script.process.send_signal(signal.SIGINT)
     while (line := script.hear()) != "the interpreter ends":  # before, the next step would begin
@@ -238,15 +222,6 @@ def test_ctrl_c_at_the_program(start):
     script.process.wait()
     (run,) = stepwise.runs()
     assert (run.status, [each.status for each in run.steps]) == ("interrupted", ["completed"])
-
-
-def test_sigterm_at_the_program(start):
-    """SIGTERM ends it at once; the run is crashed, to be brought back."""
-    script = start(SCRIPT, "wait")
-    script.hear()
-    script.process.send_signal(signal.SIGTERM)
-    script.process.wait()
-    assert [run.status for run in stepwise.runs()] == ["crashed"]
 
 
 # -- inputs --------------------------------------------------------------------------------------
@@ -275,18 +250,21 @@ class Shop:
         return [cls.__name__, work(when)]
 
 
-def fail_once(call, *arguments, **options):
-    """The run of a call that was cut off in its step."""
+def exits(_):
+    raise SystemExit
 
-    def exits(name):
-        raise SystemExit
 
-    gates.clear()
-    gates["x"] = types.SimpleNamespace(wait=exits, set=lambda: None)
-    with pytest.raises(SystemExit):
+def interrupt(_):
+    raise KeyboardInterrupt
+
+
+def cut_off(call, *arguments, by=exits, **options):
+    """Return the run of a call that was cut off in its step ``x``."""
+    gates["x"] = types.SimpleNamespace(wait=by, set=lambda: None)
+    with pytest.raises((SystemExit, KeyboardInterrupt)):
         call(*arguments, **options)
     gates.clear()
-    return next(run for run in stepwise.runs() if run.parent is None)
+    return next(iter(run for run in stepwise.runs() if run.parent is None), None)
 
 
 @workflow(ignore=("hint",))
@@ -306,46 +284,34 @@ def test_inputs():
 
 def test_inputs_of_a_method():
     """Those of a method have the instance, those of a class method the class."""
-    run = Shop("A").sell.execute("x", "y", price=2, gift=True)
-    inputs = run.inputs
-    assert (inputs["self"].name, inputs["self"].sold) == ("A", [])
-    assert {name: value for name, value in inputs.items() if name != "self"} == {
-        "what": "x",
-        "more": ("y",),
-        "price": 2,
-        "options": {"gift": True},
-    }
+    inputs = Shop("A").sell.execute("x", "y", price=2, gift=True).inputs
+    seller = inputs.pop("self")
+    assert (seller.name, seller.sold) == ("A", [])
+    assert inputs == {"what": "x", "more": ("y",), "price": 2, "options": {"gift": True}}
     assert Shop.close.execute("x").inputs == {"cls": Shop, "when": "x"}
 
 
 def test_inputs_that_cannot_be_recorded():
-    """An argument that does not pickle is named, with the way out."""
-    lock = threading.Lock()
-    run = fail_once(order, Order([]), lock)
-    with pytest.raises(
-        stepwise.UnreadableValueError, match=r"'hint' could not be recorded.*hint=\.\.\."
-    ):
+    """An argument, or an instance, that does not pickle is named, with the way out."""
+    unreadable, lock = stepwise.UnreadableValueError, threading.Lock()
+    run = cut_off(order, Order([]), lock)
+    with pytest.raises(unreadable, match=r"'hint' could not be recorded.*hint=\.\.\."):
         _ = run.inputs
-    with pytest.raises(stepwise.UnreadableValueError) as caught:
+    with pytest.raises(unreadable) as caught:
         run.resume()
     assert len(caught.traceback) == 2  # the test's line, and one of ours
     assert run.resume(hint="other").result() == (Order(["X"]), "other", ())
-
-
-def test_an_instance_that_cannot_be_recorded():
-    """An instance with an attribute that does not pickle has to be given."""
-    run = fail_once(Shop("A", threading.Lock()).sell, "x")
-    with pytest.raises(
-        stepwise.UnreadableValueError, match=r"'self' could not be recorded \(self.client"
-    ):
+    run.delete()
+    run = cut_off(Shop("A", lock).sell, "x")
+    with pytest.raises(unreadable, match=r"'self' could not be recorded \(self.client"):
         run.resume()
-    assert run.resume(self=Shop("A", threading.Lock())).result()[:2] == ["A", "X"]
+    assert run.resume(self=Shop("A", lock)).result()[:2] == ["A", "X"]
 
 
 def test_inputs_as_json():
-    """With ``codec="json"`` they are data, shaped by the annotations; ``trust="data"`` the same."""
+    """With ``codec="json"`` they are data, shaped by the annotations; else ``trust`` reads none."""
 
-    @workflow(trust="data")
+    @workflow(codec="json")
     def typed(n: int, tags: list[str], other=None):
         return work("x")
 
@@ -354,43 +320,11 @@ def test_inputs_as_json():
     run = typed.options(ignore=("other",)).execute(1, ["b"], other=object())
     with pytest.raises(stepwise.UnreadableValueError, match="'other' could not be recorded"):
         _ = run.inputs
-    run = fail_once(typed, 2, ["c"])
-    assert run.resume().result() == "X"
-
-
-def test_pickles_that_must_not_be_loaded():
-    """A run that was recorded with pickles has no inputs for ``trust="data"``."""
-    run = fail_once(agent, "x")
-    assert fail_once(agent.options(run_id=run.id, trust="data", codec="json"), "x") == run
+    assert cut_off(typed, 2, ["c"]).resume().result() == "X"
+    run = cut_off(agent, "x")
+    stepwise.configure(trust="data")
     with pytest.raises(stepwise.UnreadableValueError, match="trust='data' loads none"):
         _ = run.inputs
-
-
-def test_inputs_of_an_old_store():
-    """A run of the version before has only a part of its arguments, which is said."""
-    from stepwise._execution.inputs import load_inputs
-    from stepwise._journal.records import Started, from_header, to_header
-
-    header = to_header(Started("m:f", "d", "x=1", command=("python",), cwd="/"))
-    old = from_header(header[:-1])
-    assert old.form is None
-    run = fail_once(agent, "x")
-    entry = next(each for each in run._entries() if isinstance(each.record, Started))
-    started, payload = entry.record, entry.payload
-    assert started.form is not None
-
-    class OldStore:
-        def __getattr__(self, name):
-            return getattr(run.store, name)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(
-            "stepwise._execution.inputs.read_start",
-            lambda *_: (started._replace(form=None), payload),
-        )
-        with pytest.raises(stepwise.UnreadableValueError, match="recorded only a part of them"):
-            load_inputs(run.store, run._seal, run._facts())
-        assert run.resume(names=("x",)).result() == ["X"]
 
 
 # -- Run.resume() --------------------------------------------------------------------------------
@@ -398,7 +332,7 @@ def test_inputs_of_an_old_store():
 
 def test_resume():
     """``resume()`` resumes the run here, with its arguments; nothing is done twice."""
-    run = fail_once(agent, "a", "x")
+    run = cut_off(agent, "a", "x")
     assert run.status == "crashed"
     assert run.resume().result() == ["A", "X"]
     assert done == ["a", "x"]
@@ -408,20 +342,14 @@ def test_resume():
 
 def test_resume_of_a_method():
     """A method goes on with the instance as it was when the run began."""
-    run = fail_once(Shop("A").sell, "x", "y", price=2, gift=True)
+    run = cut_off(Shop("A").sell, "x", "y", price=2, gift=True)
     assert run.resume().result() == ["A", "X", ("y",), 2, {"gift": True}, 1]
-    assert fail_once(Shop.close, "x").resume().result() == ["Shop", "X"]
+    assert cut_off(Shop.close, "x").resume().result() == ["Shop", "X"]
 
 
 def test_resume_of_a_coroutine_function():
     """In an event loop it is awaited; without one, a thread has a loop for it."""
-
-    async def called():
-        return await slow("x")
-
-    with contextlib.suppress(SystemExit):
-        fail_once(lambda: asyncio.run(called()))
-    (run,) = stepwise.runs()
+    run = cut_off(lambda: asyncio.run(called("x")))
     assert run.resume().result() == "X"
     run.forget("awork")
 
@@ -431,6 +359,10 @@ def test_resume_of_a_coroutine_function():
     assert asyncio.run(main()) == "X"
 
 
+async def called(name):
+    return await slow(name)
+
+
 def test_resume_of_what_is_not_known():
     """A workflow that this process does not know, and a child run, are refused with a reason."""
 
@@ -438,7 +370,7 @@ def test_resume_of_what_is_not_known():
     def passing(name):
         return agent(name)
 
-    run = fail_once(passing, "x")
+    run = cut_off(passing, "x")
     child = next(each for each in stepwise.runs() if each.parent)
     with pytest.raises(stepwise.ConfigurationError, match="is a child run: it resumes when"):
         child.resume()
@@ -463,7 +395,7 @@ def test_workflows_of_a_factory():
         return made
 
     one, two = make("one"), make("two")
-    run = fail_once(one, "x")
+    run = cut_off(one, "x")
     with pytest.raises(stepwise.ConfigurationError, match=r"2 workflows .* made by a function"):
         run.resume()
     assert stepwise.recover().left[0][0] == run
@@ -475,14 +407,11 @@ def test_workflows_of_a_factory():
 
 def test_recover(told):
     """``recover()`` goes on with what was cut off, and with nothing else."""
-    cut = [fail_once(agent, name, "x") for name in "abc"]
+    cut = [cut_off(agent, name, "x") for name in "abc"]
     with pytest.raises(LookupError):
         agent("bad")
     agent("fine")
-    gates["x"] = types.SimpleNamespace(wait=interrupt, set=lambda: None)
-    with pytest.raises(KeyboardInterrupt):
-        agent("stopped", "x")
-    gates.clear()
+    cut_off(agent, "stopped", "x", by=interrupt)
     done.clear()
     handles = stepwise.recover()
     assert [each.id for each in handles] == [run.id for run in cut]
@@ -497,14 +426,10 @@ def test_recover(told):
     assert stepwise.recover() == []
 
 
-def interrupt(_):
-    raise KeyboardInterrupt
-
-
 def test_recover_one_after_the_other():
     """At most ``max_workers`` runs go on at a time."""
     for name in "abcd":
-        fail_once(agent, name, "x")
+        cut_off(agent, name, "x")
     alive, most = [], []
 
     class Gate:
@@ -527,9 +452,11 @@ def test_recover_one_after_the_other():
 
 def test_recover_as_the_last_line_of_a_program(told, monkeypatch):
     """What can begin at once goes on although the program ends; the others are named."""
-    first, second = (fail_once(agent, name, "x") for name in "ab")
+    first, second = (cut_off(agent, name, "x") for name in "ab")
     monkeypatch.setattr(interrupts.ending, "begun", True)
+    gates["x"] = threading.Event()
     one, other = stepwise.recover(max_workers=1)
+    gates["x"].set()  # once both are there: whoever comes first in a thread of its own goes on
     assert one.result() == ["A", "X"]
     with pytest.raises(stepwise.StepwiseError, match="was not begun: the program ends"):
         other.result()
@@ -539,7 +466,7 @@ def test_recover_as_the_last_line_of_a_program(told, monkeypatch):
 
 def test_one_that_fails_does_not_stop_the_others():
     """What one run raises is in its own handle."""
-    runs = [fail_once(agent, "x", name) for name in ("bad", "b")]
+    runs = [cut_off(agent, "x", name) for name in ("bad", "b")]
     first, second = stepwise.recover(agent)
     assert [first.id, second.id] == [run.id for run in runs]
     with pytest.raises(LookupError):
@@ -558,9 +485,9 @@ def test_what_recover_leaves_alone(told):
     def parent():
         return agent("x")
 
-    first = fail_once(unknown)
-    second = fail_once(order, Order([]), threading.Lock())
-    third = fail_once(parent)
+    first = cut_off(unknown)
+    second = cut_off(order, Order([]), threading.Lock())
+    third = cut_off(parent)
     del unknown
     gc.collect()
     told()
@@ -584,21 +511,10 @@ def test_recover_elsewhere(tmp_path):
     def placed():
         return work("x")
 
-    def exits(name):
-        raise SystemExit
-
-    def cut_off(call):
-        gates["x"] = types.SimpleNamespace(wait=exits, set=lambda: None)
-        with pytest.raises(SystemExit):
-            call()
-        gates.clear()
-
-    cut_off(placed)
-    (handle,) = stepwise.recover()
-    assert handle.result() == "X"
-    cut_off(placed)
-    (handle,) = stepwise.recover(store=other)
-    assert handle.result() == "X"
+    for chosen in ({}, {"store": other}):
+        cut_off(placed)
+        (handle,) = stepwise.recover(**chosen)
+        assert handle.result() == "X"
     assert stepwise.recover(store=other) == []
     del placed
     gc.collect()
@@ -607,65 +523,18 @@ def test_recover_elsewhere(tmp_path):
 def test_recover_in_an_event_loop():
     """Asynchronous runs go on in tasks, plain ones in threads."""
 
-    async def called(name):
-        return await slow(name)
-
     async def crash():
         for name in "ab":
-            slow.options(ignore=("gate",)).start(name, None)
+            slow.start(name, None)
         await asyncio.sleep(0)
 
     asyncio.run(crash())
-    fail_once(agent, "x")
+    cut_off(agent, "x")
 
     async def main():
-        handles = stepwise.recover(max_workers=1)
         return [
             await each if isinstance(each, stepwise.AsyncHandle) else each.result()
-            for each in handles
+            for each in stepwise.recover(max_workers=1)
         ]
 
     assert asyncio.run(main()) == ["A", "B", ["X"]]
-
-
-SERVER = """
-import os, sys
-import stepwise
-from stepwise import step, workflow
-
-def say(text):
-    os.write(1, f"{text}\\n".encode())  # one write: print() of several threads mixes lines
-
-@step
-def think(name):
-    say(f"thinks {name}")
-    sys.stdin.readline()
-    return name
-
-@workflow
-def agent(task, *, hints):
-    return [think(task), think(f"{task} again"), hints]
-
-def begin():
-    for n in range(3):
-        agent.options(run_id=f"job {n}").start(f"task {n}", hints={n})
-    say("started")
-
-def go_on():
-    for handle in stepwise.recover(max_workers=2):
-        say(f"{handle.id} {handle.result()}")
-"""
-
-
-def test_a_server_that_is_killed(start, tmp_path):
-    """A server that is killed, started anew, goes on with its runs in one process."""
-    (tmp_path / "server.py").write_text(SERVER, encoding="utf-8")
-    first = start("import server\nserver.begin()\n")
-    heard = {first.hear() for _ in range(4)}
-    assert heard == {"thinks task 0", "thinks task 1", "thinks task 2", "started"}
-    first.kill()
-    text = start("import server\nserver.go_on()\n").finish()
-    for number in range(3):
-        assert f"job {number} ['task {number}', 'task {number} again', {{{number}}}]" in text
-    assert text.count("thinks") == 6
-    assert {run.status for run in stepwise.runs()} == {"completed"}

@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import gc
-import subprocess
+import inspect
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -95,66 +95,45 @@ def test_arguments_that_cannot_be_told_apart():
     def agent(rows, topic):
         return think(topic)
 
-    with pytest.raises(TypeError, match=names("'rows'", r"ignore=\('rows',\)", "key=")):
+    with pytest.raises(TypeError, match=names("'rows'", "Pass a list of what it yields")):
         agent((each for each in "ab"), "tides")
 
 
-def test_a_variable_that_cannot_be_recorded():
-    """A client among the variables: one warning with the variable, its line and the ways out."""
-
-    @workflow
-    def agent(topic):
-        local = threading.local()
-        first = think(topic)
-        second = think(first)
-        del local
-        return second
-
-    with pytest.warns(RunWarning, match=names("'local'", "ways out", "resource")) as warned:
-        assert agent("tides") == "about about tides"
-    assert len(warned) == 1
-    assert warned[0].filename == __file__
-
-
 @pytest.mark.parametrize("decorator", [step, tool, workflow])
-@pytest.mark.parametrize(
-    ("given", "way"),
-    [
+def test_something_else_than_a_function(decorator):
+    """Who decorates something else, or forgets an option's name, is told what to write."""
+    for given, way in (
         ("research", "name='research'"),
         (3, "options have names"),
         (int, "decorate its methods"),
         (property(think), "@property above @"),
-    ],
-)
-def test_something_else_than_a_function(decorator, given, way):
-    """Who decorates something else, or forgets an option's name, is told what to write."""
-    with pytest.raises(ConfigurationError, match=names("decorates a function", way)):
-        decorator(given)
-
-
-def test_a_partial():
-    """A partial of a step is a step already, and a workflow is no partial of a function."""
-    for decorator in (step, tool):
-        with pytest.raises(ConfigurationError, match="step or workflow already"):
-            decorator(functools.partial(think, "tides"))
-    with pytest.raises(ConfigurationError, match="write a function that calls it"):
-        workflow(functools.partial(think, "tides"))
+    ):
+        with pytest.raises(ConfigurationError, match=names("decorates a function", way)):
+            decorator(given)
+    # A partial of a step is a step already, and a workflow is no partial of a function.
+    way = "write a function that calls it" if decorator is workflow else "step or workflow already"
+    with pytest.raises(ConfigurationError, match=way):
+        decorator(functools.partial(think, "tides"))
 
 
 def test_only_what_stands_in_the_way_is_named():
-    """A closed executor is no obstacle to a checkpoint, so it is not named beside what is one."""
+    """A client among the variables is named once, with ways out; a closed pool is no obstacle."""
 
     @workflow
     def agent():
         with ThreadPoolExecutor(1) as pool:
             pool.submit(int).result()
         local = threading.local()
-        think("tides")
-        return local is None
+        first = think("tides")
+        second = think(first)
+        del local
+        return second
 
-    with pytest.warns(RunWarning, match="the variable 'local'") as told:
-        agent()
-    assert not [each for each in told if "'pool'" in str(each.message)]
+    with pytest.warns(RunWarning, match=names("'local'", "ways out", "resource")) as warned:
+        assert agent() == "about about tides"
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+    assert "'pool'" not in str(warned[0].message)
 
 
 def test_steps_outside_a_workflow(home):
@@ -163,28 +142,14 @@ def test_steps_outside_a_workflow(home):
     assert not home.exists()
 
 
-def test_without_a_file():
-    """Code from ``exec`` has no source: the workflow runs, with one warning of what that means."""
-    program = (
-        "from stepwise import workflow\n@workflow\ndef agent(): return 1\nprint(agent(), agent())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", f"exec({program!r})"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    assert done.stdout == "1 1\n"
-    assert done.stderr.count("RunWarning") == 1
-    assert "put it into a file" in done.stderr
-
-
 # -- steps of one name ---------------------------------------------------------------------------
 
 
-def test_two_lambdas():
-    """Two lambdas as steps of one run are refused, with both places; with names they are fine."""
+def test_lambdas():
+    """Two lambdas as steps of one run are refused, with both places; with names they are fine.
+
+    A lambda that is made again, in a loop or a cell, is one step.
+    """
     double, half = (step(each) for each in (lambda x: 2 * x, lambda x: x // 2))
 
     @workflow
@@ -196,12 +161,39 @@ def test_two_lambdas():
     half = step(name="half")(lambda x: x // 2)
     assert both(4) == 10
 
-
-def test_one_lambda():
-    """A lambda that is made again, in a loop or a cell, is one step."""
-
     @workflow
     def each(values):
         return [step(lambda x: 2 * x)(value) for value in values]
 
     assert each([1, 2, 3]) == [2, 4, 6]
+
+
+def test_workflows_nested_too_deeply():
+    """The error says how deep workflows may be nested; with more allowed, the run goes on."""
+    called = []
+
+    @step
+    def note(n):
+        called.append(n)
+        return n
+
+    @workflow
+    def deeper(n):
+        return note(n) + (deeper(n - 1) if n else 0)
+
+    limit, frames = sys.getrecursionlimit(), len(inspect.stack(0))
+    sys.setrecursionlimit(frames + 400)
+    try:
+        with pytest.raises(RecursionError, match=r"'deeper' is called \d+ workflows deep"):
+            deeper(30)
+    finally:
+        sys.setrecursionlimit(limit)
+    deepest = called[-1]
+    assert called == [*range(30, deepest - 1, -1)]
+    assert 0 < deepest < 25
+    sys.setrecursionlimit(limit + 1000)
+    try:
+        assert deeper(30) == sum(range(31))
+    finally:
+        sys.setrecursionlimit(limit)
+    assert called == [*range(30, -1, -1)]

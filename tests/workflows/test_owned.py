@@ -38,32 +38,41 @@ except Exception as error:
 
 
 @pytest.fixture
-def job(start, tmp_path):
+def job(start, tmp_path, monkeypatch):
     """Start the same job in several processes, as cron does."""
     (tmp_path / "job.py").write_text(JOB, encoding="utf-8")
-    return lambda on_owned="raise": start(STARTED.replace("POLICY", on_owned))
+
+    def begun(on_owned="raise"):
+        monkeypatch.setenv("STEPWISE_QUIET", "0" if on_owned == "wait" else "1")
+        script = start(STARTED.replace("POLICY", on_owned))
+        if on_owned == "wait":
+            assert "waits, since it is being executed by process " in script.hear()
+        return script
+
+    return begun
 
 
-def test_overlapping_cron_jobs(job):
+@pytest.fixture
+def first(job):
+    """The process that executes the run."""
+    script = job()
+    assert script.hear() == "works a"
+    return script
+
+
+def test_overlapping_cron_jobs(first, job):
     """The second process gets an exception that ``except Exception`` catches, naming the first."""
-    first = job()
-    assert first.hear() == "works a"
     told = job().finish()
     assert "caught RunBusyError" in told
     assert f"by process {first.pid}" in told
-    first.tell("x")
-    first.hear()
-    first.tell("y")
+    for answer in "xy":
+        first.tell(answer)
     assert "result ['a x', 'b y']" in first.finish()
 
 
-def test_wait_for_another_process(job, monkeypatch):
+def test_wait_for_another_process(first, job):
     """``wait`` gives the result of the run when its owner completes it; no step runs twice."""
-    monkeypatch.setenv("STEPWISE_QUIET", "0")
-    first = job()
-    assert "works a" in first.hear()
     second = job("wait")
-    assert f"waits, since it is being executed by process {first.pid}" in second.hear()
     first.tell("x")
     assert first.hear() == "works b"
     first.tell("y")
@@ -71,15 +80,11 @@ def test_wait_for_another_process(job, monkeypatch):
     assert second.finish() == "result ['a x', 'b y']"
 
 
-def test_the_owner_dies(job, monkeypatch):
+def test_the_owner_dies(first, job):
     """Who waits takes the run over when its owner is killed, and repeats nothing."""
-    monkeypatch.setenv("STEPWISE_QUIET", "0")
-    first = job()
-    first.hear()
     first.tell("x")
     assert first.hear() == "works b"
     second = job("wait")
-    second.hear()
     first.kill()
     assert "1 step answered by the journal" in second.hear()
     assert second.hear() == "works b"
@@ -87,13 +92,9 @@ def test_the_owner_dies(job, monkeypatch):
     assert second.finish() == "result ['a x', 'b z']"
 
 
-def test_the_owner_fails(job, monkeypatch):
+def test_the_owner_fails(first, job):
     """Who waits for a run that fails gets its exception, and does not try it again."""
-    monkeypatch.setenv("STEPWISE_QUIET", "0")
-    first = job()
-    first.hear()
     second = job("wait")
-    second.hear()
     first.tell("fail")
     assert "caught LookupError a" in first.finish()
     assert second.finish().startswith("caught LookupError a")
@@ -101,23 +102,17 @@ def test_the_owner_fails(job, monkeypatch):
     assert run.resumed_from_step is None
 
 
-def test_ctrl_c_ends_the_waiting(job, monkeypatch):
+def test_ctrl_c_ends_the_waiting(first, job):
     """Ctrl-C ends the waiting; the run that was waited for goes on undisturbed."""
-    monkeypatch.setenv("STEPWISE_QUIET", "0")
-    first = job()
-    first.hear()
     second = job("wait")
-    second.hear()
     second.process.send_signal(signal.SIGINT)
     assert "KeyboardInterrupt" in second.process.stdout.read()
     (run,) = stepwise.runs()
     assert (run.status, run.owner.pid) == ("running", first.pid)
 
 
-def test_skip(job):
+def test_skip(first, job):
     """``skip`` leaves the run to its owner: a call says so, ``execute()`` gives the run."""
-    first = job()
-    first.hear()
     assert "caught RunSkipped" in job("skip").finish()
     (run,) = stepwise.runs()
     assert (run.status, run.owner.pid) == ("running", first.pid)
@@ -191,6 +186,8 @@ def test_execute_waits_and_skips():
     leave.set()
     thread.join()
     assert results == [1]
+    with pytest.raises(stepwise.ConfigurationError, match="'raise', 'wait' or 'skip'"):
+        agent.options(on_owned="queue")
     assert (run.result, done) == (1, ["x"])
     assert agent.run_id_for("x") == f"{run.id}-2"  # what was waited for is counted once
 
@@ -260,7 +257,7 @@ def test_generators_are_skipped():
 
 
 def test_waiting_for_oneself():
-    """A call that would wait for the very run that called it is refused at once."""
+    """A call that would wait for the very run that called it, or holds it, is refused at once."""
 
     @workflow(on_owned="wait")
     def itself():
@@ -269,10 +266,6 @@ def test_waiting_for_oneself():
 
     with pytest.raises(RunBusyError, match="waits for the caller"):
         itself()
-
-
-def test_waiting_for_a_generator_that_is_held():
-    """So is one that waits for a generator which the same code holds."""
 
     @workflow(on_owned="wait")
     def items():
@@ -283,6 +276,15 @@ def test_waiting_for_a_generator_that_is_held():
     with pytest.raises(RunBusyError, match="waits for the caller"):
         next(items())
     kept.close()
+
+    @workflow(on_owned="wait")
+    async def task():
+        with stepwise.background():
+            other = asyncio.create_task(task())
+        await asyncio.gather(other, asyncio.sleep(0))
+
+    with pytest.raises(RunBusyError, match="waits for the caller"):
+        asyncio.run(task())
 
 
 def test_waiting_for_a_parent():
@@ -299,19 +301,6 @@ def test_waiting_for_a_parent():
 
     with pytest.raises(RunOwnedError, match="waits for the caller"):
         outer.options(run_id="outer")()
-
-
-def test_waiting_for_a_task_that_waits():
-    """A task that the run waits for cannot wait for the run."""
-
-    @workflow(on_owned="wait")
-    async def itself():
-        with stepwise.background():
-            task = asyncio.create_task(itself.options(on_owned="wait")())
-        await asyncio.gather(task, asyncio.sleep(0))
-
-    with pytest.raises(RunBusyError, match="waits for the caller"):
-        asyncio.run(itself())
 
 
 def test_runs_that_wait_for_each_other():
@@ -360,12 +349,6 @@ def test_a_child_run_that_another_run_executes():
     first.join()
     second.join()
     assert (one, two, done) == ([("a", 1)], [("b", 1)], ["shared"])
-
-
-def test_an_unknown_policy():
-    """There are three ways, and the message names them."""
-    with pytest.raises(stepwise.ConfigurationError, match="'raise', 'wait' or 'skip'"):
-        agent.options(on_owned="queue")
 
 
 SEARCHES_ITS_HOME = """

@@ -14,7 +14,7 @@ import stepwise
 TERM = -signal.SIGTERM
 
 HEAD = """
-import asyncio, os, signal, sys, threading, time
+import asyncio, os, signal, subprocess, sys, threading, time
 import stepwise
 from stepwise import step, tool, workflow
 
@@ -34,99 +34,43 @@ async def asend(n, gate=None):
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     line("ends", n)
     return n
-"""
 
-PLAIN = """
+@workflow
+def child():
+    return [send(n) for n in range(3)]
+
+"""
+UNWINDING = """
 @workflow
 def agent():
     try:
-        return [send(n) for n in range(3)]
+        {body}
     finally:
         line("finally")
         send(99)
 
-try:
-    agent()
-finally:
-    line("outside")
 """
-
-ASYNC = """
-@workflow
-async def agent():
-    try:
-        await asend(0)
-        await asend(1)
-    finally:
-        line("finally")
-        await asend(99)
-
-try:
-    asyncio.run(agent())
-finally:
-    line("outside")
-"""
-
-THREAD = """
-@workflow
-def agent():
-    try:
-        return [send(n) for n in range(3)]
-    finally:
-        line("finally")
-        send(99)
-
-handle = agent.start()
-handle.result()
-line("outside")
-"""
-
-TASK = """
-@workflow
-async def agent():
-    try:
-        return [await asend(n) for n in range(3)]
-    finally:
-        line("finally")
-        await asend(99)
-
+ASYNC = UNWINDING.replace("def ", "async def ").replace("send(99)", "await asend(99)")
+SENDING = UNWINDING.format(body="return [send(n) for n in range(3)]")
+OUTSIDE = 'try:\n    {}\nfinally:\n    line("outside")\n'
+PROGRAMS = {
+    "plain": SENDING + OUTSIDE.format("agent()"),
+    "async": ASYNC.format(body="await asend(0)\n        await asend(1)")
+    + OUTSIDE.format("asyncio.run(agent())"),
+    "thread": f'{SENDING}agent.start().result()\nline("outside")\n',
+    "task": ASYNC.format(body="return [await asend(n) for n in range(3)]")
+    + """
 async def main():
     handle = await asyncio.sleep(0, agent.start())
     await handle
     line("outside")
 
 asyncio.run(main())
-"""
-
-MAP = """
-@workflow
-def agent():
-    try:
-        return stepwise.map(send, range(5), max_workers=1)
-    finally:
-        line("finally")
-        send(99)
-
-agent()
-line("outside")
-"""
-
-CHILD = """
-@workflow
-def child():
-    return [send(n) for n in range(3)]
-
-@workflow
-def agent():
-    try:
-        return child()
-    finally:
-        line("finally")
-        send(99)
-
-agent()
-line("outside")
-"""
+""",
+    "map": UNWINDING.format(body="return stepwise.map(send, range(5), max_workers=1)")
+    + 'agent()\nline("outside")\n',
+    "child": UNWINDING.format(body="return child()") + 'agent()\nline("outside")\n',
+}
 
 
 def terminate(script):
@@ -149,18 +93,24 @@ def ended(script):
     return script.process.wait(), text.split("\n")[:-1]
 
 
-@pytest.mark.parametrize(
-    "program",
-    [PLAIN, ASYNC, THREAD, TASK, MAP, CHILD],
-    ids=["plain", "async", "thread", "task", "map", "child"],
-)
-def test_the_step_in_flight_ends(start, program):
+@pytest.fixture
+def drained(start):
+    """Start a program, send SIGTERM in its first step, let that end: its status, and the rest."""
+
+    def run(program):
+        script = start(HEAD + program)
+        assert script.hear() == "begins 0"
+        terminate(script)
+        script.tell()
+        return ended(script)
+
+    return run
+
+
+@pytest.mark.parametrize("how", PROGRAMS)
+def test_the_step_in_flight_ends(drained, how):
     """The step in flight is recorded, no other begins, ``finally`` runs, the signal ends it."""
-    script = start(HEAD + program)
-    assert script.hear() == "begins 0"
-    terminate(script)
-    script.tell()
-    assert ended(script) == (TERM, ["ends 0", "finally"])
+    assert drained(PROGRAMS[how]) == (TERM, ["ends 0", "finally"])
     run = stepwise.runs()[-1]
     assert run.status == "crashed"
     recorded = [each for one in stepwise.runs() for each in one.steps]
@@ -174,23 +124,26 @@ def agent():
     for n in range(3):
         try:
             done.append(send(n))
-        except:
-            line("swallows", n)
+        except BaseException as error:
+            line("swallows", type(error).__name__)
     {then}
 
-agent()
+try:
+    agent()
+except BaseException:
+    line("swallowed")
 line("outside")
 """
 
 
 @pytest.mark.parametrize("then", ["return done", "raise ValueError(done)"])
-def test_a_workflow_that_swallows_the_end_has_no_end(start, then):
-    """Where calls were refused and the workflow goes on, nothing that it comes to is recorded."""
-    script = start(HEAD + SWALLOWS.replace("{then}", then))
-    assert script.hear() == "begins 0"
-    terminate(script)
-    script.tell()
-    assert ended(script) == (TERM, ["ends 0", "swallows 1", "swallows 2"])
+def test_a_workflow_that_swallows_the_end_has_no_end(drained, then):
+    """Code that swallows what unwinds it begins no step, and nothing that it comes to is recorded.
+
+    It does not keep the process alive either.
+    """
+    lines = ["ends 0", "swallows SystemExit", "swallows SystemExit"]
+    assert drained(SWALLOWS.replace("{then}", then)) == (TERM, lines)
     (run,) = stepwise.runs()
     assert run.status == "crashed"
     assert [step.status for step in run.steps] == ["completed"]
@@ -264,132 +217,70 @@ agent()
 """
 
 
-def test_a_step_in_flight_may_call_steps(start):
+def test_a_step_in_flight_may_call_steps(drained):
     """What a step in flight calls belongs to it, so that it can end."""
-    script = start(HEAD + INNER)
-    assert script.hear() == "begins 0"
-    terminate(script)
-    script.tell()
-    assert ended(script) == (TERM, ["ends 0", "inner 1"])
+    assert drained(INNER) == (TERM, ["ends 0", "inner 1"])
     statuses = [(step.name, step.status) for step in stepwise.runs()[0].steps]
     assert statuses == [("outer", "completed"), ("send", "completed"), ("inner", "completed")]
 
 
-def test_a_second_signal_ends_at_once(start):
-    """A second SIGTERM ends the process in the step, which is in doubt then."""
-    script = start(HEAD + PLAIN)
-    assert script.hear() == "begins 0"
-    script.process.send_signal(signal.SIGTERM)
-    script.process.send_signal(signal.SIGTERM)
-    assert script.process.wait() == TERM
-    assert [step.status for step in stepwise.runs()[0].steps] == ["in_doubt"]
+def test_the_last_step(drained):
+    """A run that needs no other step completes."""
+    assert drained("@workflow\ndef agent():\n    return send(0)\n\nagent()\n") == (
+        TERM,
+        ["ends 0"],
+    )
+    (run,) = stepwise.runs()
+    assert (run.status, run.result) == ("completed", 0)
 
 
-@pytest.mark.parametrize("grace", ["0", "0.2"])
+@pytest.mark.parametrize("grace", [0, 0.2, 500])
 def test_the_grace_period(start, grace):
-    """A step that takes longer than the grace period is cut off; with 0 it has no time at all."""
-    script = start(HEAD + f"stepwise.configure(grace={grace})\n" + PLAIN)
+    """A step longer than the grace period is cut off, and with a second SIGTERM at once."""
+    script = start(f"{HEAD}stepwise.configure(grace={grace})\n{PROGRAMS['plain']}")
     assert script.hear() == "begins 0"
+    if grace == 500:
+        terminate(script)
     script.process.send_signal(signal.SIGTERM)
     assert script.process.wait() == TERM
     assert [step.status for step in stepwise.runs()[0].steps] == ["in_doubt"]
+    for wrong in (-1, "soon", True, float("nan")):
+        with pytest.raises(stepwise.ConfigurationError, match="give 0 or more"):
+            stepwise.configure(grace=wrong)
 
 
-BODY = """
-@workflow
-def agent():
-    try:
-        line("waits")
-        time.sleep(600)
-    finally:
-        line("finally")
-
-agent()
-line("outside")
-"""
-RETRY = """
+IDLE = """
 @step(retries=3, backoff=600)
 def fails():
-    line("fails")
+    line("waits")
     raise OSError
 
 @workflow
 def agent():
     try:
-        fails()
+        {0}
     finally:
         line("finally")
 
-agent()
-"""
-IDLE = """
-@workflow
-async def agent():
-    try:
-        line("waits")
-        await asyncio.sleep(600)
-    finally:
-        line("finally")
-
-asyncio.run(agent())
-"""
-
-
-@pytest.mark.parametrize("program", [BODY, RETRY, IDLE], ids=["body", "retry", "async"])
-def test_nothing_in_flight(start, program):
-    """Where no step is in flight, nobody waits: the workflow unwinds at once."""
-    script = start(HEAD + "stepwise.configure(grace=500)\n" + program)
-    script.hear()
-    script.process.send_signal(signal.SIGTERM)
-    assert ended(script) == (TERM, ["finally"])
-
-
-STUBBORN = """
-@workflow
-def agent():
-    for n in range(3):
-        try:
-            send(n)
-        except BaseException as error:
-            line(type(error).__name__)
-    return "done"
-
-try:
-    agent()
-except BaseException:
-    line("swallowed")
+{1}
 line("outside")
 """
+NOTHING = {
+    "body": IDLE.format('line("waits")\n        time.sleep(600)', "agent()"),
+    "retry": IDLE.format("fails()", "agent()"),
+    "async": IDLE.replace("def agent", "async def agent").format(
+        'line("waits")\n        await asyncio.sleep(600)', "asyncio.run(agent())"
+    ),
+}
 
 
-def test_nothing_keeps_it_alive(start):
-    """Code that swallows what unwinds it begins no step, and does not keep the process alive."""
-    script = start(HEAD + STUBBORN)
-    assert script.hear() == "begins 0"
-    terminate(script)
-    script.tell()
-    code, lines = ended(script)
-    assert (code, lines) == (TERM, ["ends 0", "SystemExit", "SystemExit"])
-
-
-LAST = """
-@workflow
-def agent():
-    return send(0)
-
-agent()
-"""
-
-
-def test_the_last_step(start):
-    """A run that needs no other step completes."""
-    script = start(HEAD + LAST)
-    assert script.hear() == "begins 0"
-    terminate(script)
-    script.tell()
-    assert ended(script) == (TERM, ["ends 0"])
-    (run,) = stepwise.runs()
-    assert (run.status, run.result) == ("completed", 0)
+@pytest.mark.parametrize("how", NOTHING)
+def test_nothing_in_flight(start, how):
+    """Where no step is in flight, nobody waits: the workflow unwinds at once."""
+    script = start(f"{HEAD}stepwise.configure(grace=500)\n{NOTHING[how]}")
+    assert script.hear() == "waits"
+    script.process.send_signal(signal.SIGTERM)
+    assert ended(script) == (TERM, ["finally"])
 
 
 OWN = """
@@ -430,7 +321,6 @@ def agent():
     worker = subprocess.run([sys.executable, "-c", "import signal as s; "
         "print(s.getsignal(s.SIGTERM) is s.SIG_DFL, flush=True)"])
 
-import subprocess
 agent()
 line(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
 """
@@ -439,10 +329,3 @@ line(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
 def test_the_handler_is_there_for_runs_only(start):
     """It is ours while a run is in progress; children and what comes after have the default."""
     assert start(HEAD + AROUND).finish().split() == ["False", "0", "True", "True"]
-
-
-def test_grace_is_checked():
-    """``grace`` is a number of seconds."""
-    for wrong in (-1, "soon", True, float("nan")):
-        with pytest.raises(stepwise.ConfigurationError, match="give 0 or more"):
-            stepwise.configure(grace=wrong)

@@ -30,38 +30,23 @@ agent()
 """
 
 OURS = {
-    "_calls": "awaitables driver perform plain recording steps",
-    "_checkpoints": (
-        "checkpoints chunks given references resources stored_values surroundings variables"
-    ),
+    "_calls": "awaitables call driver steps",
+    "_checkpoints": "checkpoints given references resources variables",
     "_execution": (
-        "account active_run cleanup concurrency draining failures inner_calls location other_tasks "
-        "outcomes outside process_memory registry reloading steering surfacing waits"
+        "account active_run concurrency failures location outcomes process_memory tasks waits"
     ),
-    "_identity": "call_parts captures clients holders identity leaves module_names parts sights",
-    "_journal": (
-        "chain counters header_text heads journal lease projection records seal spending summary"
-    ),
-    "_matching": "callers held pool subjects",
-    "_rewrite": "ahead build frame made points scope source transform",
+    "_identity": "call_parts clients identity module_names sights",
+    "_journal": "journal lease projection records seal summary",
+    "_matching": "held pool subjects",
+    "_rewrite": "ahead bound_once build frame positions scope source transform",
     "_runtime": (
-        "asyncio_state clock events facts file_trust forks group_commit interrupts limits messages "
-        "options retries settings store_urls thread_context tracebacks tracing"
+        "asyncio_state clock events facts forks interrupts limits messages "
+        "options retries settings store_urls tracing"
     ),
-    "_values": (
-        "addresses buffers class_contents codec data dict_watch digest digest_atoms "
-        "hidden_arguments instances list_digest message_fields moments pickling preview reducers "
-        "secrets sentinels synchronizers trees"
-    ),
-    "_wire": "",
-    "_workflows": (
-        "complaints definition execute frame invoke loops module_state opening reach "
-        "remade_clients resume starts takeover turns usual_save workflow"
-    ),
+    "_values": "codec data digest preview reducers trees unpickling",
+    "_workflows": "begin cancelling definition execute frame outlook resume workflow",
     "errors": "",
-    "stores": (
-        "_files _folder_logs _folder_store _locks _marks _process_log _read_only _rows base disk"
-    ),
+    "stores": "_commits _files _locks _process_log _rows base disk",
 }
 """The modules that a plain run needs to resume, by their rooms."""
 

@@ -5,22 +5,36 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import textwrap
 import threading
 import time
 import uuid
 
 import pytest
 from harness import python
+from sweeping import some
 
 import stepwise
 from stepwise import ConfigurationError, RunConflictError, RunWarning, step, workflow
 from stepwise._execution import process_memory
 
-DIES = """
+HEAD = """
+import os, sys, time, uuid
+import stepwise
+
 def dies(here=True):
     if here and "DIE" in os.environ:
         os._exit(9)
+
+def fails():
+    if "FAIL" in os.environ:
+        raise OSError("away")
+
+def each(*calls):
+    for call in calls:
+        try:
+            print(call())
+        except OSError:
+            print("failed")
 """
 
 
@@ -39,7 +53,7 @@ def program(tmp_path):
     def write(text, name="agent.py"):
         path = folder / name
         path.parent.mkdir(exist_ok=True)
-        path.write_text(f"import os, sys, time, uuid\nimport stepwise\n{DIES}{text}")
+        path.write_text(f"{HEAD}{text}")
         return execute
 
     return write
@@ -143,15 +157,15 @@ def test_a_run_that_another_process_completes_meanwhile(monkeypatch):
     with pytest.raises(OSError, match="once"):
         count()
     (run,) = stepwise.runs()
-    plain = stepwise._workflows.invoke.TopLevel.open
+    plain = stepwise._workflows.begin.TopLevel.invocation
 
     def later(call, store, run_id, **how):
-        monkeypatch.setattr(stepwise._workflows.invoke.TopLevel, "open", plain)
+        monkeypatch.setattr(stepwise._workflows.begin.TopLevel, "invocation", plain)
         assert run_id == run.id
         count.options(run_id=run.id)()  # as another process would
         return plain(call, store, run_id, **how)
 
-    monkeypatch.setattr(stepwise._workflows.invoke.TopLevel, "open", later)
+    monkeypatch.setattr(stepwise._workflows.begin.TopLevel, "invocation", later)
     assert count() == 2
     assert len(stepwise.runs()) == 2
 
@@ -350,6 +364,9 @@ def by_function():
 def by_method():
     Agent().run(3)
 
+def by_id():
+    agent.options(run_id="mine")(3)
+
 if __name__ == "__main__":
     main()
 """
@@ -362,14 +379,14 @@ STARTS = {
 }
 
 
-BY_FUNCTION = list(itertools.permutations(STARTS, 2))
-BY_METHOD = list(itertools.permutations(["script", "module", "import"], 2))
+WAYS = [
+    *((*pair, "by_function") for pair in itertools.permutations(STARTS, 2)),
+    *((*pair, "by_method") for pair in itertools.permutations(["script", "module", "import"], 2)),
+    *(("script", "module", "by_id"), ("import", "script", "by_id")),
+]
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "call"),
-    [(*pair, "by_function") for pair in BY_FUNCTION] + [(*pair, "by_method") for pair in BY_METHOD],
-)
+@pytest.mark.parametrize(("first", "second", "call"), some(WAYS, 8, "starts"))
 def test_one_file_is_one_workflow(program, first, second, call):
     """Begun by one way of starting a file, a run resumes by another; completed, it is recalled."""
     execute = program(CHARGES)
@@ -378,24 +395,6 @@ def test_one_file_is_one_workflow(program, first, second, call):
     printed, told = execute(*STARTS[first], CALL=call)
     assert (printed, "already completed" in told) == ([], True)
     assert len(stepwise.runs()) == 1
-
-
-def test_another_file_of_that_name_is_another_program(program, tmp_path):
-    """A module of the same dotted name in another folder does not take a run up."""
-    execute = program(CHARGES)
-    execute(*STARTS["module"], DIE="1")
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    (copy / "agent.py").write_text((tmp_path / "project" / "agent.py").read_text())
-    printed, _ = execute("agent.py", cwd=copy)
-    assert printed == ["charged 0", "charged 1", "charged 2"]
-
-
-def test_an_explicit_run_id_of_one_file(program):
-    """A run with an id of one's own is the same call, however its file was started."""
-    execute = program(CHARGES.replace("agent(3)", "agent.options(run_id='mine')(3)"))
-    assert execute("agent.py", DIE="1")[0] == ["charged 0", "charged 1"]
-    assert execute("-m", "agent")[0] == ["charged 2"]
 
 
 def test_a_step_of_a_file_that_is_started_and_imported(program):
@@ -518,13 +517,10 @@ def charge(what):
     dies()
 
 def make(model):
-    settings = {"model": model}
-    def ask(question):
-        return f"{settings['model']}: {question}"
     @stepwise.workflow
     def agent(question):
-        charge(ask(question))
-        return ask(question)
+        charge(f"{model}: {question}")
+        return f"{model}: {question}"
     return agent
 
 @stepwise.workflow
@@ -540,18 +536,6 @@ print(eval(sys.argv[1]))
 """
 
 
-def test_workflows_of_a_factory(program):
-    """What a factory's workflow captured tells it apart, through other functions, too."""
-    execute = program(FACTORY)
-    assert execute("agent.py", "make('gpt')('q')")[0][-1] == "gpt: q"
-    assert execute("agent.py", "make('claude')('q')")[0][-1] == "claude: q"
-    assert execute("agent.py", "[make(m)('q') for m in ('claude', 'gpt')]")[0] == [
-        "['claude: q', 'gpt: q']"
-    ]
-    assert execute("agent.py", "make('gpt')('r')", DIE="1")[0] == ["charged gpt: r"]
-    assert execute("agent.py", "make('claude')('r')", DIE="1")[0] == ["charged claude: r"]
-
-
 CLIENTS = """
 import functools
 import threading
@@ -565,13 +549,13 @@ class Agent:
         self.client = client
     @stepwise.workflow
     def run(self, q):
-        dies(True)
+        fails()
         return f"{self.client.url}: {q}"
 
 def make(client):
     @stepwise.workflow
     def run(q):
-        dies(True)
+        fails()
         return f"{client.url}: {q}"
     return run
 
@@ -593,9 +577,9 @@ class Model:
         return f"{self.client.url}: {q}"
 
 def makes(ask):
-    @stepwise.workflow
+    @stepwise.workflow(name="makes")
     def run(q):
-        dies(True)
+        fails()
         return ask(q)
     return run
 
@@ -604,50 +588,42 @@ class Holder:
         self.held = held
     @stepwise.workflow
     def run(self, q):
-        dies(True)
+        fails()
         held = self.held[0] if isinstance(self.held, list) else self.held
         return held.ask(q) if isinstance(held, Model) else held(q)
 
-def method(client):
-    return Agent(client).run
-
-def step(client):
-    return makes(asking(client))
-
-def default(client):
-    return makes(with_default(client))
-
-def partial(client):
-    return makes(functools.partial(with_default(None), client=client))
-
-def bound(client):
-    return makes(Model(client).ask)
-
-def tools(client):
-    return Holder([asking(client)]).run
-
-def model(client):
-    return Holder(Model(client)).run
-
 if "DECLARED" in os.environ:
     stepwise.identity(Client, fields=["url"])
-kind, url = sys.argv[1:]
-print(globals()[kind](Client(url))("q"))
+client = Client(sys.argv[1])
+holding = {
+    "method": Agent(client).run, "captured": make(client), "step": makes(asking(client)),
+    "default": makes(with_default(client)),
+    "partial": makes(functools.partial(with_default(None), client=client)),
+    "bound": makes(Model(client).ask), "tools": Holder([asking(client)]).run,
+    "model": Holder(Model(client)).run,
+}
+each(*(functools.partial(run, kind) for kind, run in holding.items()))
 """
+HOLDING = ["method", "captured", "step", "default", "partial", "bound", "tools", "model"]
 
 
-HOLDING = ["method", "make", "step", "default", "partial", "bound", "tools", "model"]
-
-
-@pytest.mark.parametrize("kind", HOLDING)
-def test_clients_that_differ_in_a_declared_field(program, kind):
+def test_clients_that_differ_in_a_declared_field(program):
     """A client counts by its declared fields, wherever an instance or a function holds it."""
     execute = program(CLIENTS)
     for url in ("one", "two", "one"):
-        out, told = execute("agent.py", kind, url, DECLARED="1")
-        assert out == [f"{url}: q"]
-        assert kind in ("tools", "model") or "count only by their class" not in told
-    assert "already completed" in told
+        out, told = execute("agent.py", url, DECLARED="1")
+        assert out == [f"{url}: {kind}" for kind in HOLDING]
+    assert told.count("already completed") == len(HOLDING)
+
+
+def test_a_run_that_began_before_a_field_was_declared(program):
+    """A field that is declared later makes another run; the notice names the unfinished one."""
+    execute = program(CLIENTS)
+    assert execute("agent.py", "one", FAIL="1")[0] == ["failed"] * len(HOLDING)
+    out, told = execute("agent.py", "one", DECLARED="1")
+    assert out == [f"one: {kind}" for kind in HOLDING]
+    assert told.count("unfinished beside it") == told.count("It differs in") == len(HOLDING)
+    assert execute("agent.py", "one", DECLARED="1")[0] == out
 
 
 FIELDS = """
@@ -665,42 +641,30 @@ class Client:
         raise RuntimeError("not connected yet")
 
 class Agent:
-    def __init__(self):
-        self.client = Client()
+    def __init__(self, field):
+        self.client = type(f"Client{field}", (Client,), {})()
+        stepwise.identity(type(self.client), fields=[field])
 
     @stepwise.workflow
     def run(self, q):
         charge(q)
-        dies(True)
+        fails()
         return q
 
 @stepwise.tool(side_effect=True)
 def charge(q):
     print("charged", q)
 
-stepwise.identity(Client, fields=[sys.argv[1]])
-print(Agent().run("q"))
+each(*(lambda f=f: Agent(f).run(f) for f in ("engine", "engines", "url", "missing")))
 """
 
 
-@pytest.mark.parametrize("field", ["engine", "engines", "url", "missing"])
-def test_a_declared_field_without_a_text(program, field):
+def test_a_declared_field_without_a_text(program):
     """A field with an address in its text, or that raises, counts by its class: the run resumes."""
-    execute = program(FIELDS)
-    assert execute("agent.py", field, DIE="1")[0] == ["charged q"]
-    assert execute("agent.py", field)[0] == ["q"]
-
-
-@pytest.mark.parametrize("kind", HOLDING)
-def test_a_run_that_began_before_a_field_was_declared(program, kind):
-    """A field that is declared later makes another run; the notice names the unfinished one."""
-    execute = program(CLIENTS)
-    execute("agent.py", kind, "one", DIE="1")
-    out, told = execute("agent.py", kind, "one", DECLARED="1")
-    assert out == ["one: q"]
-    assert "starts; unfinished beside it" in told
-    assert "It differs in" in told
-    assert execute("agent.py", kind, "one", DECLARED="1")[0] == ["one: q"]
+    execute, fields = program(FIELDS), ["engine", "engines", "url", "missing"]
+    begun = [line for field in fields for line in (f"charged {field}", "failed")]
+    assert execute(FAIL="1")[0] == begun
+    assert execute()[0] == fields
 
 
 def test_a_default_of_the_environment(program):
@@ -724,93 +688,56 @@ def test_children_of_a_factory(program):
     assert {each.parent for each in stepwise.runs()} == {None, run.id}
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("q, a=1", "q, a=1, b=2"),
-        ("q, a=1", "q, b=2, a=1"),
-        ("q, a=1", "q, a=1, *, b=None, c=UNSET"),
-        ("q", "q, a=1"),
-    ],
-)
-@pytest.mark.parametrize("dies", [True, False])
-def test_a_parameter_that_is_added(program, old, new, dies):
-    """A run that knows nothing of a parameter with a default is still that call's."""
-    text = """
+ADDED = [
+    ("q, a=1", "q, a=1, b=2"),
+    ("q, a=1", "q, b=2, a=1"),
+    ("q, a=1", "q, a=1, *, b=None, c=UNSET"),
+    ("q", "q, a=1"),
+]
+CAPTURED = [("q", "more(q)"), ("q", "q * limit")]
+
+
+BEFORE_EDITS = """
 UNSET = object()
 @stepwise.tool(side_effect=True)
-def charge(what):
-    print("charged", what, flush=True)
-@stepwise.workflow
-def agent({parameters}):
-    charge(q)
-    dies()
-agent("x")
-"""
-    program(text.format(parameters=old))(**({"DIE": "1"} if dies else {}))
-    assert program(text.format(parameters=new))()[0] == []
-    assert len(stepwise.runs()) == 1
-
-
-@pytest.mark.parametrize("dies", [True, False])
-@pytest.mark.parametrize("added", ["step", "variable"])
-def test_an_edited_workflow_captures_more(program, dies, added):
-    """A step defined beside the workflow, or a variable, that is used as well is no other call."""
-    text = """
+def charge(what): print("charged", what, flush=True)
 def main():
     model, limit = "gpt", 3
-    @stepwise.tool(side_effect=True)
-    def charge(what):
-        print("charged", what, flush=True)
     @stepwise.step
-    def more(what):
-        return what
-    @stepwise.workflow
-    def agent(q):
-        charge((q, model))
-        dies()
-        return {result}
-    agent("x")
-main()
+    def more(q): return q
 """
-    program(text.format(result="q"))(**({"DIE": "1"} if dies else {}))
-    result = {"step": "more(q)", "variable": "q * limit"}[added]
-    assert program(text.format(result=result))()[0] == []
-    assert len(stepwise.runs()) == 1
 
 
-def test_functions_that_a_factory_is_given(program):
-    """A function that a factory was given is a value: another one is another workflow."""
+def edited(version):
+    """Return a program with workflows that get parameters, or capture more."""
+    text = [BEFORE_EDITS]
+    for n, parameters in enumerate(ADDED):
+        head = f"    @stepwise.workflow\n    def added{n}({parameters[version]}):\n"
+        text.append(f"{head}        charge((q, {n}))\n        fails()\n")
+    for n, result in enumerate(CAPTURED):
+        head = f"    @stepwise.workflow\n    def captured{n}(q):\n        charge((q, {n}, model))\n"
+        text.append(f"{head}        fails()\n        return {result[version]}\n")
+    flows = [f"added{n}" for n in range(4)] + [f"captured{n}" for n in range(2)]
+    text.append(f"    each(*(lambda f=f: f('x') for f in ({', '.join(flows)})))\nmain()\n")
+    return "".join(text)
+
+
+@pytest.mark.parametrize("ended", ["failed", "completed"])
+def test_a_parameter_that_is_added(program, ended):
+    """A run without a parameter that has a default, or without a capture, is still the call's."""
+    program(edited(0))(**({"FAIL": "1"} if ended == "failed" else {}))
+    printed, _ = program(edited(1))()
+    assert len(printed) == 6
+    assert not [line for line in printed if "charged" in line]
+    assert len(stepwise.runs()) == 6
+
+
+def test_functions_and_classes_that_a_factory_is_given(program):
+    """A workflow with another function, or class of that name, does not get the other's result."""
     execute = program(
         """
 def short(q): return q[:1]
 def long(q): return q * 2
-def main(way, name):
-    def one(q): return short(q)
-    def two(q): return long(q)
-    def make(answer):
-        @stepwise.workflow
-        def agent(q):
-            return answer(q)
-        return agent
-    answer = globals()[name] if way == "global" else {"short": one, "long": two}[name]
-    @stepwise.workflow
-    def beside(q):
-        return answer(q)
-    print((beside if way == "beside" else make(answer))("ab"))
-main(*sys.argv[1:])
-"""
-    )
-    for way in ("global", "local", "beside"):
-        assert execute("agent.py", way, "short")[0] == ["a"]
-        assert execute("agent.py", way, "long")[0] == ["abab"]
-
-
-@pytest.mark.parametrize("way", ["captured", "object", "method", "classmethod", "type", "held"])
-def test_classes_that_share_a_name(program, way):
-    """A workflow of, or with, a class that a factory made does not get another one's result."""
-    execute = program(
-        """
 class Base:
     @stepwise.workflow
     def run(self, q): return self.model + q
@@ -831,22 +758,31 @@ def with_captured(held):
     @stepwise.workflow
     def run(q): return held.model + q
     return run
-def main(way, name):
-    made = class_of(name)
-    ways = {
-        "captured": with_captured(made), "object": with_captured(made()), "method": made().run,
-        "classmethod": made.of_class, "type": type("Made", (Base,), {"model": name})().run,
-        "held": Holder(made).run,
-    }
-    print(ways[way]("q"))
-main(*sys.argv[1:])
+def make(answer):
+    @stepwise.workflow
+    def agent(q): return answer(q)
+    return agent
+def main(name):
+    def one(q): return short(q)
+    def two(q): return long(q)
+    made, answer, settings = class_of(name), globals()[name], {"model": name}
+    def ask(q): return settings["model"] + q
+    @stepwise.workflow
+    def beside(q): return answer(q)
+    ways = [
+        with_captured(made), with_captured(made()), made().run, made.of_class,
+        type("Made", (Base,), {"model": name})().run, Holder(made).run, make(ask),
+        make(answer), make({"short": one, "long": two}[name]), beside,
+    ]
+    each(*(lambda n=n, w=w: w(f"{n}b") for n, w in enumerate(ways)))
+main(sys.argv[1])
 """
     )
-    assert execute("agent.py", way, "gpt")[0] == ["gptq"]
-    assert execute("agent.py", way, "claude")[0] == ["claudeq"]
-    lines, said = execute("agent.py", way, "gpt")
-    assert lines == ["gptq"]
-    assert "already completed" in said
+    for name in ("short", "long", "short"):
+        printed, told = execute("agent.py", name)
+        answers = [f"{n}b" * 2 if name == "long" else str(n) for n in range(7, 10)]
+        assert printed == [f"{name}{n}b" for n in range(7)] + answers
+    assert told.count("already completed") == 10
 
 
 def test_what_a_run_did_to_captured_variables():
@@ -922,9 +858,13 @@ def test_functions_that_capture_each_other():
 @pytest.mark.parametrize(
     ("options", "changed", "named"),
     [
-        ({}, lambda a: setattr(a, "model", "claude"), "self.model"),
-        ({}, lambda a: setattr(a, "client", threading.Event()), "self.client"),
-        ({}, lambda a: setattr(a, "__class__", Other), "the class of the instance"),
+        ({}, lambda a: setattr(a, "model", "claude"), "the attribute 'model'"),
+        (
+            {},
+            lambda a: setattr(a, "client", threading.Event()),
+            "the attribute 'client'",
+        ),
+        ({}, lambda a: setattr(a, "__class__", Other), "the class"),
         ({}, lambda a: setattr(a, "session", uuid.uuid4()), ""),
         ({}, lambda a: setattr(a, "begun", time.time()), ""),
         ({}, lambda a: a.history.append(1), ""),
@@ -939,7 +879,7 @@ def test_an_id_of_another_call(options, changed, named):
     restart()
     changed(agent)
     if named:
-        with pytest.raises(RunConflictError, match=f"differing {named}\n"):
+        with pytest.raises(RunConflictError, match=f"differing {named} of its instance\n"):
             agent.run.options(run_id="mine", **options)("q")
     else:
         assert agent.run.options(run_id="mine", **options)("q") == 1
@@ -974,11 +914,13 @@ def test_an_id_of_another_default_or_capture():
 
     make("gpt", 1)("q")
     restart()
-    with pytest.raises(RunConflictError, match="differing captured variable 'model'\n"):
+    with pytest.raises(RunConflictError, match="differing the captured variable 'model'\n"):
         make("claude", 1)("q")
-    with pytest.raises(RunConflictError, match="differing argument 'limit'\n"):
+    with pytest.raises(RunConflictError, match="differing the argument 'limit'\n"):
         make("gpt", 2)("q")
-    with pytest.raises(RunConflictError, match="differing argument 'q', argument 'limit', capt"):
+    with pytest.raises(
+        RunConflictError, match="differing the argument 'q', the argument 'limit', the capt"
+    ):
         make("claude", 2)("r")
     assert make("gpt", 1)("q") == "gpt"
 
@@ -988,75 +930,83 @@ def test_an_id_of_another_default_or_capture():
 SESSIONS = """
 import datetime, email.utils
 @stepwise.tool(side_effect=True)
-def charge(cents):
-    print("charged", cents, flush=True)
+def charge(number):
+    print("charged", number, flush=True)
+
+M, EARLIER = os.environ.get("MODEL", "gpt"), "FAIL" in os.environ
+
+class Session:
+    def __init__(self):
+        self.id, self.model = uuid.uuid4(), "gpt"
 
 class Agent:
-    def __init__(self):
-        self.mark = {mark}
-        self.model = os.environ.get("MODEL", "gpt")
+    def __init__(self, mark):
+        self.mark, self.model = mark, M
 
     @stepwise.workflow
-    def run(self, task):
-        charge(500)
-        dies()
-        return "done"
+    def run(self, number):
+        charge(number)
+        fails()
+        return f"done {{number}}"
 
-print(Agent().run("order 7"))
+def capturing(captured):
+    @stepwise.workflow(name="capturing")
+    def agent(number):
+        charge(number)
+        fails()
+        return f"done {{number}}" if captured else None
+    return agent
+
+runs = [*(Agent(mark).run for mark in [{marks}]), *map(capturing, [{captured}])]
+each(*(lambda n=n, run=run: run(n) for n, run in enumerate(runs)))
 """
 MARKS = [
-    "uuid.uuid4()",
-    "uuid.uuid1()",
-    "uuid.uuid4().hex",
-    "str(uuid.uuid4())",
-    "time.time()",
-    "int(time.time() * 1000)",
-    "time.time_ns()",
-    "time.perf_counter()",
+    *("uuid.uuid4()", "uuid.uuid1()", "uuid.uuid4().hex", "str(uuid.uuid4())"),
+    *("time.time()", "int(time.time() * 1000)", "time.time_ns()", "time.perf_counter()"),
     "datetime.datetime.now()",
     "datetime.datetime.now(datetime.timezone.utc)",
-    # Both starts may be in one second.
-    (
-        "(datetime.datetime.now() - datetime.timedelta(seconds='DIE' in os.environ))"
-        ".isoformat(timespec='seconds')"
-    ),
     "datetime.datetime.now(datetime.timezone.utc).isoformat()",
-    "time.ctime(time.time() - ('DIE' in os.environ))",
-    "email.utils.formatdate(time.time() - ('DIE' in os.environ), usegmt=True)",
+    # Both starts may be in one second.
+    "(datetime.datetime.now() - datetime.timedelta(seconds=EARLIER)).isoformat(timespec='seconds')",
+    "time.ctime(time.time() - EARLIER)",
+    "email.utils.formatdate(time.time() - EARLIER, usegmt=True)",
 ]
+CAPTURES = ["time.time()", "uuid.uuid4()", "Session()"]
+SAME_KIND = ["'invoice 12'", "uuid.uuid5(uuid.NAMESPACE_DNS, M)", "len(M)"]
 
 
-@pytest.mark.parametrize("mark", MARKS)
-def test_an_agent_with_a_time_or_a_random_id_resumes(program, mark):
+def test_an_agent_with_a_time_or_a_random_id_resumes(program):
     """What is new at each start keeps an unfinished run from nothing, and is told."""
-    execute = program(SESSIONS.format(mark=mark))
-    assert execute(DIE="1")[0] == ["charged 500"]
+    execute = program(SESSIONS.format(marks=", ".join(MARKS), captured=", ".join(CAPTURES)))
+    count = len(MARKS + CAPTURES)
+    begun = [line for n in range(count) for line in (f"charged {n}", "failed")]
+    assert execute(FAIL="1")[0] == begun
     printed, told = execute()
-    assert printed == ["done"]
-    assert "is taken over, although it began with another self.mark" in told
-    assert len(stepwise.runs()) == 1
+    assert printed == [f"done {n}" for n in range(count)]
+    taken = "is taken over, although it differs in the attribute 'mark' of its instance"
+    assert told.count(taken) == len(MARKS)
+    assert [run.status for run in stepwise.runs()] == ["completed"] * count
 
 
-@pytest.mark.parametrize("mark", ["'invoice 12'", "uuid.uuid5(uuid.NAMESPACE_DNS, M)", "len(M)"])
+@pytest.mark.parametrize("mark", SAME_KIND)
 def test_an_agent_that_differs_otherwise_is_another(program, mark):
     """Another value of a kind that stays the same is another run, and the notice names it."""
-    text = f"M = os.environ.get('MODEL', 'gpt')\n{SESSIONS.format(mark=mark)}"
-    execute = program(text)
-    execute(DIE="1")
+    execute = program(SESSIONS.format(marks=mark, captured=""))
+    execute(FAIL="1")
     (run,) = stepwise.runs()
     printed, told = execute(MODEL="claude")
-    assert printed == ["charged 500", "done"]
-    assert f"unfinished beside it: {run.id}(task='order 7')" in told
-    assert "It differs in self.m" in told
-    assert "self.model" in told
-    assert execute()[0] == ["done"]
+    assert printed == ["charged 0", "done 0"]
+    assert f"unfinished beside it: {run.id}(number=0)" in told
+    assert "It differs in the attribute 'm" in told
+    assert "the attribute 'model' of its instance" in told
+    assert execute()[0] == ["done 0"]
 
 
 def test_a_completed_run_of_another_session_does_not_answer(program):
     """The result of a session is not given to another one: that is a new run."""
-    execute = program(SESSIONS.format(mark="uuid.uuid4()"))
-    assert execute()[0] == ["charged 500", "done"]
-    assert execute()[0] == ["charged 500", "done"]
+    execute = program(SESSIONS.format(marks="uuid.uuid4()", captured=""))
+    for _ in range(2):
+        assert execute()[0] == ["charged 0", "done 0"]
 
 
 def test_two_sessions_of_one_process():
@@ -1095,48 +1045,11 @@ def test_a_notice_names_what_differs(told):
         agent("a")
     (run,) = stepwise.runs()
     agent("b")
-    assert "It differs in argument 'topic'; called as it was, it resumes" in told()
+    assert "It differs in the argument 'topic'; called as it was, it resumes" in told()
     agent("b", depth=2)
-    assert "It differs in argument 'topic', argument 'depth'; called" in told()
+    assert "It differs in the argument 'topic', the argument 'depth'; called" in told()
     with pytest.raises(OSError, match="away"):
         agent.options(start="new")("a")
     text = told()
     assert f"Its arguments are equal. To resume it: .options(run_id={run.id!r}), or start=" in text
     assert "Same arguments would resume it" not in text
-
-
-# -- stores of the version before ----------------------------------------------------------------
-
-
-def test_a_run_without_parts_is_found(monkeypatch):
-    """A run that was recorded when parts were not is found by the id that it had then."""
-
-    def make(model):
-        @workflow
-        def agent(q, depth=3):
-            if fails:
-                raise OSError(fails.pop())
-            return model
-
-        return agent
-
-    fails, agent = ["away"], make("gpt")
-    parts = stepwise._identity.call_parts.CallParts
-    with monkeypatch.context() as old:
-        old.setattr(parts, "recorded", None)
-        whole = parts.digests
-        old.setattr(parts, "digests", lambda self, module=None: [*whole(self, module)][-1:])
-        with pytest.raises(OSError, match="away"):
-            agent("q")
-    (run,) = stepwise.runs()
-    restart()
-    assert agent.execute("q") == run
-    restart()
-    assert agent("q") == "gpt"
-    assert make("claude").execute("q").id not in {run.id, f"{run.id}-2"}
-
-
-def test_the_docstring_of_the_option():
-    """Each kind of start is in the page about runs and in the docstring of ``@workflow``."""
-    text = textwrap.dedent(workflow.__doc__ or "")
-    assert all(f'``"{kind}"``' in text for kind in ("same", "unfinished", "new"))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import pickle
-import subprocess
 import sys
 import textwrap
 import threading
 import time
 import types
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from harness import python
+from twins import KINDS, call, defined
 
 import stepwise
 from stepwise import CheckpointStore, RecoverableAgent, RunSuspended, step, tool, workflow
@@ -22,18 +25,19 @@ from stepwise._calls.driver import Result, Wait, drive
 from stepwise._execution import suspension
 from stepwise._execution.active_run import live_runs
 from stepwise._execution.concurrency import Gong
-from stepwise._runtime import settings
-from stepwise._workflows import suspending
-from stepwise._workflows.unfinished import UnfinishedRun
+from stepwise._runtime import clock, settings
+from stepwise._workflows import handles as suspending
+from stepwise._workflows.handles import UnfinishedRun
 from stepwise.graph import CheckpointManager, Graph, GraphExecutor, Node
 
-ASKED = []
+log = []
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
     """Runs suspend as soon as all that is left is to wait."""
     monkeypatch.setattr(settings._settings, "suspend_after", 0.0)
+    log.clear()
 
 
 def send(name, value, run_id="r"):
@@ -49,54 +53,86 @@ def until(condition):
         time.sleep(0.01)
 
 
+def suspends(flow):
+    """Call a workflow that suspends: what it raises."""
+    with pytest.raises(RunSuspended) as caught:
+        call(flow)
+    return caught.value
+
+
+def why(run_id="r"):
+    """What a suspended run would go on for."""
+    run = stepwise.get_run(run_id)
+    return UnfinishedRun(run.store, run._seal, run._facts()).why()
+
+
+@workflow(run_id="r")
+def waits():
+    return stepwise.wait_for("a")
+
+
+@workflow(run_id="r")
+async def waits_for_both():
+    return await asyncio.gather(stepwise.wait_for("a"), stepwise.wait_for("b"))
+
+
+TWICE = """
+@workflow(run_id="r")
+async def flow():
+    log.append("begin")
+    return [await stepwise.wait_for("a"), await stepwise.sleep({0}), await stepwise.wait_for("a")]
+"""
+
+
+@pytest.fixture(params=KINDS)
+def flow(request, tmp_path):
+    """A workflow of each kind that waits twice, and sleeps between."""
+    names = {"stepwise": stepwise, "workflow": workflow, "log": log}
+    return defined(tmp_path, TWICE.format(0.3), request.param, **names).flow
+
+
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_run_suspends_and_goes_on_where_it_waits(every):
     """A suspended run goes on at the statement of its wait; nothing before it runs again."""
-    log = []
+    heard = []
 
-    @step
-    def one():
-        return 1
+    @tool(side_effect=True)
+    def act():
+        log.append("act")
 
     @workflow(run_id="r", checkpoint_every=every)
     def flow():
         log.append("begin")
-        first = one()
+        first = act()
         log.append("waits")
         second = stepwise.wait_for("a")
         log.append("done")
         return first, second
 
-    with pytest.raises(RunSuspended) as caught:
-        flow()
-    run = stepwise.get_run("r")
+    end = stepwise.on_event(lambda event: heard.append((event.kind, event.step)))
+    error, run = suspends(flow), stepwise.get_run("r")
+    end()
+    assert heard[-2:] == [("step_waiting", 2), ("run_suspended", 0)]
     assert (run.status, run.duration, run.owner) == ("suspended", None, None)
     [wait] = run.waits
-    assert (wait.run_id, wait.step, wait.kind, wait.name, wait.until) == (
-        "r",
-        2,
-        "signal",
-        "a",
-        None,
-    )
-    assert caught.value.waits == [wait]
+    assert (wait.run_id, wait.step, wait.kind, wait.name) == ("r", 2, "signal", "a")
+    assert wait.until is None
+    assert error.waits == [wait]
     assert run.to_dict()["waits"] == [wait.to_dict()]
-    assert pickle.loads(pickle.dumps(caught.value)).waits == [wait]
-    with pytest.raises(RunSuspended):
-        flow()
+    assert pickle.loads(pickle.dumps(error)).waits == [wait]
+    suspends(flow)
     send("a", 2)
-    assert flow() == (1, 2)
-    assert log == ["begin", "waits", "done"]
+    assert flow() == (None, 2)
+    assert log == ["begin", "act", "waits", "done"]
     assert (run.status, run.waits) == ("completed", [])
 
 
 def test_gather_with_answers_of_the_journal():
     """Where a run waited for several, that statement runs again with the answers there are."""
-    ASKED.clear()
 
     @step
     async def ask(name):
-        ASKED.append(name)
+        log.append(name)
         return name
 
     @workflow
@@ -109,28 +145,23 @@ def test_gather_with_answers_of_the_journal():
             child("c"), ask("s"), stepwise.wait_for("a"), stepwise.wait_for("a"), stepwise.sleep(0)
         )
 
-    with pytest.raises(RunSuspended) as caught:
-        asyncio.run(flow())
-    kinds = [(each.kind, each.name, each.run_id == "r") for each in caught.value.waits]
+    waits = suspends(flow).waits
+    kinds = [(each.kind, each.name, each.run_id == "r") for each in waits]
     assert sorted(kinds) == [("signal", "a", True), ("signal", "a", True), ("signal", "x", False)]
-    [child_id] = {each.run_id for each in caught.value.waits} - {"r"}
+    [child_id] = {each.run_id for each in waits} - {"r"}
     assert stepwise.get_run(child_id).status == "suspended"
     send("a", 1)
-    with pytest.raises(RunSuspended):
-        asyncio.run(flow())
+    suspends(flow)
     send("x", 3, child_id)
-    with pytest.raises(RunSuspended) as caught:
-        asyncio.run(flow())
-    assert len(caught.value.waits) == 1
+    assert len(suspends(flow).waits) == 1
     send("a", 2)
     assert asyncio.run(flow()) == [["c", 3], "s", 1, 2, None]
-    assert sorted(ASKED) == ["c", "s"]
+    assert sorted(log) == ["c", "s"]
     assert {each.status for each in stepwise.get_run("r").steps} == {"completed"}
 
 
 def test_clean_up_runs_and_its_steps_do_not():
     """Clean-up of the user's code runs as for Ctrl-C; a step in it raises the suspension again."""
-    log = []
 
     @step
     def undo():
@@ -146,11 +177,9 @@ def test_clean_up_runs_and_its_steps_do_not():
                 raise
         finally:
             log.append("clean")
-            if not settings._settings.suspend_after:
-                undo()
+            undo()
 
-    with pytest.raises(RunSuspended):
-        flow()
+    suspends(flow)
     assert log == ["clean"]
     assert stepwise.get_run("r").counts == {"waiting": 1}
 
@@ -165,33 +194,26 @@ def test_what_swallows_the_suspension_does_not_go_on():
         except BaseException:
             return "swallowed"
 
-    with pytest.raises(RunSuspended):
-        flow()
+    suspends(flow)
     assert stepwise.get_run("r").status == "suspended"
 
 
-def test_a_step_in_flight_keeps_the_run(monkeypatch):
+def test_a_step_in_flight_keeps_the_run():
     """A run suspends when no step of it is in flight any more."""
-    go_on, ended = threading.Event(), []
+    go_on, caught = threading.Event(), []
 
     @step
     def slow():
         go_on.wait(60)
-        ended.append(1)
+        log.append("ended")
 
     @workflow(run_id="r")
     async def flow():
-        async def other():
-            await asyncio.to_thread(slow)
-
-        await asyncio.gather(stepwise.wait_for("a"), other())
-
-    caught = []
+        await asyncio.gather(stepwise.wait_for("a"), asyncio.to_thread(slow))
 
     def target():
-        with pytest.raises(RunSuspended):
-            asyncio.run(flow())
-        caught.append(list(ended))
+        suspends(flow)
+        caught.extend(log)
 
     thread = threading.Thread(target=target)
     thread.start()
@@ -199,25 +221,14 @@ def test_a_step_in_flight_keeps_the_run(monkeypatch):
     assert stepwise.get_run("r").status == "running"
     go_on.set()
     thread.join(60)
-    assert caught == [[1]]
+    assert caught == ["ended"]
     assert stepwise.get_run("r").counts == {"completed": 1, "waiting": 1}
 
 
-def test_a_short_wait_stays_in_the_process(monkeypatch):
-    """A wait that ends before ``suspend_after`` does not suspend, nor does what waits beside it."""
-    monkeypatch.setattr(settings._settings, "suspend_after", 30.0)
-
-    @workflow
-    def flow():
-        stepwise.sleep(0.05)
-        return "there"
-
-    assert flow() == "there"
-
-
-def test_never(monkeypatch):
-    """With ``configure(suspend_after=None)`` a run waits in its process."""
-    stepwise.configure(suspend_after=None)
+@pytest.mark.parametrize("after", [30.0, None])
+def test_a_wait_stays_in_the_process(after):
+    """A wait that ends before ``suspend_after`` does not suspend, and with ``None`` none does."""
+    stepwise.configure(suspend_after=after)
 
     @workflow
     def flow():
@@ -234,92 +245,54 @@ def test_the_setting(monkeypatch):
         with pytest.raises(stepwise.ConfigurationError, match="0 or more"):
             stepwise.configure(suspend_after=wrong)
     monkeypatch.setattr(settings._settings, "suspend_after", settings._UNSET)
-    found = []
-    for text in ("", "5", "never"):
+    for text, expected in (("", 60.0), ("5", 5.0), ("never", None)):
         monkeypatch.setenv("STEPWISE_SUSPEND_AFTER", text)
-        found.append(settings.suspend_after())
-    assert found == [60.0, 5.0, None]
+        assert settings.suspend_after() == expected
     monkeypatch.setenv("STEPWISE_SUSPEND_AFTER", "often")
     with pytest.raises(stepwise.ConfigurationError, match="STEPWISE_SUSPEND_AFTER"):
         settings.suspend_after()
 
 
-def test_execute_returns_the_run():
-    """``execute()`` hands a suspended run back, with that status."""
-
-    @workflow
-    def plain():
-        stepwise.wait_for("a")
-
-    @workflow
-    async def coroutine():
-        await stepwise.wait_for("a")
-
-    assert plain.execute().status == "suspended"
-    assert asyncio.run(coroutine.execute()).status == "suspended"
+def go_on(handle):
+    """Send a run that waits twice what it waits for, each time once it waits."""
+    until(lambda: handle.status == "suspended" and not handle.done)
+    send("a", 1)
+    until(lambda: [each.step for each in stepwise.get_run("r").waits] == [3])
+    send("a", 2)
 
 
-@pytest.mark.parametrize("kind", ["thread", "task"])
-def test_a_started_run_is_woken_in_place(kind):
+def test_a_started_run_is_woken_in_place(flow):
     """A started run that suspends goes on in this process when it was sent what it waits for."""
-    attempts = []
-
-    @workflow(run_id="r")
-    def plain():
-        attempts.append(1)
-        return [stepwise.wait_for("a"), stepwise.sleep(0.3), stepwise.wait_for("a")]
-
-    @workflow(run_id="r")
-    async def coroutine():
-        attempts.append(1)
-        return [
-            await stepwise.wait_for("a"),
-            await stepwise.sleep(0.3),
-            await stepwise.wait_for("a"),
-        ]
-
-    def go_on(handle):
-        until(lambda: handle.status == "suspended" and not handle.done)
-        send("a", 1)
-        until(lambda: [each.step for each in handle.run.waits] == [3])
-        send("a", 2)
 
     async def main():
-        handle = coroutine.start()
+        handle = flow.start()
         await asyncio.to_thread(go_on, handle)
-        return await handle
+        result = handle.result(60)
+        return await result if asyncio.iscoroutine(result) else result
 
-    if kind == "task":
-        assert asyncio.run(main()) == [1, None, 2]
-    else:
-        handle = plain.start()
-        go_on(handle)
-        assert handle.result(60) == [1, None, 2]
+    assert asyncio.run(main()) == [1, None, 2]
     assert stepwise.get_run("r").status == "completed"
 
 
-@pytest.mark.parametrize("kind", ["thread", "task"])
-def test_a_store_that_fails_while_a_started_run_waits(kind, monkeypatch):
+def test_a_store_that_fails_while_a_started_run_waits(flow, monkeypatch):
     """Whoever waits for the handle gets the error; the run stays suspended."""
-
-    @workflow(run_id="r")
-    def plain():
-        stepwise.wait_for("a")
-
-    @workflow(run_id="r")
-    async def coroutine():
-        await stepwise.wait_for("a")
 
     def fails(*_):
         raise stepwise.StoreError(path="", errno=5)
 
     async def main():
-        await coroutine.start().result(60)
+        result = flow.start().result(60)
+        return await result if asyncio.iscoroutine(result) else result
 
     monkeypatch.setattr(suspending, "facts_of", fails)
     with pytest.raises(stepwise.StoreError):
-        asyncio.run(main()) if kind == "task" else plain.start().result(60)
+        asyncio.run(main())
     assert stepwise.get_run("r").status == "suspended"
+
+
+def test_execute_returns_the_run(flow):
+    """``execute()`` hands a suspended run back, with that status."""
+    assert call(flow.execute).status == "suspended"
 
 
 @pytest.mark.parametrize(
@@ -341,18 +314,15 @@ def test_a_ring_between_the_look_and_the_wait_is_heard(drives):
     assert rung == [True]
 
 
-def test_a_message_that_came_before_the_suspension_is_not_missed():
+# -- messages ------------------------------------------------------------------------------------
+
+
+def test_messages_that_came_before_the_suspension_are_not_missed():
     """A message for another wait of the run is taken before the run suspends."""
-
-    @workflow(run_id="r")
-    async def flow():
-        return await asyncio.gather(stepwise.wait_for("a"), stepwise.wait_for("b"))
-
-    with pytest.raises(RunSuspended):
-        asyncio.run(flow())
+    suspends(waits_for_both)
     send("a", 1)
     send("b", 2)
-    assert asyncio.run(flow()) == [1, 2]
+    assert asyncio.run(waits_for_both()) == [1, 2]
 
 
 @pytest.mark.parametrize("whose", ["r", "child"])
@@ -367,15 +337,10 @@ def test_a_message_that_was_taken_wakes_nothing(whose):
     def flow():
         return child() if whose == "child" else child.__wrapped__()
 
-    def why():
-        run = stepwise.get_run("r")
-        return UnfinishedRun(run.store, run._seal, run._facts()).why()
-
     for sent in (1, 2):
-        with pytest.raises(RunSuspended) as caught:
-            flow()
+        caught = suspends(flow)
         assert why() is None
-        send("a", sent, caught.value.waits[0].run_id)
+        send("a", sent, caught.waits[0].run_id)
         assert why() == "message"
     assert flow() == [1, 2]
 
@@ -396,24 +361,9 @@ def test_a_message_that_comes_during_the_clean_up_is_not_missed():
             if not stepwise.get_run("r").inbox:
                 await asyncio.to_thread(sends)
 
-    with pytest.raises(RunSuspended):
-        asyncio.run(flow())
-    run = stepwise.get_run("r")
-    assert UnfinishedRun(run.store, run._seal, run._facts()).why() == "message"
+    suspends(flow)
+    assert why() == "message"
     assert asyncio.run(flow()) == 1
-
-
-def test_the_timeout_of_a_workflow_ends_its_waits():
-    """A suspended run is to go on at the end of its timeout, at the latest."""
-
-    @workflow(run_id="r", timeout=3600)
-    def flow():
-        stepwise.wait_for("a", timeout=10_000)
-
-    with pytest.raises(RunSuspended):
-        flow()
-    run = stepwise.get_run("r")
-    assert [each.until for each in run.waits] == [run._facts().created_at + 3600]
 
 
 def test_a_message_that_another_thread_reads_as_the_run_suspends(monkeypatch):
@@ -428,15 +378,20 @@ def test_a_message_that_another_thread_reads_as_the_run_suspends(monkeypatch):
         return before
 
     monkeypatch.setattr(suspension, "_has_come", and_then_one_comes)
+    suspends(waits)
+    assert why() == "message"
 
-    @workflow(run_id="r")
+
+def test_the_timeout_of_a_workflow_ends_its_waits():
+    """A suspended run is to go on at the end of its timeout, at the latest."""
+
+    @workflow(run_id="r", timeout=3600)
     def flow():
-        return stepwise.wait_for("a")
+        stepwise.wait_for("a", timeout=10_000)
 
-    with pytest.raises(RunSuspended):
-        flow()
+    suspends(flow)
     run = stepwise.get_run("r")
-    assert UnfinishedRun(run.store, run._seal, run._facts()).why() == "message"
+    assert [each.until for each in run.waits] == [run._facts().created_at + 3600]
 
 
 def test_a_fork_of_a_suspended_run():
@@ -447,13 +402,11 @@ def test_a_fork_of_a_suspended_run():
         first = stepwise.wait_for("a")
         return [first, stepwise.wait_for("b")]
 
-    with pytest.raises(RunSuspended):
-        flow()
+    suspends(flow)
     send("a", 1)
-    with pytest.raises(RunSuspended):
-        flow()
+    suspends(flow)
     send("a", 9)
-    fork = stepwise.get_run("r").fork()
+    fork = stepwise.get_run("r").fork(messages=True)
     assert fork.status == "ready"
     again = flow.options(run_id=fork.id)
     assert again.execute().status == "suspended"
@@ -472,186 +425,210 @@ def test_threads_of_a_run_that_suspends():
         with ThreadPoolExecutor(2) as pool:
             return sorted(pool.map(stepwise.wait_for, ["a"] * 2))
 
-    with pytest.raises(RunSuspended):
-        flow()
+    suspends(flow)
     assert len(stepwise.get_run("r").waits) == 2
     send("a", 1)
     send("a", 2)
     assert flow() == [1, 2]
 
 
-def test_side_effects_before_the_wait_are_not_repeated():
-    """A tool with side effects beside a wait is done once, however often the run suspends."""
-    done = []
-
-    @tool(side_effect=True)
-    def act():
-        done.append(1)
-
-    @workflow(run_id="r")
-    def flow():
-        return [act(), stepwise.wait_for("a"), act(), stepwise.wait_for("a")]
-
-    for value in (1, 2):
-        with pytest.raises(RunSuspended):
-            flow()
-        with pytest.raises(RunSuspended):
-            flow()
-        send("a", value)
-    assert flow() == [None, 1, None, 2]
-    assert len(done) == 2
-
-
-def test_a_moment_that_is_computed_anew_ends_the_same():
+def test_a_moment_that_is_computed_anew_ends_the_same(monkeypatch):
     """A wait whose end the statement computes keeps the first one, in each attempt."""
 
     @workflow(run_id="r")
     def flow():
-        stepwise.sleep(1.0 + time.monotonic() % 0.001)
+        stepwise.sleep(300.0 + time.monotonic() % 0.001)
         return "over"
 
-    with pytest.raises(RunSuspended):
-        flow()
+    suspends(flow)
     [first] = stepwise.get_run("r").waits
-    with pytest.raises(RunSuspended):
-        flow()
+    suspends(flow)
     assert stepwise.get_run("r").waits == [first]
-    until(lambda: time.time() > first.until)
+    monkeypatch.setattr(clock, "now", lambda: first.until + 1)
     assert flow() == "over"
 
 
+# -- programs and kernels ------------------------------------------------------------------------
+
 PROGRAM = """
-    import asyncio
-    import stepwise
-    from stepwise import workflow
+import asyncio
+import threading
+import stepwise
+from stepwise import workflow
 
-    @workflow(run_id="r")
-    def plain():
-        stepwise.wait_for("a")
+@workflow(run_id="r")
+def plain():
+    return stepwise.wait_for("a")
 
-    @workflow(run_id="r")
-    async def coroutine():
-        await asyncio.gather(stepwise.wait_for("a"), stepwise.wait_for("b"))
+@workflow(run_id="r")
+async def coroutine():
+    await asyncio.gather(stepwise.wait_for("a"), stepwise.wait_for("b"))
+
+async def main():
+    await coroutine()
+
+async def group():
+    async with asyncio.TaskGroup() as group:
+        group.create_task(coroutine())
+
+def thread():
+    other = threading.Thread(target=plain)
+    other.start()
+    other.join()
+
+def waits():
+    try:
+        handle.result()
+    except stepwise.RunSuspended as error:
+        print([wait.name for wait in error.waits])
+
 """
-PLAIN = "plain()\n"
-MAIN = "async def main():\n    await coroutine()\nasyncio.run(main())\n"
-GROUP = (
-    "async def main():\n    async with asyncio.TaskGroup() as group:\n"
-    "        group.create_task(coroutine())\nasyncio.run(main())\n"
-)
-THREAD = "import threading\nt = threading.Thread(target=plain)\nt.start()\nt.join()\n"
 
 
-@pytest.mark.parametrize(
-    ("how", "code"),
-    [
-        (PLAIN, 75),
-        (MAIN, 75),
-        pytest.param(
-            GROUP, 75, marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="no TaskGroup")
-        ),
-        (THREAD, 0),
-    ],
-    ids=["plain", "asyncio", "group", "thread"],
-)
-def test_a_script_ends_with_one_line(how, code, tmp_path):
+def ended(folder, end):
+    """The program with that end, executed to its end."""
+    script = folder / "script.py"
+    script.write_text(PROGRAM + textwrap.dedent(end), "utf-8")
+    quiet = "1" if "handle" in end else ""
+    env = {**os.environ, "STEPWISE_SUSPEND_AFTER": "0", "STEPWISE_QUIET": quiet}
+    return python(script, env=env)
+
+
+ENDS = {"plain()": 75, "asyncio.run(main())": 75, "asyncio.run(group())": 75, "thread()": 0}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_script_ends_with_one_line(end, tmp_path):
     """Uncaught, a suspension is one line on stderr and the exit code 75."""
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(PROGRAM) + how, "utf-8")
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "STEPWISE_SUSPEND_AFTER": "0"},
-        check=False,
-    )
-    assert done.returncode == code, done.stderr
+    if "group" in end and sys.version_info < (3, 11):
+        pytest.skip("no TaskGroup")
+    done = ended(tmp_path, end)
+    assert done.returncode == ENDS[end], done.stderr
     [line] = done.stderr.splitlines()
     assert line.startswith("stepwise: run r is suspended: it waits for the signal 'a', since ")
     assert line.endswith("stepwise resume r")
 
 
-@pytest.mark.parametrize("kind", ["plain", "coroutine"])
-def test_a_kernel_wakes_a_run_that_suspended_in_a_cell(kind, monkeypatch):
+def test_the_program_ends_while_a_started_run_waits(tmp_path):
+    """At the end of the program nothing is woken, and whoever waits for a handle is told."""
+    done = ended(
+        tmp_path,
+        """
+        handle = plain.start()
+        waiting = threading.Thread(target=waits)
+        waiting.start()
+        while handle.status != "suspended" or handle._end_bell is None:
+            threading.Event().wait(0.01)
+        """,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "['a']\n", "")
+    assert stepwise.get_run("r").status == "suspended"
+
+
+def test_a_kernel_wakes_a_run_that_suspended_in_a_cell(flow, monkeypatch):
     """In a kernel, which does not end with a cell, a suspended run goes on by itself."""
-    monkeypatch.setattr("stepwise._workflows.invoke.kernel_shell", object)
+    monkeypatch.setattr("stepwise._workflows.begin.kernel_shell", object)
 
-    @workflow(run_id="r")
-    def plain():
-        return stepwise.wait_for("a")
-
-    @workflow(run_id="r")
-    async def coroutine():
-        return await stepwise.wait_for("a")
+    async def called():
+        result = flow()
+        return await result if asyncio.iscoroutine(result) else result
 
     async def main():
-        with pytest.raises(RunSuspended, match="goes on in this kernel"):
-            await coroutine()
+        with pytest.raises(RunSuspended, match="goes on in this kernel") as caught:
+            await called()
+        assert caught.value._render_traceback_() == [f"RunSuspended: {caught.value}"]
         await asyncio.to_thread(send, "a", 1)
-        while stepwise.get_run("r").status != "completed":
-            await asyncio.to_thread(time.sleep, 0.01)
-        return await coroutine()
+        await asyncio.to_thread(send, "a", 2)
+        await asyncio.to_thread(until, lambda: stepwise.get_run("r").status == "completed")
+        return await called()
 
-    if kind == "coroutine":
-        assert asyncio.run(main()) == 1
-        return
-    with pytest.raises(RunSuspended, match="goes on in this kernel") as caught:
-        plain()
-    assert caught.value._render_traceback_() == [f"RunSuspended: {caught.value}"]
-    send("a", 1)
-    until(lambda: stepwise.get_run("r").status == "completed")
-    assert plain() == 1
+    assert asyncio.run(main()) == [1, None, 2]
 
 
 def test_a_program_that_imports_a_kernel_is_none(monkeypatch):
     """Where ``ipykernel`` is merely imported, as by a test, no run is woken beside its caller."""
     for name in ("ipykernel", "IPython"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-
-    @workflow(run_id="r")
-    def flow():
-        return stepwise.wait_for("a")
-
-    with pytest.raises(RunSuspended) as caught:
-        flow()
-    assert "kernel" not in str(caught.value)
-    assert not any(each.name == "stepwise r" for each in threading.enumerate())
+    before = {*threading.enumerate()}  # one of another test may still be ending
+    assert "kernel" not in str(suspends(waits))
+    assert not any(each.name == "stepwise r" for each in {*threading.enumerate()} - before)
 
 
-def test_events_of_a_run_that_suspends():
-    """Listeners are told that a call waits, and that the run is suspended."""
-    heard = []
-
-    @workflow(run_id="r")
-    def flow():
-        return stepwise.wait_for("a")
-
-    end = stepwise.on_event(lambda event: heard.append((event.kind, event.step)))
-    with pytest.raises(RunSuspended):
-        flow()
-    end()
-    assert heard == [
-        ("run_started", 0),
-        ("step_started", 1),
-        ("step_waiting", 1),
-        ("run_suspended", 0),
-    ]
+# -- what suspended runs cost, and who wakes them -------------------------------------------------
 
 
-def test_who_leaves_suspended_runs_alone():
-    """``recover()`` leaves a suspended run alone; ``start="unfinished"`` means it."""
+@pytest.mark.parametrize("kind", ["thread", "task"])
+def test_a_suspended_run_keeps_neither_thread_nor_task(kind):
+    """Started runs that are suspended have one thread in common, and hold no frames."""
 
-    @workflow(run_id="r")
-    def flow():
-        return stepwise.wait_for("a")
+    class Local:
+        """A local variable of a run."""
 
-    with pytest.raises(RunSuspended):
-        flow()
-    assert stepwise.recover() == []
-    assert [each.id for each in stepwise.runs(status="suspended")] == ["r"]
+    def plain(number):
+        local = Local()
+        held.append(weakref.ref(local))
+        return [number, stepwise.wait_for("a"), local is not None]
+
+    async def coroutine(number):
+        local = Local()
+        held.append(weakref.ref(local))
+        return [number, await stepwise.wait_for("a"), local is not None]
+
+    held = []
+    flow = workflow(coroutine if kind == "task" else plain)
+    before = set(threading.enumerate())  # a run that another test has left may keep the waker
+
+    async def holds(condition):
+        end = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < end
+            await asyncio.sleep(0.01)
+
+    async def main():
+        handles = [flow.options(run_id=f"r{number}").start(number) for number in range(30)]
+        await holds(lambda: all(each.status == "suspended" for each in handles))
+        shared = {"stepwise waker", "stepwise watcher"}  # a run's own thread may still be ending
+        await holds(lambda: {t.name for t in {*threading.enumerate()} - before} <= shared)
+        assert len(asyncio.all_tasks()) == 1
+        await holds(lambda: gc.collect() >= 0 and not any(each() for each in held))
+        assert not any(each.done for each in handles)
+        for each in handles:
+            each.run.send("a", each.id)
+        if kind == "task":
+            return await asyncio.gather(*handles)
+        return await asyncio.to_thread(lambda: [each.result(60) for each in handles])
+
+    assert asyncio.run(main()) == [[number, f"r{number}", True] for number in range(30)]
+    until(lambda: not any(t.name == "stepwise waker" for t in {*threading.enumerate()} - before))
+
+
+def test_recover_wakes_suspended_runs(flow):
+    """Suspended runs go on where ``recover()`` was called, and take no thread until then."""
+    suspends(flow)
+    run = stepwise.get_run("r")
     again = flow.options(run_id=None, start="unfinished")
     assert again.run_id_for() == "r"
+    assert [each.id for each in stepwise.runs(status="suspended")] == ["r"]
+
+    def wake():
+        send("a", 1)
+        until(lambda: [each.step for each in run.waits] == [3])
+        send("a", 2)
+        until(lambda: run.status == "completed")
+
+    before = {*threading.enumerate()}  # one of another test may still be ending
+
+    async def main():
+        assert stepwise.recover() == []
+        assert stepwise.recover() == []  # a second time, nothing more waits
+        parked = [each for each in suspending.waker._parked if each.run.store is run.store]
+        assert [each.run.id for each in parked] == ["r"]
+        begun = {*threading.enumerate()} - before
+        assert not any("recover" in each.name for each in begun)
+        await asyncio.to_thread(wake)
+
+    asyncio.run(main())
+    assert run.result == [1, None, 2]
 
 
 def test_a_recoverable_agent_waits():
@@ -668,8 +645,7 @@ def test_a_recoverable_agent_waits():
         return asyncio.run(RecoverableAgent(think, store).run_with_recovery("task", "r"))
 
     for value in (1, 2):
-        with pytest.raises(RunSuspended):
-            go_on()
+        suspends(go_on)
         run = stepwise.get_run("r", store=store.store)
         assert run.status == "suspended"
         run.send("a", value)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fractions
 import os
+import re
 import subprocess
 import sys
 import textwrap
 
 import pytest
-from harness import python_path
+from harness import python, python_path
 
 import stepwise
 from stepwise._identity.identity import label_of
@@ -61,21 +62,22 @@ ODD_AGENT = AGENT.replace(
 )
 
 
+def interpreted(*args, cwd, env, text):
+    """The same by an interpreter of its own, where it matters how that was started."""
+    command = [sys.executable, *map(str, args)]
+    return subprocess.run(
+        command, cwd=cwd, env=env, input=text, capture_output=True, text=True, check=False,
+        timeout=300,
+    )  # fmt: skip
+
+
 @pytest.fixture
 def run(tmp_path, home):
     """Run a Python command line in a folder of its own, and give what it printed."""
 
-    def run(*args, cwd=tmp_path, code=None):
-        done = subprocess.run(
-            [sys.executable, *map(str, args)],
-            cwd=cwd,
-            env={**os.environ, "PYTHONPATH": python_path(tmp_path)},
-            input=code,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
+    def run(*args, cwd=tmp_path, code="", by=python):
+        env = {**os.environ, "PYTHONPATH": python_path(tmp_path)}
+        done = by(*args, cwd=cwd, env=env, text=code)
         assert done.returncode == 0, done.stderr
         return done.stdout.split()
 
@@ -122,7 +124,8 @@ def test_two_scripts_with_main(tmp_path, run):
 
 def test_two_folders_with_main(tmp_path, run):
     """Two folders started as programs (``python folder``) never meet either."""
-    said = [run(written(tmp_path / name / "__main__.py").parent) for name in ("one", "two")]
+    files = [written(tmp_path / name / "__main__.py") for name in ("one", "two")]
+    said = [run(each.parent, by=interpreted) for each in files]
     assert [os.path.basename(os.path.dirname(result)) for _, _, result in said] == ["one", "two"]
     assert len({name for name, _, _ in said}) == 2
 
@@ -207,19 +210,20 @@ SPAWN = textwrap.dedent(
 
 def test_worker_processes(tmp_path, run):
     """In a spawned worker a script's workflow has the name that it has in the script."""
-    said = [run(written(tmp_path / name, SPAWN)) for name in ("one.py", "two.py")]
-    assert [os.path.basename(line[-1]) for line in said] == ["one.py", "two.py"]
-    assert [line[:2] for line in said] == [line[2:4] for line in said]
+    *names, file = run(written(tmp_path / "one.py", SPAWN), by=interpreted)
+    assert os.path.basename(file) == "one.py"
+    assert names[:2] == names[2:]
 
 
 def test_prompts(tmp_path, run, monkeypatch):
-    """Code without a file is named by its folder, a notebook by its own path."""
+    """Code without a file is named by its folder and what it does, a notebook by its own path."""
     code = (
         "def f(): pass\nfrom stepwise._identity.module_names import place_of\n"
         "print(f'{place_of(f.__module__)}:f')"
     )
     folder = tmp_path.resolve()
-    assert run("-c", code) == [f"{folder}:f"]
-    assert run("-", code=code)[0].startswith(f"{folder}")
+    name = " ".join(run("-c", code, by=interpreted))
+    assert re.fullmatch(re.escape(f"{folder}/<program ") + "[0-9a-f]{12}>:f", name)
+    assert " ".join(run("-", code=code, by=interpreted)) == name
     monkeypatch.setenv("JPY_SESSION_NAME", "/books/agent.ipynb")
-    assert run("-c", code) == ["/books/agent.ipynb:f"]
+    assert run("-c", code, by=interpreted) == ["/books/agent.ipynb:f"]

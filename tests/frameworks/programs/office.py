@@ -99,3 +99,19 @@ ANTHROPIC_TOOLS = [
     {"name": name, "description": TOOLS[name].__doc__, "input_schema": schema}
     for name, schema in SCHEMAS.items()
 ]
+
+
+def joined(chunks):
+    """Put the pieces of a streamed message of chat completions together."""
+    text, calls = "", {}
+    for chunk in chunks:
+        delta = chunk.choices[0].delta if chunk.choices else None
+        text += (delta and delta.content) or ""
+        for part in (delta and delta.tool_calls) or ():
+            call = calls.setdefault(part.index, {"id": part.id, "type": "function", "function": {}})
+            call["function"].setdefault("name", part.function.name)
+            call["function"]["arguments"] = (
+                call["function"].get("arguments", "") + part.function.arguments
+            )
+    message = {"role": "assistant", "content": text, "tool_calls": [*calls.values()]}
+    return {name: value for name, value in message.items() if value}

@@ -15,9 +15,8 @@ again that lies before the last checkpoint of its run.
 
 The programs of :mod:`states` are agents: their steps change state objects of all kinds in place,
 some of which hold clients, and an outer step fails once around a tool.
-:func:`checker.check_renamed` renames that tool between a kill and the recovery.
 
 ``python tests/programs/equivalence 0 1000`` checks the programs 0 to 999; ``--forked`` does it with
-forks, ``--show`` prints the programs, and ``--states changes,clients,retries,renames`` checks
+forks, ``--show`` prints the programs, and ``--states changes,clients,retries`` checks
 agents with these features.
 """

@@ -16,8 +16,8 @@ import stepwise
 from equivalence.programs import write
 from equivalence.world import Crash, Runaway, world
 from stepwise._execution import process_memory
-from stepwise._journal.heads import open_head
-from stepwise._journal.journal import seal_for
+from stepwise._journal.journal import open_head, seal_for
+from stepwise._journal.seal import named
 from stepwise.stores.disk import DiskStore
 from stepwise.stores.memory import MemoryStore, _StoredRun
 
@@ -250,7 +250,7 @@ def kinds_of_statements(program):
                 if (run_id, name) in seen:
                     continue
                 seen.add((run_id, name))
-                header = seal.open(f"{name}/{run_id}", run.objects[name]).header
+                header = seal.open(named(name, run_id), run.objects[name]).header
                 found.update(_kinds(function, header["position"].partition(" ")[2]))
     return found
 
@@ -266,48 +266,6 @@ def _kinds(node, path):
         block, bracket, index = part.partition("[")
         if bracket:
             node = getattr(node, block)[int(index[:-1])]
-
-
-# -- renaming ------------------------------------------------------------------------------------
-
-
-def check_renamed(program, sample=None, seed=0):
-    """Kill a program, rename its tool, and go on: what happened is answered, or asked about.
-
-    Raises:
-        Differs: something happened twice or not at all, or the result is another one.
-    """
-    choose = random.Random(f"renames of {seed}")
-    tally = Tally(1)
-    try:
-        _, whole, moments = _undisturbed(program)
-        for moment in _some(moments, sample, choose):
-            what = f"killed {_when(moment)}, then renamed"
-            store = RecordingStore(moment.runs)
-            outcome, effects = _ask_and_answer(program.renamed(), store, moment.effects, what)
-            whole.compare(replace(whole, outcome=outcome, effects=effects), what)
-            tally.crashes += 1
-    except Differs as error:
-        raise Differs(f"{program.name}, {error}\n\n{program.source}") from None
-    return tally
-
-
-def _ask_and_answer(program, store, effects, what):
-    """Execute a renamed program to its end; say at each stop that it is the recorded act."""
-    for _ in range(len(effects) + 2):
-        try:
-            got = execute(program, store, before=effects)
-        except stepwise.StepInDoubtError as error:
-            effects = effects + world.effects
-            run = stepwise.get_run(error.run_id, store=store)
-            doubtful = [step.number for step in run.steps if step.status == "in_doubt"]
-            for number in doubtful:  # a moment is never between a body and its record
-                run.resolve(number, did_not_happen=True)
-            if not doubtful:
-                run.resolve(error.step, same=True)
-        else:
-            return got.outcome, effects + got.effects
-    raise Differs(f"{what}: it stops again and again")
 
 
 # -- forking -------------------------------------------------------------------------------------
@@ -375,7 +333,7 @@ def check_forked(program, seed=0):
     return Tally(1, number)
 
 
-def check_seeds(seeds, *, sample=None, forked=False, write=write, check=check):
+def check_seeds(seeds, *, sample=None, forked=False, write=write):
     """Check the programs of some seeds."""
     tally = Tally()
     with warnings.catch_warnings():

@@ -55,7 +55,7 @@ class StateWriter:
 
     Args:
         features: ``changes``: steps change state in place; ``clients``: state objects hold clients;
-            ``retries``: outer steps fail once; ``renames``: a tool is called, to be renamed.
+            ``retries``: outer steps fail once.
         kinds: the kinds of state objects.
         operations: the names of what a step may do to one.
     """
@@ -119,10 +119,7 @@ class StateWriter:
             self.captured = False
         self.depth = 0
         count = self.any([3, 4, 5, 6, 8])
-        paying = self.random.randrange(count) if "renames" in self.features else None
-        for number in range(count):
-            if number == paying:
-                lines.append(f"    b = pay({self.x()})")
+        for _ in range(count):
             lines += self.statement("    ")
         ends = "(a, b, summary(mine), summary(given), alias is get(mine, 'items'))"
         return "\n".join([*lines, f"    return keep({{**locals(), 'captured': None}}, {ends})"])
@@ -150,8 +147,6 @@ class StateWriter:
         if self.is_method:
             calls += [f"self.touch({self.any(self.operations)!r}, {x})"] * 2
             calls.append(f"self.ask_lead({x})")
-        if "renames" in self.features:
-            calls += [f"pay({x})"] * 3
         return self.any(calls)
 
     # -- statements ------------------------------------------------------------------------------

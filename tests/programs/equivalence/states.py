@@ -1,8 +1,8 @@
 """State objects, the operations that change them in place, and programs that are made of both.
 
-The steps of these programs are defined in their own source text, so that they can be renamed.  As
-plain functions they are what they are, except that :class:`Attempts` says what a retry means: the
-inner calls of a failed attempt answer the next one up to the last side effect.
+The steps of these programs are defined in their own source text.  As plain functions they are what
+they are, except that :class:`Attempts` says what a retry means: the inner calls of a failed attempt
+answer the next one up to the last side effect.
 """
 
 from __future__ import annotations
@@ -405,11 +405,6 @@ class StateProgram(Program):
         given = [] if agent is None else [agent(make(self.kind, 4, self.client))]
         return [*given, 2, make(self.kind, 5, self.client)]
 
-    def renamed(self):
-        """The program after somebody renamed its tool."""
-        source = self.source.replace("pay(", "charge(")
-        return load_states(self.name, source, kind=self.kind, client=self.client)
-
 
 def load_states(name, source, **facts):
     """Make a program of a source text."""
@@ -423,7 +418,7 @@ def write_states(seed, features):
     """The program of a seed: one that does something, and not too much.
 
     Args:
-        features: of it: ``changes``, ``clients``, ``retries``, ``renames``.
+        features: of it: ``changes``, ``clients``, ``retries``.
     """
     attempt = 0
     while True:

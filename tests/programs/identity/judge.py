@@ -35,8 +35,6 @@ class Verdict:
         found: how often each kind of fault was met.
         needed: stops that nobody can do without: the side effect was in flight at the kill.
         landed: how many of these had happened; what they did to their instance is lost.
-        misled: what somebody said of a call was taken for that of its twin, which came in its
-            place: nobody can tell them apart, so nothing that follows is judged.
         story: what happened, for who has to mend it.
     """
 
@@ -44,7 +42,6 @@ class Verdict:
     found: Counter = field(default_factory=Counter)
     needed: int = 0
     landed: int = 0
-    misled: bool = False
     starts: int = 0
     story: list = field(default_factory=list)
 
@@ -112,8 +109,7 @@ class Trials:
                 continue
             report = _ended(lab)
             if any(_are_twins(said.get(tuple(place)), act) for place, act in report["made"]):
-                verdict.misled = True
-                return
+                return  # what somebody said of a call was taken for its twin, which nobody can see
             if "doubt" not in report:
                 self._judge(lab, report, verdict)
                 return
@@ -280,24 +276,15 @@ class Tally:
     """What many trials came to, by category."""
 
     trials: int = 0
-    starts: int = 0
     needed: int = 0
-    misled: int = 0
     by_category: dict = field(default_factory=dict)
-    by_carrier: dict = field(default_factory=dict)
     broken: list = field(default_factory=list)
 
     def add(self, verdict):
-        program = verdict.program
         self.trials += 1
-        self.starts += verdict.starts
         self.needed += verdict.needed
-        self.misled += verdict.misled
-        for table, key in (
-            (self.by_category, program.category),
-            (self.by_carrier, program.carrier),
-        ):
-            table.setdefault(key, Counter()).update({**verdict.found, "trials": 1})
+        counts = self.by_category.setdefault(verdict.program.category, Counter())
+        counts.update({**verdict.found, "trials": 1})
         if verdict.broken:
             self.broken.append(verdict)
 
@@ -305,21 +292,16 @@ class Tally:
     def found(self):
         return sum(self.by_category.values(), Counter())
 
-    def smallest(self, kind):
-        """The smallest program in which that went wrong although it must not; ``None`` if none."""
-        found = [each for each in self.broken if kind in each.broken]
-        return min(found, key=lambda each: each.program.size, default=None)
-
     def text(self):
-        stops = f"{self.needed} stops in doubt, {self.misled} answers taken by a twin"
-        lines = [f"{self.trials} trials, {self.starts} starts, {stops}"]
-        for table in (self.by_category, self.by_carrier):
-            for key, counts in sorted(table.items()):
-                shown = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
-                lines.append(f"  {key:<18} {counts['trials']:>5}: {shown or 'all right'}")
+        """What went wrong, of each kind the smallest program in which it must not."""
+        lines = [f"{self.trials} trials, {self.needed} stops in doubt"]
+        for key, counts in sorted(self.by_category.items()):
+            shown = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
+            lines.append(f"  {key:<18} {counts['trials']:>5}: {shown or 'all right'}")
         for kind in KINDS:
-            worst = self.smallest(kind)
-            if worst is not None:
+            found = [each for each in self.broken if kind in each.broken]
+            if found:
+                worst = min(found, key=lambda each: each.program.size)
                 lines += ["", f"smallest with {kind}:", worst.text()]
         return "\n".join(lines)
 

@@ -120,22 +120,44 @@ class Writer:
             yield f"    {own}level = 7"
             yield f'    return {self.body}("switch", {truth}, 0, question)'
 
+    @property
+    def fields(self):
+        return [("config", "config"), ("client", "client"), *self._attributes()]
+
+    def _class(self, name, *, slots=False):
+        yield f"class {name}:"
+        if slots:
+            yield f"    __slots__ = ({' '.join(f'{name!r},' for name, _ in self.fields)})"
+        yield "    def __init__(self, config, client):"
+        yield from (f"        self.{name} = {value}" for name, value in self.fields)
+
+    def _plain(self, truth, first, indent="", prefix=""):
+        """Functions that are no steps: what others call."""
+        for name, effect in (("ask", ""), ("post", ", effect=True")):
+            yield f"{indent}{self.a}def {prefix}{name}({first}question):"
+            yield f'{indent}    return {self.body}("{name}", {truth}, 0, question{effect})'
+
+    def _workflows(self, lines, first="", own=""):
+        """Child workflows around steps."""
+        yield from _indented(
+            line.replace("def ask(", "def do_ask(").replace("def post(", "def do_post(")
+            for line in lines
+        )
+        for name in ("ask", "post"):
+            yield "    @workflow"
+            yield f"    {self.a}def {name}({first}question):"
+            yield f"        return {self.w}{own}do_{name}(question)"
+
     def _instances(self):
         kind = self.program.carrier
-        fields = [("config", "config"), ("client", "client"), *self._attributes()]
-        if kind == "pydantic":
-            fields.remove(("client", "client"))
         if kind in ("plain", "slots"):
-            yield "class Agent:"
-            if kind == "slots":
-                yield f"    __slots__ = ({' '.join(f'{name!r},' for name, _ in fields)})"
-            yield "    def __init__(self, config, client):"
-            yield from (f"        self.{name} = {value}" for name, value in fields)
+            yield from self._class("Agent", slots=kind == "slots")
         else:
-            yield from self._declared(kind, fields)
+            yield from self._declared(kind)
         yield from _indented(self._steps(self._truth()))
 
-    def _declared(self, kind, fields):
+    def _declared(self, kind):
+        fields = [each for each in self.fields if kind != "pydantic" or each[0] != "client"]
         heads = {
             "dataclass": ("import dataclasses", "@dataclasses.dataclass", "class Agent:"),
             "frozen": ("import dataclasses", "@dataclasses.dataclass(frozen=True)", "class Agent:"),
@@ -205,9 +227,7 @@ class Writer:
         yield "    o.append(SimpleNamespace(ask=ask, post=post))"
 
     def _partial(self):
-        for name, effect in (("ask", ""), ("post", ", effect=True")):
-            yield f"{self.a}def plain_{name}(config, client, question):"
-            yield f'    return {self.body}("{name}", {self._truth("")}, 0, question{effect})'
+        yield from self._plain(self._truth(""), "config, client, ", prefix="plain_")
         yield "def make(config, client):"
         yield "    do_ask = functools.partial(plain_ask, config, client)"
         yield "    do_post = functools.partial(plain_post, config, client=client)"
@@ -223,13 +243,8 @@ class Writer:
         yield f"    return {self.w}{post}({'question=question' if 'do_' in post else 'question'})"
 
     def _bound(self):
-        fields = [("config", "config"), ("client", "client"), *self._attributes()]
-        yield "class Plain:"
-        yield "    def __init__(self, config, client):"
-        yield from (f"        self.{name} = {value}" for name, value in fields)
-        for name, effect in (("ask", ""), ("post", ", effect=True")):
-            yield f"    {self.a}def {name}(self, question):"
-            yield f'        return {self.body}("{name}", {self._truth()}, 0, question{effect})'
+        yield from self._class("Plain")
+        yield from self._plain(self._truth(), "self, ", indent="    ")
         yield "def make(config, client):"
         yield "    held = Plain(config, client)"
         yield "    ask_it, post_it = held.ask, held.post"
@@ -251,29 +266,12 @@ class Writer:
         yield "def make(config, client):"
         for name, value in self._attributes():
             yield f"    {name} = {value}"
-        yield from _indented(
-            line.replace("def ask(", "def do_ask(").replace("def post(", "def do_post(")
-            for line in self._steps(self._captured(), own="", first="", level="0")
-        )
-        for name in ("ask", "post"):
-            yield "    @workflow"
-            yield f"    {self.a}def {name}(question):"
-            yield f"        return {self.w}do_{name}(question)"
+        yield from self._workflows(self._steps(self._captured(), own="", first="", level="0"))
         yield "    return SimpleNamespace(ask=ask, post=post)"
 
     def _child_methods(self):
-        fields = [("config", "config"), ("client", "client"), *self._attributes()]
-        yield "class Agent:"
-        yield "    def __init__(self, config, client):"
-        yield from (f"        self.{name} = {value}" for name, value in fields)
-        yield from _indented(
-            line.replace("def ask(", "def do_ask(").replace("def post(", "def do_post(")
-            for line in self._steps(self._truth())
-        )
-        for name in ("ask", "post"):
-            yield "    @workflow"
-            yield f"    {self.a}def {name}(self, question):"
-            yield f"        return {self.w}self.do_{name}(question)"
+        yield from self._class("Agent")
+        yield from self._workflows(self._steps(self._truth()), "self, ", "self.")
 
     # -- the workflow -----------------------------------------------------------------------------
 
@@ -315,18 +313,11 @@ class Writer:
         yield f"    return {{'out': out, 'state': {self._state()}}}"
 
     def _state(self):
-        parts = []
-        functions = self.program.carrier == "factory"
+        parts = [f"x.{n}" for n in ("history", "count", "level", "notes") if n in self.has]
+        if self.program.carrier == "factory":
+            parts = [each.replace("count", "counted()") for each in parts]
         if self.program.carrier == "loop":
             return "[]"
-        if "history" in self.has:
-            parts.append("x.history")
-        if "count" in self.has:
-            parts.append("x.counted()" if functions else "x.count")
-        if "level" in self.has:
-            parts.append("x.level")
-        if "notes" in self.has:
-            parts.append("x.notes")
         values = "[x for _, x in sorted(o.items())]" if self.program.place == "lazy" else "o"
         return f"[[{', '.join(parts)}] for x in {values}]" if parts else "[]"
 

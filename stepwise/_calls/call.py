@@ -1,0 +1,1090 @@
+"""One call of a step, tool or child workflow, from its first look into the journal to its outcome.
+
+Its core (:meth:`Performance.core`) is a generator that decides.  Everything that takes time (an
+attempt of the body, a wait, a write) it yields as an operation, which ``driver`` executes for
+synchronous functions and ``async_driver`` awaits for coroutine functions.  So both forms are one
+text.  When a generator that writes returns, its record is durable.
+
+The end of a failed attempt records which calls inside it answer the next one.  That is the rule of
+``_matching.pool``, applied to the records, read again: so the next attempt in this process meets
+exactly what one in a later process would.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Union
+
+from stepwise._calls.driver import (
+    READY,
+    Attempt,
+    Cancelled,
+    Core,
+    Operation,
+    Result,
+    Sleep,
+    Wait,
+    Write,
+    cancelled_again,
+    written,
+)
+from stepwise._execution.active_run import (
+    ENDINGS,
+    ActiveRun,
+    InnerCall,
+    OpenStream,
+    Scope,
+    branches,
+)
+from stepwise._execution.failures import handled
+from stepwise._execution.location import Helper, Origin
+from stepwise._execution.outcomes import ShownValue, load_outcome, outcome, settled
+from stepwise._execution.tasks import let_go, others_alive, others_may_claim
+from stepwise._identity.identity import idempotency_key
+from stepwise._journal.journal import read_one, shown_call
+from stepwise._journal.projection import Calls, Flags, RecordedCall
+from stepwise._journal.records import (
+    AttemptFailed,
+    Call,
+    Entry,
+    Intent,
+    Outcome,
+    Settled,
+    StepStatus,
+    Sums,
+)
+from stepwise._matching.held import NOTHING_WATCHED, Watched
+from stepwise._matching.pool import (
+    FRESH,
+    AnyCaller,
+    Match,
+    Verdict,
+    apart,
+    caller_of,
+    counted_as,
+    superseded,
+)
+from stepwise._matching.subjects import Identity
+from stepwise._runtime import asyncio_state
+from stepwise._runtime.events import heard
+from stepwise._runtime.facts import NamedTuple
+from stepwise._runtime.interrupts import sigterms
+from stepwise._runtime.limits import stopped
+from stepwise._runtime.messages import count, notice, reports, warn
+from stepwise._runtime.retries import Attempts
+from stepwise._values.codec import Codec, Encoded
+from stepwise._values.preview import Hiding
+from stepwise._values.unpickling import Data
+from stepwise.errors import (
+    ArgumentsChangedWarning,
+    CorruptStoreError,
+    NotRecordableError,
+    OutsideRunError,
+    RunStopped,
+    RunWarning,
+    StepTimeoutError,
+    UnreadableValueError,
+    UnusedRecordWarning,
+)
+
+if TYPE_CHECKING:
+    from stepwise._calls.doubt import InDoubt
+    from stepwise._execution.changes import Recorded
+
+
+# -- retrying -------------------------------------------------------------------------------------
+
+
+_PATIENCE = 5.0  # seconds after which a retry says what it waits for
+
+
+def fail_attempt(
+    attempt: Scope, error: BaseException, *, again: bool = False, by_host: bool = False
+) -> Core:
+    """Record that an attempt failed, so far as that decides which calls answer the next one.
+
+    Tasks and threads that it has left behind make no more calls.  Their side effects in flight are
+    waited for, since the next attempt is to meet their outcome.  Not after a timeout, which could
+    last for ever: then they are in doubt.
+
+    Args:
+        attempt: the scope of its body.
+        again: the next attempt follows in this process.
+        by_host: it is another call, which a host makes.
+    """
+    active, call = attempt.run, attempt.call
+    if call is None or call.child:  # a child run has a journal of its own
+        return Result()
+    timed_out = isinstance(error, StepTimeoutError) and error.step == call.name
+    inside = active.inner.inside(attempt.around)
+    if not (again or timed_out or inside):
+        return Result()
+    active.inner.over[id(attempt.inner)] = attempt.inner
+    for each in inside.values() if timed_out else ():
+        each.abandoned = each.open
+    yield from _in_flight_awaited(attempt)
+    record, kept = _left_by_attempt(attempt, error)
+    if record is not None:
+        _, cancelled = written(active, (yield Write(active, (record, b""), durable=again)))
+        if cancelled is not None:
+            raise cancelled
+    if again:
+        active.unwinding.tried_again(error)
+        _give_back(attempt, kept, 0 if by_host else call.number)
+    else:  # what it did not meet may be met when a step around it, or the run, is tried again
+        _give_back(attempt, [], 0)
+    return Result()
+
+
+def _in_flight_awaited(attempt: Scope) -> Generator[Wait, Result, None]:
+    """Wait for the side effects of a failed attempt that its tasks and threads still execute."""
+    active, began, told = attempt.run, time.monotonic(), False
+    while True:
+        seen = active.flows.claims.changes
+        inside = active.inner.inside(attempt.around)
+        flying = [n for n, each in inside.items() if each.effect and each.open]
+        flying = [number for number in flying if not inside[number].abandoned]
+        if not flying:
+            return
+        if not told and time.monotonic() - began >= _PATIENCE:
+            told = True
+            _tell_retry_waits(attempt, len(flying))
+        (yield Wait(active.flows.claims, seen, _PATIENCE)).unwrap()
+
+
+_Left = tuple[Union[AttemptFailed, None], list[RecordedCall]]
+"""Rules for a failed attempt: the record that it leaves, and the calls that answer the next one."""
+
+
+def _left_by_attempt(attempt: Scope, error: BaseException) -> _Left:
+    """Return what an attempt of a step leaves; the calls that it made in vain are forgotten.
+
+    Raises:
+        CorruptStoreError: the record of a call cannot be read.
+    """
+    active, inside = attempt.run, attempt.run.inner.inside(attempt.around)
+    made = _read(active, inside).known
+    # A plain call in flight may be recorded yet.
+    vain = {number for number, each in inside.items() if number not in made and not each.effect}
+    with active.lock:
+        unmet = [each for each in _unmet(attempt) if each.call.number not in made]
+        record, kept = left_by(active, attempt.around[-1], made, error, vain=vain, unmet=unmet)
+    active.inner.forget(attempt.around, record.superseded if record is not None else ())
+    for each in kept:
+        inside[each.call.number].flags = each.flags
+    return record, kept
+
+
+def left_by(
+    active: ActiveRun,
+    step: int,
+    calls: Mapping[int, RecordedCall],
+    error: BaseException | None,
+    *,
+    vain: Iterable[int] = (),
+    unmet: Sequence[RecordedCall] = (),
+) -> _Left:
+    """Return what a failed attempt leaves; the pool then holds no call that it made in vain.
+
+    Args:
+        step: number of the call whose attempt it is; 0 for the step loop of an agent.
+        calls: made or answered in it, by number.
+        error: that it raised; ``None`` if the end of the run says what that was.
+        vain: numbers of other calls that are to answer none.
+        unmet: calls of earlier attempts that it has not made: they go on to answer.
+    """
+    unwinding = active.unwinding
+    failed = [n for n in unwinding.numbers(error) if n in calls]
+    spent = tuple(n for n in unwinding.spent(error) if n in calls) if error is not None else ()
+    handled = tuple(n for n in failed if calls[n].handled and not calls[n].retry)
+    for number in failed:
+        calls[number].retry = True
+    for number in spent:
+        calls[number].spent = True
+    after = calls.keys() & superseded([*calls.values(), *unmet])
+    numbers = tuple(sorted(after.union(vain)))
+    active.pool.drop(numbers)
+    kept = [each for number, each in calls.items() if number not in numbers]
+    if not (numbers or spent or handled):
+        return None, kept
+    return AttemptFailed(step, numbers, handled, spent, time.time()), kept
+
+
+def _read(active: ActiveRun, inside: Mapping[int, InnerCall]) -> Calls:
+    """Read what became of calls."""
+    entries: list[Entry] = []
+    flags: dict[int, Flags] = {}
+    journal = active.journal
+    for inner in inside.values():
+        for number in inner.records:
+            entry = read_one(journal.store, journal.seal, journal.run_id, number)
+            if entry is None:
+                raise active.stop(
+                    CorruptStoreError(
+                        f"record {number} of run {active.run_id!r} cannot be read any more, and "
+                        "a retry has to know what has been done. stepwise verify says more"
+                    )
+                )
+            entries.append(entry)
+        if inner.flags is not None and inner.records:
+            flags[inner.records[-1]] = inner.flags
+    return Calls(sorted(entries, key=lambda each: each.number), flags)
+
+
+def _unmet(attempt: Scope) -> list[RecordedCall]:
+    """Return the unused records of calls inside this step, or inside one that it continues."""
+    steps = attempt.run.inner.steps(attempt.around[-1])
+    return [each for each in attempt.run.pool.all if not steps.isdisjoint(each.call.around)]
+
+
+def _give_back(attempt: Scope, kept: list[RecordedCall], owner: int) -> None:
+    """Let the calls that a failed attempt leaves answer those of the next one, and no others."""
+    active = attempt.run
+    with active.lock:
+        for each in (*kept, *_unmet(attempt)):
+            active.pool.put_back(each, owner)
+    active.flows.moved()
+
+
+def end_attempts(attempt: Scope) -> None:
+    """Let calls of earlier attempts that the last one did not meet belong to the step, which ends.
+
+    They answer no other call then, and side effects among them are reported.
+    """
+    active, call = attempt.run, attempt.call
+    if attempt.attempt == 1 or not active.pool:
+        return
+    with active.lock:
+        unmet = _unmet(attempt)
+        active.pool.drop(each.call.number for each in unmet)
+    attempt.inner.extend(each.call.number for each in unmet)
+    done = [each.call for each in unmet if each.may_have_happened and not each.over]
+    if done and call is not None:
+        _warn_unmet(active, call, done)
+
+
+@reports
+def _warn_unmet(active: ActiveRun, call: Call, done: list[Call]) -> None:
+    shown = "; ".join(f"{each.number} {each.name}({each.arguments})" for each in done[:6])
+    warn(
+        f"{call.name} of run {active.run_id!r} was retried, and its last attempt did not call "
+        f"these side effects again, which happened or may have happened before: {shown}",
+        UnusedRecordWarning,
+    )
+
+
+@reports
+def _tell_retry_waits(attempt: Scope, many: int) -> None:
+    what, name = count(many, "side effect"), attempt.call.name if attempt.call else ""
+    notice(f"run {attempt.run.run_id}: the retry of {name} waits for {what} of the failed attempt")
+
+
+# -- attempts that are over ----------------------------------------------------------------------
+
+
+def is_over(scope: Scope) -> bool:
+    """Return whether code belongs to an attempt that has failed.
+
+    A side effect in flight is not over: it may end, with the calls that it makes.
+    """
+    over, here = scope.run.inner.over, scope
+    while over:
+        if id(here.inner) in over:
+            return True
+        if here.outer is None or (here.call is not None and here.call.effect):
+            break
+        here = here.outer
+    return False
+
+
+def admit_attempt(scope: Scope, name: str) -> None:
+    """Refuse a call of a task or thread that a failed attempt has left behind.
+
+    Raises:
+        OutsideRunError: it is one.
+    """
+    if scope.run.inner.over and is_over(scope):
+        around = scope.call.name if scope.call is not None else scope.run.facts.label
+        raise OutsideRunError(
+            f"{name} was called by a task or thread that outlived an attempt of {around}, which "
+            "has failed: the next attempt could make that call twice. Await or join what a step "
+            "starts before the step returns or raises",
+            run_id=scope.run.run_id,
+        )
+
+
+# -- recording ------------------------------------------------------------------------------------
+
+
+Recording = Generator[Operation, Result, None]
+
+
+def record_intent(scope: Scope, call: Call, arguments: Encoded | None, ticket: str) -> Recording:
+    """Announce a side effect.
+
+    Raises:
+        CancelledError: the caller was cancelled meanwhile; the call is recorded as not made.
+    """
+    active, (payload, form) = scope.run, arguments if arguments is not None else (b"", None)
+    write = Write(active, (Intent(call, form, ticket), payload))
+    number, cancelled = written(active, (yield write))
+    if scope.around:
+        active.inner.wrote(scope.around, call, number)
+    if cancelled is not None:
+        record = outcome(
+            active.codec, call, "cancelled", cancelled, inner=(), attempts=0, clean=True
+        )
+        yield from record_outcome(scope, record, error=cancelled)
+        raise cancelled
+
+
+def record_outcome(
+    scope: Scope,
+    outcome: tuple[Outcome, Data],
+    *,
+    error: BaseException | None = None,
+    looked: Any = None,
+    helper: Helper | None = None,
+    awaited: str = "",
+    child: Sums | None = None,
+) -> Recording:
+    """Record how a call ended.
+
+    Args:
+        error: what it raised, if it did.
+        looked: what its value looked like; see :meth:`ActiveRun.look`.
+        helper: through which the workflow made it.
+        awaited: see :class:`Outcome`.
+        child: what a child run has spent; see :meth:`Performer.child_spent`.
+
+    Raises:
+        CancelledError: the caller was cancelled meanwhile; the outcome is recorded.
+    """
+    active, (record, payload) = scope.run, outcome
+    if awaited:
+        record = record._replace(awaited=awaited)
+    spent = active.account.spent_by(record, child)
+    if spent:
+        record = record._replace(spent=spent)
+    durable = record.call.effect or record.status != "cancelled"
+    # A caller that is cancelled while it takes a message would lose it.
+    write = Write(active, (record, payload), durable, at_once=bool(record.message))
+    number, cancelled = written(active, (yield write))
+    active.recorded(scope, number, record, error=error, looked=looked, helper=helper)
+    if cancelled is not None:
+        # The call's error may be part of the error that ends the run; the call is then retried.
+        raise cancelled from (error if record.status == "failed" else None)
+
+
+def record_settled(scope: Scope, call: Call, settled: tuple[Settled, Data]) -> Recording:
+    """Record the answer of a ``reconcile`` function, or the decision to skip."""
+    number, cancelled = written(scope.run, (yield Write(scope.run, settled)))
+    scope.run.account.settled(settled[0])
+    if scope.around:
+        scope.run.inner.wrote(scope.around, call, number)
+    if cancelled is not None:
+        raise cancelled
+
+
+def record_failure(
+    scope: Scope,
+    inner: Scope,
+    result: Result,
+    changes: Callable[[], Recorded | None] | None,
+    *,
+    clean: bool,
+    helper: Helper | None,
+    child: Sums | None = None,
+) -> Recording:
+    """Record the exception of a call, unless it stops the run.
+
+    Args:
+        inner: the scope of its last attempt.
+        changes: returns what it changed in what it was given, and warns of what cannot be recorded:
+            only for a call that gets an outcome.
+        helper: through which the workflow made it.
+        child: what a child run has spent.
+    """
+    active, call, error = scope.run, inner.call, result.error
+    assert call is not None and error is not None  # noqa: PT018
+    if isinstance(error, RunStopped) and not isinstance(error, ENDINGS):
+        active.stop(error)
+    elif isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)) or active.interrupted:
+        active.account.cut_off = True  # the call has no outcome: it runs again, or is in doubt
+    elif active.suspension is not None and asyncio_state.is_cancellation(error):
+        pass  # nobody wanted that: its task is one of the others of a run that suspends
+    else:
+        cancelled = asyncio_state.is_cancellation(error) or active.steering.ending(error)
+        status: StepStatus = "cancelled" if cancelled else "failed"
+        if status == "failed":
+            yield from fail_attempt(inner, error)
+        try:
+            record = outcome(
+                active.codec,
+                call,
+                status,
+                error,
+                inner=inner.inner,
+                attempts=inner.attempt,
+                clean=clean,
+                changes=changes() if changes is not None else None,
+            )
+        except NotRecordableError as problem:  # the call stays open
+            notice(f"run {active.run_id}: how {call.name} failed is not recorded, since {problem}")
+            return
+        yield from record_outcome(
+            scope, record, error=error, helper=helper, awaited=result.awaited, child=child
+        )
+
+
+# -- perform --------------------------------------------------------------------------------------
+
+
+DECORATED = "__stepwise_step__"
+"""The attribute of a decorated function that holds its step."""
+
+PATIENCE = 1.0  # seconds without any change in the run after which a blocked call raises
+_NOTHING: Mapping[str, Any] = {}
+
+_Settling = Generator[Operation, Result, Result | None]
+
+
+class Performer:
+    """The callee of a recorded call: a step, a tool or a child workflow.
+
+    Attributes:
+        kind: ``step``, ``tool``, or what else it calls itself; empty for a child workflow.
+        hiding: what of its arguments is not stored, or not shown.
+        returns: the type that its value is annotated with.
+        awaits: its body is a coroutine function.
+        keeps_failures: an exception is an outcome; if not, the next equal call is made again.
+        by_turn: the record of the same turn answers, if none of the same arguments does.
+        code: fingerprint of the body; see :class:`Call`.
+    """
+
+    name: str
+    kind = ""
+    module: str
+    effect: bool
+    idempotent = False
+    in_doubt: InDoubt = "raise"
+    fails_cleanly: tuple[type[BaseException], ...] = ()
+    timeout: float | None
+    hiding: Hiding
+    returns: Any
+    awaits = False
+    keeps_failures = True
+    by_turn = False
+    code = ""
+
+    def may_change(self, bound: Mapping[str, Any]) -> bool:
+        """Return whether the body of a call is given anything that it could change."""
+        return True
+
+    def watched(self, bound: Mapping[str, Any]) -> Watched:
+        """Return the arguments that the body of a call may change."""
+        return NOTHING_WATCHED
+
+    def body(self, call: Call) -> Callable[..., Any]:
+        """Return the function to execute for a call."""
+        raise NotImplementedError
+
+    def new_child(self, taken: Container[str]) -> str:
+        """Return the id of a new child run, none of the ``taken`` ones; empty for a step."""
+        return ""
+
+    def answered(self, call: Call) -> None:
+        """Called when a record answers the call."""
+
+    def shown_value(self, value: Any) -> ShownValue | None:
+        """Return what a listing shows of a value, if not the value."""
+
+    def child_spent(self, call: Call) -> Sums | None:
+        """Return what a child run has spent that no earlier outcome of its call says."""
+
+    def attempts(self) -> Attempts:
+        """Return the attempts that one call may have."""
+        return Attempts(0, Exception, None)
+
+    def to_undo(self, bound: Mapping[str, Any], codec: Codec) -> Encoded | None:
+        """Encode the data that a compensation needs, to be recorded with the intent of the call."""
+
+
+# -- the call ------------------------------------------------------------------------------------
+
+
+class Performance(NamedTuple):
+    """One call of a step, tool or child workflow.
+
+    Args:
+        performer: the callee.
+        scope: where the call is made.
+        identity: what tells it from other calls.
+        bound: the arguments by parameter name.
+        args, kwargs: the arguments as they are passed.
+    """
+
+    performer: Performer
+    scope: Scope
+    identity: Identity
+    bound: Mapping[str, Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = _NOTHING
+
+    def watched(self) -> Watched:
+        """Return the arguments that the body of the call may change."""
+        return self.performer.watched(self.bound)
+
+    def core(self, *, asks_first: bool = False) -> Core:
+        """Answer the call from the journal, or execute it and record its outcome.
+
+        Args:
+            asks_first: yield :class:`Ready` when the journal has been asked and nothing was done.
+        """
+        performer, scope, identity, bound, _, _ = self
+        active, around, number = scope.run, scope.around, 0
+        pool = active.pool
+        active.check(performer.name, scope.call, answered=True)
+        if active.inner.over:
+            admit_attempt(scope, performer.name)
+        if identity.holder is not None:
+            active.subjects.begin(identity, around)
+        try:
+            shown = performer.hiding.shown(bound, active.secrets)
+            call, origin = self._begin(shown)
+            is_first = not (pool.taken or pool.rulings)  # so that nothing can answer
+            match = FRESH if is_first or not pool else (yield from self._claim(call, origin))
+            recorded = match.recorded[0] if match.recorded else None
+            if recorded is not None:
+                answer = yield from self._answered_by(call, recorded, match.verdict)
+                if answer is not None:
+                    return answer
+            elif call.effect and active.journal.unknown_effects:
+                raise active.stop(active.journal.refuse_effect(call.name))
+            if asks_first:
+                yield READY
+            yield from self._admit(recorded)
+            call = self._number(call, match)
+            number = call.number
+            if around:
+                active.inner.begin(around, call, recorded)
+            if identity.held is not None:
+                identity.began(number)
+            return (yield from self.conduct(call, origin, match))
+        except MemoryError as error:  # ours: an error of the body is in its result
+            doing = f"a call of {performer.name!r} was looked up or recorded"
+            then = f". If {performer.name!r} has happened, it is in doubt then"
+            then = then if performer.effect else ""
+            raise active.stop(stopped(doing, error, then)) from error
+        finally:
+            if identity.held is not None:
+                active.subjects.end(identity)
+            if around and number:
+                active.inner.land(around, number)
+
+    def _begin(self, arguments: str) -> tuple[Call, Origin]:
+        """Return the call, as yet without a number, and its place.
+
+        Args:
+            arguments: as they are shown.
+        """
+        performer, scope, identity, _, _, _ = self
+        active, around, branch = scope.run, scope.call, scope.branch
+        active.note_handled()
+        if not branch and branches.name is not None:
+            branch = branches.name(active.run_id)
+        name, effect, digest, unwinding = performer.name, performer.effect, identity.digest, None
+        helped = around is None and active.frame is not None
+        origin = active.locator.origin(effect=effect, helped=helped)
+        counted, key = counted_as(name, branch) if branch else name, ""
+        ordinal = active.ordinals.of_call(counted)
+        if effect:
+            key = idempotency_key(active.run_id, counted, digest, ordinal, active.facts.undone)
+        # A client may try again while it handles its failure: that is the call itself.
+        if performer.keeps_failures and handled() is not active.unwinding.ambient:
+            unwinding = active.unwinding.label()
+        return Call(  # by position: names take longer, and it is made for every call
+            0,
+            name,
+            performer.module,
+            digest,
+            ordinal,
+            around.name if around is not None else "",
+            unwinding,
+            origin.place,
+            origin.site,
+            arguments,
+            effect,
+            key,
+            "",
+            time.time(),
+            branch,
+            identity.subject.serial if identity.subject is not None else 0,
+            identity.parts,
+            0,
+            performer.code,
+            scope.around,
+        ), origin
+
+    def _number(self, call: Call, match: Match) -> Call:
+        """Give a call its number: that of the record it continues, else a new number.
+
+        Raises:
+            BudgetExceeded: no other step may begin.
+        """
+        active, recorded = self.scope.run, match.recorded[0] if match.recorded else None
+        pool = active.pool
+        if match.instead:
+            call = call._replace(instead=match.instead)
+        if recorded is not None:
+            old = recorded.call
+            if not recorded.retry:
+                active.cut_off.add(old.number)
+            child = old.child or self.performer.new_child(pool.children)
+            serial = old.serial or call.serial
+            key = old.key or call.key
+            call = call._replace(number=old.number, key=key, child=child, serial=serial)
+        else:
+            child = self.performer.new_child(pool.children)
+            if child:
+                call = call._replace(child=child)
+            if pool.taken:
+                call = apart(call, active.run_id, active.facts.undone, pool.taken)
+            call = Call(active.journal.next_call(), *call[1:])  # faster than _replace()
+        if active.account.limited and not (call.child and recorded is not None):
+            # A child run that was cut off may be over but for its record: its steps are checked.
+            error = active.account.begin(call, limited=not active.cleans_up())
+            if error is not None:
+                raise active.stop(error)
+        return call
+
+    def _admit(self, recorded: RecordedCall | None = None) -> Generator[Cancelled, Result, None]:
+        """Let no call begin that may not, now that the journal does not answer it.
+
+        After SIGTERM, a call of an asynchronous run waits to be cancelled.  A child run that is in
+        progress is to end itself, where it was.
+        """
+        scope = self.scope
+        answered = recorded is not None and bool(recorded.call.child)
+        scope.run.admit(scope.call, answered=answered)
+        if sigterms.draining and scope.call is None:
+            let_go(scope.run)
+            cancelled = yield Cancelled(math.inf)
+            raise cancelled.error or asyncio_state.cancellation()
+
+    def conduct(self, call: Call, origin: Origin, match: Match) -> Core:
+        """Make a call that no record answers, and record its outcome."""
+        self.takes_off(call)
+        try:
+            settled = None
+            if match.verdict is Verdict.DOUBT:
+                settled = yield from self.decided(call, match)
+            if settled is None and call.effect:
+                settled = yield from self.announced(call, match)
+            return settled or (yield from self.carried_out(call, origin, match))
+        finally:
+            self.landed(call)
+
+    def takes_off(self, call: Call) -> None:
+        """Mark a call as in flight: before it is announced."""
+        # Two methods, not a context manager, which takes longer; it is done for every call.
+        if not call.child:
+            self.scope.run.in_flight[call.number] = threading.get_ident()
+
+    def landed(self, call: Call) -> None:
+        """Mark a call as no longer in flight: its outcome is recorded, or it has none."""
+        active, number = self.scope.run, call.number
+        active.in_flight.pop(number, None)
+        active.doing.pop(number, None)
+        if active.inner.calls:
+            active.inner.end(number)
+        account = active.account
+        if account.open or account.begun:
+            account.left(number)
+        if sigterms.draining:
+            let_go(active, later=True)
+
+    def decided(self, call: Call, match: Match) -> _Settling:
+        """Settle a call that is in doubt; ``None`` if it is to run."""
+        if match.verdict is not Verdict.DOUBT:
+            return None
+        return (yield from self._decide(call, match.recorded[0]))
+
+    def carried_out(self, call: Call, origin: Origin, match: Match) -> Core:
+        """Execute a call that was announced, and record its outcome."""
+        active, identity, number = self.scope.run, self.identity, call.number
+        if heard():
+            lost = _lost(active, match.recorded[0]) if match.recorded else 0.0
+            active.tell("step_started", call, lost=lost)
+        if active.journal.note is not None:
+            active.doing[number] = shown_call(call)
+            active.journal.note(active.doing)
+        active.flows.begin(number, child=bool(call.child))
+        try:
+            if identity.holder is not None or self.performer.may_change(self.bound):
+                active.subjects.watch(identity, self.watched(), self.scope.around)
+                identity.began(number)
+            return (yield from self._execute(call, origin))
+        finally:
+            active.flows.done(number)
+
+    # -- the record that answers it --------------------------------------------------------------
+
+    def _claim(self, call: Call, origin: Origin) -> Generator[Wait, Result, Match]:
+        """Find the record of the call, and take it out of the pool.
+
+        Where a recorded side effect could be this very call with other arguments, the other tasks
+        and threads of the run are first given the time to claim theirs: until nothing has changed
+        for a second, and none of them executes a step.
+        """
+        active, flows, identity = self.scope.run, self.scope.run.flows, self.identity
+        caller = caller_of(active.subjects, identity)
+        began, told = 0.0, False
+        try:
+            while True:
+                seen = flows.claims.changes
+                with active.lock:
+                    match = active.pool.match(
+                        call,
+                        directly=origin.directly,
+                        alone=lambda: not others_alive(active),
+                        caller=caller,
+                    )
+                if caller.has_twins and active.is_first(f"twins {call.name}"):
+                    _tell_twins(active, caller)
+                if match.verdict is Verdict.BLOCKED:
+                    began = began or time.monotonic()
+                    flows.block(call, self.scope.around, match)
+                    if others_may_claim(active):
+                        changed = (yield Wait(flows.claims, seen, PATIENCE)).unwrap()
+                        if changed or flows.others_working():
+                            active.check(call.name, self.scope.call, answered=True)
+                            if not told and time.monotonic() - began >= PATIENCE:
+                                told = True
+                                _tell_waiting(active, call, match)
+                            continue
+                    from stepwise._calls.doubt import stopped_at
+
+                    error = stopped_at(active, call, match)
+                    if error is not None:
+                        raise error
+                    continue  # another call has just taken the record
+                if not match.recorded:
+                    with active.lock:
+                        instead = active.pool.instead(call)
+                        same = active.pool.get(instead) if self.performer.by_turn else None
+                    if same is None:
+                        return match._replace(instead=instead)
+                    verdict = Verdict.ANSWER if same.answers else Verdict.AGAIN
+                    match = Match(verdict, (same,))
+                if active.take(match.recorded[0], self.scope.around):
+                    active.subjects.met(identity, match.recorded[0].call)
+                    return match
+        finally:
+            if began:
+                flows.unblock(call)
+
+    def _answered_by(
+        self, call: Call, recorded: RecordedCall, verdict: Verdict
+    ) -> Generator[Any, Result, Result | None]:
+        """Return the recorded outcome if it answers the call; ``None`` if the call is made."""
+        if verdict not in (Verdict.ANSWER, Verdict.CHANGED):
+            return None
+        if verdict is Verdict.CHANGED:
+            _warn_changed(call, recorded)
+        return (yield from self.recalled(recorded))
+
+    def recalled(self, recorded: RecordedCall) -> Generator[Any, Result, Result | None]:
+        """Return the recorded outcome; ``None`` if the call is to run again.
+
+        It also runs again if the outcome cannot be loaded, unless it is a side effect.
+        """
+        scope, performer = self.scope, self.performer
+        again = (yield from cancelled_again(scope, recorded)) if recorded.cancelled else Result()
+        if again.value:
+            return None
+        active, call, outcome = scope.run, recorded.call, recorded.outcome
+        given = None
+        if outcome is not None and outcome.changed:
+            given = active.subjects.given(self.identity, call.number, self.watched())
+        try:
+            value, error, put_back = load_outcome(
+                active.codec, recorded.entry, given, performer.returns
+            )
+        except UnreadableValueError as problem:
+            if call.effect and not call.child:
+                from stepwise._calls.doubt import in_doubt
+
+                did = "returned" if recorded.status == "completed" else "raised"
+                why = f"{call.name} {did}, but {problem}"
+                raise active.stop(in_doubt(active, recorded, why)) from problem
+            notice(f"run {active.run_id}: {call.name} runs again, since {problem}")
+            return None
+        performer.answered(call)
+        if put_back is not None and given is not None:
+            put_back(call.name, active.is_first)
+            active.subjects.repeated(call.number, given)
+        if error is not None:
+            error = again.error or error
+            active.unwinding.failed(call.number, error, pending=False)
+        active.answered(scope, recorded, value)
+        return Result(value, error, awaited=outcome.awaited if outcome is not None else "")
+
+    # -- doubt -----------------------------------------------------------------------------------
+
+    def announced(self, call: Call, match: Match, ticket: str = "") -> _Settling:
+        """Announce a side effect; ``None`` if it is to run.
+
+        The calls that a restored run does not know may have happened since: they are in doubt,
+        under the idempotency keys that they had then.
+
+        Args:
+            ticket: of the question that a person answered with yes.
+        """
+        run = self.scope.run
+        for stream in run.open_streams() if not call.child else ():
+            if not stream.can_read_rest(awaits=self.performer.awaits):
+                _tell_open(run, call, stream)
+            else:
+                read = yield Attempt(stream.read_rest, (), {}, None, f"the stream of {stream.name}")
+                if not (read.error is None or isinstance(read.error, Exception)):
+                    read.unwrap()  # a Ctrl-C or a cancellation; its reader sees the others
+        yield from record_intent(
+            self.scope, call, self.performer.to_undo(self.bound, run.codec), ticket
+        )
+        known = match.recorded and match.recorded[0].status != "waiting"
+        if known or call.child or not run.facts.restored:
+            return None
+        entry = Entry(0, Intent(call), b"")
+        why = (
+            f"run {run.run_id!r} was restored from a backup, so {call.name} may have "
+            "happened after the backup was made"
+        )
+        unknown = RecordedCall(call, "open", entry, entry)
+        return (yield from self._decide(call, unknown, why))
+
+    def _decide(self, call: Call, recorded: RecordedCall, why: str = "") -> _Settling:
+        """Settle a call in doubt as its tool says; ``None`` if it is to run (again).
+
+        Args:
+            why: it is in doubt, if not for the usual reason.
+        """
+        from stepwise._calls.doubt import DidNotHappen, Inconclusive, InDoubtCall, Landed, in_doubt
+
+        active, policy = self.scope.run, self.performer.in_doubt
+        active.tell("step_in_doubt", call)
+        if policy == "raise":
+            raise active.stop(in_doubt(active, recorded, why))
+        if policy == "retry":
+            return None
+        if policy == "skip":
+            answer: Any = Landed(None)
+        else:
+            assert callable(policy)
+            error = None
+            if recorded.outcome is not None:
+                from stepwise._execution.viewer import view  # on use
+
+                error = view(recorded.entry, active.codec).error
+            question = InDoubtCall(call.name, self.bound, call.key, recorded.call.at, error)
+            asked = yield Attempt(policy, (question,), {}, None, f"reconcile of {call.name}")
+            if asked.error is not None:
+                why = f"asking whether {call.name} happened failed with {asked.error!r}"
+                raise active.stop(in_doubt(active, recorded, why)) from asked.error
+            answer = asked.value
+        if isinstance(answer, Landed):
+            landed = settled(
+                active.codec,
+                call,
+                landed=True,
+                value=answer.value,
+                kind=self.performer.returns,
+                is_open=recorded.outcome is None,
+            )
+            yield from record_settled(self.scope, call, landed)
+            active.answered(self.scope, recorded)
+            return Result(answer.value)
+        if _is(answer, DidNotHappen):
+            no = settled(active.codec, call, landed=False)
+            yield from record_settled(self.scope, call, no)
+            return None
+        if _is(answer, Inconclusive):
+            why = f"{call.name} was started, and its reconcile could not tell whether it happened"
+        else:
+            why = (
+                f"the reconcile of {call.name} returned {answer!r} instead of Landed(value), "
+                "DidNotHappen or Inconclusive"
+            )
+        raise active.stop(in_doubt(active, recorded, why))
+
+    # -- executing it ----------------------------------------------------------------------------
+
+    def _execute(self, call: Call, origin: Origin) -> Core:
+        performer, scope, _, _, args, kwargs = self
+        active, around, helper = scope.run, (*scope.around, call.number), origin.helper
+        function = performer.body(call)
+        attempts: Attempts | None = None  # until one has failed
+        number, awaited = 1, ""
+        while True:
+            inner = Scope(active, call, around, number, [], scope.branch, scope)
+            result = yield Attempt(
+                function, args, kwargs, inner, call.name, performer.timeout, performer.kind
+            )
+            awaited = result.awaited or awaited
+            if result.error is None:
+                frame = active.frame if scope.call is None else None
+                looked = frame.look(result.value) if frame is not None else None
+                if number > 1:
+                    end_attempts(inner)
+                try:
+                    record = self._completed(call, result.value, inner)
+                except NotRecordableError as error:
+                    if call.child:  # its own journal can produce the result again
+                        return result
+                    result = Result(error=error, awaited=awaited)
+                else:
+                    child = performer.child_spent(call) if call.child else None
+                    yield from record_outcome(
+                        scope, record, looked=looked, helper=helper, awaited=awaited, child=child
+                    )
+                    return result
+            assert result.error is not None
+            clean = isinstance(result.error, performer.fails_cleanly)
+            may_repeat = (not call.effect or clean or performer.idempotent) and not is_over(scope)
+            attempts = attempts or performer.attempts()
+            delay = None
+            try:
+                delay = attempts.next_delay(result.error) if may_repeat else None
+            except Exception as mistake:  # the user's retry_on or backoff raised
+                mistake.__cause__ = mistake.__cause__ or result.error
+                raise
+            finally:
+                if delay is None and not performer.keeps_failures:
+                    _tell_failure(active, call, result.error)
+                    active.account.cut_off |= not isinstance(result.error, (Exception, RunStopped))
+                elif delay is None:
+                    yield from self._failed(inner, result, helper, clean=clean)
+            if delay is None:
+                return result
+            yield from fail_attempt(inner, result.error, again=True)
+            number = attempts.number
+            yield from self._rest(call, delay)
+
+    def _failed(
+        self, inner: Scope, result: Result, helper: Helper | None, *, clean: bool
+    ) -> Generator[Any, Result, None]:
+        """Record that the last attempt of a call raised."""
+        call = inner.call
+        assert call is not None
+        if isinstance(result.error, StepTimeoutError) and not self.performer.awaits:
+            inner.run.subjects.abandon(self.identity)
+        yield from record_failure(
+            self.scope,
+            inner,
+            result,
+            lambda: self._changes(call),
+            clean=clean,
+            helper=helper,
+            child=self.performer.child_spent(call) if call.child else None,
+        )
+
+    def _rest(self, call: Call, seconds: float) -> Generator[Any, Result, None]:
+        """Wait between two attempts: meanwhile the call is not in flight."""
+        in_flight = self.scope.run.in_flight
+        thread = in_flight.pop(call.number, None)
+        yield from self._admit()
+        yield Sleep(seconds)
+        yield from self._admit()
+        if thread is not None:
+            in_flight[call.number] = thread
+
+    def _completed(self, call: Call, value: object, inner: Scope) -> tuple[Outcome, Data]:
+        """Build the record of a call that returned.
+
+        Raises:
+            NotRecordableError: the value cannot be.
+        """
+        return outcome(
+            inner.run.codec,
+            call,
+            "completed",
+            value,
+            inner=inner.inner,
+            attempts=inner.attempt,
+            changes=self._changes(call),
+            kind=self.performer.returns,
+            shown=self.performer.shown_value(value),
+        )
+
+    def _changes(self, call: Call) -> Recorded | None:
+        """Return what the call changed in what it was given, as far as it can be recorded.
+
+        What cannot be put back when the call is answered is warned about now, not on resume.
+        """
+        active, identity = self.scope.run, self.identity
+        found = active.subjects.changes(identity) if identity.held is not None else None
+        if found is None:
+            return None
+        from stepwise._execution.changes import recordable, tell_untold
+
+        function = getattr(self.performer, "function", None)
+        recorded, untold = recordable(active.codec, found, function)
+        if untold or found.unwatched:
+            tell_untold(call.name, untold, found.unwatched, active.is_first)
+        return recorded
+
+
+def _lost(active: ActiveRun, recorded: RecordedCall) -> float:
+    """Return the seconds of an earlier attempt of a call that runs again; at least those."""
+    call, outcome = recorded.call, recorded.outcome
+    if call.child:
+        return 0.0
+    if outcome is not None:
+        return 0.0 if outcome.inner else max(0.0, outcome.at - call.at)
+    with active.lock:  # the calls that were made inside it answer
+        kept = any(each.call.scope == call.name for each in active.pool.all)
+    return 0.0 if kept else max(0.0, active.alive - call.at)
+
+
+def _is(answer: object, kind: type) -> bool:
+    return answer is kind or isinstance(answer, kind)
+
+
+@reports
+def _warn_changed(call: Call, recorded: RecordedCall) -> None:
+    from stepwise._calls.doubt import changed_text  # on use
+
+    warn(changed_text(call, recorded), ArgumentsChangedWarning)
+
+
+@reports
+def _tell_twins(active: ActiveRun, caller: AnyCaller) -> None:
+    notice(f"{active.run_id}: {caller.twins_text()}")
+
+
+@reports
+def _tell_waiting(active: ActiveRun, call: Call, match: Match) -> None:
+    from stepwise._calls.doubt import waiting_text  # on use: calls rarely wait
+
+    notice(f"run {active.run_id}: {waiting_text(call, match)}")
+
+
+@reports
+def _tell_open(active: ActiveRun, call: Call, stream: OpenStream) -> None:
+    what = f"{call.name} has side effects, and was called while {stream.name} is being streamed"
+    if active.is_first(what):
+        warn(
+            f"{what}. A plain function cannot await the rest of that stream, nor can another event "
+            "loop: should the run be cut off now, the stream is requested again, and may then say "
+            f"something else. Make {call.name} `async def`, in the same event loop, or read the "
+            "stream to its end first",
+            RunWarning,
+        )
+
+
+@reports
+def _tell_failure(active: ActiveRun, call: Call, error: BaseException) -> None:
+    active.tell("step_failed", call, active.secrets.preview(error), duration=time.time() - call.at)

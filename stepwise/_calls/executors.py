@@ -1,0 +1,498 @@
+"""Bodies of steps that an executor executes: in threads, in processes, on a cluster.
+
+Only the body is executed there.  The owner of the run has asked the journal, has written an intent,
+and records the outcome.  The decorated function goes to a worker with its arguments, and its
+outcome comes back as bytes, so that a value or an exception that cannot be sent names itself and
+breaks no pool.
+
+An executor is one of ``concurrent.futures``.  One that reaches further may have more (see
+:class:`Far`): it is asked for by ``getattr``, since users write executors too.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import inspect
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from stepwise._calls.call import DECORATED
+from stepwise._calls.driver import (
+    Attempt,
+    Operation,
+    Ready,
+    Result,
+    gives_awaitable,
+    in_thread_of,
+    is_body,
+    run,
+    timed_out,
+)
+from stepwise._execution.account import amounts_of_usage
+from stepwise._execution.active_run import Scope, scope_variable
+from stepwise._execution.tasks import background
+from stepwise._journal.records import Call
+from stepwise._runtime import tracing
+from stepwise._runtime.facts import NamedTuple
+from stepwise._runtime.messages import RemoteTraceback
+from stepwise._values import codec
+from stepwise.errors import (
+    ConfigurationError,
+    NotRecordableError,
+    OutsideRunError,
+    WorkerDiedError,
+)
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor, Future
+
+
+_BEAT = 0.5  # seconds after which a coroutine's body can be interrupted, at the latest
+_LOOK = 0.5  # seconds between two looks whether the run is to end, while a thread waits for a body
+
+_NAMES = ("ray",)
+"""The executors that have a name, and are made with the ``resources`` of the step."""
+
+
+class Far(Protocol):
+    """Methods beyond ``submit`` of an executor whose workers are no children of this process.
+
+    Attributes:
+        far: True: ``__main__`` is another program there, so that its code goes by value.
+    """
+
+    far: bool
+
+    def connect(self) -> None:
+        """Reach the workers.  Called before anything of a call begins."""
+
+    def put(self, value: object) -> object:
+        """Store a value near the workers; the result stands for it in the arguments of ``send``."""
+
+    def send(self, name: str, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Submit a function under the name of a step."""
+
+    def wait(self, future: Future[Any], seconds: float | None) -> bool:
+        """Wait for a future in this thread; return whether it has ended."""
+
+    def lend(self, over: Callable[[], bool]) -> None:
+        """Let others use what this thread occupies while threads of its process wait."""
+
+    def died(self, error: BaseException) -> str:
+        """Say how the worker of a future that ended with ``error`` died; empty if it did not."""
+
+
+# -- which executor ------------------------------------------------------------------------------
+
+
+def check_executor(what: str, executor: object, resources: object = None) -> None:
+    """Refuse an executor that cannot be one, and resources that belong to none.
+
+    Raises:
+        ConfigurationError: names the values that are possible.
+    """
+    from concurrent.futures import Executor
+
+    names = ", ".join(map(repr, _NAMES))
+    if not (isinstance(executor, Executor) or (isinstance(executor, str) and executor in _NAMES)):
+        raise ConfigurationError(
+            f"executor={executor!r} of {what}: it must be an executor of concurrent.futures, such "
+            f"as ProcessPoolExecutor(), or the name of one: {names}"
+        )
+    if resources is not None and not isinstance(executor, str):
+        raise ConfigurationError(
+            f"resources= of {what} belong to an executor that is given by name ({names}); "
+            f"{type(executor).__name__} was made with its own"
+        )
+
+
+def find_executor(executor: Executor | str, resources: Mapping[str, Any] | None = None) -> Executor:
+    """Return the executor that an option means.
+
+    Raises:
+        ConfigurationError: its package is not installed, or it cannot have these resources.
+    """
+    if not isinstance(executor, str):
+        return executor
+    from stepwise._calls.ray_executor import RayExecutor  # on use: it needs a package
+
+    return RayExecutor(**resources) if resources else _plainly(RayExecutor)
+
+
+@functools.cache
+def _plainly(kind: Callable[[], Executor]) -> Executor:
+    return kind()
+
+
+# -- in the owner --------------------------------------------------------------------------------
+
+
+class Elsewhere:
+    """Runs the bodies of one call's attempts in an executor; a driver of operations.
+
+    Args:
+        find: returns the executor.  Called when the journal has not answered the call.
+        function: the decorated function.
+        args, kwargs: the arguments of the call.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[], Any],
+        function: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        self._find = find
+        self._function = getattr(function, "__func__", function)
+        self._args = args
+        self._kwargs = kwargs
+        self._executor: Any = None
+        self._shares = False
+        self._packed: codec.Encoded | None = None
+        self._put: object = None
+
+    def prepare(self) -> None:
+        """Reach the executor, and pack the call, before anything of the call begins.
+
+        Raises:
+            NotRecordableError: the call cannot be sent to another process.
+        """
+        self._connect()
+        self._pack()
+
+    def _connect(self) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        if self._executor is None:
+            executor = self._find()
+            if hasattr(executor, "connect"):
+                executor.connect()
+            # Python 3.14's pool of interpreters is a pool of threads, but they share no objects.
+            interpreters = "Interpreter" in type(executor).__name__
+            self._shares = isinstance(executor, ThreadPoolExecutor) and not interpreters
+            self._executor = executor
+
+    def _pack(self) -> None:
+        if self._packed is None and not self._shares:
+            self._packed = self._encoded(self._args, self._kwargs)
+
+    def _encoded(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> codec.Encoded:
+        far = getattr(self._executor, "far", False)
+        return _packed(self._function, args, kwargs, far=far)
+
+    def __call__(self, operation: Operation) -> Result:
+        """Execute an operation of a call; a body in the executor, for which this thread waits."""
+        if isinstance(operation, Ready):
+            self.prepare()
+            return Result()
+        if not (isinstance(operation, Attempt) and is_body(operation)):
+            return run(operation)
+        return tracing.trace(self._waited, operation)
+
+    async def awaited(self, operation: Operation) -> Result:
+        """Await an operation of a call; a body in the executor."""
+        from stepwise._calls.async_driver import arun
+
+        if isinstance(operation, Ready):
+            import asyncio
+
+            await asyncio.to_thread(self._connect)  # it may take seconds to reach a cluster
+            self._pack()
+            return Result()
+        if not (isinstance(operation, Attempt) and is_body(operation)):
+            return await arun(operation)
+        left = tracing.enter_attempt(operation)
+        result = await self._awaited(operation)
+        if left is not None:
+            tracing.leave(left, result.error)
+        return result
+
+    # -- one attempt -----------------------------------------------------------------------------
+
+    def _waited(self, attempt: Attempt) -> Result:
+        future = None
+        try:
+            future = self._submitted(attempt)
+            return self._wait(future, attempt)
+        except BaseException as error:  # travels as a value, and is raised by the step's wrapper
+            if future is not None:
+                future.cancel()
+            return Result(error=error)
+
+    def _wait(self, future: Future[Any], attempt: Attempt) -> Result:
+        assert attempt.scope is not None
+        scope, wait = attempt.scope, getattr(self._executor, "wait", _wait)
+        may_end = scope.run.task is None and scope.call is not None and not scope.call.effect
+        end = None if attempt.timeout is None else time.monotonic() + attempt.timeout
+        while True:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            if may_end:
+                left = _LOOK if left is None else min(left, _LOOK)
+            if wait(future, left):
+                return self._came_of(future, attempt)
+            if end is not None and time.monotonic() >= end:
+                return self._late(future, attempt)
+            if scope.run.steering.would_end(scope.call) and future.cancel():
+                # A body that cannot be called back ends as it would in this thread.
+                scope.run.steering.check(scope.call, answered=False)
+
+    async def _awaited(self, attempt: Attempt) -> Result:
+        import asyncio
+
+        future = None
+        try:
+            future = self._submitted(attempt)
+            waiting = asyncio.wrap_future(future)
+            done, _ = await asyncio.wait({waiting}, timeout=attempt.timeout)
+            if not done:
+                waiting.cancel()
+                return self._late(future, attempt)
+            if not waiting.cancelled():
+                waiting.exception()  # so that asyncio does not report it as never retrieved
+            return self._came_of(future, attempt)
+        except BaseException as error:  # travels as a value, and is raised by the step's wrapper
+            if future is not None:
+                future.cancel()
+            return Result(error=error)
+
+    def _submitted(self, attempt: Attempt) -> Future[Any]:
+        executor, scope = self._executor, attempt.scope
+        future: Future[Any]
+        if self._shares:
+            context = contextvars.copy_context()
+            future = executor.submit(context.run, _in_this_thread, attempt)
+            return future
+        assert scope is not None
+        assert scope.call is not None
+        work = _Work(scope.call, scope.attempt, scope.run.run_id)
+        packed: object = self._packed
+        if attempt.args is not self._args:  # a call that was approved is made with copies
+            packed = self._encoded(attempt.args, attempt.kwargs)
+        elif hasattr(executor, "put"):
+            if self._put is None:  # once for all attempts
+                self._put = executor.put(packed)
+            packed = self._put
+        if hasattr(executor, "send"):
+            future = executor.send(scope.call.name, execute, packed, work)
+        else:
+            with background():  # the thread that a pool starts with its first call outlives the run
+                future = executor.submit(execute, packed, work)
+        return future
+
+    def _late(self, future: Future[Any], attempt: Attempt) -> Result:
+        """Give a body up; unless it has ended at this very moment, so that its value counts."""
+        if not future.cancel() and future.done() and not future.cancelled():
+            return self._came_of(future, attempt)
+        return Result(error=timed_out(attempt))  # a body that nobody can call back is abandoned
+
+    def _came_of(self, future: Future[Any], attempt: Attempt) -> Result:
+        try:
+            came = future.result()
+        except Exception as error:
+            how, scope = self._died(error), attempt.scope
+            if not how or scope is None or scope.call is None:
+                raise
+            raise WorkerDiedError(
+                f"the worker that executed {attempt.name!r} died: {how}",
+                run_id=scope.run.run_id,
+                step=scope.call.number,
+                name=attempt.name,
+                where=how,
+            ) from error
+        if self._shares:
+            result: Result = came
+            return result
+        value, problem, trace, spent = came
+        scope = attempt.scope
+        if any(spent) and scope is not None and scope.call is not None:
+            scope.run.account.spend(scope.call.number, *spent)
+        if problem is None:
+            return Result(codec.decode(value.data, value.form, stored=False))
+        raised = codec.decode_error(bytes(problem.data), problem.form, stored=False)
+        raised.__cause__ = RemoteTraceback(trace)
+        return Result(error=raised)
+
+    def _died(self, error: BaseException) -> str:
+        from concurrent.futures import BrokenExecutor
+
+        if hasattr(self._executor, "died"):
+            how: str = self._executor.died(error)
+            return how
+        if isinstance(error, BrokenExecutor):
+            return f"{type(self._executor).__name__}: {error or type(error).__name__}"
+        return ""
+
+
+def _wait(future: Future[Any], seconds: float | None) -> bool:
+    from concurrent.futures import wait
+
+    return bool(wait([future], seconds).done)
+
+
+def _packed(
+    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, far: bool
+) -> codec.Encoded:
+    call = (function, args, dict(kwargs))
+    try:
+        return codec.encode_for_afar(call) if far else codec.encode((*call, {}))
+    except NotRecordableError as error:
+        place, name = error.path, getattr(function, "__qualname__", function)
+        part = "function"
+        for number in (1, 2):
+            if place.startswith(f"[{number}]"):
+                part = f"argument{place.removeprefix(f'[{number}]')}"
+        raise NotRecordableError(
+            f"a call of {name!r} cannot be sent to another process: its {part} is a "
+            f"{error.type_name}. Give it plain data, or an executor of threads",
+            path=place,
+            type_name=error.type_name,
+        ) from error
+
+
+def _in_this_thread(attempt: Attempt) -> Result:
+    """Execute a body in a thread of an executor: a coroutine in a loop of its own."""
+    if not inspect.iscoroutinefunction(attempt.function):
+        return in_thread_of(attempt)
+    import asyncio
+
+    token = scope_variable.set(attempt.scope)
+    try:
+        return Result(asyncio.run(attempt.function(*attempt.args, **attempt.kwargs)))
+    except BaseException as error:  # travels as a value, and is raised by the step's wrapper
+        return Result(error=error)
+    finally:
+        scope_variable.reset(token)
+
+
+# -- in the worker -------------------------------------------------------------------------------
+
+
+class _Work(NamedTuple):
+    """The facts of a call that its body can ask for in a worker process."""
+
+    call: Call
+    attempt: int
+    run_id: str
+
+
+class _Purse:
+    """The account of a body in a worker process: it goes back with its outcome."""
+
+    def __init__(self) -> None:
+        self.spent: tuple[float, float] = (0, 0)
+        self._lock = threading.Lock()
+
+    def spend(self, number: int, usd: float, tokens: float) -> None:
+        """Count what the body spends."""
+        with self._lock:
+            self.spent = self.spent[0] + usd, self.spent[1] + tokens
+
+    def spend_usage(self, number: int, usage: Mapping[str, Any]) -> None:
+        """Count the usage of a model request."""
+        self.spend(number, *amounts_of_usage(usage))
+
+
+class _NotHere:
+    """A stand-in for the run in a worker process, where nothing can be recorded."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.account = _Purse()
+
+    def __getattr__(self, name: str) -> Any:
+        raise OutsideRunError(
+            f"a step, a workflow or a run was used in a worker process of run "
+            f"{self.run_id!r}, which only the process that started it can record. Make the "
+            "worker's whole job one step, of plain functions",
+            run_id=self.run_id,
+        )
+
+
+def ready() -> None:
+    """Do nothing: the executor starts its processes, before there are more threads."""
+
+
+def call_plainly(function: Any, item: Any) -> Any:
+    """Call a function with an item, outside of any run; a coroutine in a loop of its own."""
+    return _ended(function(item)) if inspect.iscoroutinefunction(function) else function(item)
+
+
+def execute(encoded: codec.Encoded, work: _Work) -> tuple[Any, Any, str, tuple[float, float]]:
+    """Execute a body: its value or exception, encoded, the text of its traceback, what it spent."""
+    call, run_id = work.call, work.run_id
+    # The body can read its idempotency key; steps that it calls are refused.
+    here: Any = _NotHere(run_id)
+    token = scope_variable.set(Scope(here, call, (call.number,), work.attempt, []))
+    try:
+        function, args, kwargs, names = codec.decode(encoded.data, encoded.form, stored=False)
+        step = getattr(function, DECORATED, None)
+        plain = step.function if step is not None else function
+        with _named_in_main(names):
+            try:
+                value = plain(*args, **kwargs)
+                if inspect.iscoroutinefunction(plain):
+                    value = _ended(value)
+                value = codec.encode(value, f"the value returned by {call.name!r}")
+                return value, None, "", here.account.spent
+            except KeyboardInterrupt:
+                raise  # the worker is interrupted, not the body
+            except BaseException as raised:
+                return _raised(raised, here.account)
+    except Exception as error:  # the call cannot be loaded here
+        return _raised(error, here.account)
+    finally:
+        scope_variable.reset(token)
+
+
+def _raised(error: BaseException, account: _Purse) -> tuple[Any, Any, str, tuple[float, float]]:
+    return None, codec.encode_error(error), codec.traceback_text(error), account.spent
+
+
+def _ended(coroutine: Any) -> Any:
+    """Run a coroutine to its end."""
+    import asyncio
+
+    async def main() -> Any:
+        loop = asyncio.get_running_loop()
+
+        def beat() -> None:
+            # A loop that only waits executes no code, between which Ray could interrupt it.
+            loop.call_later(_BEAT, beat)
+
+        beat()
+        return await coroutine
+
+    return asyncio.run(main())
+
+
+@contextmanager
+def _named_in_main(names: Mapping[str, Any]) -> Iterator[None]:
+    """Let ``__main__`` have what the owner's has: so a value of its classes goes back by name."""
+    main = vars(sys.modules["__main__"])
+    before = {name: main[name] for name in names if name in main}
+    main.update(names)
+    try:
+        yield
+    finally:
+        for name in names:
+            main.pop(name, None)
+        main.update(before)
+
+
+def refuse_awaitables(what: str, function: Any) -> None:
+    """Refuse a plain function that returns an awaitable: it would have to be awaited here.
+
+    Raises:
+        ConfigurationError: says how to write it.
+    """
+    if gives_awaitable(function) and not inspect.iscoroutinefunction(function):
+        raise ConfigurationError(
+            f"executor= of {what}: the function returns an awaitable, which cannot leave the "
+            "process that made it; write an `async def` that awaits it"
+        )

@@ -1,0 +1,610 @@
+"""Changes of a call to what it was given: on record together with its value, and back again.
+
+The value and the new contents are one pickle, so that what is shared stays shared.  What the call
+was given is in it by name alone: the paths of these names, and what was changed where, stand
+beside it (the *outline*), so that it can be decided before anything is loaded what is missing.
+
+With ``codec="json"``, each new value is JSON without an annotation, else by its annotation: that of
+the step's parameter, of the attribute of a class on the way, and within them that of an item (in
+``boxes: dict[str, Box]``, a new item is a ``Box``).
+"""
+
+from __future__ import annotations
+
+import json
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from stepwise._changes.edits import Edit, is_cached_property
+from stepwise._changes.layouts import LEAF, layout_of
+from stepwise._changes.snapshots import Path, Snapshot, follow, path_text
+from stepwise._checkpoints.given import COLLECTIONS, Surroundings
+from stepwise._checkpoints.variables import (
+    FrameUnpickler,
+    content_of,
+    dump_graph,
+    load_graph,
+    refill,
+)
+from stepwise._matching.attributed import SHARED, CallChanges, undecided
+from stepwise._matching.held import Targets
+from stepwise._runtime.facts import NamedTuple
+from stepwise._runtime.messages import reports, warn
+from stepwise._values import codec as _codec
+from stepwise._values import data as _data
+from stepwise._values.codec import JSON, PYTHON, Codec, Encoded, pickles
+from stepwise._values.exception_data import NotDataError, dump_tagged, load_tagged
+from stepwise._values.reducers import is_synchronizer
+from stepwise._values.trees import ATOMS, attributes
+from stepwise.errors import ArgumentMutatedWarning, NotRecordableError, UnreadableValueError
+
+# -- changes as data ------------------------------------------------------------------------------
+
+
+Pairs = list[tuple[Path, Edit]]
+_Function = Callable[..., Any] | None
+
+
+def written_edits(edits: Pairs, roots: Mapping[str, Any], function: _Function) -> list[Any]:
+    """Return edits as something that ``json`` writes.
+
+    Args:
+        roots: what the call was given, by name.
+        function: whose parameters they are.
+
+    Raises:
+        NotDataError: a new value is no data.
+    """
+    return [
+        [dump_tagged((path, tuple(edit._replace(put=None)))), _written(edit, kinds)]
+        for path, edit, kinds in ((p, e, _Kinds(p, roots, function)) for p, e in edits)
+    ]
+
+
+def read_edits(written: list[Any], roots: Mapping[str, Any], function: _Function) -> Pairs:
+    """Return the edits that :func:`written_edits` wrote.
+
+    Raises:
+        Exception: a value cannot be loaded here.
+    """
+    found: Pairs = []
+    for outline, put in written:
+        path, facts = load_tagged(outline)
+        edit = Edit(*facts)
+        kinds = _Kinds(path, roots, function)
+        found.append((path, edit._replace(put=_read_put(edit, put, kinds))))
+    return found
+
+
+def _written(edit: Edit, kinds: _Kinds) -> Any:
+    if type(edit.put) is list:
+        return [value_as_data(each, kinds.of_item()) for each in edit.put]
+    if type(edit.put) is dict:
+        kind = kinds.of_attribute if edit.facet == "attributes" else kinds.of_key
+        return [
+            [dump_tagged(name), value_as_data(each, kind(name))] for name, each in edit.put.items()
+        ]
+    return dump_tagged(edit.put)
+
+
+def _read_put(edit: Edit, put: Any, kinds: _Kinds) -> Any:
+    if edit.facet in ("attributes", "items") and type(edit.what) is tuple and len(edit.what) > 2:
+        if type(edit.what[0]) is int:
+            return [value_of_data(each, kinds.of_item()) for each in put]
+        kind = kinds.of_attribute if edit.facet == "attributes" else kinds.of_key
+        pairs = [(load_tagged(name), each) for name, each in put]
+        return {name: value_of_data(each, kind(name)) for name, each in pairs}
+    return load_tagged(put)
+
+
+def value_as_data(value: Any, kind: Any) -> dict[str, Any]:
+    """Return a value as something that ``json`` writes.
+
+    Args:
+        kind: the type that it is annotated with.
+
+    Raises:
+        NotDataError: it is no data.
+    """
+    try:
+        return {"tagged": dump_tagged(value)}
+    except NotDataError:
+        if kind is Any:
+            raise
+    try:
+        return {"typed": json.loads(_data.encode_data(value, kind, "a new value"))}
+    except NotRecordableError as problem:
+        raise NotDataError(str(problem)) from problem
+
+
+def value_of_data(written: Mapping[str, Any], kind: Any) -> Any:
+    """Return the value that :func:`value_as_data` wrote."""
+    if "tagged" in written:
+        return load_tagged(written["tagged"])
+    return _data.decode_data(_data.json_bytes(written["typed"]), kind)
+
+
+class _Kinds:
+    """The annotated types of what one changed object holds."""
+
+    def __init__(self, path: Path, roots: Mapping[str, Any], function: _Function) -> None:
+        parameters = _data.parameter_types(function) if function is not None else {}
+        self._kind: Any = parameters.get(path[0], Any)
+        self._obj: Any = roots.get(path[0])
+        for place, step in enumerate(path[1:], 2):
+            if step[0] == "attr":
+                self._kind = self.of_attribute(step[1])
+            elif step[0] in ("item", "key"):
+                self._kind = self.of_item() if step[0] == "item" else self.of_key(step[1])
+            else:
+                self._kind = Any
+            try:
+                self._obj = follow(path[:place], roots)
+            except LookupError:
+                self._obj = None
+
+    def of_attribute(self, name: str) -> Any:
+        return _data.parameter_types(type(self._obj)).get(name, Any)
+
+    def of_key(self, _: Any) -> Any:
+        inside = typing.get_args(self._kind)
+        return inside[1] if len(inside) > 1 else Any
+
+    def of_item(self) -> Any:
+        inside = typing.get_args(self._kind)
+        return inside[0] if inside else Any
+
+
+# -- contents -------------------------------------------------------------------------------------
+
+
+_OWN = frozenset({"__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__"})
+
+
+def with_contents(encoded: Encoded, around: Surroundings, what: str) -> Encoded:
+    """Return an encoded outcome together with the current contents of the arguments.
+
+    Args:
+        what: the run, for the message.
+
+    Raises:
+        NotRecordableError: an argument does not hold data.
+    """
+    types, written = around.annotated, {}
+    for name, value in around.arguments.items():
+        try:
+            written[name] = _write(name, value, types.get(name, Any), around)
+        except (NotDataError, NotRecordableError) as problem:
+            kind = type(value).__qualname__
+            raise NotRecordableError(
+                f"{what} changed its argument {name!r}, and the new contents of that {kind} cannot "
+                f"be recorded as JSON (codec='json'): {problem}. Return the change instead, or "
+                "leave the argument as it was",
+                path="",
+                type_name=kind,
+            ) from problem
+    whole = {"value": json.loads(bytes(encoded.data)), "arguments": written}
+    return Encoded(_data.json_bytes(whole), encoded.form)
+
+
+def take_apart(payload: bytes) -> tuple[bytes, Mapping[str, Any]]:
+    """Return the encoded outcome, and what :func:`put_back` takes."""
+    whole = json.loads(payload)
+    return _data.json_bytes(whole["value"]), whole["arguments"]
+
+
+def put_back(written: Mapping[str, Any], around: Surroundings) -> None:
+    """Restore the recorded contents of the arguments.
+
+    Raises:
+        UnreadableValueError: they cannot be loaded here; nothing was changed then.
+    """
+    types = around.annotated
+    try:
+        contents = {n: _read(each, types.get(n, Any), around, n) for n, each in written.items()}
+    except (UnreadableValueError, MemoryError):
+        raise
+    except Exception as problem:
+        raise UnreadableValueError(
+            f"the contents that the call left in its arguments cannot be loaded: {problem}"
+        ) from problem
+    before = {name: content_of(name, live, around) for name, live in around.arguments.items()}
+    try:
+        for name, held in contents.items():
+            _put(name, held, around)
+    except Exception as problem:
+        for name, held in before.items():
+            refill(around.arguments[name], held)
+        if isinstance(problem, MemoryError):
+            raise
+        raise UnreadableValueError(
+            f"what the call left in its argument {name!r} cannot be put back: {problem}"
+        ) from problem
+
+
+def _write(name: str, value: Any, kind: Any, around: Surroundings) -> dict[str, Any]:
+    try:
+        return value_as_data(value, kind)
+    except NotDataError as problem:  # it may be data attribute by attribute
+        if type(value) in COLLECTIONS or name not in around.arguments:
+            raise NotDataError(f"{name}: {problem}") from None
+    return _write_state(name, value, around)
+
+
+def _write_state(name: str, value: Any, around: Surroundings) -> dict[str, Any]:
+    """An instance that is an argument, attribute by attribute.
+
+    An attribute that is an argument itself has its contents there; a secret one, or one that cannot
+    be recorded in any way (a client), keeps the value of the fresh object.
+    """
+    hints = _data.parameter_types(type(value))
+    state, kept = {}, []
+    for key, held in attributes(value).items():
+        path = f"{name}.{key}"
+        if path in around.arguments or path in around.secret:
+            kept.append(key)
+            continue
+        try:
+            state[key] = _write(path, held, hints.get(key, Any), around)
+        except NotDataError:
+            if key in _OWN or (pickles(held) and not is_synchronizer(held)):
+                raise
+            kept.append(key)
+    _, _, items = content_of(name, value, around)
+    return {"state": state, "kept": kept, "items": dump_tagged(items)}
+
+
+def _read(written: Mapping[str, Any], kind: Any, around: Surroundings, name: str) -> Any:
+    """Return the written object: a value, or the content of an instance."""
+    if "state" not in written:
+        return value_of_data(written, kind)
+    live = around.arguments.get(name)
+    if live is None:
+        raise UnreadableValueError(f"the call was given an object {name!r}, which is not there now")
+    hints = _data.parameter_types(type(live))
+    held = {
+        key: _read(each, hints.get(key, Any), around, f"{name}.{key}")
+        for key, each in written["state"].items()
+    }
+    return _InstanceState(held, tuple(written["kept"]), load_tagged(written["items"]))
+
+
+class _InstanceState(NamedTuple):
+    """The content of an instance, as ``refill`` takes it."""
+
+    held: dict[str, Any]
+    kept: tuple[str, ...]
+    items: Any
+
+
+def _put(name: str, held: Any, around: Surroundings) -> None:
+    live = around.arguments.get(name)
+    if live is None or (type(held) is not _InstanceState and type(held) is not type(live)):
+        owner, _, attribute = name.rpartition(".")
+        if owner not in around.arguments:
+            raise TypeError("the call was given another object now")
+        object.__setattr__(around.arguments[owner], attribute, held)
+    elif type(held) is _InstanceState:
+        refill(live, held)
+    else:
+        refill(live, content_of(name, held, around))
+
+
+# -- call changes ---------------------------------------------------------------------------------
+
+
+class Recorded(NamedTuple):
+    """The changes of a call that go on record.
+
+    Args:
+        edits: each with the path of its object.
+        state: names of parts of the subject that turned out to be state by the call.
+        snapshot: finds the paths of what the call was given.
+        function: whose parameters that are.
+    """
+
+    edits: Pairs
+    state: tuple[str, ...]
+    snapshot: Snapshot | None
+    function: Callable[..., Any] | None = None
+
+    def kinds(self) -> dict[str, str]:
+        """Return the paths of what was changed, each with what was changed there."""
+        return {path_text(path): edit.facet for path, edit in self.edits}
+
+    def encode(
+        self, codec: Codec, value: Any, plainly: Callable[[], Encoded], *, failed: bool
+    ) -> Encoded:
+        """Encode the outcome of a call together with what it changed.
+
+        Args:
+            plainly: encodes the outcome alone.
+            failed: the outcome is an exception.
+
+        Raises:
+            NotRecordableError: the outcome alone cannot be recorded.
+        """
+        if codec.data_only:
+            encoded, roots = plainly(), self.snapshot.roots if self.snapshot is not None else {}
+            data = {
+                "value": json.loads(bytes(encoded.data)),
+                "did": written_edits(self.edits, roots, self.function),
+            }
+            return Encoded(_data.json_bytes(data), encoded.form)
+        names = _Names(self.snapshot)
+        try:
+            graph = names.dump((None if failed else value, [edit.put for _, edit in self.edits]))
+        except MemoryError:
+            raise
+        except Exception:
+            plainly()  # it says what cannot be recorded, if that is the value
+            raise
+        # Also alone, for a call that is given other objects than those that have names.
+        plain = plainly() if failed or names.paths else None
+        outline = [(path, edit._replace(put=None)) for path, edit in self.edits]
+        beside = None if plain is None else (bytes(plain.data), plain.form)
+        whole = (_outline(outline), names.paths, graph, beside)
+        return Encoded(dump_graph(whole, lambda _: None), PYTHON)
+
+
+def _as_tuple(path: Path, edit: Edit) -> tuple[Any, ...]:
+    return path, tuple(edit)
+
+
+def _outline(edits: Pairs) -> bytes:
+    return bytes(dump_graph([_as_tuple(*each) for each in edits], lambda _: None))
+
+
+class _Names:
+    """Gives names to the objects that a call was given, as they are met in a pickle."""
+
+    def __init__(self, snapshot: Snapshot | None) -> None:
+        self._snapshot = snapshot
+        self._met: dict[int, Any] = {}
+        self._numbers: dict[int, str] = {}
+        self._nowhere: set[int] = set()
+        self.paths: dict[str, Path] = {}
+
+    def refer(self, obj: Any) -> str | None:
+        """Return the name of an object that the call was given; ``None`` for any other."""
+        snapshot = self._snapshot
+        if snapshot is None or type(obj) in ATOMS or not snapshot.knows(obj):
+            return None
+        if id(obj) in self._nowhere or layout_of(type(obj)) is LEAF:
+            return None
+        self._met[id(obj)] = obj
+        return self._numbers.setdefault(id(obj), str(len(self._numbers)))
+
+    def dump(self, graph: Any) -> bytes:
+        """Pickle a graph; all names in it have paths then."""
+        while True:
+            self._met.clear()
+            self._numbers.clear()
+            data = dump_graph(graph, self.refer)
+            if not self._met or self._snapshot is None:
+                return bytes(data)
+            found = self._snapshot.paths(self._met.values())
+            lost = {
+                here
+                for here in self._met
+                if here not in found or any(step[0] == "member" for step in found[here][1:])
+            }
+            if not lost:
+                self.paths = {self._numbers[here]: path for here, path in found.items()}
+                return bytes(data)
+            self._nowhere |= lost  # it is recorded by value
+
+
+# -- what can be recorded ------------------------------------------------------------------------
+
+
+def recordable(
+    codec: Codec, changes: CallChanges, function: Callable[..., Any] | None
+) -> tuple[Recorded, list[tuple[str, str]]]:
+    """Return the changes of a call that can be recorded, and the paths of others with the reason.
+
+    What a ``cached_property`` holds is not missed: it is computed again when it is read.
+    """
+    edits, untold = changes.edits, list(changes.untold)
+    if edits and not _can_be(codec, edits, changes.snapshot, function):
+        kept: Pairs = []
+        for path, edit in edits:
+            for each in _apart(edit):
+                if _can_be(codec, [(path, each)], changes.snapshot, function):
+                    kept.append((path, each))
+                elif not _is_cached(path, each, changes.snapshot):
+                    untold += (
+                        (name, "so that it cannot be recorded") for name in _names(path, each)
+                    )
+        edits = kept
+    return Recorded(edits, changes.state, changes.snapshot, function), untold
+
+
+def _apart(edit: Edit) -> Iterable[Edit]:
+    if edit.facet == "attributes" and len(edit.what[0]) > 1:
+        return [edit.only([name]) for name in edit.what[0]]
+    return [edit]
+
+
+def _names(path: Path, edit: Edit) -> list[str]:
+    text = path_text(path)
+    return [f"{text}.{n}" for n in edit.what[0]] if edit.facet == "attributes" else [text]
+
+
+def _is_cached(path: Path, edit: Edit, snapshot: Snapshot | None) -> bool:
+    if edit.facet != "attributes" or snapshot is None:
+        return False
+    try:
+        obj = follow(path, snapshot.roots)
+    except LookupError:
+        return False
+    return all(is_cached_property(obj, name) for name in edit.what[0])
+
+
+def _can_be(
+    codec: Codec,
+    edits: Pairs,
+    snapshot: Snapshot | None,
+    function: Callable[..., Any] | None,
+) -> bool:
+    try:
+        if codec.data_only:
+            roots = snapshot.roots if snapshot is not None else {}
+            return not codec.secrets.found_in(
+                _data.json_bytes(written_edits(edits, roots, function))
+            )
+        _outline([(path, edit._replace(put=None)) for path, edit in edits])
+        data = _Names(snapshot).dump([edit.put for _, edit in edits])
+        return not codec.secrets.found_in(data)
+    except MemoryError:
+        raise
+    except Exception:
+        return False
+    return True
+
+
+@reports
+def tell_untold(
+    name: str,
+    untold: Iterable[tuple[str, str]],
+    unwatched: Iterable[tuple[str, str]],
+    is_first: Callable[[str], bool],
+) -> None:
+    """Warn of what is not recorded, at the first run; once for each path.
+
+    Args:
+        untold: paths of changes, each with the reason.
+        unwatched: paths of what was not looked at, each with the reason.
+    """
+    for path, why in unwatched:
+        if is_first(f"{name} may change {path} {why}"):
+            warn(
+                f"{name!r} is given {path}, {why}: whether it changes that is not looked at. "
+                "Should it do so, return the change, and apply it in the workflow: else it will "
+                "be missing after a crash, when the call is answered from the journal",
+                ArgumentMutatedWarning,
+            )
+    by_reason: dict[str, list[str]] = {}
+    for path, why in untold:
+        if is_first(f"{name} changed {path} {why}"):
+            by_reason.setdefault(why, []).append(path)
+    for why, paths in by_reason.items():
+        way = (
+            "Let calls that hold one object follow each other, or return"
+            if why == SHARED
+            else "Return"
+        )
+        warn(
+            f"{name!r} changed {', '.join(paths)}, {why}. The change will be missing after a "
+            f"crash, when the call is answered from the journal. {way} the change, and apply it "
+            "in the workflow",
+            ArgumentMutatedWarning,
+        )
+
+
+# -- back ----------------------------------------------------------------------------------------
+
+
+class PutBack(NamedTuple):
+    """Recorded changes that are missing in the objects that an answered call is given now.
+
+    Args:
+        edits: those to repeat, each with its object.
+        lost: paths of objects that are neither as before the call nor as after it.
+    """
+
+    edits: list[tuple[Any, Edit]]
+    lost: list[str]
+
+    def __call__(self, name: str, is_first: Callable[[str], bool]) -> None:
+        """Repeat the changes; warn of those that cannot be.
+
+        Args:
+            name: of the call.
+            is_first: returns whether a text is reported for the first time.
+        """
+        lost = list(self.lost)
+        for obj, edit in self.edits:
+            try:
+                edit.apply(obj)
+            except MemoryError:
+                raise
+            except Exception as problem:  # a key's hash, an array of another shape
+                lost.append(f"a {type(obj).__qualname__} ({problem})")
+        if lost:
+            _tell_lost(name, [each for each in lost if is_first(f"{name} lost {each}")])
+
+
+@reports
+def _tell_lost(name: str, lost: list[str]) -> None:
+    if lost:
+        warn(
+            f"{name!r} is answered from the journal, and what it changed in {', '.join(lost)} is "
+            "left as it is: that is neither as it was before the call nor as it was after it. The "
+            "recorded result counts. Return the change from the step, and apply it in the workflow",
+            ArgumentMutatedWarning,
+        )
+
+
+class LoadedChanges(NamedTuple):
+    """The value of a call, and its changes.
+
+    Args:
+        plain: the encoded outcome, if that is to be decoded: bytes and form.
+    """
+
+    value: Any
+    plain: tuple[bytes, str | None] | None
+    put_back: PutBack | None
+
+
+def load_changes(
+    payload: bytes, form: str | None, given: Targets | None, viewer: type[FrameUnpickler] | None
+) -> LoadedChanges:
+    """Load what :meth:`Recorded.encode` wrote.
+
+    Args:
+        given: what the call is given now; ``None`` for somebody who only looks.
+
+    Raises:
+        UnreadableValueError: it cannot be loaded here.
+    """
+    if form == JSON:
+        whole = json.loads(payload)
+        plain = _data.json_bytes(whole["value"]), form
+        if given is None:
+            return LoadedChanges(None, plain, None)
+        edits = read_edits(whole["did"], given.roots, given.function)
+        return LoadedChanges(None, plain, PutBack(*undecided(edits, given)))
+    unpickler = viewer or FrameUnpickler
+    loaded: LoadedChanges = _codec.decode_with(lambda: _load(payload, given, unpickler), form)
+    return loaded
+
+
+def _load(payload: bytes, given: Targets | None, unpickler: type[FrameUnpickler]) -> LoadedChanges:
+    outline, paths, data, plain = load_graph(payload, {}, unpickler)
+    if given is None:
+        if plain is not None:
+            return LoadedChanges(None, plain, None)
+        shown = {name: f"<{path_text(path)}>" for name, path in paths.items()}
+        return LoadedChanges(load_graph(data, shown, unpickler)[0], None, None)
+    edits = [(path, Edit(*edit)) for path, edit in load_graph(outline, {}, unpickler)]
+    again, lost = undecided(edits, given)
+    named = _found(paths, given) if again or not paths else None
+    if named is None and plain is not None:  # nothing to repeat, or the objects are not there
+        again_lost = {id(edit) for _, edit in again}
+        lost += [path_text(path) for path, edit in edits if id(edit) in again_lost]
+        return LoadedChanges(None, plain, PutBack([], lost))
+    value, put = load_graph(data, named or {}, unpickler)
+    whole = {id(edit): edit._replace(put=new) for (_, edit), new in zip(edits, put, strict=True)}
+    ready = PutBack([(obj, whole[id(edit)]) for obj, edit in again], lost)
+    # A failure stands beside its changes: it is decoded in a way of its own.
+    return LoadedChanges(value, plain if value is None else None, ready)
+
+
+def _found(paths: Mapping[str, Path], given: Targets) -> dict[str, Any] | None:
+    try:
+        return {name: follow(path, given.roots) for name, path in paths.items()}
+    except Exception:  # another object is there now
+        return None

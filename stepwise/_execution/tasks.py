@@ -1,0 +1,405 @@
+"""The tasks and threads of a run, code outside of it, and the end of a program after SIGTERM.
+
+The tasks and threads of a run that could make a call, and how many tasks a loop has.
+
+A run must know its other tasks at each checkpoint.  asyncio does not tell of new tasks, and asking
+all of them each time made a step of 64 runs at once cost five times a step of one.  So each task is
+looked at once: a set difference finds the tasks that are new since the last look, whoever made
+them and in whichever way, and the set of the run around each of them takes it in.  A run then asks
+the tasks of its own set alone.  References are weak, so that nothing here keeps a task.
+
+Rejected: a task factory.  ``asyncio.Task(...)`` and other people's factories pass it by.
+
+Threads that take their run along, and code that does not see the run it may belong to.
+
+SIGTERM in a program without a handler: no step begins, those in flight may end, then it ends.
+
+What unwinds the workflows: in the main thread ``SystemExit``, raised at once where no step is in
+flight, else by the next call; in other threads by their next call; for an asynchronous run, its
+caller is cancelled once no step of it is in flight, and calls that come before wait for that.  The
+process ends with the last run, by the signal, as it would have without us: no ``atexit`` callback
+runs, and no code around the calls of the workflows either.  (Letting the exception end the program
+was rejected: code that swallows it would go on, and the exit status would be another.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+from stepwise._execution.active_run import (
+    ActiveRun,
+    Scope,
+    current_scope,
+    live_runs,
+    scope_variable,
+)
+from stepwise._execution.concurrency import Worker
+from stepwise._runtime import asyncio_state, settings
+from stepwise._runtime.asyncio_state import TaskReference
+from stepwise._runtime.forks import Carrier, process_lock, works_for_a_run
+from stepwise._runtime.interrupts import AFTER_SIGTERM, sigterms
+from stepwise._runtime.messages import count, notice, reports, warn
+from stepwise.errors import UnrecordedCallWarning
+
+# -- other tasks ----------------------------------------------------------------------------------
+
+
+_FEW = 10  # tasks: the run's own, its caller's, and eight branches
+_MANY = 1000  # references, before those to ended tasks are dropped
+
+
+class _KnownTasks:
+    """The tasks that were looked at, by their event loops.
+
+    A task counts as seen after it was taken in, so that looking needs no lock.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = process_lock()
+        self._references: set[TaskReference] = set()
+        self._loops: dict[int, dict[TaskReference, None]] = {}  # the oldest task first
+        self._most = _MANY
+
+    def look(self) -> None:
+        """Take in the tasks that are new since the last look."""
+        new = asyncio_state.references() - self._references
+        if not new:
+            return
+        with self._mutex:
+            for reference in new:
+                task = reference()
+                if not _is_over(task):
+                    self._take_in(reference, task)
+            self._references.update(new)
+            if len(self._references) > self._most:
+                self._drop_ended()
+
+    def _take_in(self, reference: TaskReference, task: Any) -> None:
+        self._loops.setdefault(id(asyncio_state.loop_of(task)), {})[reference] = None
+        scope = _scope_of(task)
+        if scope is not None and isinstance(scope.run, ActiveRun):  # else it is a worker's
+            scope.run.root.flows.tasks.add(reference)
+
+    def _drop_ended(self) -> None:
+        self._references -= {each for each in self._references if each() is None}
+        for loop, tasks in tuple(self._loops.items()):
+            for each in tuple(tasks):
+                if _is_over(each()):
+                    del tasks[each]
+            if not tasks:
+                del self._loops[loop]
+        self._most = max(_MANY, 2 * len(self._references))
+
+    def more_than(self, count: int, loop: Any) -> bool:
+        """Return whether a loop has more than so many unfinished tasks, of those that were seen."""
+        mine = self._loops.get(id(loop), {})
+        while len(mine) > count:
+            over = [each for each in islice(mine, count + 1) if _is_over(each())]
+            if not over:
+                return True
+            with self._mutex:
+                for each in over:
+                    mine.pop(each, None)
+        return False
+
+    def forget(self) -> None:
+        """Have every task looked at again."""
+        with self._mutex:
+            self._references.clear()
+
+
+def _is_over(task: Any) -> bool:
+    return task is None or task.done()
+
+
+_known = _KnownTasks()
+look_again = _known.forget
+
+
+def _scope_of(task: Any) -> Scope | None:
+    context = asyncio_state.context_of(task)
+    return context.get(scope_variable) if context is not None else None
+
+
+def joins() -> None:
+    """Note that the current task, if there is one, sees a run that it did not see when it was made.
+
+    For code that sets the scope, or that resets it from ``None``.
+    """
+    scope, task = current_scope(), asyncio_state.current()
+    if scope is not None and task is not None:
+        scope.run.root.flows.tasks.add(weakref.ref(task))
+
+
+def many(run: ActiveRun) -> bool:
+    """Return whether so many calls are in progress that their flushes are worth sharing.
+
+    Shared, a step's record is written while other branches go on, and a kill at that moment has the
+    step run again.  Few branches get their records written before any other code runs, so that
+    what they have done is not done twice; a flush for each is no burden to them.
+    """
+    few = _FEW + run.idle
+    return run.flows.busy(few + 1) or is_crowded(few)
+
+
+def is_crowded(few: int) -> bool:
+    """Return whether this thread's event loop has more than so many unfinished tasks.
+
+    However many there are, only the oldest are asked: each task that is over is met once.
+    """
+    if asyncio_state.loaded() is None or len(asyncio_state.references()) <= few:
+        return False  # without asyncio, something else drives the coroutine
+    loop = asyncio_state.loaded()._get_running_loop()
+    if _known.more_than(few, loop):
+        return True
+    _known.look()
+    return _known.more_than(few, loop)
+
+
+def tasks_within(root: ActiveRun) -> Iterator[tuple[Any, Scope]]:
+    """Yield the unfinished tasks of this thread's loop in a run or in its child runs."""
+    me = asyncio_state.current()
+    if me is None:
+        return
+    _known.look()
+    loop, tasks = asyncio_state.loop_of(me), root.flows.tasks
+    for reference in tuple(tasks):
+        task = reference()
+        if _is_over(task):
+            tasks.discard(reference)
+        elif asyncio_state.loop_of(task) is loop:
+            scope = _scope_of(task)
+            if scope is not None and scope.run.root is root:
+                yield task, scope
+
+
+def _others_of(run: ActiveRun) -> Iterator[Any]:
+    me = asyncio_state.current()
+    for task, scope in tasks_within(run.root):
+        if task is not me and run in scope.run.lineage():
+            yield task
+
+
+def tasks_of(run: ActiveRun) -> list[Any]:
+    """Return the unfinished tasks of a run and of its child runs, except the current task."""
+    return list(_others_of(run))
+
+
+def others_alive(run: ActiveRun) -> bool:
+    """Return whether a task or thread other than the run's main one could make a call."""
+    flows = run.flows
+    in_threads = not flows.are_none and (flows.others_working() or bool(flows.others()))
+    return in_threads or _others_in_tasks(run)
+
+
+def others_may_claim(run: ActiveRun) -> bool:
+    """Return whether a task or thread other than the waiting ones could make a call."""
+    idle = run.flows.idle()
+    main_thread = run.task is None and run.thread not in (0, *idle)
+    threads = run.flows.others_working() or bool(run.flows.others(claiming=True))
+    return threads or main_thread or _others_in_tasks(run, idle)
+
+
+def _others_in_tasks(run: ActiveRun, idle: Container[int] = ()) -> bool:
+    if asyncio_state.current() is None:
+        return False
+    main = run.unwinding.main
+    return any(id(task) != main and id(task) not in idle for task in _others_of(run))
+
+
+def name_of_another(run: ActiveRun) -> str:
+    """Describe another running task or thread; return an empty text if none will make calls."""
+    for task in tasks_of(run):
+        if not asyncio_state.closes_generator(task):
+            what = getattr(task.get_coro(), "__qualname__", type(task.get_coro()).__qualname__)
+            return f"the task {task.get_name()!r} ({what})"
+    names = run.flows.others()
+    if names:
+        return f"the thread {names[0]!r}"
+    return "a step in another thread" if run.flows.others_working() else ""
+
+
+# -- outside --------------------------------------------------------------------------------------
+
+
+def _begin_thread(scope: Scope | None, name: str, daemon: bool) -> Worker | None:
+    """Register a thread that the workflow's own code starts; ignore threads of steps."""
+    if scope is None or scope.call is not None:
+        return None
+    return scope.run.flows.start(name, daemon=daemon)
+
+
+carrier = Carrier(scope_variable, _begin_thread)
+
+_NOWHERE = object()
+
+
+@reports
+def warn_if_unseen(what: str) -> None:
+    """A step is called where no run is visible: say so, if it may belong to one in progress.
+
+    In a task it does not: tasks inherit the context.  Nor where the variable is set, to ``None``:
+    in a thread that was started outside, in the background, in a reconcile function.  That leaves
+    threads that were there before the run, calls in an emptied context, and worker processes.
+    """
+    if works_for_a_run() and scope_variable.get(_NOWHERE) is _NOWHERE:
+        warn(
+            f"{what} was called in a worker process, while a run is in progress in the process "
+            "that started this one: it ran without being recorded. Call it there, in tasks or "
+            "threads, or make the worker's whole job one step; if it does not belong to the "
+            "run, put it under `with stepwise.background():`",
+            UnrecordedCallWarning,
+        )
+    if not live_runs or scope_variable.get(_NOWHERE) is not _NOWHERE:
+        return
+    here = threading.get_ident()
+    for run in list(live_runs):
+        if run.thread == here or threading.current_thread() is not threading.main_thread():
+            break
+    else:
+        return
+    if asyncio_state.current() is None:
+        warn(
+            f"{what} was called where no run is visible, while run {run.run_id!r} is in progress: "
+            "it ran without being recorded. If it belongs to the run, call it with "
+            "contextvars.copy_context().run(...), or start the thread inside the workflow; if not, "
+            "put it under `with stepwise.background():`",
+            UnrecordedCallWarning,
+        )
+
+
+@contextmanager
+def background() -> Iterator[None]:
+    """Keep code, tasks and threads that are started in this block out of the run.
+
+    For a tracer, a client's keep-alive, a metrics thread: steps called there are plain functions,
+    and nobody waits for them.
+    """
+    token = scope_variable.set(None)
+    try:
+        yield
+    finally:
+        scope_variable.reset(token)
+        joins()  # it may have been looked at meanwhile
+
+
+# -- draining -------------------------------------------------------------------------------------
+
+
+_SOON = 0.1  # seconds that the code between two steps has to reach the next one, or its end
+_IGNORED = 1.0  # seconds after which a signal to oneself has not ended the process: it is init
+
+
+def drain(at_end: Callable[[], None]) -> None:
+    """Called by the signal handler, in the main thread, between any two of its instructions.
+
+    Args:
+        at_end: called when the time of the steps in flight is over, before the process ends.
+    """
+    grace = settings.grace()
+    if not live_runs or not grace:
+        _end_process()
+    watch = threading.Thread(
+        target=_end_late, args=(grace, at_end), name="stepwise drain", daemon=True
+    )
+    contextvars.Context().run(watch.start)
+    _report(grace)
+    _let_all_go()
+    if _executes_here() and not asyncio_state.loop_runs():
+        raise SystemExit(AFTER_SIGTERM)
+
+
+def _let_all_go() -> None:
+    for run in list(live_runs):
+        run.flows.change()  # calls that wait look whether they still may
+        if run.parent is None:
+            let_go(run)
+
+
+@contextlib.contextmanager
+def drained() -> Iterator[None]:
+    """Let no step begin while the block lasts: a program with its own handler ends by itself."""
+    sigterms.count += 1  # what is cancelled from now on was not given up by anybody
+    sigterms.draining, sigterms.ends_process = True, False
+    _let_all_go()
+    try:
+        yield
+    finally:
+        if not live_runs:
+            sigterms.draining, sigterms.ends_process = False, True
+
+
+@reports
+def _report(grace: float) -> None:
+    flying = sum(len(run.in_flight) for run in list(live_runs))
+    if flying:
+        notice(
+            f"SIGTERM: no step begins any more; {count(flying, 'step')} in flight may end within "
+            f"{grace:g} s. A second SIGTERM ends the program at once"
+        )
+
+
+def _executes_here() -> bool:
+    """Return whether this thread executes a plain workflow, and no step of it."""
+    here, runs = threading.get_ident(), list(live_runs)
+    if any(here in run.in_flight.values() for run in runs):
+        return False
+    return any(run.home == here and run.task is None and run.waiter is None for run in runs)
+
+
+def let_go(run: ActiveRun, *, later: bool = False) -> None:
+    """Cancel the caller of an asynchronous run, if no step of the run is in flight.
+
+    Args:
+        later: its code may first go on to its next step, or to its end.
+    """
+    root = run.root
+    if root.waiter is None or root.waiter.done() or _in_flight(root):
+        return
+    loop = root.waiter.get_loop()
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        if later:
+            loop.call_soon_threadsafe(loop.call_later, _SOON, let_go, root)
+        else:
+            loop.call_soon_threadsafe(root.waiter.cancel)
+
+
+def _in_flight(root: ActiveRun) -> bool:
+    return any(run.in_flight for run in list(live_runs) if run.root is root)
+
+
+def end_if_drained() -> None:
+    """End the process, if SIGTERM came and no run is in progress any more."""
+    if sigterms.draining and sigterms.ends_process and not live_runs:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        _end_process()
+
+
+def _end_late(grace: float, at_end: Callable[[], None]) -> None:
+    _wait(grace)
+    at_end()
+    _end_process()
+
+
+def _end_process() -> None:
+    """End as SIGTERM does: its handler is the default one by now."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    _wait(_IGNORED)
+    # The first process of a container ignores signals that it does not handle.
+    os._exit(AFTER_SIGTERM)
+
+
+def _wait(seconds: float) -> None:
+    threading.Event().wait(seconds)  # a program may have replaced time.sleep

@@ -1,0 +1,398 @@
+"""Structural positions: ``body[3].orelse[0]`` is a statement, whatever lines it moves to."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from stepwise._rewrite.source import FunctionNode, children, parsed, remove_docstring, walk
+from stepwise._runtime.facts import NamedTuple
+
+_BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")  # source order
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_SCOPES = (*_FUNCTIONS, ast.Lambda)
+_CALLS = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom, ast.AsyncFor, ast.AsyncWith)
+TRIES: tuple[type[ast.stmt], ...] = (ast.Try,)
+if hasattr(ast, "TryStar"):
+    TRIES += (ast.TryStar,)
+_REPEATING = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
+
+
+# -- nodes that contain a call -------------------------------------------------------------------
+
+
+def calls(node: ast.AST) -> bool:
+    """Return whether executing a node may call something (operators, attributes excluded)."""
+    if isinstance(node, _CALLS):
+        return True
+    if isinstance(node, _SCOPES):
+        return any(calls(child) for child in _evaluated_now(node))
+    if isinstance(node, ast.comprehension) and node.is_async:
+        return True
+    return any(calls(child) for child in children(node))
+
+
+def _evaluated_now(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the decorators and defaults of a nested function, not its body."""
+    arguments = node.args  # type: ignore[attr-defined]
+    yield from getattr(node, "decorator_list", ())
+    yield from arguments.defaults
+    yield from (default for default in arguments.kw_defaults if default is not None)
+
+
+def yields(function: FunctionNode) -> Iterator[int]:
+    """The lines of its own ``yield`` expressions."""
+    nodes: list[ast.AST] = [*function.body]
+    for node in nodes:
+        if isinstance(node, (ast.Yield, ast.YieldFrom)):
+            yield node.lineno
+        if not isinstance(node, (*_SCOPES, ast.ClassDef)):
+            nodes += children(node)
+
+
+def any_calls(nodes: Iterable[ast.AST]) -> bool:
+    """Return whether executing any of these nodes may call something."""
+    return any(calls(node) for node in nodes)
+
+
+def _inner_blocks(node: ast.stmt) -> list[list[ast.stmt]]:
+    """The blocks of a compound statement in which there can be resume points."""
+    if isinstance(node, (ast.If, ast.While, ast.For, ast.AsyncFor, *TRIES)):
+        return [node.body, node.orelse]  # type: ignore[attr-defined]
+    if isinstance(node, (ast.With, ast.AsyncWith)):
+        return [node.body]
+    if isinstance(node, ast.Match):
+        return [case.body for case in node.cases]
+    return []
+
+
+def opens(node: ast.stmt) -> bool:
+    """Return whether this statement has resume points inside; otherwise it is one piece."""
+    if isinstance(node, ast.While) and calls(node.test):
+        return True
+    return any(any_calls(block) for block in _inner_blocks(node))
+
+
+class Place(NamedTuple):
+    """A statement of a function.
+
+    Args:
+        path: its structural position.
+        line: where it begins, with its decorators.
+        once: entering the function makes it run at most once, and what it calls itself likewise.
+    """
+
+    path: str
+    line: int
+    end_line: int
+    once: bool
+
+
+class Points:
+    """The statements of a function, by line."""
+
+    def __init__(self, node: FunctionNode) -> None:
+        self.places = list(_places(node, "", in_loop=False))
+
+    def at(self, line: int) -> Place | None:
+        """The innermost statement on a line of the file."""
+        found = None
+        for place in self.places:  # in source order: the last match is the innermost
+            if place.line <= line <= place.end_line:
+                found = place
+        return found
+
+
+def _places(parent: ast.AST, prefix: str, *, in_loop: bool) -> Iterator[Place]:
+    for block in _BLOCKS:
+        for index, node in enumerate(getattr(parent, block, ())):
+            path = f"{prefix}{block}[{index}]"
+            if isinstance(node, ast.stmt):
+                repeats = isinstance(node, ast.While) or any(
+                    isinstance(each, _REPEATING) for each in _heads(node)
+                )
+                decorators = getattr(node, "decorator_list", ())
+                line = min([node.lineno, *(each.lineno for each in decorators)])
+                end = node.end_lineno or node.lineno
+                yield Place(path, line, end, once=not in_loop and not repeats)
+            if not isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+                yield from _places(node, f"{path}.", in_loop=in_loop or isinstance(node, _LOOPS))
+
+
+def handler_at(function: FunctionNode, line: int) -> tuple[str, int]:
+    """Return the kind of the outermost ``except`` or ``finally`` block around a line, and its own.
+
+    Empty and 0 without one, or for a comprehension, which is one piece anywhere.
+    """
+    blocks: list[tuple[str, int, list[ast.stmt]]] = []
+    within = False
+    for node in walk(function):  # outer nodes come first
+        if isinstance(node, TRIES):
+            blocks += (("except", each.lineno, each.body) for each in node.handlers)  # type: ignore[attr-defined]
+            final = node.finalbody  # type: ignore[attr-defined]
+            blocks += (("finally", each.lineno, final) for each in final[:1])
+        elif isinstance(node, _REPEATING):
+            within = within or node.lineno <= line <= (node.end_lineno or line)
+    for kind, begin, body in blocks:
+        if not within and body[0].lineno <= line <= (body[-1].end_lineno or line):
+            return kind, begin
+    return "", 0
+
+
+def finally_lines(text: str) -> list[tuple[int, int]]:
+    """Return the first and the last lines of the ``finally`` blocks in a file; none if invalid."""
+    try:
+        nodes = walk(parsed(text))
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    bodies = [getattr(node, "finalbody", ()) for node in nodes]
+    return [(body[0].lineno, body[-1].end_lineno or 0) for body in bodies if body]
+
+
+def _heads(node: ast.AST) -> Iterator[ast.AST]:
+    """Return the nodes of a statement without those of the statements inside it."""
+    for child in children(node):
+        if not isinstance(child, ast.stmt):
+            yield child
+            yield from _heads(child)
+
+
+def fingerprint(node: FunctionNode) -> str:
+    """Digest of what a function does; comments, layout, docstrings and annotations do not count."""
+    parts = [type(node).__name__, node.name, _canonical(node.args)]
+    return _digest([*parts, _canonical(_without_docstring(node.body))])
+
+
+def code_digest(body: list[ast.stmt]) -> str:
+    """The same of statements that are in no function."""
+    return _digest([_canonical(body)])
+
+
+_NOT_CODE = ("returns", "type_comment", "type_params", "ctx", "kind")
+
+
+def _canonical(node: Any, *, in_class: bool = False) -> str:
+    """Equal for equal code; the annotations in a class body are code, since they are its fields."""
+    if isinstance(node, list):
+        return "[" + ",".join([_canonical(item, in_class=in_class) for item in node]) + "]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    if isinstance(node, ast.arg):
+        return f"arg({node.arg})"
+    if isinstance(node, ast.AnnAssign) and not in_class:
+        if node.value is None:
+            return "Pass()"
+        return _canonical(ast.Assign(targets=[node.target], value=node.value))
+    is_definition = isinstance(node, (*_FUNCTIONS, ast.ClassDef))
+    in_class = isinstance(node, ast.ClassDef) or (in_class and not is_definition)
+    parts = []
+    for name, value in ast.iter_fields(node):
+        if name in _NOT_CODE:
+            continue
+        content = _without_docstring(value) if name == "body" and is_definition else value
+        parts.append(f"{name}={_canonical(content, in_class=in_class)}")
+    return f"{type(node).__name__}({','.join(parts)})"
+
+
+def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+    first = body[0]
+    value = first.value if isinstance(first, ast.Expr) else None
+    if isinstance(value, ast.Constant) and isinstance(value.value, str):
+        return body[1:]
+    return body
+
+
+def prefix_fingerprint(node: FunctionNode, position: str, visited: Iterable[str]) -> str | None:
+    """Digest of what had been executed when a position was reached.
+
+    The statements before it, and the heads of those around it; of earlier statements without the
+    branches that were not entered.  Equal digests mean that local variables saved there are what
+    this code would have made of them.
+
+    Args:
+        position: ``after PATH`` or ``enter PATH``; see ``transform``.
+        visited: paths of the blocks that were entered.
+
+    Returns:
+        ``None`` if the function has no such position.
+    """
+    return _texts(node).fingerprint(position, frozenset(visited))
+
+
+def _digest(parts: list[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _split(path: str) -> Iterator[tuple[str, int | None]]:
+    for part in path.split("."):
+        block, bracket, index = part.partition("[")
+        yield block, int(index[:-1]) if bracket else None
+
+
+class _Texts:
+    """The canonical texts in a function, each made once: every checkpoint wants a fingerprint."""
+
+    def __init__(self, node: FunctionNode) -> None:
+        self.node = node
+        # By identity: these nodes live as long as the function's tree.
+        self.wholes: dict[int, str] = {}
+        self.heads: dict[int, str] = {}
+        self.opened: dict[int, bool] = {}
+
+    def fingerprint(self, position: str, entered: frozenset[str]) -> str | None:
+        """See ``prefix_fingerprint``."""
+        kind, _, path = position.partition(" ")
+        parts = [self.whole(self.node.args)]
+        here: Any = self.node
+        prefix = ""
+        for block, index in _split(path):
+            stmts = getattr(here, block, None)
+            if not isinstance(stmts, list) or (index is not None and index >= len(stmts)):
+                return None
+            if isinstance(here, ast.stmt) and here is not self.node:
+                parts.append(self.head(here))
+            prefix = f"{prefix}.{block}" if prefix else block
+            if index is None:  # the position is the beginning of this block
+                return _digest(parts)
+            before = stmts[:index] if block != "cases" else []
+            parts += [self.taken(stmt, f"{prefix}[{n}]", entered) for n, stmt in enumerate(before)]
+            here, prefix = stmts[index], f"{prefix}[{index}]"
+        if kind == "after":
+            parts.append(self.taken(here, prefix, entered))
+        return _digest(parts)
+
+    def whole(self, node: ast.AST) -> str:
+        """A node with all that is in it."""
+        if id(node) not in self.wholes:
+            self.wholes[id(node)] = _canonical(node)
+        return self.wholes[id(node)]
+
+    def head(self, node: ast.AST) -> str:
+        """A compound statement without its blocks."""
+        if id(node) not in self.heads:
+            self.heads[id(node)] = _head(node)
+        return self.heads[id(node)]
+
+    def opens(self, node: ast.stmt) -> bool:
+        """Return whether the statement is executed piece by piece."""
+        if id(node) not in self.opened:
+            self.opened[id(node)] = opens(node)
+        return self.opened[id(node)]
+
+    def taken(self, node: Any, path: str, entered: frozenset[str]) -> str:
+        """A statement without the branches that were not entered.
+
+        Only of statements that are executed piece by piece is it known what was entered; the others
+        count whole.
+        """
+        if not self.opens(node):
+            return self.whole(node)
+        parts = [self.head(node)]
+        for block in _BLOCKS:
+            items = getattr(node, block, ())
+            for index, item in enumerate(items):
+                here = f"{path}.{block}[{index}]"
+                if block in ("cases", "handlers"):
+                    if f"{here}.body" in entered:
+                        parts.append(self.head(item))
+                        parts += [
+                            self.whole(stmt)  # a handler is one piece
+                            if block == "handlers"
+                            else self.taken(stmt, f"{here}.body[{n}]", entered)
+                            for n, stmt in enumerate(item.body)
+                        ]
+                elif block == "finalbody":
+                    parts.append(self.whole(item))
+                elif f"{path}.{block}" in entered:
+                    parts.append(self.taken(item, here, entered))
+        return f"{type(node).__name__}<{';'.join(parts)}>"
+
+
+_texts = functools.lru_cache(maxsize=64)(_Texts)
+
+
+def _head(node: ast.AST) -> str:
+    """A compound statement without its blocks; of ``match``, with all the patterns."""
+    fields = [
+        f"{name}={_canonical(value)}"
+        for name, value in ast.iter_fields(node)
+        if name not in (*_BLOCKS, "type_comment")
+    ]
+    if isinstance(node, ast.Match):
+        fields += [f"{_canonical(c.pattern)} if {_canonical(c.guard)}" for c in node.cases]
+    return f"{type(node).__name__}({','.join(fields)})"
+
+
+# -- the statement after a position, where a function resumes --------------------------------------
+
+
+def following_line(node: FunctionNode, position: str) -> int | None:
+    """The line of the statement that is executed next; ``None`` if the function returns there.
+
+    After the last statement of a loop's body that is the loop itself, which takes its next item.
+
+    Args:
+        position: ``after PATH`` or ``enter PATH``; see ``transform``.
+    """
+    kind, _, path = position.partition(" ")
+    around: list[tuple[Any, str, int]] = []  # statement, its block, index in the block
+    here: Any = node
+    for part in path.split("."):
+        block, _, index = part.partition("[")
+        items = getattr(here, block, None)
+        number = int(index[:-1]) if index else 0
+        if not isinstance(items, list) or number >= len(items):
+            return None
+        around.append((here, block, number))
+        here = items[number]
+    if kind == "enter":
+        return _line(here)
+    for parent, block, index in reversed(around):
+        items = getattr(parent, block)
+        if block not in ("cases", "handlers") and index + 1 < len(items):
+            return _line(items[index + 1])
+        if isinstance(parent, _LOOPS) and block == "body":
+            return _line(parent)
+        if isinstance(parent, TRIES) and block != "finalbody":
+            rest = [*(parent.orelse if block == "body" else ()), *parent.finalbody]  # type: ignore[attr-defined]
+            if rest:
+                return _line(rest[0])
+    return None
+
+
+def _line(node: ast.stmt) -> int:
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(each.lineno for each in decorators)])
+
+
+def function_like(
+    text: str, name: str, position: str, prefix: str, visited: Iterable[str]
+) -> FunctionNode | None:
+    """Return the function of that name in a file whose code before a position is unchanged.
+
+    Args:
+        prefix: the fingerprint of that code; see ``prefix_fingerprint``.
+    """
+    for node in functions_named(text, name):
+        if prefix_fingerprint(node, position, visited) == prefix:
+            return node
+    return None
+
+
+def functions_named(text: str, name: str = "") -> Iterator[FunctionNode]:
+    """Yield the functions of that name in a file, or all of them, without their docstrings."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module = parsed(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    for node in walk(module):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and name in ("", node.name):
+            remove_docstring(node)
+            yield node

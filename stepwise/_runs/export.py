@@ -1,0 +1,286 @@
+"""A run as a page with its child runs, and where two runs begin to differ."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import os
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stepwise._display.page import (
+    CheckpointShown,
+    RunPage,
+    SourceShown,
+    page,
+)
+from stepwise._display.render import RunShown
+from stepwise._display.terminal import shown_value
+from stepwise._journal.records import RunFacts
+from stepwise._journal.summary import how_started
+from stepwise._rewrite import (
+    FunctionNode,
+    fingerprint,
+    following_line,
+    function_like,
+    functions_named,
+)
+from stepwise._runs.run import Run
+from stepwise._runs.steps import UNFINISHED, StepRecord, error_line, newest_checkpoint
+from stepwise.errors import RunNotFoundError, StepNotFoundError, UnreadableValueError
+
+# -- diff -----------------------------------------------------------------------------------------
+
+
+_ATOMS = (str, bytes, int, float, bool, type(None))
+
+
+@dataclass(frozen=True)
+class StepDifference:
+    """The first step that two runs do not share.
+
+    Args:
+        what: the difference: ``name``, ``arguments``, ``status``, ``result``, or ``presence``.
+        steps: the step in either run; ``None`` if a run has no such step.
+    """
+
+    number: int
+    what: str
+    steps: tuple[StepRecord | None, StepRecord | None]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the difference as plain data, for JSON."""
+        steps = [each.to_dict() if each is not None else None for each in self.steps]
+        return {"number": self.number, "what": self.what, "steps": steps}
+
+
+@dataclass(frozen=True)
+class VariableDifference:
+    """The first variable with another value at a checkpoint that two runs share.
+
+    Args:
+        step: how many steps were done at the checkpoint.
+        position: ``file:line`` of the checkpoint.
+        values: the text of the value in either run.
+    """
+
+    name: str
+    step: int
+    position: str
+    values: tuple[str, str]
+
+
+def first_step(one: Run, other: Run) -> StepDifference | None:
+    """Return the first step in which two runs differ, or ``None``."""
+    for number, pair in enumerate(itertools.zip_longest(one.steps, other.steps), 1):
+        what = _difference(*pair)
+        if what:
+            return StepDifference(number, what, pair)
+    return None
+
+
+def first_variable(one: Run, other: Run) -> VariableDifference | None:
+    """Return the first variable in which two runs differ, at checkpoints after as many steps."""
+    places = [
+        {each.step: each for each in run.checkpoints if each.verified} for run in (one, other)
+    ]
+    for step in sorted(places[0].keys() & places[1].keys()):
+        variables = one._shown_locals(step), other._shown_locals(step)
+        for name in dict.fromkeys((*variables[0], *variables[1])):
+            pair = [each.get(name, _MISSING) for each in variables]
+            if not _equal(*pair):
+                first, second = (shown_value(value, 1000) for value in pair)
+                position = places[0][step].position
+                return VariableDifference(name, step, position, (first, second))
+    return None
+
+
+def _difference(one: StepRecord | None, other: StepRecord | None) -> str:
+    if one is None or other is None:
+        return "presence"
+    for name in ("name", "arguments", "status", "preview"):
+        if getattr(one, name) != getattr(other, name):
+            return "result" if name == "preview" else name
+    if one._entry.payload == other._entry.payload or one.status != "completed":
+        return ""
+    return "" if _equal(_result_of(one), _result_of(other)) else "result"
+
+
+def _result_of(step: StepRecord) -> Any:
+    try:
+        return step.result
+    except UnreadableValueError:
+        return step.preview
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "(missing)"
+
+
+_MISSING = _Missing()
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if _class_name(one) != _class_name(other):
+        return _says_equal(one, other)
+    if type(one) in _ATOMS:
+        return bool(one == other) or repr(one) == repr(other)  # NaN is what it was
+    # Objects without their own equality, and containers of them, are compared by their text.
+    return _says_equal(one, other) or _text(one) == _text(other)
+
+
+def _class_name(value: object) -> tuple[str, str]:
+    """Compare classes by name, since placeholders for missing classes are made at each load."""
+    return type(value).__module__, type(value).__qualname__
+
+
+def _says_equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # an array, or somebody's __eq__
+        return False
+
+
+def _text(value: Any) -> str:
+    """Return the text of a value, without memory addresses."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", shown_value(value, 1 << 40))
+
+
+# -- page -----------------------------------------------------------------------------------------
+
+
+_STEPS = 1000  # the newest ones, those of child runs included
+_CHECKPOINTS = 8  # the newest ones
+_VALUE = 2000  # characters of a value
+
+
+def html_page(run: Run) -> str:
+    """Return a run as one HTML page that needs nothing else."""
+    return page(_Pages().of(run))
+
+
+class _Pages:
+    """Collects the pages of a run and its child runs, with a limit of steps for all of them."""
+
+    def __init__(self) -> None:
+        self._left = _STEPS
+        self._met: set[str] = set()
+
+    def of(self, run: Run) -> RunPage:
+        """Return what the page of a run shows."""
+        self._met.add(run.id)
+        facts, seen = run._facts(), run._seen(max(1, self._left))
+        self._left -= len(seen.steps)
+        shown = run._shown(seen)
+        unfinished = shown.status in UNFINISHED
+        where, line = run._goes_on() if unfinished else ("", "")
+        return RunPage(
+            _with_error(shown, run),
+            facts={
+                "tags": ", ".join(f"{name}={text}" for name, text in facts.tags.items()),
+                "child of": facts.parent,
+                "fork of": facts.forked_from,
+                "not stored": facts.secrets,
+            },
+            resumes=[(at, how) for _, at, how in seen.course.resumes],
+            resumed=seen.course.resumed,
+            result=_result(run) if shown.status == "completed" else "",
+            where=where,
+            line=line,
+            source=_source(run, facts, at_position=unfinished),
+            checkpoints=[*_checkpoints(run)],
+            in_doubt=seen.in_doubt,
+            stops=seen.stops,
+            children={child.id: self.of(child) for child in self._children(run, seen.steps)},
+        )
+
+    def _children(self, run: Run, steps: list[StepRecord]) -> Iterator[Run]:
+        for step in steps:
+            if step.child and step.child not in self._met and self._left > 0:
+                child = Run(run.store, step.child, run._seal)
+                try:
+                    child._facts()
+                except RunNotFoundError:
+                    continue
+                yield child
+
+
+def _with_error(shown: RunShown, run: Run) -> RunShown:
+    """Return the facts with the whole text of the exception, if it can be had."""
+    if shown.status != "failed":
+        return shown
+    return replace(shown, error=run._error_text() or error_line(shown.error))
+
+
+def _result(run: Run) -> str:
+    try:
+        return shown_value(run.result, _VALUE)
+    except UnreadableValueError as error:
+        return f"({error})"
+
+
+def _checkpoints(run: Run) -> Iterator[CheckpointShown]:
+    """Return the newest checkpoints, the newest first, with their variables."""
+    by_step = {each.step: each for each in run.checkpoints if each.verified}
+    for step in sorted(by_step, reverse=True)[:_CHECKPOINTS]:
+        title = f"after step {step}, at {by_step[step].position}"
+        try:
+            found = run._shown_locals(step).items()
+            variables = {name: shown_value(value, _VALUE) for name, value in found}
+        except (StepNotFoundError, UnreadableValueError) as error:
+            yield CheckpointShown(title, {}, str(error))
+        else:
+            yield CheckpointShown(title, variables)
+
+
+# -- the source of a workflow ----------------------------------------------------------------------
+
+
+def _source(run: Run, facts: RunFacts, *, at_position: bool) -> SourceShown | None:
+    """Return the source of the workflow, if its file is known.
+
+    Args:
+        at_position: mark where the run resumes.
+    """
+    how = how_started(run.store, run._seal, facts)
+    file = how[2] if how is not None else ""
+    if not file:
+        return None
+    name = facts.workflow.rpartition(":")[2].rpartition(".")[2]
+    linecache.checkcache(file)
+    lines = linecache.getlines(file)
+    if not lines:
+        return SourceShown(os.path.basename(file), 1, [], note="the file is not on this machine")
+    found = _function(run, facts, "".join(lines), name)
+    if found is None:
+        note = f"the function of {name!r} is not found in this file"
+        return SourceShown(os.path.basename(file), 1, [], note=note)
+    node, here, note = found
+    first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+    end = node.end_lineno or sys.maxsize
+    here = here if at_position and first <= here <= end else 0
+    return SourceShown(os.path.basename(file), first, lines[first - 1 : end], here, note)
+
+
+def _function(
+    run: Run, facts: RunFacts, text: str, name: str
+) -> tuple[FunctionNode, int, str] | None:
+    """Return the function, the line at which the run resumes, and a doubt about them."""
+    loaded = newest_checkpoint(run.store, run._seal, run.id)
+    here = 0
+    if loaded is not None:
+        state = loaded.state
+        here = state.line
+        node = function_like(text, name, state.position, state.prefix, state.visited)
+        if node is not None:
+            return node, following_line(node, state.position) or here, ""
+    for node in functions_named(text):  # a workflow may have a name= of its own
+        if fingerprint(node) == facts.code:
+            return node, here, ""
+    nodes = [*functions_named(text, name)]
+    note = "the function was edited since, so lines may not be those that were executed"
+    return (nodes[0], here, note) if nodes else None

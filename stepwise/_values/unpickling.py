@@ -1,0 +1,164 @@
+"""The only place where pickles are loaded; and large bytes in pieces beside them.
+
+A pickle can execute code.  Stored ones get here only after their seal was verified, so only
+somebody with the key can have made them.  With ``trust="data"`` (``configure``, or
+``STEPWISE_TRUST``) a process does not believe these either.  Nothing that is stored has a say.
+
+A value of 100 MB that is pickled, sealed and written as one ``bytes`` exists three times.  Pickle
+hands out large buffers as they are; here they stay in pieces until they are in a file.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import threading
+from collections.abc import Iterable
+from typing import Any, SupportsIndex
+
+from stepwise._runtime import asyncio_state, settings
+from stepwise._runtime.facts import NamedTuple
+from stepwise.errors import ConfigurationError, UnreadableValueError
+
+# -- unpickling -----------------------------------------------------------------------------------
+
+
+def _refuse() -> None:
+    if settings.trusts_data_only():
+        raise UnreadableValueError(
+            "it was recorded as a pickle, and trust='data' loads none: leave out "
+            "configure(trust='data') or STEPWISE_TRUST=data if you trust who could write to the "
+            "store and had the key"
+        )
+
+
+def check_trust(what: str) -> None:
+    """Refuse what this process could not read again: a limit is told at the first run.
+
+    Raises:
+        ConfigurationError: the process loads no pickles.
+    """
+    if settings.trusts_data_only():
+        raise ConfigurationError(
+            f"{what}, and trust='data' loads none: leave out configure(trust='data') or "
+            "STEPWISE_TRUST=data here"
+        )
+
+
+class Unpickler(pickle.Unpickler):
+    """An unpickler of verified bytes.
+
+    Attributes:
+        stored: false for bytes that this process made itself, just now.
+
+    Raises:
+        UnreadableValueError: this process loads no pickles.
+    """
+
+    stored = True
+
+    def __init__(self, data: bytes, buffers: Iterable[Any] | None = None) -> None:
+        if self.stored:
+            _refuse()
+        super().__init__(io.BytesIO(data), buffers=buffers)
+
+
+def loads(data: bytes, *, stored: bool = True) -> Any:
+    """Load a plain pickle from verified bytes.
+
+    Args:
+        stored: false for bytes that this process made itself, or that a process of the same
+            program sent: these were in no store.
+
+    Raises:
+        UnreadableValueError: it was stored, and this process loads no pickles.
+    """
+    if stored:
+        _refuse()
+    return pickle.loads(data)
+
+
+class Disassembled(NamedTuple):
+    """A pickled value and its buffers; what is read from JSON is never one, so never loaded."""
+
+    head: bytes
+    buffers: tuple[Any, ...]
+
+
+def together(content: Disassembled, buffers: Iterable[Any] | None = None) -> Any:
+    """Return the value that was taken apart in this process, or in a pickle that was loaded.
+
+    Args:
+        buffers: copies of its own ones, to be used instead.
+    """
+    if type(content) is not Disassembled:
+        raise UnreadableValueError("it is no value that was taken apart")
+    return pickle.loads(content.head, buffers=content.buffers if buffers is None else buffers)
+
+
+# -- buffers --------------------------------------------------------------------------------------
+
+
+_WITH_BUFFERS = 5  # the protocol of pickle
+_LARGE = 1 << 20  # bytes; less is joined: one piece is handled faster than many
+
+
+class Pieces:
+    """Bytes that lie in several places; ``bytes()`` joins them, ``len()`` is their number."""
+
+    __slots__ = ("_pieces", "_size")
+
+    def __init__(self, pieces: list[memoryview]) -> None:
+        self._pieces = pieces
+        self._size = sum(map(len, pieces))
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self._pieces)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        """Send the bytes to another process: as buffers, where the pickler takes them as such."""
+        if int(protocol) < _WITH_BUFFERS:
+            return bytes, (bytes(self),)
+        return _received, (*map(pickle.PickleBuffer, self._pieces),)
+
+    def after(self, front: bytes) -> Pieces:
+        """The same with ``front`` before it."""
+        return Pieces([memoryview(front), *self._pieces])
+
+    @property
+    def views(self) -> tuple[memoryview, ...]:
+        """The pieces in their order."""
+        return tuple(self._pieces)
+
+
+Data = bytes | Pieces
+
+
+def _received(*buffers: Any) -> Pieces:
+    return Pieces([memoryview(each).cast("B") for each in buffers])
+
+
+def collected(views: list[memoryview]) -> Data:
+    """Return the data of these views: joined if small, else in pieces."""
+    if sum(view.nbytes for view in views) < _LARGE:
+        return b"".join(views)
+    return Pieces([stable(view) for view in views])
+
+
+def stable(view: memoryview) -> memoryview:
+    """Return a view that stays as it is: a copy, if other code could change it while it is written.
+
+    A record with the seal of one state and the bytes of another would be damaged.
+    """
+    alone = threading.active_count() == 1 and asyncio_state.current() is None
+    return view if alone or type(view.obj) is bytes else memoryview(bytes(view))
+
+
+def apart(value: object) -> Disassembled:
+    """Return the pickle of a value, and its buffers beside it, which are not copied."""
+    buffers: list[pickle.PickleBuffer] = []
+    head = pickle.dumps(value, _WITH_BUFFERS, buffer_callback=buffers.append)
+    return Disassembled(head, tuple(each.raw() for each in buffers))

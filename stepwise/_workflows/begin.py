@@ -1,0 +1,1648 @@
+"""Calls of a workflow: which run a call means, and how it is taken up.
+
+A call inside a run is a child run, which is a step of that run.  A call from outside means a run: a
+run id that the user gave names it; otherwise ``start=`` says which one, the run of these arguments
+(``"same"``), the newest unfinished one (``"unfinished"``), or a new one (``"new"``).
+``run_id_for`` asks the same code.
+
+A run belongs to a workflow by the script's path or the module's name, and the function's name.  If
+that name is gone, or another run of the workflow is unfinished, a new run reports it.  Where the
+new run would repeat recorded side effects, the call is refused.
+
+A run that somebody else executes is refused, or waited for.  The waiting yields operations like the
+call of a step, so that a thread sleeps and a task awaits.  The owner may be another process, which
+rings no bell here: so the lease is looked at, ever less often.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import linecache
+import os
+import re
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from stepwise._calls.awaitables import coroutine_of
+from stepwise._calls.call import Performance, Performer
+from stepwise._calls.driver import Core, Result, Sleep, drive
+from stepwise._checkpoints.checkpoints import spent_so_far
+from stepwise._execution.active_run import ActiveRun, Scope, current_scope, live_runs
+from stepwise._execution.location import Locator
+from stepwise._execution.outcomes import (
+    load_inputs,
+    load_outcome,
+    record_arguments,
+    surroundings,
+)
+from stepwise._execution.process_memory import Given, memory
+from stepwise._execution.process_memory import command as process_command
+from stepwise._identity import identity
+from stepwise._identity import identity as _identity
+from stepwise._identity.call_parts import Parts
+from stepwise._identity.identity import CLASS, KEY, Parameters, captured, shown_parts
+from stepwise._identity.module_names import (
+    canonical_module,
+    file_of,
+    holds_name,
+    other_places,
+    place_of,
+)
+from stepwise._journal.journal import (
+    Journal,
+    anchor_of,
+    check_key,
+    facts_of,
+    is_another_history,
+    is_of_file,
+    is_ready,
+    newest_mark,
+    open_head,
+    place_of_run,
+    read_end,
+    seal_for,
+    unfinished_heads,
+)
+from stepwise._journal.lease import Lease, describe_owner
+from stepwise._journal.records import Call, RunFacts, Started, Sums, difference
+from stepwise._journal.seal import Seal
+from stepwise._journal.summary import course_of
+from stepwise._matching.held import Watched
+from stepwise._matching.subjects import Identity
+from stepwise._rewrite import Points
+from stepwise._runtime import asyncio_state, settings, tracing
+from stepwise._runtime.facts import NamedTuple
+from stepwise._runtime.forks import cached
+from stepwise._runtime.messages import fold, kernel_shell, notice, reports, shell_word, warn
+from stepwise._values import digest
+from stepwise._values import digest as _digest
+from stepwise._values.codec import Codec
+from stepwise._values.digest import dotted
+from stepwise._values.preview import Secrets
+from stepwise._values.trees import ATOMS
+from stepwise._values.unpickling import Data, check_trust
+from stepwise._workflows.definition import BoundCall, Callee, Definition, Start, is_defined
+from stepwise._workflows.execute import (
+    Invocation,
+    OpenedRun,
+    Recall,
+    cancelled_before,
+    execute,
+    execute_async,
+    execute_async_generator,
+    execute_generator,
+)
+from stepwise._workflows.resume import WorkflowRun
+from stepwise.errors import (
+    ConfigurationError,
+    JournalLostError,
+    RunBusyError,
+    RunConflictError,
+    RunOwnedError,
+    RunSkipped,
+    RunSuspended,
+    RunWarning,
+)
+from stepwise.stores import Head, Store, open_store
+
+if TYPE_CHECKING:
+    from stepwise._display.progress import Display
+    from stepwise._runs.run import Run
+
+
+# -- other runs -----------------------------------------------------------------------------------
+
+
+def is_call_of(store: Store, seal: Seal, old: RunFacts, callee: Callee) -> bool:
+    """Return whether a run is of this call of a workflow, which may have been moved.
+
+    Args:
+        old: as :func:`counted_here` gives it.
+    """
+    workflow = callee.workflow
+    if old.digest != callee.digest:
+        return False
+    return (
+        old.workflow == workflow.full_name
+        or _was_moved(old, workflow.full_name, workflow.code)
+        or is_of_file(store, seal, old, workflow.other_names, workflow.file)
+        or _was_renamed(store, seal, old, workflow.function.__module__)
+    )
+
+
+def counted_here(store: Store, seal: Seal, old: RunFacts, callee: Callee) -> RunFacts:
+    """Return a run's facts with the digest and the parts that its arguments have in this program.
+
+    The classes of a script count by the script's name.  If that has changed, the recorded arguments
+    are loaded and counted again, to compare them with those of ``callee``.
+    """
+    workflow = callee.workflow
+    if not isinstance(callee, BoundCall) or not _was_moved(old, workflow.full_name, workflow.code):
+        return old
+    parameters = callee.workflow.parameters
+    try:
+        inputs = load_inputs(store, seal, old._replace(workflow=workflow.full_name))
+        instance, args, kwargs = parameters.call_of(inputs.whole(), inputs.method)
+        call = BoundCall(callee.workflow, instance, args, kwargs)
+    except Exception:  # they cannot be loaded or do not fit; or the user's classes or key= raise
+        return old
+    counted = {
+        name: short
+        for name, short in call.parts.recorded.items()
+        if name in (*inputs.values, CLASS, KEY) or name.startswith("self.")
+    }
+    parts = old.parts and {name: counted.get(name, short) for name, short in old.parts.items()}
+    return old._replace(digest=call.digest, parts=parts)
+
+
+def _differs_plainly(old: RunFacts, callee: Callee) -> bool:
+    """Return whether a number or a text among the arguments is another one, in any program."""
+    return isinstance(callee, BoundCall) and any(
+        type(callee.bound.get(name, callee)) in ATOMS for name in callee.parts.differing(old.parts)
+    )
+
+
+def _was_moved(old: RunFacts, workflow: str, code: str) -> bool:
+    """Return whether a run is of a workflow with the same code, in a script that is gone."""
+    place = place_of_run(old)
+    return (
+        bool(code)
+        and old.code == code
+        and workflow.endswith(f":{old.label}")
+        and os.path.isabs(place)
+        and not os.path.exists(place)
+    )
+
+
+def _was_renamed(store: Store, seal: Seal, old: RunFacts, module: str) -> bool:
+    """Return whether a run is of a workflow that its module no longer has.
+
+    Not in a notebook, whose other cells may not have been executed yet.
+
+    Args:
+        module: that of the workflow which is called now.
+    """
+    label = old.label
+    names = [f"{place}:{label}" for place in (place_of(module), *other_places(module))]
+    if old.workflow not in names or kernel_shell():
+        return False
+    if holds_name(module, label.partition(".")[0]) or is_defined(module, label):
+        return False
+    file = file_of(module)
+    is_here = place_of_run(old) == place_of(module) or is_of_file(store, seal, old, names, file)
+    return is_here and not _may_be_made(file, label)
+
+
+def _may_be_made(file: str, label: str) -> bool:
+    """Return whether a file has a function or workflow of that name, which is not made yet."""
+    text = "".join(linecache.getlines(file)) if file else ""
+    last = re.escape(label.rpartition(".")[2])
+    given = re.escape(label)
+    return bool(re.search(rf"def\s+{last}\b|name\s*=\s*(['\"]){given}\1", text))
+
+
+# -- unfinished runs beside a new one ------------------------------------------------------------
+
+
+def look_beside(
+    store: Store, seal: Seal, new: RunFacts, callee: Callee, *, is_asked_for: bool
+) -> None:
+    """A new run starts beside an unfinished one of the same workflow: that may be a mistake.
+
+    Or beside one of a workflow that is gone, with equal parts: perhaps it was renamed.
+
+    Args:
+        is_asked_for: somebody asked for a new run, or chose its id.
+
+    Raises:
+        RunConflictError: a run of a workflow that is gone has side effects, which this one may
+            repeat.
+    """
+    _tell_of_unfinished(store, seal, new, callee.parts)
+    for old in _under_other_names(store, seal, new, callee) or ():
+        effects = _effects_of(store, seal, old)
+        resume = f"STEPWISE_RESUME={shell_word(old.run_id)}, or .options(run_id={old.run_id!r})"
+        beside, place = f"{old.run_id}({old.arguments}){effects} of", place_of_run(old)
+        if is_moved := _was_moved(old, new.workflow, new.code):
+            beside += (
+                f" the same code in {place}, which no longer exists. To resume that run instead: "
+                f"{resume}"
+            )
+        else:
+            beside += (
+                f" a workflow {old.label!r}, which is no longer in {place}. If {new.label!r} is "
+                f"the same one, to resume that run instead: {resume}; for all its runs: "
+                f"@workflow(name={old.label!r})"
+            )
+        if is_moved or is_asked_for or not effects:
+            if memory.is_first(f"unfinished {old.run_id} beside {new.workflow}"):
+                notice(f"{new.run_id} starts; unfinished: {beside}")
+            continue
+        raise RunConflictError(
+            f"{new.label}({new.arguments}) would begin a new run beside an unfinished one whose "
+            f"side effects it may repeat: {beside}. If it is another workflow, begin a new run "
+            f"all the same: .options(fresh=True), or STEPWISE_FRESH=1; stepwise forget "
+            f"{shell_word(old.run_id)} deletes the unfinished one",
+            run_id=old.run_id,
+            recorded=f"{old.label}({old.arguments})",
+            given=f"{new.label}({new.arguments})",
+        )
+
+
+@reports
+def _tell_of_unfinished(store: Store, seal: Seal, new: RunFacts, parts: Parts | None) -> None:
+    unfinished = list(_unfinished(store, seal, new.workflow))
+    if unfinished:
+        newest = max(unfinished, key=lambda facts: facts.updated_at)
+        more = f" and {len(unfinished) - 1} more" if len(unfinished) > 1 else ""
+        notice(
+            f"{new.run_id} starts; unfinished beside it: {newest.run_id}({newest.arguments})"
+            f"{_effects_of(store, seal, newest)}{more}. "
+            f"{_difference(new, newest, parts)}; stepwise forget deletes it"
+        )
+
+
+def _difference(new: RunFacts, old: RunFacts, parts: Parts | None) -> str:
+    """In what an unfinished run differs from a new one, and how to resume it."""
+    differing = parts.differing(old.parts, momentary=True) if parts is not None else []
+    edited = ", its code has changed" if old.code and new.code and old.code != new.code else ""
+    if differing:
+        return f"It differs in {shown_parts(differing)}{edited}; called as it was, it resumes"
+    if old.digest != new.digest:
+        return f"Its arguments differ{edited}; called with them, it resumes"
+    if old.parts is None and parts is not None and parts.has_instance:
+        return (
+            f"Its arguments are equal{edited}; its instance's attributes are not recorded. To "
+            f"resume it: .options(run_id={old.run_id!r})"
+        )
+    return (
+        f"Its arguments are equal{edited}. To resume it: .options(run_id={old.run_id!r}), or "
+        "start='unfinished'"
+    )
+
+
+_MOST = 1000  # unfinished runs that the search examines, once for each workflow and process
+_BESIDE = 30  # of the same workflow: there may be a million, and each is asked for its owner
+
+_of_gone: dict[tuple[str, str], list[RunFacts]] = {}
+"""The unfinished runs of workflows that are gone, by store and workflow that may be such a one."""
+_counted: dict[tuple[str, str], dict[str, RunFacts]] = {}
+"""Those of them whose arguments were loaded and counted here, by run id."""
+
+
+@reports
+def _under_other_names(store: Store, seal: Seal, new: RunFacts, callee: Callee) -> list[RunFacts]:
+    """Return the unfinished runs that this call may have begun under another name."""
+    workflow, digest, parts = callee.workflow, callee.digest, callee.parts
+    module, key = workflow.function.__module__, (store.url, new.workflow)
+    if key not in _of_gone:
+        _of_gone[key] = [
+            old
+            for old in _begun(seal, store.heads(unfinished=True), _MOST)
+            if _was_moved(old, new.workflow, new.code) or _was_renamed(store, seal, old, module)
+        ]
+    alike = [old for old in _of_gone[key] if not _differs_plainly(old, callee)]
+    counted = _counted.setdefault(key, {})
+    for old in alike:
+        if old.run_id not in counted:
+            counted[old.run_id] = counted_here(store, seal, old, callee)
+    equal = [
+        old
+        for old in (counted[each.run_id] for each in alike)
+        if old.digest == digest and not (parts is not None and parts.differing(old.parts))
+    ]
+    now = [facts_of(store, seal, old.run_id) for old in equal if store.owner(old.run_id) is None]
+    return [facts for facts in now if facts is not None and facts.status != "completed"]
+
+
+def _unfinished(store: Store, seal: Seal, workflow: str) -> Iterator[RunFacts]:
+    """Yield the unfinished runs of a workflow that nobody executes and no run called."""
+    for facts in _begun(seal, unfinished_heads(store, seal, workflow), _BESIDE):
+        if store.owner(facts.run_id) is None:
+            yield facts
+
+
+def _begun(seal: Seal, heads: Iterable[Head], most: int) -> Iterator[RunFacts]:
+    """Yield the runs of these heads that no run called, without those of this process.
+
+    Args:
+        most: how many runs are looked at.
+    """
+    mine = {run.run_id for run in list(live_runs)}
+    for head in itertools.islice(heads, most):
+        # What this process executes is left out without asking the store, which may be far away.
+        facts = open_head(seal, head) if head.run_id not in mine else None
+        if facts is not None and not facts.parent:
+            yield facts
+
+
+def _effects_of(store: Store, seal: Seal, facts: RunFacts) -> str:
+    """Return the side effects that a run had, in words; empty if it had none."""
+    effects = Counter(course_of(store, seal, facts).effects)
+    told = ", ".join(f"{name} x{count}" for name, count in effects.most_common(4))
+    return f" with side effects {told}" if told else ""
+
+
+# -- opening --------------------------------------------------------------------------------------
+
+
+RunT = TypeVar("RunT", bound=OpenedRun)
+
+
+def open_run(
+    call: Invocation, kind: Callable[[Invocation, ActiveRun, bytes, bool], RunT]
+) -> Recall | RunT:
+    """Take a run up: recall its result, resume it, or start it.
+
+    Args:
+        kind: the class of what executes it.
+
+    Raises:
+        RunBusyError, RunOwnedError: somebody is executing it; or it is not what was meant any more.
+        RunConflictError: its id belongs to a run with other arguments.
+        JournalLostError: records of side effects are gone.
+        ConfigurationError: it would be recorded as pickles, of which this process loads none.
+    """
+    if not call.codec:
+        check_trust(f"run {call.run_id!r} would be recorded as pickles")
+    seal = seal_for(call.store)
+    _, recall = recall_run(call, seal)
+    if recall is not None:
+        return recall
+    lease = Lease(call.store, call.run_id)
+    try:
+        _acquire(lease, child=current_scope() is not None)
+        facts, recall = recall_run(call, seal)  # its owner may have completed it a moment ago
+        if recall is None:
+            return kind(call, *_take_up(call, seal, lease, facts))
+    except BaseException:
+        lease.release()
+        raise
+    lease.release()
+    return recall
+
+
+def _acquire(lease: Lease, *, child: bool) -> None:
+    try:
+        lease.acquire(child=child)
+    except (RunBusyError, RunOwnedError):
+        # A Ctrl-C just as an attempt began or ended may have left its lease held.
+        for active in list(live_runs):
+            if active.run_id == lease.run_id and active.is_over():
+                active.close()
+                lease.acquire(child=child)
+                return
+        raise
+
+
+# -- a completed run -----------------------------------------------------------------------------
+
+
+def recall_run(call: Invocation, seal: Seal) -> tuple[RunFacts | None, Recall | None]:
+    """Return a run's facts, ``None`` if it is new, and its result if it has completed.
+
+    Raises:
+        RunBusyError, RunConflictError, RunCancelled: as of :func:`open_run`.
+    """
+    facts = facts_of(call.store, seal, call.run_id)
+    if call.meant is not None and not call.meant(facts):
+        raise RunBusyError(
+            f"run {call.run_id!r} is not continued here: another process did so",
+            run_id=call.run_id,
+            owner=None,
+        )
+    if facts is None:
+        return None, None
+    kept = anchor_of(call.store, call.run_id)
+    if kept is not None and kept.deleted and facts.created_at < kept.at:
+        raise _came_back(call)
+    if call.explicit:
+        _check_conflict(call, seal, facts)
+    if facts.status == "cancelled":
+        _refuse_cancelled(call, seal, facts)
+    return facts, _result(call, seal, facts) if facts.status == "completed" else None
+
+
+def _result(call: Invocation, seal: Seal, facts: RunFacts) -> Recall | None:
+    end = read_end(call.store, seal, facts)
+    ended = end.ended if end is not None else None
+    if end is None or ended is None or not ended.answers:
+        return None  # what the run returned or changed is not recorded: a replay makes it again
+    marked = newest_mark(call.store, seal, call.run_id)
+    if marked.last > facts.end or is_another_history(call.store, seal, call.run_id, marked):
+        return None  # an older database: loading its journal reports the loss
+    callee = call.callee
+    function = callee.workflow.function
+    around = surroundings(callee.bound, callee.instance, function, callee.secret)
+    value = load_outcome(Codec(call.codec), end, around, callee.workflow.returns).value
+    if call.parent is None and not call.waited:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ended.at))
+        change = ", and its code has changed since" if _has_changed(call, facts.code) else ""
+        ways = ".options(fresh=True), .options(run_id=...), STEPWISE_FRESH=1"
+        if callee.parts is None:  # no @workflow is behind it
+            ways = "another run_id"
+        first = memory.is_first(f"recalled {callee.workflow.full_name}")  # of a loop over calls
+        forget = first and f"stepwise forget {shell_word(call.run_id)}"
+        notice(
+            f"{call.run_id} already completed at {when}{change}; this is its recorded result"
+            f"{f'. To run it afresh: {ways}, or: {forget}' if first else ''}"
+        )
+    return Recall(value, bool(ended.changed))
+
+
+def _came_back(call: Invocation) -> JournalLostError:
+    """Return the error for a run that was deleted here, and is in the store again."""
+    return JournalLostError(
+        f"run {call.run_id!r} was deleted, and {call.store.url} holds it again, as it was before. "
+        "If somebody put it back from a backup, run stepwise restore; to begin anew: stepwise "
+        f"forget {shell_word(call.run_id)}",
+        run_id=call.run_id,
+        path=call.store.url,
+        errno=None,
+    )
+
+
+def _refuse_cancelled(call: Invocation, seal: Seal, facts: RunFacts) -> None:
+    """Raise for a cancelled run, unless it is asked for, or its caller was resumed."""
+    if call.parent is None:
+        if not (call.resumes or facts.undoing):
+            raise cancelled_before(call.store, seal, facts, says_how=True)
+    elif call.parent.steering.unwinds is not None:
+        error: BaseException = cancelled_before(call.store, seal, facts, says_how=False)
+        if call.parent.task is not None and asyncio_state.current() is not None:
+            error = asyncio_state.cancellation()
+        raise error
+
+
+def _has_changed(call: Invocation, recorded: str) -> bool:
+    code = recorded and call.callee.workflow.code
+    return bool(code) and recorded != code
+
+
+def _check_conflict(call: Invocation, seal: Seal, facts: RunFacts) -> None:
+    callee, workflow = call.callee, call.callee.workflow
+    facts = counted_here(call.store, seal, facts, callee)
+    is_call = is_call_of(call.store, seal, facts, callee)
+    # A list that the instance holds may have grown since; the run id chose everything else.
+    parts = callee.parts
+    differing = parts.differing(facts.parts, growing=False) if parts is not None else []
+    if is_call and not differing:
+        return
+    given = f"{workflow.label}({callee.hiding.shown(callee.bound, _secrets_of(call))})"
+    recorded = f"{facts.label}({facts.arguments})"
+    other = is_call or facts.workflow == workflow.full_name
+    detail = "" if other else f" of {facts.workflow}"
+    option = parts.left_out_by(differing) if parts is not None else ""
+    leave = f"leave the differing parts out of the identity ({option}), " if option else ""
+    raise RunConflictError(
+        f"run id {call.run_id!r} belongs to another call{detail}:\n"
+        f"  recorded  {recorded}\n"
+        f"  given     {given}\n"
+        f"{f'  differing {shown_parts(differing)}{chr(10)}' if differing else ''}"
+        f"Give this call another run id, {leave}or delete that run: "
+        f"stepwise forget {shell_word(call.run_id)}",
+        run_id=call.run_id,
+        recorded=recorded,
+        given=given,
+    )
+
+
+# -- taking a run over ---------------------------------------------------------------------------
+
+
+_same_key: set[tuple[str, bytes]] = set()  # stores in which this process began a run
+
+
+def _take_up(
+    call: Invocation, seal: Seal, lease: Lease, facts: RunFacts | None
+) -> tuple[ActiveRun, bytes, bool]:
+    """Return the run in progress, the contents of its arguments, and whether it is new."""
+    callee = call.callee
+    journal = Journal(call.store, seal, call.run_id, lease.epoch, fsync=call.fsync)
+    is_new = facts is None
+    secrets = _secrets_of(call)
+    around = surroundings(callee.bound, callee.instance, secret=callee.secret)
+    before = bytes(record_arguments(around))
+    began: tuple[Started, Data] | None = None
+    if facts is None:
+        journal.load()  # an empty run, or an error that names the loss
+        if call.parent is None and (call.store.url, seal.key_id) not in _same_key:
+            check_key(call.store, seal)
+            _same_key.add((call.store.url, seal.key_id))
+        facts, began = _start(call, journal, secrets)
+    node = callee.workflow.source.node()
+    function = call.rewritten.function if call.rewritten is not None else callee.workflow.function
+    if not is_new:
+        trace = tracing.begin(facts, facts.trace, current_scope())
+        facts = facts._replace(trace=trace)
+    active = ActiveRun(
+        lease=lease,
+        journal=journal,
+        facts=facts._replace(codec=call.codec),
+        locator=Locator(function.__code__, Points(node) if node is not None else None),
+        parent=call.parent,
+        secrets=secrets,
+        budget=callee.budget,
+        is_new=is_new,
+    )
+    if call.timeout is not None:
+        active.steering.limit(call.timeout)
+    if began is not None:
+        active.written([1], began)
+    return active, before, is_new
+
+
+def _secrets_of(call: Invocation) -> Secrets:
+    """Return the secrets of a call, with those of its parent run."""
+    secrets = call.parent.secrets if call.parent is not None else Secrets()
+    secrets.add(call.callee.secret)
+    return secrets
+
+
+def _start(
+    call: Invocation, journal: Journal, secrets: Secrets
+) -> tuple[RunFacts, tuple[Started, Data]]:
+    # On use: a resume, which a start should not make dearer, needs neither.
+    from stepwise._execution.outcomes import record_inputs
+    from stepwise._journal.course import facts_at_start
+
+    parent = call.parent
+    callee, workflow = call.callee, call.callee.workflow
+    bound, secret = callee.bound, callee.secret
+    payload, form = record_inputs(
+        Codec(call.codec), workflow.function, bound, callee.method, callee.instance, secret
+    )
+    command, cwd = process_command(secrets.mask) if parent is None else ((), "")
+    started = Started(
+        workflow=workflow.full_name,
+        digest=callee.digest,
+        arguments=callee.hiding.shown(bound, secrets),
+        code=workflow.code,
+        file=workflow.source.filename,
+        parent=parent.run_id if parent is not None else "",
+        at=time.time(),
+        command=command,
+        cwd=cwd,
+        form=form,
+        secrets=" ".join(sorted(n for n, v in secret.items() if v is not None)),
+        hidden=" ".join(callee.hiding.names(bound)),
+        parts=callee.parts.recorded if callee.parts is not None else None,
+        tags={name: secrets.mask(text) for name, text in callee.tags},
+    )
+    facts = facts_at_start(call.run_id, started)._replace(
+        label=workflow.label,
+        codec=call.codec,
+        restored=parent is not None and parent.facts.restored,
+    )
+    if parent is None:
+        asked = call.explicit or call.anew or not isinstance(workflow, Definition)
+        look_beside(call.store, journal.seal, facts, callee, is_asked_for=asked)
+    if secrets.found_in(payload):
+        payload = b""
+    trace = tracing.begin(facts, facts.trace, current_scope())
+    started, facts = started._replace(trace=trace), facts._replace(trace=trace)
+    # Usually not durable: losing it costs nothing, and the first step's commit includes it.
+    journal.append((started, payload), durable=callee.promised, head=facts)
+    return facts, (started, payload)
+
+
+# -- turns ----------------------------------------------------------------------------------------
+
+
+OnOwned = Literal["raise", "wait", "skip"]
+
+_SHORTEST, _LONGEST = 0.01, 0.5  # seconds between two looks
+
+_waiting: list[tuple[ActiveRun, str]] = []  # runs that wait for another one, by its id
+
+
+def when_free(
+    take: Callable[[bool], Any],
+    store: Store,
+    run_id: str,
+    on_owned: OnOwned,
+    *,
+    blocks: bool,
+    waits: Callable[[], None] | None = None,
+) -> Core:
+    """Take a run up as soon as nobody else executes it.
+
+    Args:
+        take: takes it up; it gets whether another execution was waited for.
+        blocks: the thread sleeps meanwhile, and with it the event loop that it may be running.
+        waits: called before each pause.
+
+    Raises:
+        RunSkipped: somebody executes it, and ``on_owned`` is ``"skip"``.
+        RunBusyError, RunOwnedError: somebody executes it, and it is ``"raise"``; or the owner waits
+            for this caller.
+        BaseException: the owner failed with it.
+    """
+    waited, seal = False, seal_for(store)
+    while True:
+        try:
+            return Result(take(waited))
+        except (RunBusyError, RunOwnedError) as error:
+            if error.run_id != run_id or on_owned == "raise":
+                raise
+            busy = error
+        if on_owned == "skip":
+            raise RunSkipped(
+                f"run {run_id!r} is being executed {describe_owner(busy.owner)}, and "
+                "on_owned='skip' leaves the run alone",
+                run_id=run_id,
+                owner=busy.owner,
+            ) from None
+        if not waited:
+            before, waited = facts_of(store, seal, run_id), True
+            notice(f"{run_id}: waits, since it is being executed {describe_owner(busy.owner)}")
+        with _noted(run_id):
+            for pause in _until_free(store, run_id, busy, blocks=blocks):
+                if waits is not None:
+                    waits()
+                yield Sleep(pause)
+        after = facts_of(store, seal, run_id)
+        if after is not None and after.status == "failed" and not _same_end(before, after):
+            from stepwise._execution.viewer import error_of  # on use: few programs wait
+
+            failure = error_of(store, seal, after)
+            if failure is not None:
+                raise failure
+
+
+def _until_free(
+    store: Store, run_id: str, busy: RunBusyError | RunOwnedError, *, blocks: bool
+) -> Iterator[float]:
+    pause = _SHORTEST
+    while True:
+        if _waits_for_caller(store, run_id, blocks=blocks):
+            raise type(busy)(
+                f"run {run_id!r} is being executed {describe_owner(busy.owner)}, which waits for "
+                "the caller: on_owned='wait' would wait forever. Call another run there: "
+                ".options(run_id=...)",
+                run_id=run_id,
+                owner=busy.owner,
+            )
+        if store.owner(run_id) is None:
+            return
+        yield pause
+        pause = min(1.5 * pause, _LONGEST)
+
+
+# -- the owner may be waiting for the caller -----------------------------------------------------
+
+
+@contextmanager
+def _noted(run_id: str) -> Iterator[None]:
+    """Note that the caller's run waits for another run while the block runs."""
+    scope = current_scope()
+    entry = (scope.run, run_id) if scope is not None else None
+    if entry is not None:
+        _waiting.append(entry)
+    try:
+        yield
+    finally:
+        if entry is not None:
+            _waiting.remove(entry)
+
+
+def _waits_for_caller(store: Store, run_id: str, *, blocks: bool) -> bool:
+    owner = live_run(store, run_id)
+    if owner is None:
+        return False  # the owner is in another process
+    scope = current_scope()
+    mine = set(scope.run.lineage()) if scope is not None else set()
+    if mine and any(run in mine for run in _held_up_by(owner)):
+        return True
+    here = threading.get_ident()
+    if owner.home == here and (blocks or owner.unwinding.main == asyncio_state.who()):
+        return True
+    me = asyncio_state.current()
+    return me is not None and _awaits(owner.task, me)
+
+
+def live_run(store: Store, run_id: str) -> ActiveRun | None:
+    pid = os.getpid()  # runs inherited by a fork are not alive here
+    for active in list(live_runs):
+        if (active.run_id, active.pid) == (run_id, pid) and active.journal.store is store:
+            return active
+    return None
+
+
+def _held_up_by(owner: ActiveRun) -> Iterator[ActiveRun]:
+    """The run, those that it or its child runs wait for, and so on."""
+    todo, seen = [owner], set[ActiveRun]()
+    while todo:
+        run = todo.pop()
+        if run in seen:
+            continue
+        seen.add(run)
+        yield run
+        for waiting, run_id in _waiting:
+            awaited = live_run(waiting.journal.store, run_id)
+            if awaited is not None and run in waiting.lineage():
+                todo.append(awaited)
+
+
+def _awaits(future: Any, task: Any) -> bool:
+    """Return whether an asyncio future waits for a task: directly, or by ``gather``."""
+    while future is not None and future is not task:
+        if any(_awaits(each, task) for each in getattr(future, "_children", ())):
+            return True
+        future = getattr(future, "_fut_waiter", None)
+    return future is not None
+
+
+# -- how the owner's attempt ended ---------------------------------------------------------------
+
+
+def _same_end(before: RunFacts | None, after: RunFacts) -> bool:
+    return before is not None and (before.status, before.end) == (after.status, after.end)
+
+
+# -- starts ---------------------------------------------------------------------------------------
+
+
+_MOST_EXAMINED = 300  # unfinished runs of one name that are examined
+
+
+class Meant(NamedTuple):
+    """A run that a call may mean.
+
+    Args:
+        explicit: the user chose its id; a run of another call is a conflict.
+        stopped: an attempt of it stopped in this process, and may have changed its arguments.
+        unfinished: only while it is unfinished and nobody executes it; else the next one is meant.
+        resumed: ``STEPWISE_RESUME`` names it.
+        later: the process has made an equal call before.
+        generated: its id was made up now.
+        told: what is to be told when it is taken up.
+    """
+
+    run_id: str
+    explicit: bool = False
+    stopped: bool = False
+    unfinished: bool = False
+    resumed: bool = False
+    later: bool = False
+    generated: bool = False
+    told: str = ""
+
+
+class Starting:
+    """A call that is about to be made.
+
+    Args:
+        given: the objects it is made with.
+    """
+
+    def __init__(self, callee: BoundCall, given: Given, store: Store) -> None:
+        self._callee = callee
+        self._workflow = workflow = callee.workflow
+        self._parts = callee.parts
+        self._given = given
+        self._store = store
+        self._bases = self._parts.bases(workflow.full_name, workflow.label)
+
+    @cached
+    def _seal(self) -> Seal:
+        return seal_for(
+            self._store
+        )  # it creates the key, which a caller that only asks for an id does not need
+
+    @property
+    def base(self) -> str:
+        """The key by which equal calls are counted, and the prefix of their run ids."""
+        return self._workflow.options.run_id or self._bases[0]
+
+    @property
+    def mode(self) -> Start:
+        """Choose the run for a call without a run id."""
+        if settings.fresh():
+            return "new"
+        said: Start = self._workflow.options.start or settings.start() or "same"  # type: ignore[assignment]
+        return said
+
+    @property
+    def is_said(self) -> bool:
+        """True if the start mode was set explicitly, not by default."""
+        return bool(self._workflow.options.start or settings.start())
+
+    def runs(self) -> Iterator[Meant]:
+        """Yield the intended run, then the next one if that is no longer unfinished or free.
+
+        Raises:
+            RunConflictError: a fork is to be resumed, and the call means the run it was made from.
+        """
+        for meant in self._chosen():
+            if meant.run_id not in self._sources:
+                yield meant
+            elif not meant.unfinished:
+                raise self._not_its_source(meant.run_id)
+
+    def _chosen(self) -> Iterator[Meant]:
+        run_id, mode = self._workflow.options.run_id, self.mode
+        known = self._stopped() if run_id is not None or mode != "new" else None
+        if run_id is not None and run_id in self._sources:
+            run_id = settings.resume()  # the program names the run, and the fork takes its place
+        if run_id is not None:
+            resumed = run_id == settings.resume() != self._workflow.options.run_id
+            yield Meant(run_id, explicit=known != run_id, stopped=known == run_id, resumed=resumed)
+        elif self._is_resumed(settings.resume(), mode):
+            yield Meant(settings.resume(), stopped=known == settings.resume(), resumed=True)
+        elif mode == "new":
+            yield self._new()
+        elif mode == "unfinished":
+            if known is not None:
+                yield Meant(known, stopped=True, unfinished=True)
+            yield from self._unfinished()
+        elif known is not None:
+            yield Meant(known, stopped=True)
+        else:
+            yield from self._same()
+
+    def _new(self) -> Meant:
+        run_id = identity.random_id(self._workflow.label)
+        return Meant(
+            run_id,
+            generated=True,
+            told=f"a fresh run: {run_id}; if it stops, "
+            f".options(run_id={run_id!r}) with the same arguments resumes it",
+        )
+
+    def _stopped(self) -> str | None:
+        digest = _digest.combine(self._parts.arguments, self._parts.instance)
+        return memory.recognise(self._store.url, self._given, digest)
+
+    def _is_resumed(self, run_id: str, mode: Start) -> bool:
+        """Return whether the environment names this call's run as the one to resume.
+
+        One of a derived id is found as ever, at its place among equal calls.
+        """
+        if run_id in ("", memory.resumed) or (mode == "same" and self.is_derived(run_id)):
+            return False
+        facts = self._glance(run_id)
+        if facts is None:
+            self._tell_of_unknown(run_id)
+            return False
+        facts = counted_here(self._store, self._seal, facts, self._callee)
+        if self._parts.differing(facts.parts, growing=False):
+            return False
+        return is_call_of(self._store, self._seal, facts, self._callee)
+
+    @cached
+    def _sources(self) -> list[str]:
+        """The run that the fork to be resumed was made from, and the runs that one comes from."""
+        found: list[str] = []
+        facts = self._glance(settings.resume()) if settings.resume() else None
+        while facts is not None and facts.forked_from not in ("", settings.resume(), *found):
+            found.append(facts.forked_from)
+            facts = self._glance(facts.forked_from)
+        return found
+
+    def _not_its_source(self, run_id: str) -> RunConflictError:
+        fork, label = settings.resume(), self._workflow.label
+        return RunConflictError(
+            f"the fork {fork!r} is to be resumed, and this call of {label!r} means run {run_id!r}, "
+            "from which the fork was made: it is not executed in the fork's place. Call the "
+            f"workflow with the arguments of the fork, or with .options(run_id={fork!r}); without "
+            f"STEPWISE_RESUME the call resumes {run_id!r}",
+            run_id=run_id,
+            recorded=fork,
+            given=run_id,
+        )
+
+    def _tell_of_unknown(self, run_id: str) -> None:
+        """Report, once for a store, that the environment names a run that is not in it.
+
+        The id is mistyped, or the run is that of a workflow with another store.
+        """
+        url = self._store.url
+        if memory.is_first(f"unknown {run_id} {url}"):
+            notice(
+                f"STEPWISE_RESUME={run_id} is ignored by {self._workflow.label}: there is no such "
+                f"run in {url}. Whole ids are listed by: stepwise runs"
+            )
+
+    def is_derived(self, run_id: str) -> bool:
+        """Return whether an id is of a call that is counted with this one."""
+        return any(_is_numbered(run_id, base) for base in self._bases)
+
+    def _is_of_file(self, facts: RunFacts) -> bool:
+        workflow = self._workflow
+        return facts.digest == self._parts.arguments and is_of_file(
+            self._store,
+            self._seal,
+            facts,
+            [workflow.full_name, *workflow.other_names],
+            workflow.file,
+        )
+
+    def remember(self, run_id: str) -> None:
+        """Give the run to this call alone, if its id is not derived from it: not to one alike."""
+        said = self._workflow.options.run_id is not None or self.mode != "same"
+        if not said and not _is_numbered(run_id, self._bases[0]):
+            memory.takes(self._store.url, run_id, self._bases[0])
+
+    @reports
+    def warn_of_another(self, run_id: str) -> None:
+        """Warn, once, that a later call was answered by the run that another process made."""
+        if self.is_said or not memory.is_first(f"another {self._workflow.full_name}"):
+            return
+        label = self._workflow.label
+        warn(
+            f"a later call of {label!r} with equal arguments was answered by {run_id}, which "
+            "another process completed: the n-th equal call of a process is the n-th such run, so "
+            "that a script that stopped can resume. To make every call a new run: start='new'. To "
+            "resume unfinished runs only: start='unfinished'. For one run per request: "
+            ".options(run_id=...). To keep this behaviour: start='same'",
+            RunWarning,
+        )
+
+    # -- the run with these arguments ------------------------------------------------------------
+
+    def _same(self) -> Iterator[Meant]:
+        first = self._bases[0]
+        ordinal = memory.ordinal(self._store.url, first)
+        found = self._look_up(first, ordinal)
+        if found is None and not self._parts.is_certain:
+            yield from self._nearly_same()
+        yield Meant(found or _numbered(first, ordinal), later=ordinal > 0)
+
+    def _look_up(self, first: str, ordinal: int) -> str | None:
+        """The run that has an id which this call may have, or had under another name."""
+        for base in self._bases:
+            run_id = self._free_number(base, first, ordinal)
+            facts = self._glance(run_id)
+            if facts is not None and (base == first or not self._parts.differing(facts.parts)):
+                return run_id
+        for base in self._other_bases():
+            run_id = self._free_number(base, first, ordinal)
+            facts = self._glance(run_id)
+            if facts is not None and self._is_of_file(facts):
+                return run_id
+        return None
+
+    def _glance(self, run_id: str) -> RunFacts | None:
+        """The run of an id that probably is not there: no journal is read for it."""
+        head = self._store.head(run_id)
+        return facts_of(self._store, self._seal, run_id) if head is not None else None
+
+    def _free_number(self, base: str, first: str, ordinal: int) -> str:
+        """The id of that number that no other call of this process has been given."""
+        while memory.is_taken(self._store.url, _numbered(base, ordinal), first):
+            ordinal += 1
+        return _numbered(base, ordinal)
+
+    def _other_bases(self) -> list[str]:
+        """The ids of this call where the workflow's file is started or imported another way."""
+        workflow, parts = self._workflow, self._parts
+        names = [*workflow.other_names, workflow.full_name]
+        places = [name.removesuffix(f":{workflow.label}") for name in names]
+        found: list[str] = []
+        for name, place in zip(names, places, strict=True):
+            started = dotted(workflow.file) if workflow.file else "__main__"
+            modules = [started] if place == workflow.file else [started, place]
+            for module in modules if parts.of_instance_of(workflow.function.__module__) else [None]:
+                found += parts.bases(name, workflow.label, module)[:1]
+        return [base for base in dict.fromkeys(found) if base not in self._bases]
+
+    def _nearly_same(self) -> Iterator[Meant]:
+        """Unfinished runs that differ in what never excludes, or in what they do not know.
+
+        None that this process executed: there, two such calls are two.
+        """
+        for facts in self._found():
+            if facts.parts is None or self.is_derived(facts.run_id):
+                continue
+            if memory.has_executed(self._store.url, facts.run_id):
+                continue
+            yield Meant(facts.run_id, unfinished=True, told=self._difference(facts))
+
+    def _difference(self, facts: RunFacts) -> str:
+        differing = self._parts.differing(facts.parts, momentary=True)
+        if not differing:
+            return ""
+        return (
+            f"{facts.run_id} is taken over, although it differs in {shown_parts(differing)}: "
+            "unfinished runs do not differ by times or random ids. If this should be a new run: "
+            "@workflow(key=...), .options(run_id=...), .options(start='new')"
+        )
+
+    # -- the newest unfinished run ---------------------------------------------------------------
+
+    def _unfinished(self) -> Iterator[Meant]:
+        found = [
+            facts
+            for facts in self._found()
+            if facts.parts is not None
+            or self._given.instance is None
+            or self.is_derived(facts.run_id)
+        ]
+        for place, facts in enumerate(found):
+            others = ", ".join(other.run_id for other in found[place + 1 :][:5])
+            told = self._difference(facts)
+            if others:
+                told = (
+                    f"{facts.run_id} is the newest unfinished run of these arguments; there are "
+                    f"others: {others}. The next start takes over the newest of them; "
+                    "stepwise forget deletes one"
+                )
+            yield Meant(facts.run_id, unfinished=True, told=told)
+        yield self._new()._replace(told="")
+
+    def _found(self) -> list[RunFacts]:
+        """The unfinished runs of this call that nobody executes, the newest first."""
+        workflow = self._workflow
+        found: list[RunFacts] = []
+        if next(iter(self._store.heads(unfinished=True)), None) is None:
+            return found
+        for name in (workflow.full_name, *workflow.other_names):
+            heads = unfinished_heads(self._store, self._seal, name)
+            for head in itertools.islice(heads, _MOST_EXAMINED):
+                facts = open_head(self._seal, head)
+                if facts is not None and self._could_be(facts, name):
+                    facts = facts_of(self._store, self._seal, facts.run_id)
+                    if facts is not None and facts.status not in ("completed", "cancelled"):
+                        found.append(facts)
+        return sorted(found, key=lambda facts: facts.created_at, reverse=True)
+
+    def _could_be(self, facts: RunFacts, name: str) -> bool:
+        return (
+            facts.digest == self._parts.arguments
+            and not facts.parent
+            and not is_ready(facts)
+            and not self._parts.differing(facts.parts)
+            and (name == self._workflow.full_name or self._is_of_file(facts))
+            and self._store.owner(facts.run_id) is None
+        )
+
+
+def _numbered(base: str, ordinal: int) -> str:
+    return f"{base}-{ordinal + 1}" if ordinal else base
+
+
+def _is_numbered(run_id: str, base: str) -> bool:
+    return run_id == base or run_id.removeprefix(f"{base}-").isdecimal()
+
+
+# -- invoke ---------------------------------------------------------------------------------------
+
+
+_ROOM = 100  # frames that recording a call may need
+
+
+def _recurse(depth: int) -> None:
+    if depth:
+        _recurse(depth - 1)
+
+
+wakers: list[Callable[[TopLevel], None]] = []
+"""Functions that wake a suspended run in this process, which does not end when a cell does."""
+
+
+class WorkflowCall(BoundCall):
+    """One call of a workflow, which takes a run up."""
+
+    def invocation(
+        self, store: Store, run_id: str, *, parent: ActiveRun | None = None, **how: Any
+    ) -> Invocation:
+        """Return this call with the run that it means; ``how`` as for :class:`Invocation`."""
+        codec = self.options.recording(parent.facts.codec if parent is not None else "")
+        rewritten = self.workflow.rewritten()
+        return Invocation(
+            self,
+            store,
+            run_id,
+            parent=parent,
+            codec=codec,
+            rewritten=rewritten,
+            timeout=self.options.timeout,
+            **how,
+        )
+
+
+class ChildCall(WorkflowCall, Performer):
+    """A call inside a run, which is performed like one of a step."""
+
+    effect = True
+    timeout = None
+    child: str
+    child_digest: str
+    opened: Recall | WorkflowRun | None = None
+
+    def prepare(self, scope: Scope) -> Core:
+        """Return the core that executes the call, or answers it from the caller's journal."""
+        self.parent = parent = scope.run
+        try:
+            _recurse(_ROOM)
+        except RecursionError:
+            depth = sum(1 for _ in parent.lineage())
+            raise RecursionError(
+                f"workflow {self.workflow.label!r} is called {depth} workflows deep, and a call of "
+                f"one takes some 16 frames of the {sys.getrecursionlimit()} that Python allows: "
+                "call it in a loop, make the inner ones steps or plain functions, or allow more "
+                "with sys.setrecursionlimit() before the first workflow begins"
+            ) from None
+        parent.secrets.add(self.secret)
+        self.name = self.workflow.label
+        self.module = canonical_module(self.workflow.function.__module__)
+        digest = self._digest(parent)
+        self.child = self._id(parent, digest, parent.ordinals.of_child(self.name, digest))
+        self.child_digest = digest
+        return Performance(self, scope, self._identity(scope, digest), self.bound).core()
+
+    def _identity(self, scope: Scope, digest: str) -> Identity:
+        parameters, function = self.workflow.parameters, self.workflow.function
+        _, parts, unknown = parameters.identify(self.bound, (self.args, self.kwargs))
+        identity = Identity(digest, parts)
+        if unknown:
+            scope.run.subjects.give(identity, unknown, self.bound)
+        subject = self.instance is not None or captured(function)
+        if subject and not parameters.is_computed:
+            scope.run.subjects.complete(
+                identity, self.name, self.function, self.parameters, self.instance
+            )
+        return identity
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The plain function."""
+        return self.workflow.function
+
+    @property
+    def parameters(self) -> Parameters:
+        """The parameters of the workflow."""
+        return self.workflow.parameters
+
+    def _digest(self, parent: ActiveRun) -> str:
+        """Return the digest of the call, as the caller's journal records it."""
+        digests = self.parts.of_child()
+        known = (digest for digest in digests if parent.pool.holds(self.name, digest))
+        return next(known, digests[0])
+
+    def _id(self, parent: ActiveRun, digest: str, ordinal: int) -> str:
+        if self.options.run_id is not None:
+            return self.options.run_id
+        if self.options.start == "new":
+            return _identity.random_id(self.name)
+        return _identity.child_id(parent.run_id, self.name, digest, ordinal)
+
+    def new_child(self, taken: Container[str]) -> str:
+        """Return the id of a new child run, which no recorded call has.
+
+        The id of this ordinal may be taken: by an equal call of another instance, which came in
+        another order then.
+        """
+        parent, count = self.parent, self.parent.ordinals.of_child
+        while self.options.run_id is None and self.child in taken:
+            self.child = self._id(parent, self.child_digest, count(self.name, self.child_digest))
+        return self.child
+
+    def answered(self, call: Call) -> None:
+        """Remember the child run that answers the call."""
+        self.child = call.child
+
+    def child_spent(self, call: Call) -> Sums | None:
+        """Return what the child run has spent that no earlier outcome of its call says.
+
+        A run that had ended before was not executed for a new call, which spent nothing then.
+        """
+        opened, claims = self.opened, self.parent.account.claims
+        if isinstance(opened, WorkflowRun):
+            active = opened.active
+            return active.account.of_child(active.journal.position.sums)
+        said = claims.said.get(call.number)
+        if opened is None or said is None:
+            return None
+        return difference(spent_so_far(self._store(), self.child), said)
+
+    def _store(self) -> Store:
+        given = self.options.store
+        return self.parent.journal.store if given is None else open_store(given)
+
+    def next_id(self, parent: ActiveRun) -> str:
+        """The id of the child run that the call would be, were it made now."""
+        name = self.workflow.label
+        self.name = name
+        digest = self._digest(parent)
+        if self.options.run_id is None and self.options.start == "new":
+            raise no_id_yet(name)
+        return self._id(parent, digest, parent.ordinals.next_child(name, digest))
+
+    def handle(self) -> Run:
+        """The child run."""
+        return run_of(self._store(), self.child)
+
+    @property
+    def returns(self) -> Any:
+        """The type that the workflow is annotated to return."""
+        return self.workflow.returns
+
+    def watched(self, bound: Mapping[str, Any]) -> Watched:
+        """Return the arguments that the child run may change, as a step may."""
+        # Its own journal has the changes, too; but a record that answers the call opens no run.
+        given = {**self.parameters.changeable_defaults, **bound}
+        hidden = self.parameters.hiding.hidden_in(given)
+        return Watched(given, hidden, function=self.function)
+
+    def body(self, call: Call) -> Callable[..., Any]:
+        """Return the function that executes the child run."""
+        return lambda: self._execute(call)
+
+    def _execute(self, call: Call) -> Any:
+        options, parent = self.options, self.parent
+        journal = parent.journal
+        self.child = call.child
+        store = self._store()
+
+        def take(waited: bool) -> Recall | WorkflowRun:
+            meant = self.invocation(
+                store,
+                call.child,
+                explicit=options.run_id is not None,
+                fsync=journal.fsync if options.durability is None else options.durability != "os",
+                parent=parent,
+                cut_off=call.number in parent.cut_off,
+                waited=waited,
+            )
+            opened = open_run(meant, WorkflowRun)
+            if isinstance(opened, WorkflowRun):
+                opened.active.account.call = call.number
+            return opened
+
+        blocks = not self.workflow.is_coroutine
+        taking = when_free(take, store, call.child, options.on_owned, blocks=blocks)
+        if not blocks:
+            return self._execute_async(taking)
+        self.opened = opened = drive(taking).unwrap()
+        return opened.value if isinstance(opened, Recall) else execute(opened)
+
+    async def _execute_async(self, taking: Core) -> Any:
+        from stepwise._calls.async_driver import adrive  # only asynchronous programs load asyncio
+
+        self.opened = opened = (await adrive(taking)).unwrap()
+        return opened.value if isinstance(opened, Recall) else await execute_async(opened)
+
+
+def run_of(store: Store, run_id: str) -> Run:
+    """Return the run, for looking at it."""
+    from stepwise._runs.run import Run  # on use: most programs look at no run
+
+    return Run(store, run_id)
+
+
+def no_id_yet(label: str) -> ConfigurationError:
+    """Return the error for a caller that asks for the id of a run that will be a new one."""
+    return ConfigurationError(
+        f"the next call of {label!r} will be a new run, whose id is generated when it starts: give "
+        "it an id, .options(run_id=...), or use the Run that execute() returns"
+    )
+
+
+# -- from outside of any run ---------------------------------------------------------------------
+
+
+class TopLevel(WorkflowCall):
+    """A call from outside of any run.  As a context manager, it remembers how it ended.
+
+    Args:
+        skips: a run that somebody else executes need not be taken up: only the run is asked for.
+
+    Attributes:
+        meant: as of :class:`Invocation`, for a run that is named.
+    """
+
+    display: Display | None = None
+    run_id = ""  # empty until chosen
+    resumes = False  # also a run that was cancelled
+    taken: Recall | WorkflowRun | None = None
+    meant: Callable[[RunFacts | None], bool] | None = None
+    joined = False  # somebody else executed the run, or does
+    opened = False
+    _meant: Meant
+    _runs: Iterator[Meant]
+    _starting: Starting | None = None  # until the run has suspended
+    continues = False  # it was suspended by a call of this object
+    unheard = False  # it is woken beside its call, which has ended: nobody gets the result
+
+    def __init__(self, *call: Any, skips: bool = False) -> None:
+        super().__init__(*call)
+        self.skips = skips
+        self._turn: Core | None = None
+
+    def __enter__(self) -> Recall | WorkflowRun:
+        self.begin_here()
+        assert self.taken is not None
+        return self.taken
+
+    def begin_here(self, waits: Callable[[], None] | None = None) -> None:
+        """Take the run up in this thread; ``waits`` is called if it has to wait for that."""
+        if self.taken is None:
+            drive(self.turn(blocks=True, waits=waits))
+
+    def begin_now(self) -> None:
+        """Take the run up, unless that has to wait: then :meth:`begin` does."""
+        self._turn = self.turn(blocks=False)
+        with contextlib.suppress(StopIteration):
+            next(self._turn)
+
+    async def begin(self) -> None:
+        """Take the run up, as entering it does, but without blocking the event loop."""
+        if self.taken is None:
+            from stepwise._calls.async_driver import adrive
+
+            await adrive(self._turn or self.turn(blocks=False))
+
+    def turn(self, *, blocks: bool, waits: Callable[[], None] | None = None) -> Core:
+        """Take up the run that is meant, when nobody else executes it.
+
+        The steps, in this order: choose the run, take it up (its result is recalled, it is resumed,
+        or it begins), remember which one it is.
+        """
+        if not self.run_id:
+            self.choose()
+        while self.taken is None:
+            on_owned = "raise" if self._meant.unfinished else self.options.on_owned
+            on_owned = "wait" if self.continues else on_owned
+            try:
+                taking = when_free(
+                    self._take, self.store, self.run_id, on_owned, blocks=blocks, waits=waits
+                )
+                opened = (yield from taking).unwrap()
+            except RunSkipped:
+                if not self.skips:
+                    raise
+                self.joined, self.taken = True, Recall(None)
+                break
+            except (RunBusyError, RunOwnedError):
+                if not self._meant.unfinished:
+                    raise
+                self._choose_next()  # another process was faster
+                continue
+            try:
+                self._note(opened)
+            except BaseException:  # a warning that is an error
+                if isinstance(opened, WorkflowRun):
+                    opened.active.close()
+                raise
+            self.taken = opened
+        return Result()
+
+    def starting(self) -> Starting:
+        """Return the run that it means."""
+        options = self.options
+        self.store = open_store(options.store if options.store is not None else settings.store())
+        self.given = Given(self.workflow.full_name, self.bound, self.instance)
+        self._starting = starting = Starting(self, self.given, self.store)
+        self.base = starting.base
+        return starting
+
+    def again(self) -> None:
+        """Mean the same run once more, which suspended; keep nothing else."""
+        explicit = self._meant.explicit
+        self._meant = Meant(self.run_id, explicit=explicit, stopped=True)
+        self.taken, self.opened, self._turn, self.continues = None, False, None, True
+        self._starting, self._runs, self.display = None, iter(()), None
+        if self.meant is not None:  # one attribute more, and CPython's dict is 6 times as large
+            self.meant = None
+
+    def choose(self) -> None:
+        """Decide which run is meant."""
+        self._runs = self.starting().runs()
+        self._choose_next()
+
+    def mean(self, run_id: str, *, explicit: bool) -> None:
+        """Mean a run that is chosen already, by another process or by its id.
+
+        Args:
+            explicit: the user chose its id; see :class:`.starts.Meant`.
+        """
+        self.starting()
+        self._meant, self.run_id = Meant(run_id, explicit=explicit), run_id
+
+    @property
+    def is_explicit(self) -> bool:
+        """True if the user chose the id of the run."""
+        return self._meant.explicit
+
+    def recall(self) -> Recall | None:
+        """Return the recorded result, once another process has completed the run."""
+        explicit = self.is_explicit
+        call = self.invocation(self.store, self.run_id, explicit=explicit, fsync=True, waited=True)
+        return recall_run(call, seal_for(self.store))[1]
+
+    def _choose_next(self) -> None:
+        self._meant = next(self._runs)
+        self.run_id = run_id = self._meant.run_id
+        if run_id == settings.resume():
+            self.resumes = self.resumes or memory.is_first(f"resumed {self.store.url} {run_id}")
+
+    def _take(self, waited: bool) -> Recall | WorkflowRun:
+        meant = self._meant
+        if meant.generated and meant.told and not waited:
+            notice(meant.told)
+        if meant.resumed:
+            memory.resumed = meant.run_id
+        call = self.invocation(
+            self.store,
+            meant.run_id,
+            explicit=meant.explicit,
+            fsync=self.options.durability != "os",
+            arguments_changed=meant.stopped,
+            meant=_is_unfinished if meant.unfinished else self.meant,
+            waited=waited,
+            resumes=self.resumes,
+            anew=meant.generated and bool(meant.told),
+        )
+        opened = open_run(call, WorkflowRun)
+        self.opened = True
+        # The result of a run that was waited for belongs to that run's call: not counted here.
+        self.joined = waited and isinstance(opened, Recall)
+        return opened
+
+    def _note(self, opened: Recall | WorkflowRun) -> None:
+        """Remember which run it is, and say if it is not what one may expect."""
+        meant, store = self._meant, self.store.url
+        starting = self._starting
+        if starting is not None:
+            starting.remember(meant.run_id)
+        if meant.told and not meant.generated:
+            notice(meant.told)
+        # The items of a generator are made again, not recalled.
+        is_over = isinstance(opened, Recall) or opened.active.facts.status == "completed"
+        again = is_over and meant.later and not self.joined
+        if again and starting is not None and not memory.has_executed(store, meant.run_id):
+            starting.warn_of_another(meant.run_id)
+        if isinstance(opened, WorkflowRun):
+            memory.executes(store, meant.run_id)
+            facts = opened.active.facts
+            title = f"{facts.label}({facts.arguments})"
+            self.display = _display(meant.run_id, title, self.options.progress)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self.display is not None:
+            self.display.close()
+        if self.joined:
+            return
+        if error is None and not self.unheard:  # else the next equal call means this run, too
+            memory.completed(self.store.url, self.base, self.run_id)
+        elif error is not None and self.opened:
+            memory.stopped(self.store.url, self.run_id, self.given, self._digest_again)
+
+    @contextlib.contextmanager
+    def returning_run(self, want_run: bool) -> Generator[None, None, None]:
+        """End without an exception if the run suspends, and its caller asked for the run."""
+        try:
+            yield
+        except RunSuspended as error:
+            if wakers and kernel_shell() is not None:
+                wakers[0](self)
+                from stepwise._execution.suspension import suspended_text  # on use
+
+                text = suspended_text(self.run_id, error.waits)
+                error.args = (f"{text}. It goes on in this kernel; then run the cell again",)
+            if not want_run:
+                raise
+
+    def _digest_again(self) -> str:
+        parts = self.look()
+        return digest.combine(parts.arguments, parts.instance)
+
+
+def _is_unfinished(facts: RunFacts | None) -> bool:
+    return facts is not None and facts.status not in ("completed", "cancelled")
+
+
+def next_run_id(
+    workflow: Definition, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> str:
+    """The id of the run that the next such call, made here and now, will be.
+
+    Raises:
+        ConfigurationError: that run will be a new one, whose id is made up when it starts.
+    """
+    scope = current_scope()
+    if scope is not None:
+        if workflow.is_generator or workflow.is_async_generator:
+            return scope.run.run_id  # the steps of this workflow belong to the caller's run
+        return ChildCall(workflow, instance, args, kwargs).next_id(scope.run)
+    starting = TopLevel(workflow, instance, args, kwargs).starting()
+    meant = next(starting.runs())
+    if meant.generated:
+        raise no_id_yet(workflow.label)
+    return meant.run_id
+
+
+# -- the four forms of a function: plain, coroutine, generator, asynchronous generator ------------
+
+
+def invoke(
+    workflow: Definition,
+    instance: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    want_run: bool,
+) -> Any:
+    """Call a workflow: its result, or its ``Run``; awaitable or iterable as its function is."""
+    if workflow.is_generator or workflow.is_async_generator:
+        if current_scope() is not None:
+            # Its items cannot be recorded as an outcome, so its steps belong to the caller's run.
+            return WorkflowCall(workflow, instance, args, kwargs).run_function()
+        top = TopLevel(workflow, instance, args, kwargs, skips=want_run)
+        if workflow.is_generator:
+            return _drain(top) if want_run else _generate(top)
+        return _adrain(top) if want_run else execute_async_generator(top.begin, top)
+    if not workflow.is_coroutine:
+        return _plain(workflow, instance, args, kwargs, want_run)
+    return coroutine_of(_coroutine, workflow.label, workflow, instance, args, kwargs, want_run)
+
+
+def _plain(workflow: Definition, instance: Any, args: Any, kwargs: Any, want_run: bool) -> Any:
+    scope = current_scope()
+    if scope is not None:
+        child = ChildCall(workflow, instance, args, kwargs)
+        return _given(child, drive(child.prepare(scope)), want_run)
+    top = TopLevel(workflow, instance, args, kwargs, skips=want_run)
+    with top.returning_run(want_run), top as opened:
+        value = opened.value if isinstance(opened, Recall) else execute(opened)
+    return run_of(top.store, top.run_id) if want_run else value
+
+
+def _given(child: ChildCall, result: Result, want_run: bool) -> Any:
+    """The result of a call of a child workflow."""
+    if want_run and isinstance(result.error, RunSkipped):
+        return child.handle()
+    value = result.unwrap()
+    return child.handle() if want_run else value
+
+
+async def _coroutine(*call: Any) -> Any:
+    try:
+        return await _awaited(*call)
+    except BaseException as error:
+        raise fold(error)  # noqa: B904
+
+
+async def _awaited(
+    workflow: Definition, instance: Any, args: Any, kwargs: Any, want_run: bool
+) -> Any:
+    scope = current_scope()
+    if scope is not None:
+        from stepwise._calls.async_driver import (
+            adrive,  # a synchronous program does not load asyncio
+        )
+
+        child = ChildCall(workflow, instance, args, kwargs)
+        return _given(child, await adrive(child.prepare(scope)), want_run)
+    import asyncio
+
+    top = TopLevel(workflow, instance, args, kwargs, skips=want_run)
+    await top.begin()
+    with top.returning_run(want_run), top as opened:
+        value = opened.value if isinstance(opened, Recall) else await execute_async(opened)
+        # A Ctrl-C during the last piece is raised now.  Raised after the end, it would lose the
+        # result, and the next call would be a new run.
+        await asyncio.sleep(0)
+    return run_of(top.store, top.run_id) if want_run else value
+
+
+def _generate(top: TopLevel) -> Generator[Any, Any, Any]:
+    with top as opened:
+        if isinstance(opened, Recall):
+            return None  # skipped; a generator recalls nothing
+        return (yield from execute_generator(opened))
+
+
+def _drain(top: TopLevel) -> Run:
+    with top.returning_run(True):
+        for _ in _generate(top):
+            pass
+    return run_of(top.store, top.run_id)
+
+
+async def _adrain(top: TopLevel) -> Run:
+    with top.returning_run(True):
+        async for _ in execute_async_generator(top.begin, top):
+            pass
+    return run_of(top.store, top.run_id)
+
+
+@reports
+def _display(run_id: str, title: str, wanted: bool | None) -> Display | None:
+    """Show the progress of a run, if that is wanted and there is a place for it."""
+    if not (settings.progress() if wanted is None else wanted):
+        return None
+    from stepwise._display.progress import (
+        Display,
+        Doing,  # on use: few runs show their progress
+    )
+
+    return Display.of(Doing(run_id, title), True)

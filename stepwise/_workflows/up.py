@@ -1,0 +1,792 @@
+"""``stepwise up``: the executor of runs that somebody has to continue.
+
+The supervisor decides which run goes on, and when; an engine executes it: in a thread or a task of
+this process, in a process of its own, or on a cluster (``integrations``).  How a run ended comes
+back as news, so that the supervisor needs to know no engine.
+
+A process goes on with the code that it imported, and reports that a source file has changed.
+Rejected: importing an edited module anew.  Objects of two versions of a class would meet in one
+process.
+
+One thread decides, and everything that happens comes to it as news: a run that ended, a signal.  It
+looks at the heads of all unfinished runs now and then, and in between at the bell of each store and
+at the next due moment.  What a run is waiting for, and how often it died, is read from its records
+alone, so that any number of supervisors come to the same decisions; the lease lets one of them act.
+
+Rejected: executing a run that kills its process while nothing else runs (a run of hours would block
+all others), and looking into every inbox each 15 seconds (4,000 reads a minute for 1,000 runs).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import heapq
+import math
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from stepwise._execution.process_memory import known_workflow, known_workflows, memory
+from stepwise._execution.suspension import pending
+from stepwise._execution.tasks import drained
+from stepwise._journal.journal import newest_mark
+from stepwise._journal.log import Bell
+from stepwise._journal.summary import DEADLY, deaths_of
+from stepwise._runs.run import Run
+from stepwise._runs.steps import error_line
+from stepwise._runtime import clock, settings
+from stepwise._runtime.facts import NamedTuple
+from stepwise._runtime.interrupts import AFTER_SIGTERM
+from stepwise._runtime.messages import EX_TEMPFAIL, count
+from stepwise._values.preview import error_text, preview
+from stepwise._workflows.begin import run_of
+from stepwise._workflows.elsewhere import RunLog, RunOutput
+from stepwise._workflows.execute import record_end_of_process
+from stepwise._workflows.handles import (
+    Backlog,
+    Handle,
+    UnfinishedRun,
+    execute_here,
+    is_submitted,
+    start_task,
+    stores_of,
+)
+from stepwise.errors import (
+    ConfigurationError,
+    CorruptStoreError,
+    JournalLostError,
+    LeaseLostError,
+    RunBusyError,
+    RunStopped,
+    StepwiseError,
+    StoreError,
+)
+from stepwise.stores import Store
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+# -- engines --------------------------------------------------------------------------------------
+
+
+class Underway:
+    """A run that an engine executes.
+
+    Args:
+        news: called once with this object, when the run is not executed any more.
+
+    Attributes:
+        error: that stopped it.
+        refused: it could not be called at all.
+        lost: its process ended, and nobody says how; the store tells what became of the run.
+        told: the process that executed it has reported what became of it.
+    """
+
+    def __init__(self, run: UnfinishedRun, news: Callable[[Underway], None]) -> None:
+        self.run = run
+        self.error: BaseException | None = None
+        self.refused = self.lost = self.told = False
+        self._news = news
+
+    def end(
+        self,
+        error: BaseException | None = None,
+        *,
+        refused: bool = False,
+        lost: bool = False,
+        told: bool = False,
+    ) -> None:
+        """Say that the run is not executed any more."""
+        self.error, self.refused, self.lost, self.told = error, refused, lost, told
+        self._news(self)
+
+
+class Engine(Protocol):
+    """Executes the runs that the supervisor begins."""
+
+    def begin(self, job: Underway) -> str:
+        """Begin to execute a run, and return at once; ``job.end()`` is called when that is over.
+
+        Returns:
+            where, in words; empty for this process, whose output shows it.
+        """
+
+    def drain(self) -> None:
+        """Let runs in other processes begin no step; those of this process are told already."""
+
+
+class Threads:
+    """Executes plain workflows in a thread each, and coroutine workflows in one event loop."""
+
+    def __init__(self, output: RunOutput) -> None:
+        self._output = output
+        self._loop: Any = None
+
+    def begin(self, job: Underway) -> str:
+        """Begin to execute a run; see :class:`Engine`."""
+        facts = job.run.facts
+        log = self._output.begin(facts.run_id)
+        context = contextvars.copy_context()
+        context.run(self._output.enter, log)
+        if known_workflow(facts.workflow).definition.is_coroutine:
+            loop = self._event_loop()
+            loop.call_soon_threadsafe(self._start, job, log, context=context)
+        else:
+            name = f"stepwise {facts.run_id}"
+            work = threading.Thread(
+                target=context.run, args=(self._execute, job, log), name=name, daemon=True
+            )
+            work.start()
+        return ""
+
+    def drain(self) -> None:
+        """See :class:`Engine`: there are no others."""
+
+    def _execute(self, job: Underway, log: RunLog) -> None:
+        """Execute a run in this thread."""
+        error: BaseException | None = None
+        refused = False
+        try:
+            top = job.run.again()
+        except Exception as problem:  # classes of loaded values may raise, too
+            error, refused = problem, True
+        else:
+            handle: Handle[Any] = Handle(run_of(top.store, top.run_id))
+            execute_here(top, handle)
+            error, refused = handle._error, not top.opened
+        finally:
+            self._output.end(log)
+            job.end(error, refused=refused)
+
+    def _event_loop(self) -> Any:
+        """Return the event loop of the coroutine workflows, in a thread of its own."""
+        if self._loop is None:
+            import asyncio
+
+            self._loop = asyncio.new_event_loop()
+            thread = threading.Thread(
+                target=self._loop.run_forever, name="stepwise event loop", daemon=True
+            )
+            contextvars.Context().run(thread.start)
+        return self._loop
+
+    def _start(self, job: Underway, log: RunLog) -> None:
+        """Execute a run in a task of the loop that calls this."""
+        import asyncio
+
+        try:
+            top = job.run.again()
+            handle = start_task(top, asyncio.Semaphore(), wakes=False)
+        except Exception as error:
+            self._output.end(log)
+            job.end(error, refused=True)
+            return
+
+        def ended(end: asyncio.Future[Any]) -> None:
+            error = asyncio.CancelledError() if end.cancelled() else end.exception()
+            self._output.end(log)
+            job.end(error, refused=not top.opened)
+
+        handle._ended.add_done_callback(ended)
+
+
+class OwnProcess:
+    """Executes each run in a process of its own, which a run that kills its process may kill.
+
+    Args:
+        command: returns the command that executes one run, and reports what becomes of it.
+    """
+
+    def __init__(self, command: Callable[[Run], Sequence[str]]) -> None:
+        self._command = command
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def begin(self, job: Underway) -> str:
+        """Begin to execute a run; see :class:`Engine`."""
+        process = subprocess.Popen(self._command(job.run.run))  # noqa: S603
+        self._processes.append(process)
+
+        def wait() -> None:
+            process.wait()
+            self._processes.remove(process)
+            job.end(lost=True, told=True)
+
+        threading.Thread(target=wait, name=f"stepwise waits for {job.run.facts.run_id}").start()
+        return f"alone, in process {process.pid}"
+
+    def drain(self) -> None:
+        """Tell the processes to end; see :class:`Engine`."""
+        for process in list(self._processes):
+            process.terminate()
+
+
+# -- module files ---------------------------------------------------------------------------------
+
+
+class ModuleFiles:
+    """Notices that the file of an imported module has changed since it was first looked at."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, int, int]] = {}
+
+    def look(self) -> list[str]:
+        """Return the files that have changed since the last look.
+
+        A file that is missing, as in the middle of a deployment, is looked at again.
+        """
+        changed = []
+        for module in list(sys.modules.values()):
+            file = getattr(module, "__file__", None)
+            if not isinstance(file, str) or not file.endswith(".py"):
+                continue
+            try:
+                found = os.stat(file)
+            except (OSError, ValueError):
+                continue
+            version = found.st_mtime_ns, found.st_size, found.st_ino
+            if self._known.setdefault(file, version) != version:
+                self._known[file] = version
+                changed.append(file)
+        return changed
+
+
+# -- supervisor -----------------------------------------------------------------------------------
+
+
+_SCAN = 5.0  # seconds between two looks at all unfinished runs
+_BELL = 0.1  # seconds between two looks at the bells
+_SET_BACK = 2.0  # seconds by which the clock may be corrected without a new look at everything
+_WAIT_HERE = 1.0  # seconds that a run waits before it suspends, and another takes its place
+_SWEPT = 20  # inboxes that are looked into at each scan, since a ring may be lost
+_NAMED = 20  # runs of other programs that are named, beside the first of each workflow
+_OWN_TASK = 60.0  # seconds that a submitted run has to be begun by the task that it was given
+_LONGEST = 300.0  # seconds after a death, at most
+Kind = Literal["ready", "begun", "ended", "left", "changed", "draining", "problem"]
+Key = tuple[str, str]
+
+
+class Happening(NamedTuple):
+    """Something that the supervisor did or found out.
+
+    Args:
+        kind: of ``ended`` and ``left``, ``status`` says more.
+        status: of the run, then.
+        detail: in words.
+        command: the command that continues a run that is left; the words of it.
+    """
+
+    kind: Kind
+    run: Run | None = None
+    status: str = ""
+    detail: str = ""
+    command: tuple[str, ...] = ()
+
+
+class Terms(NamedTuple):
+    """The terms on which runs are executed.
+
+    Args:
+        most: how many at the same time.
+        once: only what is due now.
+        only: only the runs of these ids, also if they died too often; empty for all.
+        alone: returns the command that executes one run in a process of its own.
+        continuing: returns the command that continues a run of another program; raises
+            :class:`ConfigurationError` if there is none.
+        engine: executes the runs; ``None`` for threads of this process.
+        until_edited: end once the file of an imported module has changed.
+    """
+
+    most: int = 8
+    once: bool = False
+    only: frozenset[str] = frozenset()
+    alone: Callable[[Run], Sequence[str]] = lambda _: ()
+    continuing: Callable[[Run], Sequence[str]] = lambda _: ()
+    engine: Engine | None = None
+    until_edited: bool = False
+
+
+def stores_for(modules: Sequence[str]) -> list[Store]:
+    """Return the stores that may have runs of the workflows in imported modules.
+
+    Raises:
+        ConfigurationError: a module has no workflow; or the store does not outlive a process.
+    """
+    known = [each.definition for each in known_workflows()]
+    for name in modules:
+        held = {getattr(each, "definition", None) for each in vars(sys.modules[name]).values()}
+        places = (f"{each.function.__module__}." for each in known)
+        if held.isdisjoint(known) and not any(place.startswith(f"{name}.") for place in places):
+            raise ConfigurationError(
+                f"module {name!r} has no workflows: name the modules with functions that are "
+                "decorated with @workflow"
+            )
+    first, *others = stores_of(known)
+    if not first.persistent:
+        raise ConfigurationError(
+            f"the store {first.url} is in the memory of one process, so no other process has left "
+            "runs there: choose another one with --store or STEPWISE_STORE"
+        )
+    return [first, *(each for each in others if each.persistent)]
+
+
+class _Plan(NamedTuple):
+    """When a run goes on.
+
+    Args:
+        at: in seconds since 1970; infinite if only a message wakes it.
+        alone: in a process of its own, since it may kill that.
+    """
+
+    run: UnfinishedRun
+    at: float
+    alone: bool = False
+
+
+class _LeftAlone(NamedTuple):
+    """A run that is left until something about it changes."""
+
+    run: UnfinishedRun
+    last: int  # number of its last record; 0 if only its head counts
+
+
+class Supervisor:
+    """Executes what has to go on, until it is told to stop, or with ``once`` until that is done.
+
+    Args:
+        stores: that are looked at.
+        report: called with everything that happens.
+        output: where runs print to.
+    """
+
+    def __init__(
+        self,
+        stores: Iterable[Store],
+        terms: Terms,
+        report: Callable[[Happening], None],
+        output: RunOutput,
+    ) -> None:
+        self._backlogs = {store.url: Backlog(store) for store in stores}
+        self._terms, self._report = terms, report
+        self._bells: dict[str, Bell] = {}
+        self._plans: dict[Key, _Plan] = {}
+        self._agenda: list[tuple[float, float, Key]] = []  # a heap: moment, age of the run, run
+        self._moments: set[tuple[float, Key]] = set()  # what lies in it
+        self._jobs: dict[Key, Underway] = {}
+        self._left: dict[Key, _LeftAlone] = {}
+        self._strange: set[str] = set()  # workflows that are not known here
+        self._said: set[tuple[Key, str]] = set()
+        self._faults: dict[Key, int] = {}  # times in a row that the store failed a run
+        self._swept: deque[Key] = deque()
+        self._here = Threads(output)
+        self._engine: Engine = terms.engine or self._here
+        self._apart: Engine = terms.engine or OwnProcess(terms.alone)
+        # Not a condition or event: this one may be put to by a signal handler of this thread.
+        self._news: queue.SimpleQueue[Underway | None] = queue.SimpleQueue()
+        self._files = ModuleFiles()
+        self._is_edited = False
+        self._stops = 0
+        self._by_ctrl_c = False
+        self._horizon = math.inf
+        self._failed = 0
+
+    # -- the loop --------------------------------------------------------------------------------
+
+    def stop(self, by: int = signal.SIGTERM) -> None:
+        """Begin no other run, and end when those in progress have come to a good place.
+
+        Called again, end at once.  Safe to call from a signal handler, whose signal ``by`` is.
+        """
+        self._stops += 1
+        self._by_ctrl_c = by == signal.SIGINT
+        self._news.put(None)
+
+    @property
+    def is_stopped_twice(self) -> bool:
+        """True if nothing is waited for any more."""
+        return self._stops > 1
+
+    @property
+    def is_executing(self) -> bool:
+        """True if runs are in progress, which have not come to a good place in time."""
+        return bool(self._jobs)
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the process: with ``once``, 1 if a run failed.
+
+        After Ctrl-C it is 130.  SIGTERM is how a service ends, and no failure of it.  75 asks to be
+        started again, since a module has changed.
+        """
+        if self._is_edited and not self._by_ctrl_c:
+            return EX_TEMPFAIL
+        if self._stops and (self._by_ctrl_c or not self._terms.once):
+            return 130 if self._by_ctrl_c else 0
+        if self._stops:
+            return AFTER_SIGTERM
+        return int(bool(self._failed))
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._is_edited or bool(self._stops)
+
+    def run(self) -> None:
+        """Execute runs until :meth:`stop`; with ``once``, until all that is due has been done."""
+        memory.is_executor = True
+        settings.suspend_soon(_WAIT_HERE)
+        self._files.look()
+        if self._terms.once:
+            self._horizon = clock.now() + _SCAN
+        self._scan()
+        if not self._terms.only:
+            now, plans = clock.now(), self._plans.values()
+            waiting = sum(p.at > now and p.run.facts.status == "suspended" for p in plans)
+            due = count(len(plans) - waiting, "run")
+            self._say("ready", None, f"{due} to continue, {waiting} waiting")
+        scanned, behind = time.monotonic(), _behind()
+        while not self._is_ending:
+            self._begin_due()
+            if self._terms.once and not self._jobs and not self._is_due(self._horizon):
+                break
+            self._take_news(self._pause(scanned + _SCAN - time.monotonic()))
+            set_back = _behind() > behind + _SET_BACK
+            if set_back:  # what was to be over by the old clock is looked at anew
+                self._plans.clear()
+                self._agenda.clear()
+                self._moments.clear()
+            if set_back or time.monotonic() >= scanned + _SCAN:
+                self._look_for_edits()
+                self._scan()
+                scanned, behind = time.monotonic(), _behind()
+            else:
+                self._hear()
+        self._drain()
+        if self._terms.once:
+            self._tell_of_others()
+
+    def _pause(self, to_scan: float) -> float:
+        ahead = self._agenda[0][0] - clock.now() if self._agenda else math.inf
+        if len(self._jobs) >= self._terms.most:
+            ahead = math.inf
+        return max(0.0, min(to_scan, ahead, _BELL))
+
+    def _take_news(self, pause: float) -> None:
+        """Wait for news, and take what has come."""
+        with contextlib.suppress(queue.Empty):
+            job = self._news.get(timeout=pause)
+            while True:
+                if job is not None:
+                    self._note_end(job)
+                job = self._news.get_nowait()
+
+    def _is_due(self, horizon: float) -> bool:
+        return any(plan.at <= horizon for plan in self._plans.values())
+
+    def _look_for_edits(self) -> None:
+        """Report that modules have changed; end then, if the terms say so."""
+        files = self._files.look()
+        if files:
+            self._is_edited = self._terms.until_edited
+            many = count(len(files) - 1, "other file") if len(files) > 1 else ""
+            named = f"{files[0]}{f' and {many}' if many else ''} changed since the import"
+            todo = (
+                "ends, to be started again"
+                if self._is_edited
+                else "goes on with the old code until it is started again"
+            )
+            self._say("changed", None, f"{named}; up {todo}")
+
+    # -- looking ---------------------------------------------------------------------------------
+
+    def _scan(self) -> None:
+        """Look at all unfinished runs."""
+        for url, backlog in self._backlogs.items():
+            try:
+                self._renew_bell(url)
+                found = backlog.look()
+                for run in found:
+                    self._consider(run)
+            except (StepwiseError, RunStopped) as error:
+                if self._terms.once:
+                    raise
+                self._say("problem", None, f"the runs in {url} cannot be looked at: {error}")
+                continue
+            there = {run.key for run in found}
+            for known in (self._plans, self._left, self._faults):
+                for key in [key for key in known if key[0] == url and key not in there]:
+                    del known[key]
+        self._sweep()
+
+    def _renew_bell(self, url: str) -> None:
+        """Listen to a bell anew, since the store may have been put back from a backup."""
+        backlog, before = self._backlogs[url], self._bells.get(url)
+        fresh = Bell(backlog.store, backlog.seal)
+        fresh.look()
+        for run_id in before.look() if before is not None else ():
+            self._look_at(url, run_id)
+        self._bells[url] = fresh
+
+    def _hear(self) -> None:
+        """Look at the runs that somebody rang for."""
+        for url, bell in self._bells.items():
+            with contextlib.suppress(StepwiseError, RunStopped):  # the next scan reports it
+                for run_id in bell.look():
+                    self._look_at(url, run_id)
+
+    def _look_at(self, url: str, run_id: str) -> None:
+        run = self._backlogs[url].look_at(run_id)
+        if run is not None:
+            self._plans.pop(run.key, None)
+            self._consider(run)
+
+    def _sweep(self) -> None:
+        """Look into a few inboxes: a ring may have been lost."""
+        if not self._swept:
+            self._swept.extend(
+                key for key, plan in self._plans.items() if plan.run.facts.status == "suspended"
+            )
+        for _ in range(min(_SWEPT, len(self._swept))):
+            key = self._swept.popleft()
+            plan = self._plans.get(key)
+            if plan is not None and plan.at > clock.now():
+                with contextlib.suppress(StepwiseError, RunStopped):
+                    self._look_at(*key)
+
+    # -- deciding --------------------------------------------------------------------------------
+
+    def _consider(self, run: UnfinishedRun) -> None:
+        """Plan when a run goes on, or leave it; one that cannot be read stops no other."""
+        try:
+            self._decide(run)
+        except (StepwiseError, RunStopped) as error:
+            self._failed += 1
+            self._say("problem", run, f"it cannot be read: {error}")
+
+    def _decide(self, run: UnfinishedRun) -> None:
+        key, facts, only = run.key, run.facts, self._terms.only
+        if key in self._jobs or (only and facts.run_id not in only) or self._is_left(run):
+            return
+        known = self._plans.get(key)
+        if known is not None and known.run.facts == facts:
+            return
+        why = run.why()
+        if why is None and facts.status == "running":
+            self._plans.pop(key, None)  # somebody executes it
+            return
+        try:
+            definition = known_workflow(facts.workflow).definition
+        except ConfigurationError as error:
+            self._leave_strange(run, error)
+            return
+        if why == "crashed":
+            self._plan_after_death(run, definition.code)
+        else:
+            self._plan(_Plan(run, run.until if why is None else clock.now()))
+
+    def _leave_strange(self, run: UnfinishedRun, error: ConfigurationError) -> None:
+        """Leave a run whose workflow is not known here; the first ones are named."""
+        unknown = run.facts.workflow not in self._strange
+        self._strange.add(run.facts.workflow)
+        self._left[run.key] = _LeftAlone(run, 0)
+        if unknown or len(self._left) <= _NAMED:
+            text, command = str(error), tuple[str, ...]()
+            why = "its workflow is not in these modules" if "knows no workflow" in text else text
+            try:
+                command = tuple(self._terms.continuing(run.run))
+            except StepwiseError as problem:
+                why = f"{why}; {problem}"
+            self._say("left", run, why, command=command)
+
+    def _plan_after_death(self, run: UnfinishedRun, code: str) -> None:
+        deaths = deaths_of(*run, code)
+        if self._terms.only:
+            self._plan(_Plan(run, clock.now()))
+        elif deaths.are_deadly:
+            why = f"its process died {deaths.stuck} times at the same step"
+            self._failed += 1
+            self._leave(run, why, self._terms.alone(run.run), status="stuck")
+        else:
+            wait = min(_LONGEST, 2.0 ** (deaths.attempts - 1)) if deaths.attempts else 0.0
+            if not deaths.attempts and is_submitted(run):
+                wait = _OWN_TASK
+            alone = deaths.stuck >= DEADLY - 1 and bool(self._terms.alone(run.run))
+            self._plan(_Plan(run, deaths.at + wait, alone))
+
+    def _plan(self, plan: _Plan) -> None:
+        key = plan.run.key
+        self._plans[key] = plan
+        if plan.at < math.inf and (plan.at, key) not in self._moments:
+            self._moments.add((plan.at, key))
+            heapq.heappush(self._agenda, (plan.at, plan.run.facts.created_at, key))
+
+    def _is_left(self, run: UnfinishedRun) -> bool:
+        left = self._left.get(run.key)
+        if left is None:
+            return False
+        if left.run.facts == run.facts and left.last in (0, _last(run)):
+            return True
+        del self._left[run.key]
+        return False
+
+    def _leave(
+        self,
+        run: UnfinishedRun,
+        detail: str,
+        command: Sequence[str] = (),
+        *,
+        last: int = 0,
+        status: str = "",
+    ) -> None:
+        """Leave a run until something about it changes, and say so once."""
+        self._left[run.key] = _LeftAlone(run, last)
+        self._say("left", run, detail, command=command, status=status)
+
+    def _say(
+        self,
+        kind: Kind,
+        run: UnfinishedRun | None,
+        detail: str = "",
+        *,
+        status: str = "",
+        command: Sequence[str] = (),
+    ) -> None:
+        about = run.key if run is not None else ("", "")
+        if kind in ("left", "problem"):
+            if (about, detail) in self._said:
+                return
+            self._said.add((about, detail))
+        if run is not None and not status:
+            status = "crashed" if run.facts.status == "running" else run.facts.status
+        self._report(Happening(kind, run.run if run else None, status, detail, tuple(command)))
+
+    def _tell_of_others(self) -> None:
+        """Report what was not due, in the end."""
+        for plan in sorted(self._plans.values(), key=lambda each: each.at):
+            if plan.run.facts.status == "suspended":
+                self._say("left", plan.run, _waits_for(plan.run))
+            else:
+                ahead = max(0.0, plan.at - clock.now())
+                why = "it was submitted" if is_submitted(plan.run) else "its process died"
+                detail = f"{why}; it is tried again in {ahead:.0f} s"
+                self._say("left", plan.run, detail)
+
+    # -- executing -------------------------------------------------------------------------------
+
+    def _begin_due(self) -> None:
+        """Begin the runs whose moment has come, the longest due first."""
+        now = clock.now()
+        latest = min(now, self._horizon)
+        while self._agenda and self._agenda[0][0] <= latest and not self._is_ending:
+            if len(self._jobs) >= self._terms.most:
+                return
+            at, _, key = heapq.heappop(self._agenda)
+            self._moments.discard((at, key))
+            plan = self._plans.get(key)
+            if plan is not None and plan.at == at and key not in self._jobs:
+                del self._plans[key]
+                self._begin(plan)
+
+    def _begin(self, plan: _Plan) -> None:
+        job = self._jobs[plan.run.key] = Underway(plan.run, self._news.put)
+        engine = self._apart if plan.alone else self._engine
+        if engine is self._here:
+            self._say("begun", plan.run)
+            engine.begin(job)
+        else:
+            self._say("begun", plan.run, engine.begin(job))
+
+    # -- how it ended ----------------------------------------------------------------------------
+
+    def _note_end(self, job: Underway) -> None:
+        """Take note of an end; if the store is not there, that is found out later."""
+        try:
+            self._ended(job)
+        except StoreError as error:
+            if self._terms.once or self._is_ending:
+                raise
+            self._plan(_Plan(job.run, clock.now() + self._pause_after_fault(job.run)))
+            self._say("problem", None, f"{job.run.facts.run_id}: {error_text(error)}")
+
+    def _pause_after_fault(self, run: UnfinishedRun) -> float:
+        """Return the seconds until a run is tried again that the store failed."""
+        number = self._faults[run.key] = self._faults.get(run.key, 0) + 1
+        return min(_LONGEST, 2.0**number)
+
+    def _ended(self, job: Underway) -> None:
+        """Take note of a run that is not executed here any more."""
+        run, error = job.run, job.error
+        del self._jobs[run.key]
+        if isinstance(error, RunBusyError) or (
+            isinstance(error, LeaseLostError) and run.store.owner(run.facts.run_id) is not None
+        ):
+            self._say("ended", run, "another process executes it", status="running")
+            return
+        backlog = self._backlogs[run.store.url]
+        now = backlog.look_at(run.facts.run_id)
+        status = run.run.status if now is None else now.facts.status
+        waits = now is not None and status == "suspended" and now.facts != run.facts
+        if now is None or waits:
+            self._faults.pop(run.key, None)
+            self._failed += status in ("failed", "interrupted")
+            if not (job.told or (job.lost and self._is_ending)):
+                how = error_line(preview(error)) if error is not None else ""
+                self._say("ended", run, _waits_for(now) if now is not None else how, status=status)
+        elif not job.lost and not self._is_ending:
+            self._stopped(now, error, refused=job.refused)
+            return
+        elif not job.told:
+            why = "its process died" if error is None else error_text(error)
+            detail = "it goes on at the next start" if self._is_ending else why
+            self._say("ended", run, detail, status="crashed")
+        if now is None or self._is_ending:
+            return
+        if waits and now.facts.waits == run.facts.waits:  # it was woken for nothing
+            self._plan(_Plan(now, max(clock.now() + 1.0, now.until)))
+        else:
+            self._consider(now)
+
+    def _stopped(self, run: UnfinishedRun, error: BaseException | None, *, refused: bool) -> None:
+        """Decide what becomes of a run that stopped, and has not ended."""
+        self._failed += 1
+        lost = isinstance(error, (CorruptStoreError, JournalLostError))
+        if isinstance(error, (StoreError, LeaseLostError, MemoryError)) and not lost:
+            self._plan(_Plan(run, clock.now() + self._pause_after_fault(run)))
+            self._say("problem", run, error_text(error))
+            return
+        text = "" if error is None else error_text(error) or type(error).__name__
+        why = "it cannot be called" if refused else "it stopped"
+        self._leave(run, f"{why}: {text}", last=_last(run))
+
+    def _drain(self) -> None:
+        """Give what is in progress time to come to a good place."""
+        if not self._jobs:
+            return
+        self._say("draining", None, f"{count(len(self._jobs), 'run')} in progress")
+        with drained():
+            for engine in {id(each): each for each in (self._engine, self._apart)}.values():
+                engine.drain()
+            until = time.monotonic() + settings.grace()
+            while self._jobs and self._stops < 2 and time.monotonic() < until:
+                self._take_news(min(1.0, until - time.monotonic()))
+        record_end_of_process()
+
+
+def _behind() -> float:
+    """Return by how much the time of day is behind a clock that nobody sets."""
+    return clock.elapsed() - clock.now()
+
+
+def _waits_for(run: UnfinishedRun) -> str:
+    return f"waits {'; '.join(map(str, pending(run.facts)))}"
+
+
+def _last(run: UnfinishedRun) -> int:
+    return newest_mark(run.store, run.seal, run.facts.run_id).last

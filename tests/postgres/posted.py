@@ -1,0 +1,18 @@
+"""Batches of the tests of what is posted and lost."""
+
+import os
+import socket
+
+from stepwise.stores import Batch, Owner
+
+ME = Owner(os.getpid(), socket.gethostname(), 1.5, "thread a")
+
+
+def draft(name, data=b"locals", **more):
+    """A checkpoint, which is not waited for."""
+    return Batch(put={name: data}, durable=False, **more)
+
+
+def record(number, **more):
+    """A record, with its mark."""
+    return Batch(((number, b"record %d" % number),), mark=b"mark %d" % number, **more)
