@@ -95,9 +95,9 @@ class Process:
         self.process.send_signal(number)
         self.end()
 
-    def end(self):
-        """What it still prints, when nothing is said to it any more."""
-        text, _ = self.process.communicate(timeout=SECONDS)
+    def end(self, said=""):
+        """What it still prints, when nothing else is said to it; it may have ended already."""
+        text, _ = self.process.communicate(said, timeout=SECONDS)
         return text
 
 
@@ -246,9 +246,7 @@ def test_disk_full(agent):
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
 
     agent.edit("return topic.upper()", 'return topic.upper() + " " * 300_000')
-    process = agent.start(preexec_fn=no_space)
-    process.say()
-    text = process.end()
+    text = agent.start(preexec_fn=no_space).end("\n")
     assert "StoreError" in text
     assert str(database.parent) in text
     agent.edit(' + " " * 300_000', "")
