@@ -36,12 +36,7 @@ _USAGE = """%stepwise COMMAND
   locals RUN           the variables at its last checkpoint
 
 RUN is an id, the beginning of one, or . for the run of this notebook."""
-_COMMANDS = {
-    "runs": (0, 1),
-    "show": (0, 1),
-    "forget": (1, 2),
-    "locals": (1, 1),
-}  # words that follow
+_COMMANDS = {"runs": (0, 1), "show": (0, 1), "forget": (1, 2), "locals": (1, 1)}  # words after
 
 
 def load_ipython_extension(shell: Any) -> None:
