@@ -1,7 +1,7 @@
 """The progress of a run, shown live in a notebook or on a terminal.
 
 On a terminal, progress is a line at the bottom of stderr.  The line is erased before anything else
-is written to stdout or stderr, and drawn again afterwards.  So the line never stands in the middle
+is written to stdout or stderr, and drawn again afterwards.  So the line never appears in the middle
 of the program's own output.
 
 In a notebook, progress has a separate output, which does not mix with prints of the cell.  The

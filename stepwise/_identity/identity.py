@@ -304,7 +304,7 @@ def lenient(
     masking: bool = False,
     exactly: bool = False,
 ) -> tuple[bytes, list[object]]:
-    """Encode a value that nobody chose to be part of an identity.
+    """Encode a value that the user did not choose as part of an identity.
 
     A value without a digest counts by its class, or by the known fields of that class, in its
     place; other values count by their contents.
@@ -478,7 +478,7 @@ class _Lenient(Encoder):
         return encoded
 
     def code(self, function: types.FunctionType) -> bytes:
-        """Encode a function by its name, captured variables and defaults, but not by its text."""
+        """Encode a function by its name, captured variables and defaults, not by its text."""
         known = self.met.get(id(function))
         if known is not None and known[1] is not None:
             return known[1]
@@ -1134,7 +1134,7 @@ def _is_injected(annotation: Any, names: _AnnotationNames) -> bool:
     if isinstance(annotation, str):
         try:
             annotation = eval(annotation, {}, names)  # noqa: S307
-        except Exception:  # an annotation may be anything; then it is not one of ours
+        except Exception:  # an annotation may be anything; one that fails is not injected
             return False
         return not isinstance(annotation, str) and _is_injected(annotation, names)
     if isinstance(annotation, _Unknown):

@@ -111,7 +111,7 @@ class Leaves:
         return place.around if place is not None else subject
 
     def place(self, part: str) -> PartPlace | None:
-        """Return where a part stands, or will stand; ``None`` for parts of the subject itself."""
+        """Return the place, even a future one, of a part; ``None`` for the subject's own parts."""
         place = self.places.get(part)
         if place is None and self.nodes:
             outer, _, name = part.rpartition(".")

@@ -229,7 +229,7 @@ def start_of_log(store: Store, seal: Seal, name: str) -> Position:
     try:
         last, link = seal.open(named(START, name), data).header
     except DamagedError:
-        return Position()  # the missing records before the first one are reported as lost
+        return Position()  # the records before the first are then reported as lost
     return Position(last, bytes.fromhex(link))
 
 

@@ -438,7 +438,7 @@ class Compensated(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """The journal was put back from a backup, which lacks everything recorded since."""
+    """The journal was put back from a backup that lacks everything recorded since."""
 
     at: float = 0.0
 
@@ -790,7 +790,7 @@ def plus(before: Sums, more: Mapping[str, Any]) -> Sums:
 
 
 def together(*all_of: Sums) -> Sums:
-    """Return the sum of several sums."""
+    """Add several sums."""
     usd, tokens, steps, seconds, at_least, _ = zip(NO_SUMS, *all_of, strict=True)
     return Sums(sum(usd), sum(tokens), sum(steps), sum(seconds), any(at_least))
 

@@ -319,7 +319,7 @@ def load_seal() -> Seal:
     path = os.path.join(settings.home(), "key")
     try:
         keys = _from_file_if_any(path)
-        if not keys:  # not in an except block, whose exception would be shown with any other
+        if not keys:  # outside of the except block, whose exception would show up in later ones
             _make(path)
             keys = _from_file(path)
     except OSError as error:

@@ -302,7 +302,7 @@ def _compile(
     flags = original.co_flags & _FUTURE_FLAGS
     pytest = function.__globals__.get("@pytest_ar")  # in a module whose assertions it rewrote
     try:
-        with warnings.catch_warnings():  # compiling the original has shown them already
+        with warnings.catch_warnings():  # compiling the original has shown the warnings already
             warnings.simplefilter("ignore")
             if pytest is not None:
                 pytest.rewrite_asserts(module, b"", original.co_filename)
@@ -326,7 +326,7 @@ def _renamed(code: types.CodeType, old: str, new: str) -> types.CodeType:
     code = code.replace(co_consts=tuple(named(constant) for constant in code.co_consts))
     if sys.version_info >= (3, 11) and f"{code.co_qualname}.".startswith(f"{old}."):
         code = code.replace(co_qualname=new + code.co_qualname.removeprefix(old))
-    return code  # otherwise a name in it is declared ``global``, and must not be mangled
+    return code  # else a name in the code is declared ``global``, and must not be mangled
 
 
 def _bare(argument: ast.arg) -> ast.arg:

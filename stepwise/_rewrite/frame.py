@@ -15,7 +15,7 @@ from typing import Any
 from stepwise._values.reducers import Iterating, gives_itself
 
 pending: ContextVar[Frame | None] = ContextVar("stepwise_pending_frame", default=None)
-"""The frame that the next rewritten function to be entered in this context takes."""
+"""The frame for the next rewritten function that is entered in this context."""
 
 
 enter: Callable[[], Frame | None] = pending.get
@@ -152,7 +152,7 @@ class Frame:
         """Note that the managers of a ``with`` statement are about to be evaluated."""
 
     def manager(self, number: int, index: int, manager: Any) -> Any:
-        """Return the manager to enter, given a manager that has just been evaluated."""
+        """Return the context manager to enter in the place of an evaluated one."""
         return manager
 
 

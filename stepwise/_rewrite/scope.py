@@ -44,7 +44,7 @@ def visited_in(names: Iterable[str]) -> set[int]:
 def placed(nodes: Sequence[ast.stmt], like: ast.AST) -> list[ast.stmt]:
     """Give new statements the place of an old node; ``complete`` places the nodes inside them."""
     for node in nodes:
-        if not hasattr(node, "lineno"):  # nodes of the user keep their own
+        if not hasattr(node, "lineno"):  # the user's nodes keep their own place
             _put(node, like)
     return list(nodes)
 
@@ -130,7 +130,7 @@ class _HideNames(ast.NodeTransformer):
         return ast.fix_missing_locations(ast.copy_location(call, node))
 
     def _leave(self, node: ast.AST) -> ast.AST:
-        return node  # a scope of its own, which has no hidden names
+        return node  # a separate scope, which has no hidden names
 
     visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _leave  # noqa: N815
 

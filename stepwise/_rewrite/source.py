@@ -44,7 +44,7 @@ class Source:
     def parse(self) -> FunctionNode | None:
         """Return a fresh syntax tree, which the caller may change; ``None`` without source."""
         try:
-            with warnings.catch_warnings():  # compiling the code has shown them already
+            with warnings.catch_warnings():  # compiling the code has shown the warnings already
                 warnings.simplefilter("ignore")
                 if self._block:
                     module = _parsed_block(self._block)
@@ -97,7 +97,7 @@ def _block(lines: list[str]) -> tuple[str, ast.Module]:
         code = line.lstrip()
         if not code or code[0] == "#" or _column(line) > _column(lines[0]):
             continue
-        if looks == _LOOKS or code != line.lstrip(" \t"):  # after a form feed columns count anew
+        if looks == _LOOKS or code != line.lstrip(" \t"):  # a form feed restarts the columns
             break
         looks += 1
         found = "".join(lines[:number])
@@ -105,7 +105,7 @@ def _block(lines: list[str]) -> tuple[str, ast.Module]:
             tree = _parsed_block(found)
             if isinstance(_first(tree), (ast.FunctionDef, ast.AsyncFunctionDef)):
                 return found, tree
-            break  # the file is not the one of the function
+            break  # the file is not the function's file
     found = "".join(inspect.getblock(lines))
     return found, _parsed_block(found)
 

@@ -11,7 +11,7 @@ The *walk* moves the branches along the edges, side by side.  A branch's view de
 took, never on the speed of other branches.  Each branch carries its own memory, and a join merges
 the branches that meet.  So a resumed execution sees what an undisturbed one would have seen.
 
-The *execution* decides which run stands behind a call, where the run resumes, and how it ends.
+The *execution* decides which run a call belongs to, where the run resumes, and how it ends.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 _ATOMS = (str, bytes, int, bool)
-_FIXED = frozenset({*_ATOMS, float, type(None)})  # types of values that are their own copies
+_FIXED = frozenset({*_ATOMS, float, type(None)})  # types of values that need no copy
 
 
 def _print_of(value: Any) -> object:
@@ -737,7 +737,7 @@ class Walk:
                     token = token.wrote(finished.record)
                 offered = self._answer.take(token) if self._answer is not None else None
                 finished.answer = await self._visits.answer(token, offered)
-        except BaseException as error:  # raised by run(), once the others have ended
+        except BaseException as error:  # raised by run(), once the other branches have ended
             finished.error = error
         self._ring()  # the task is done by the time run() looks
         return finished

@@ -309,7 +309,7 @@ def replay(shell: Any, items: list[Item]) -> None:
 # -- session --------------------------------------------------------------------------------------
 
 
-_CELLS = "stepwise.notebook"  # the module that cells are steps of
+_CELLS = "stepwise.notebook"  # the module name of cells, as steps
 
 Cell = Piece
 
@@ -572,7 +572,7 @@ class StepMagic:
             if not parse_cell(self.shell.transform_cell(body)).awaits:
                 return lines
         except SyntaxError:
-            return lines  # reported on execution
+            return lines  # executing the cell reports it
         return [f"await get_ipython().{ATTRIBUTE}.astep({options!r}, {body!r})\n"]
 
     def _understand(self, line: str, cell: str) -> _Job:
@@ -681,7 +681,7 @@ class StepMagic:
             exec(self.shell.compile(job.code.definitions, file, "exec"), variables)  # noqa: S102
             value = self.notebook.load(entry)
         except MemoryError:
-            raise  # not a reason to run a done cell again
+            raise  # no reason to run a finished cell again
         except Exception as error:
             notice(f"cell {job.name!r} is done, but runs again, since {_told(error)}")
             return False

@@ -84,7 +84,7 @@ class StoreContract:
         assert store.owner("run") is None
 
     def test_records_come_back_in_order(self, tmp_path: Path) -> None:
-        """Records come back in the order of their numbers; ``after`` skips those up to a number."""
+        """Records come back in the order of their numbers; ``after`` skips earlier records."""
         store, epoch = self._begin(tmp_path)
         for numbers in ((1, 2), (3,), range(4, 13)):
             store.write("run", epoch, _numbered(*numbers))

@@ -205,9 +205,9 @@ class crash_at:  # noqa: N801
 
     Args:
         step: the decorated function, or its name.
-        when: ``"before"`` its body runs (a side effect is announced by then), ``"after"`` the body
-            has run but nothing is recorded, or ``"recorded"``: the outcome is recorded, but has not
-            reached the workflow.
+        when: ``"before"`` the body of the step runs (a side effect is announced by then).  Or
+            ``"after"``: the body has run, but nothing is recorded.  Or ``"recorded"``: the outcome
+            is recorded, but has not reached the workflow.
         call: the execution of the step at which to crash, counted from 1.
 
     Raises:
