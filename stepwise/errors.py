@@ -17,9 +17,9 @@
     ├── OutsideRunError                  a step called where its run is not visible
     ├── StepFailedError                  the summary of an exception that could not be recorded
     ├── StepTimeoutError (TimeoutError)  an attempt took longer than its timeout
-    ├── StreamChangedError               a stream that was left began otherwise the second time
+    ├── StreamChangedError               an abandoned stream began differently on repeat
     ├── WaitTimeoutError (TimeoutError)  nothing came for wait_for() or approve() in time
-    ├── ApprovalDenied                   a person refused what a call asked for
+    ├── ApprovalDenied                   a person refused a call
     ├── RunEndedError                    a signal or an answer for a run that has ended
     ├── SignalRefusedError (ValueError)  the run does not wait for a value like this one
     └── WorkerDiedError                  the worker that executed a step's body died
@@ -31,13 +31,13 @@
     │   └── JournalLostError             records that existed are gone
     ├── RunOwnedError                    inside a run: another process is executing its child run
     ├── LeaseLostError                   another process took the run over
-    ├── RunSuspended                     all that is left is to wait; the run goes on later
-    ├── RunCancelled                     somebody cancelled the run
+    ├── RunSuspended                     nothing is left but to wait; the run resumes later
+    ├── RunCancelled                     a person cancelled the run
     ├── RunTimeoutError                  the run took longer than its workflow's timeout
-    └── BudgetExceeded                   the run has spent what it may
+    └── BudgetExceeded                   the run has used up its budget
 
     StepwiseWarning (UserWarning)
-    ├── ArgumentMutatedWarning           a step changed what it was given, beyond repeating
+    ├── ArgumentMutatedWarning           an answer cannot repeat a change of arguments
     ├── ArgumentsChangedWarning          a side effect was answered though its arguments changed
     ├── UnusedRecordWarning              a recorded side effect was not reached again
     ├── UnrecordedCallWarning            a step ran without being recorded
