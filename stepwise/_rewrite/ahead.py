@@ -147,7 +147,7 @@ def mentions(function: ast.AST) -> Counter[str]:
 
 
 def loop_over_file(node: ast.With | ast.AsyncWith, mentioned: Counter[str]) -> ast.For | None:
-    """Return the only loop in a ``with ... as file`` block that reads the file, once.
+    """Return the loop over the file of a ``with ... as file``, if nothing else mentions the file.
 
     Args:
         mentioned: how often the function mentions each name.
