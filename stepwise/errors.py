@@ -17,9 +17,9 @@
     ├── OutsideRunError                  a step called where its run is not visible
     ├── StepFailedError                  the summary of an exception that could not be recorded
     ├── StepTimeoutError (TimeoutError)  an attempt took longer than its timeout
-    ├── StreamChangedError               a stream that was left began otherwise the second time
+    ├── StreamChangedError               an abandoned stream began differently on repeat
     ├── WaitTimeoutError (TimeoutError)  nothing came for wait_for() or approve() in time
-    ├── ApprovalDenied                   a person refused what a call asked for
+    ├── ApprovalDenied                   a person refused a call
     ├── RunEndedError                    a signal or an answer for a run that has ended
     ├── SignalRefusedError (ValueError)  the run does not wait for a value like this one
     └── WorkerDiedError                  the worker that executed a step's body died
@@ -31,13 +31,13 @@
     │   └── JournalLostError             records that existed are gone
     ├── RunOwnedError                    inside a run: another process is executing its child run
     ├── LeaseLostError                   another process took the run over
-    ├── RunSuspended                     all that is left is to wait; the run goes on later
-    ├── RunCancelled                     somebody cancelled the run
+    ├── RunSuspended                     nothing is left but to wait; the run resumes later
+    ├── RunCancelled                     a person cancelled the run
     ├── RunTimeoutError                  the run took longer than its workflow's timeout
-    └── BudgetExceeded                   the run has spent what it may
+    └── BudgetExceeded                   the run has used up its budget
 
     StepwiseWarning (UserWarning)
-    ├── ArgumentMutatedWarning           a step changed what it was given, beyond repeating
+    ├── ArgumentMutatedWarning           an answer cannot repeat a change of arguments
     ├── ArgumentsChangedWarning          a side effect was answered though its arguments changed
     ├── UnusedRecordWarning              a recorded side effect was not reached again
     ├── UnrecordedCallWarning            a step ran without being recorded
@@ -95,19 +95,20 @@ __all__ = [
 
 
 class _Facts(BaseException):
-    """Message first, facts as attributes; ``BaseException.__reduce__`` then pickles both."""
+    """An exception with a message and facts; ``BaseException.__reduce__`` then pickles both."""
 
     def __init__(self, message: str | None = None, **facts: Any) -> None:
         super().__init__(message or _message(type(self)))
         self.__dict__.update(facts)
 
     def __str__(self) -> str:
-        # Not the inherited one: LookupError's children and OSError format their arguments.
+        # The inherited method would not do: LookupError's children and OSError format their
+        # arguments.
         return escaped(str(self.args[0]))
 
 
 def escaped(text: str) -> str:
-    r"""Return a text with what a terminal or a browser would obey written as ``\x1b``."""
+    r"""Return a text whose characters that a terminal or browser obeys are written as ``\x1b``."""
     if text.isprintable():
         return text
     return "".join(
@@ -135,8 +136,8 @@ class StepwiseError(_Facts, Exception):
 class ConfigurationError(StepwiseError):
     """A setting cannot be used.
 
-    Cause: A setting, an option, an environment variable or a key has a value that cannot mean
-    anything, two of them exclude each other, or a package of an extra is not installed.
+    Cause: A setting, an option, an environment variable or a key has an invalid value, two of them
+    exclude each other, or a package of an extra is not installed.
 
     What to do: The message names the setting, its value and the values that it takes. Correct it,
     and start the program again.
@@ -177,9 +178,9 @@ class RunConflictError(StepwiseError):
     Cause: `options(run_id=...)` named a run that was begun with other arguments, of another
     workflow, or with other state of the instance or of captured variables. Its records cannot
     answer this call. The message shows both calls, and what differs. Or a run was to be copied into
-    a store that holds another history of it: both went on after an earlier copy. Or a new run would
-    begin beside an unfinished one with side effects, of a workflow that the file no longer has:
-    renamed, it would repeat them.
+    a store that holds another history of the run: both continued after an earlier copy. Or a new
+    run would begin beside an unfinished run with side effects, whose workflow is no longer in the
+    file. If that workflow was renamed, the new run would repeat the side effects.
 
     What to do: Give this call another run id. Continue the run of a renamed workflow with
     `STEPWISE_RESUME=RUN`, or begin anew with `.options(fresh=True)`. If the argument should not
@@ -197,8 +198,8 @@ class ThreadMovedOnError(StepwiseError):
 
     Cause: A graph with a `StepwiseSaver` was executing, and meanwhile another process, thread or
     task stored checkpoints after the one that it continues: this process was suspended while
-    another one took the thread over, or two requests came for one thread. Its own checkpoint would
-    have become the newest one, and hidden the work of the other.
+    another took the thread over, or two requests came for one thread. A checkpoint of this process
+    would have become the newest, and hidden the work of the other writer.
 
     What to do: Invoke the graph again; it continues at the newest checkpoint. Code that means to
     branch gives the `checkpoint_id` of the older checkpoint in its config, or makes the saver with
@@ -216,9 +217,9 @@ class RunBusyError(StepwiseError):
     Cause: A process, thread or task that is alive holds the lease of the run: the program was
     started twice, or one request came twice.
 
-    What to do: Let the other one finish, and follow it with `stepwise watch RUN`. A workflow with
-    `on_owned="wait"` waits for its result; with `on_owned="skip"` it leaves the run alone. If the
-    calls are meant to be two runs, use `start="new"` or another run id.
+    What to do: Let the other execution finish, and follow it with `stepwise watch RUN`. A workflow
+    with `on_owned="wait"` waits for its result; with `on_owned="skip"` it leaves the run alone. If
+    the calls are meant to be two runs, use `start="new"` or another run id.
     """
 
     run_id: str
@@ -230,7 +231,7 @@ class RunSkipped(StepwiseError):  # noqa: N818 -- not an error: the caller asked
 
     Cause: Somebody else is executing the run, and the workflow has `on_owned="skip"`.
 
-    What to do: Catch it where the workflow is called, and go on with other work.
+    What to do: Catch it where the workflow is called, and continue with other work.
     `workflow.execute(...)` returns the run instead of raising.
     """
 
@@ -254,10 +255,10 @@ class CodeChangedError(StepwiseError):
 class DigestError(StepwiseError, TypeError):
     """This value cannot be part of an identity: equal values would not give equal digests.
 
-    Cause: An argument distinguishes calls by its value, but the call uses that up: a generator, an
-    open file, a stream; or it is data of a kind that is not known here. In the result of `key=`, in
-    the input of a graph and in the state of a step loop, a client or a lock is an error, too; as an
-    argument it counts by its class. The message says where.
+    Cause: An argument distinguishes calls by its value, but the call uses the value up: a
+    generator, an open file, a stream; or it is data of a kind that is not known here. In the result
+    of `key=`, in the input of a graph and in the state of a step loop, a client or a lock is an
+    error, too; as an argument it counts by its class. The message says where.
 
     What to do: Pass a list of what a generator or stream yields. Leave another parameter out of the
     identity with `ignore=("name",)`, or choose with `key=` what distinguishes two calls.
@@ -331,8 +332,7 @@ class StepTimeoutError(StepwiseError, TimeoutError):
     function runs on in its thread, and its late result is dropped.
 
     What to do: Raise the timeout, or let `retries=` try again: this error counts as a failed
-    attempt. Better, give the client inside the step a timeout of its own, which stops the work as
-    well.
+    attempt. Better, give the client inside the step its own timeout, which stops the work as well.
     """
 
     step: str
@@ -343,11 +343,11 @@ class StreamChangedError(StepwiseError):
     """A stream that was left before its end began in another way when it was requested again.
 
     Cause: An earlier attempt of the run closed the stream of a model before its end, so that only
-    its beginning is recorded; the code now reads on. What a model says a second time cannot be
-    joined to what it said the first time.
+    its beginning is recorded; the code now reads on. The second response of a model cannot be
+    joined to the first.
 
-    What to do: Run the program again: the old beginning is forgotten, and the request is made anew,
-    as a whole.
+    What to do: Run the program again: the old beginning is forgotten, and the whole request is made
+    again.
     """
 
     run_id: str
@@ -356,11 +356,11 @@ class StreamChangedError(StepwiseError):
 class WaitTimeoutError(StepwiseError, TimeoutError):
     """The message or answer that the run waited for did not come in time.
 
-    Cause: `wait_for(..., timeout=...)` or `approve(..., timeout=...)` waited as long as it was to
-    wait, over all attempts of the run, and nobody sent or answered anything.
+    Cause: `wait_for(..., timeout=...)` or `approve(..., timeout=...)` reached its timeout, counted
+    over all attempts of the run, and nobody sent or answered anything.
 
-    What to do: Catch it in the workflow and go on without, or send what is missing and start the
-    program again: a run that ended with this error waits anew.
+    What to do: Catch it in the workflow and continue without, or send the missing message and start
+    the program again: a run that ended with this error waits anew.
     """
 
     run_id: str
@@ -391,7 +391,7 @@ class RunEndedError(StepwiseError):
     been cancelled.
 
     What to do: Look at the run with `stepwise show RUN`. Resume a run that failed or was cancelled,
-    then send: what is sent to a run in progress, or to one that waits, reaches it.
+    then send again: a run in progress or a waiting run receives it.
     """
 
     run_id: str
@@ -465,8 +465,8 @@ class StoreError(RunStopped):
     """The store could not be read or written.
 
     Cause: The disk is full or read-only, the folder belongs to another user, was deleted during the
-    run, lies on a network file system, or was made by a newer version of stepwise. Of a store on
-    Postgres: the server stayed away for longer than `patience_seconds`, or refused. The message has
+    run, lies on a network file system, or was made by a newer version of stepwise. With a store on
+    Postgres, the server stayed away for longer than `patience_seconds`, or refused. The message has
     the place and the cause.
 
     What to do: Remove the cause and start the program again: nothing that was recorded is lost.
@@ -544,7 +544,7 @@ class RunSuspended(RunStopped):
     waits: Any
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython shows instead of a traceback: nothing has failed."""
+        """Return the text that IPython shows instead of a traceback: nothing has failed."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -569,7 +569,7 @@ class RunTimeoutError(RunStopped):
     Cause: `@workflow(timeout=...)` counts the seconds since the run began, over all attempts, with
     the time in which it waited or nobody executed it.
 
-    What to do: Start the program again with a longer timeout: the run goes on where it stopped.
+    What to do: Start the program again with a longer timeout: the run resumes where it stopped.
     """
 
     timeout: float
@@ -578,12 +578,12 @@ class RunTimeoutError(RunStopped):
 class BudgetExceeded(RunStopped):
     """The run has spent what it may.
 
-    Cause: The steps so far have spent what `@workflow(budget=...)` allows, or more. What was in
-    flight was recorded; no other step began. `err.spent` and `err.budget` have the amounts.
+    Cause: The steps so far have spent what `@workflow(budget=...)` allows, or more. Steps in flight
+    were recorded; no further step began. `err.spent` and `err.budget` have the amounts.
 
-    What to do: Look with `stepwise show RUN` what it was spent for. With a larger budget,
+    What to do: See with `stepwise show RUN` what the budget was spent on. With a larger budget,
     `.options(budget=...)`, the next start continues where the run stopped. Until then the run is
-    `interrupted`: nothing brings it back by itself.
+    `interrupted`: nothing resumes it automatically.
     """
 
     spent: Any
@@ -603,10 +603,10 @@ class StepwiseWarning(UserWarning):
 class ArgumentMutatedWarning(StepwiseWarning):
     """A step changed what it was given in a way that an answer cannot repeat; return the change.
 
-    Cause: An answer from the journal puts back what the body changed in its arguments, ``self``
-    and captured variables. It cannot where the change is never recorded (a secret, an ignored
-    argument) or has no place (an iterator, another size of an array), where another call held the
-    object too, or where the object was changed in between.
+    Cause: An answer from the journal puts back what the body changed in its arguments, ``self`` and
+    captured variables. That is impossible if the change is never recorded (a secret, an ignored
+    argument) or has no place (an iterator, another size of an array). It is also impossible if
+    another call held the object too, or if the object was changed in between.
 
     What to do: Return the change, and apply it in the workflow. The message names its path.
     """
@@ -654,7 +654,7 @@ class RunWarning(StepwiseWarning):
     was answered by a run of another process, or the like. The message names the place.
 
     What to do: Read the message once and choose one of its ways out. The results are right either
-    way; it says what a crash would cost.
+    way; the message says what a crash would cost.
     """
 
 

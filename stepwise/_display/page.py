@@ -1,7 +1,7 @@
-"""A run as one HTML page, which a colleague opens: no network, no other file, nothing executed.
+"""A run as one HTML page that a colleague can open: no network, no other file, no other code.
 
-The Content-Security-Policy of the page allows its own style and its own script, by their digests,
-and nothing else.  The script filters the steps; without it everything can be read as well.
+The Content-Security-Policy of the page allows only the page's own style and script, by their
+digests.  The script filters the steps; without the script everything stays readable.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from stepwise._display.render import Content, Markup, RunShown, markup, tag, tim
 from stepwise._display.terminal import duration_text, when
 from stepwise._runtime.messages import shell_word
 
-_LINES = 2000  # of source
-_COMPARED = 5000  # characters of arguments
+_LINES = 2000  # of source shown
+_COMPARED = 5000  # characters of arguments compared
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,10 @@ class SourceShown:
     """The source of a workflow.
 
     Args:
-        file: its name.
+        file: the name of the file.
         first: the number of the first line.
-        here: the number of the line at which the run resumes, or stopped; 0 if it is not known.
+        lines: the lines of source.
+        here: the number of the line at which the run resumes, or stopped; 0 if unknown.
         note: a doubt about these lines; empty if there is none.
     """
 
@@ -49,7 +50,8 @@ class CheckpointShown:
     """A checkpoint with its variables as text.
 
     Args:
-        title: where it was taken.
+        title: where the checkpoint was taken.
+        variables: the values as text, by name.
         note: why the variables cannot be shown; empty if they can.
     """
 
@@ -65,13 +67,16 @@ class RunPage:
     Args:
         shown: the facts that every display shows.
         facts: further facts by name.
-        resumes: when it was resumed, and how; the last few.
-        resumed: how many times it was resumed.
-        result: what it returned, as text; empty if it did not.
-        where, line: where it resumes, and the source there; empty for a run that has ended.
-        in_doubt: the side effects of which nobody knows whether they happened.
-        stops: the calls at which it stopped, each with the recorded calls that it could be.
-        children: the pages of its child runs, by id.
+        resumes: time and manner of the last few resumes.
+        resumed: how many times the run was resumed.
+        result: the returned value as text; empty if the run did not return.
+        where, line: the place where the run resumes, and its source; empty for a run that has
+        ended.
+        source: the source of the workflow, if known.
+        checkpoints: the checkpoints with their variables.
+        in_doubt: the side effects that may or may not have happened.
+        stops: the calls at which the run stopped, each with the recorded calls that it could be.
+        children: the pages of child runs, by id.
     """
 
     shown: RunShown
@@ -99,7 +104,7 @@ def _digest(text: str) -> str:
 
 
 def page(run: RunPage) -> str:
-    """Return the page of a run, as a text that can be encoded."""
+    """Return the page of a run, as encodable text."""
     style, script = _file("page.css"), _file("page.js")
     policy = (
         f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; "
@@ -118,7 +123,7 @@ def page(run: RunPage) -> str:
 
 
 class _Ids:
-    """Prefixes of the ids of a run's entries; those of child runs have numbers."""
+    """Prefixes of the ids of a run's entries; prefixes of child runs have numbers."""
 
     def __init__(self, run: RunPage) -> None:
         numbers = itertools.count(1)
@@ -132,7 +137,7 @@ class _Ids:
         add(run.children)
 
     def of(self, run_id: str) -> str | None:
-        """Return the prefix of a run; ``None`` if the page does not have it."""
+        """Return the prefix of a run; ``None`` if the page does not show the run."""
         return self._prefixes.get(run_id)
 
 
@@ -266,7 +271,7 @@ def _steps(run: RunPage, ids: _Ids) -> Markup:
 
 
 def _filter(run: RunPage) -> Markup:
-    """Return the row of controls, which the script shows."""
+    """Return the row of controls; it is hidden until the script shows it."""
     statuses = sorted({status for each in _all(run) for status in each.shown.statuses})
     options = [tag("option", status.replace("_", " "), value=status) for status in statuses]
     search = {"type": "search", "placeholder": "Find in the steps", "aria-label": "find"}
@@ -286,10 +291,14 @@ def _all(run: RunPage) -> list[RunPage]:
 
 
 def _step(step: Any, run: RunPage, ids: _Ids, prefix: str, before: str) -> Markup:
-    """Show a step.
+    """Return the row of a step.
 
     Args:
-        before: the arguments of the recorded step that did not answer it, if they are known.
+        step: the step.
+        run: the page that holds the step.
+        ids: the prefixes of all runs on the page.
+        prefix: the prefix of this run.
+        before: the arguments of the recorded step that did not answer the call, if known.
     """
     called, took = _call(step), duration_text(step.duration)
     head = tag(
@@ -321,7 +330,7 @@ def _step(step: Any, run: RunPage, ids: _Ids, prefix: str, before: str) -> Marku
 
 
 def _compared(step: Any, before: str, prefix: str) -> Markup:
-    """Show in what a call differs from the recorded step that did not answer it."""
+    """Show the differences between a call and the recorded step that did not answer the call."""
     if not step.instead:
         return Markup()
     told = tag("div", tag("a", step.why, href=f"#{prefix}s{step.instead}"))

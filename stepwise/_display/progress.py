@@ -1,11 +1,13 @@
 """The progress of a run, shown live in a notebook or on a terminal.
 
-On a terminal, a line at the bottom of stderr is erased before anything else is written to stdout or
-stderr and drawn again after it, so that it never stands in the middle of the program's own output.
+On a terminal, progress is a line at the bottom of stderr.  The line is erased before anything else
+is written to stdout or stderr, and drawn again afterwards.  So the line never appears in the middle
+of the program's own output.
 
-In a notebook, an output of its own does not mix with what the cell prints, and appears only once a
-run has taken a moment.  At the end it says how that was.  Should the kernel die, nobody can take it
-away: each version therefore says when it was made, as soon as no newer one replaces it.
+In a notebook, progress has a separate output, which does not mix with prints of the cell.  The
+output appears only once a run has taken a moment, and finally shows the outcome.  If the kernel
+dies, the output stays.  So each version says when it was made, and shows that once no newer version
+replaces it.
 """
 
 from __future__ import annotations
@@ -48,11 +50,12 @@ class Doing:
     """The current activity of a run and its child runs.
 
     Args:
-        title: the call, for who sees several of them.
-        cell: it is a cell of a notebook, which is the first step that its run begins from now on.
+        run_id: id of the run.
+        title: the call, to tell several runs apart.
+        cell: the activity is a notebook cell: the next step that the run begins.
 
     Attributes:
-        status: ``running`` up to the end; then how that was.
+        status: ``running`` up to the end; then the outcome.
     """
 
     def __init__(self, run_id: str, title: str, *, cell: bool = False) -> None:
@@ -60,7 +63,7 @@ class Doing:
         self.title = title
         self.status = "running"
         self._began = time.monotonic()
-        self._cell: int | None = 0 if cell else None  # its step number, 0 until it is known
+        self._cell: int | None = 0 if cell else None  # step number of the cell, 0 until known
         self._before = 0, 0  # totals of the notebook's run before the cell
         self._counts: dict[str, tuple[int, int]] = {}
         self._working: dict[tuple[str, int], str] = {}
@@ -96,7 +99,7 @@ class Doing:
 
     @property
     def steps(self) -> tuple[int, int]:
-        """Return the number of done steps, and how many of them were skipped as done before."""
+        """Number of finished steps, and how many of them were skipped as done before."""
         with self._lock:
             executed = sum(each for each, _ in self._counts.values()) - self._before[0]
             skipped = sum(each for _, each in self._counts.values()) - self._before[1]
@@ -104,19 +107,19 @@ class Doing:
 
     @property
     def calls(self) -> list[str]:
-        """The steps that are being executed, the newest last."""
+        """The steps that are being executed, newest last."""
         with self._lock:
             return list(self._working.values())
 
     @property
     def elapsed(self) -> str:
-        """Since it began in this process, as ``minutes:seconds``."""
+        """Time since the run began in this process, as ``minutes:seconds``."""
         minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
         return f"{minutes}:{seconds:02}"
 
     @property
     def seconds(self) -> float:
-        """The same in seconds."""
+        """Seconds since the run began in this process."""
         return time.monotonic() - self._began
 
 
@@ -127,7 +130,7 @@ _ERASE = "\r\x1b[2K"
 
 
 class _Through:
-    """A stream whose writer has the line out of the way."""
+    """A stream whose writes clear the progress line first."""
 
     def __init__(self, stream: Any, line: Line) -> None:
         self._stream = stream
@@ -145,10 +148,10 @@ class _Through:
 
 
 class Line:
-    """The line of one run.
+    """The progress line of one run.
 
     Args:
-        doing: what it says.
+        doing: the activity to show.
         terminal: the stream to draw on.
     """
 
@@ -164,7 +167,7 @@ class Line:
         self._streams: list[tuple[str, Any, _Through]] = []
 
     def begin(self) -> None:
-        """Watch the program's output."""
+        """Redirect the program's output through the line."""
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
             if is_terminal(stream):
@@ -173,7 +176,7 @@ class Line:
                 setattr(sys, name, through)
 
     def end(self) -> None:
-        """Erase the line, and give the streams back."""
+        """Erase the line, and restore the streams."""
         with self._lock:
             self._over = True
             self._erase()
@@ -194,13 +197,13 @@ class Line:
         return written
 
     def news(self) -> None:
-        """Draw it again."""
+        """Draw the line again after an event."""
         with self._lock:
             self._erase()
             self._draw()
 
     def ticked(self) -> None:
-        """Draw it again."""
+        """Draw the line again, with the elapsed time."""
         self.news()
 
     @reports
@@ -225,7 +228,7 @@ class Line:
             self._over = True
 
     def text(self) -> str:
-        """The line."""
+        """Return the text of the line."""
         done, skipped = self._doing.steps
         parts = [f"stepwise: {count(done, 'step')}"]
         if skipped:
@@ -247,17 +250,17 @@ def is_free_terminal(stream: Any) -> bool:
 
 
 _PATIENCE = 1.0  # seconds until a run is shown
-_AGAIN = 1.0  # seconds until the elapsed time is shown anew
-_CALLS, _LONG = 3, 160  # number of calls that are named, and characters of each
+_AGAIN = 1.0  # seconds until the elapsed time is updated
+_CALLS, _LONG = 3, 160  # number of calls shown, and characters of each
 _logger = logging.getLogger("stepwise")
 
 
 class Output:
-    """The output of one run.
+    """The progress output of one run.
 
     Args:
-        doing: what it says.
-        published: what publishes it; kept, since the cell may capture its own outputs.
+        doing: the activity to show.
+        published: the publisher; kept, since the cell may capture its own outputs.
     """
 
     tick = 0.1  # seconds
@@ -274,11 +277,11 @@ class Output:
         """Begin without showing anything."""
 
     def news(self) -> None:
-        """Show it soon: steps may be faster than a browser."""
+        """Mark the output for the next tick: steps may be faster than a browser."""
         self._dirty = True
 
     def ticked(self) -> None:
-        """Show the new state."""
+        """Show the new state, if it is due."""
         with self._lock:
             due = self._dirty or time.monotonic() - self._at >= _AGAIN
             if due and not self._over and self._doing.seconds >= _PATIENCE:
@@ -319,7 +322,7 @@ class Output:
         return f"stepwise: {title} {self._doing.status} · {told}{now}{as_of}"
 
     def html(self) -> str:
-        """For everybody else."""
+        """Return the HTML for other front ends."""
         status = self._doing.status
         parts = [
             f'<span class="sw-{status}">● {status}</span> ',
@@ -359,11 +362,11 @@ def _escaped(text: str) -> str:
 
 
 class Display:
-    """Shows one run, and its child runs.
+    """Live display of one run and its child runs.
 
     Args:
-        doing: what is shown.
-        place: where: a ``Line`` or an ``Output``.
+        doing: the activity to show.
+        place: a ``Line`` or an ``Output``.
     """
 
     def __init__(self, doing: Doing, place: Any) -> None:
@@ -372,7 +375,8 @@ class Display:
         self._over = threading.Event()
         place.begin()
         self._end = on_event(self._hear)
-        # The context names the cell that started the thread; the thread publishes for that cell.
+        # The context names the cell that started the thread, so that the thread publishes for that
+        # cell.
         run = contextvars.copy_context().run
         name = "stepwise progress"
         threading.Thread(target=run, args=(self._tick,), name=name, daemon=True).start()
@@ -380,11 +384,12 @@ class Display:
     @classmethod
     @reports
     def of(cls, doing: Doing, wanted: bool | None, *, unasked: bool = False) -> Display | None:
-        """One of a run, if it is wanted, and there is a place for it.
+        """Return a display of a run, or ``None`` if none is wanted or there is no place for one.
 
         Args:
-            wanted: whether it is; ``None`` if only the environment says so.
-            unasked: show it in a notebook even if nobody says anything.
+            doing: the activity to show.
+            wanted: whether to show progress; ``None`` leaves the choice to the settings.
+            unasked: show progress in a notebook even if the settings do not choose.
         """
         wanted = settings.progress() if wanted is None else wanted
         if wanted is False or (wanted is None and not unasked):
@@ -398,7 +403,7 @@ class Display:
 
     @reports
     def close(self) -> None:
-        """End it."""
+        """End the display."""
         self._end()
         self._over.set()
         self._place.end()

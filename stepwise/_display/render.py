@@ -1,13 +1,15 @@
 """Runs, their steps and open questions as text, and as HTML for notebooks.
 
-What is recorded may be anything (HTML, ANSI codes, ten megabytes): it is shortened, made of
-printable characters, and escaped.  The HTML needs nothing from outside, follows the theme of
-Jupyter or VS Code, and that of the browser elsewhere.  The class is named twice in the style, so
-that it weighs more than what Jupyter says of every table.  The timeline of a page is as wide as
-that: positions are percentages; it has no inline styles, which the page's policy refuses.
+Recorded values may be anything (HTML, ANSI codes, ten megabytes), so they are shortened, made
+printable, and escaped.
 
-All that a person is asked to allow is shown, however long it is.  Buttons need ipywidgets; without,
-the commands are shown that answer.
+The HTML needs no outside resources.  It follows the theme of Jupyter or VS Code, and elsewhere the
+theme of the browser.  The style names the class twice, to outrank Jupyter's rules for every table.
+The timeline fills the page's width: positions are percentages.  It has no inline styles, since the
+page's policy refuses them.
+
+Everything that a person is asked to approve is shown, however long it is.  Buttons need ipywidgets;
+without it, the commands that answer are shown.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from stepwise.errors import StepwiseError
 # -- markup ---------------------------------------------------------------------------------------
 
 
-_LONG = 20_000  # characters of one text
+_LONG = 20_000  # characters of one text that are shown
 
 
 class Markup(str):
@@ -45,7 +47,7 @@ Content = Union[str, None, Iterable["Content"]]
 
 
 def markup(*parts: Content) -> Markup:
-    """Join texts and markup; texts are escaped, and their middle is left out if they are huge."""
+    """Join texts and markup; texts are escaped, and huge texts lose their middle."""
     found: list[str] = []
     for part in parts:
         if isinstance(part, Markup):
@@ -61,8 +63,10 @@ def tag(name: str, *parts: Content, **attributes: object) -> Markup:
     """Return an element with its content.
 
     Args:
-        attributes: ``cls`` is the attribute ``class``; those that are ``None`` are left out, and
-            ``True`` stands for one without a value.
+        name: the name of the element.
+        parts: its content.
+        attributes: ``cls`` is the attribute ``class``.  ``None`` leaves an attribute out, and
+            ``True`` gives one without a value.
     """
     given = {"class" if key == "cls" else key: value for key, value in attributes.items()}
     text = "".join(
@@ -76,11 +80,11 @@ def tag(name: str, *parts: Content, **attributes: object) -> Markup:
 # -- timeline -------------------------------------------------------------------------------------
 
 
-_GAP = 4.0  # percent that a pause takes at most
-_THIN = 0.4  # percent that a step takes at least; a shorter pause is not drawn
+_GAP = 4.0  # percent: the maximum for a pause
+_THIN = 0.4  # percent: the minimum for a step; a shorter pause is not drawn
 _LANE, _THINNEST = 22, 5  # pixels
 _HIGH = 528  # pixels that many lanes share
-_LETTER = 0.85  # percent of the width that a letter of a label takes, about
+_LETTER = 0.85  # percent of the width for a letter of a label, about
 _APART = 20.0  # percent between two labels
 
 
@@ -88,8 +92,9 @@ class Pause(NamedTuple):
     """A time in which no step ran.
 
     Args:
-        left, width: where it is drawn, in percent.
-        down: no process executed the run for a part of it.
+        left, width: the place of the pause, in percent.
+        seconds: its real length.
+        down: no process executed the run for a part of the pause.
     """
 
     left: float
@@ -99,7 +104,7 @@ class Pause(NamedTuple):
 
 
 class _Axis:
-    """Maps moments to percentages; pauses between steps are cut short.
+    """Mapping of moments to percentages, in which pauses between steps are cut short.
 
     Args:
         spans: start and end of each step, in seconds since 1970.
@@ -122,7 +127,7 @@ class _Axis:
             seconds, down = start - before, start in resumes
             width = min(seconds, most)
             if down and pauses and pauses[-1][3] and pauses[-1][0] + pauses[-1][1] == offset:
-                first, _, lost, _ = pauses.pop()  # resumed, and killed before it did anything
+                first, _, lost, _ = pauses.pop()  # resumed, and killed before any step
                 pauses.append((first, offset - first + width, seconds + lost, True))
             elif seconds:
                 pauses.append((offset, width, seconds, down))
@@ -137,7 +142,7 @@ class _Axis:
         ]
 
     def at(self, moment: float) -> float:
-        """Return the place of a moment of a step."""
+        """Return the place of a moment of a step, in percent."""
         start, offset = self._pieces[bisect.bisect(self._pieces, (moment, math.inf)) - 1]
         return (offset + (moment - start)) * self._scale
 
@@ -149,7 +154,7 @@ def placed(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
-    """Return a lane for each span, so that those of one lane do not overlap."""
+    """Return a lane for each span, so that spans in one lane do not overlap."""
     busy: list[tuple[float, int]] = []  # when each lane becomes free
     free: list[int] = []
     found: dict[int, int] = {}
@@ -164,12 +169,14 @@ def _lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
 def timeline(
     steps: Sequence[Any], now: float | None, resumes: Sequence[float], prefix: str = ""
 ) -> Markup:
-    """Draw the steps of a run; each is a link to its entry.
+    """Draw the steps of a run; each step links to its entry.
 
     Args:
-        now: the end of what is not finished; ``None`` if the run is not being executed, so that
-            nobody knows how long such a step ran.
-        prefix: of the ids of the entries.
+        steps: the steps.
+        now: the end of unfinished steps; ``None`` if the run is not being executed, so that the
+            length of such steps is unknown.
+        resumes: when the run was resumed.
+        prefix: the prefix of the entries' ids.
     """
     if not steps:
         return Markup()
@@ -198,7 +205,7 @@ def timeline(
 
 
 def _span(step: Any, now: float | None, resumes: Sequence[float]) -> tuple[float, float]:
-    """Return when a step began and ended; one that was executed again, when it last began."""
+    """Return when a step began and ended; for a repeated step, its last beginning."""
     start = float(step.started_at)
     if step.finished_at is None:
         return start, start if now is None else max(start, now)
@@ -247,7 +254,7 @@ def _pause(pause: Pause, height: int) -> Markup:
 
 
 def _labels(pauses: Iterable[Pause], height: int) -> list[Markup]:
-    """Return the labels below the times in which the run was down, where they have room."""
+    """Return the labels of the times in which the run was down, where there is room."""
     found, last = list[Markup](), -_APART
     for pause in pauses:
         middle = pause.left + pause.width / 2
@@ -262,7 +269,7 @@ def _labels(pauses: Iterable[Pause], height: int) -> list[Markup]:
 # -- render ---------------------------------------------------------------------------------------
 
 
-_UNFOLDED = 20_000  # characters that are unfolded
+_UNFOLDED = 20_000  # characters shown when unfolded
 
 
 @dataclass(frozen=True)
@@ -271,15 +278,16 @@ class RunShown:
 
     Args:
         call: ``label(arguments)``.
-        resumed_from: steps that were done where the last attempt went on; ``None`` for the first.
-        begun: number of the record that began the last attempt; what is older was skipped by it.
-        error: what a failed run raised, or what interrupted it.
-        steps: the newest ones, of as many as there are (``total``, by status).
-        saved: seconds that the steps took that the last attempt did not execute.
-        lost: seconds between its attempts.
-        unreadable: how many of its records do not verify.
+        resumed_from: steps that were done where the last attempt resumed; ``None`` for the first
+            attempt.
+        begun: number of the record that began the last attempt; the attempt skipped older steps.
+        error: the exception of a failed run, or the reason of an interruption.
+        steps: the newest steps; ``total`` counts all, ``statuses`` by status.
+        saved: seconds taken by the steps that the last attempt skipped.
+        lost: seconds between attempts.
+        unreadable: how many records of the run do not verify.
         waits: what a suspended run waits for, in words.
-        spent: what it has spent, in words.
+        spent: the costs of the run, in words.
     """
 
     id: str
@@ -305,12 +313,12 @@ class RunShown:
 
     @property
     def earlier(self) -> int:
-        """Return the number of steps before the shown ones."""
+        """Number of steps before the shown ones."""
         return self.total - len(self.steps)
 
     @property
     def counts(self) -> str:
-        """Return the number of steps of each status, in words."""
+        """Number of steps of each status, in words."""
         told = [f"{n:,} {status.replace('_', ' ')}" for status, n in sorted(self.statuses.items())]
         if len(told) < 2:
             return "".join(told) or "none"
@@ -341,7 +349,7 @@ class RunShown:
 
 
 def _did(step: Any, run: RunShown) -> str:
-    """Its status; ``skipped`` if it was done before the last attempt began."""
+    """Return the status of a step; ``skipped`` if it was done before the last attempt began."""
     if step.status == "completed" and run.begun and step._entry.number < run.begun:
         return "skipped"
     return str(step.status)
@@ -412,13 +420,13 @@ def _status(status: str) -> str:
 
 
 def framed(*parts: str, tables: bool = True) -> str:
-    """Return HTML with the style of all displays; without that of tables for small ones."""
+    """Return HTML with the style of all displays; small displays leave out the style of tables."""
     text, style = "".join(parts), _STYLE + _TABLES * tables
     return f'<div class="stepwise"><style>{style}</style>{printable(text, len(text))}</div>'
 
 
 def run_html(run: RunShown) -> str:
-    """A run with the timeline of its steps."""
+    """Return the HTML of a run with the timeline of its steps."""
     owner = f" <small>{_escaped(run.owner)}</small>" if run.owner else ""
     parts = [
         f"<div><b>{html.escape(one_line(run.call, 200))}</b> {_status(run.status)}{owner}</div>",
@@ -459,14 +467,14 @@ def _steps_table(run: RunShown) -> str:
 
 
 def _length(step: Any, now: float) -> float:
-    """The seconds that a step takes in the timeline; none if somebody settled it."""
+    """Return the seconds of a step in the timeline; 0 for a step that a person settled."""
     if step.duration is None and step.finished_at is None:
         return max(0.0, now - float(step.started_at))
     return step.duration or 0.0
 
 
 def usage_text(usage: Mapping[str, Any]) -> str:
-    """The model of a request, its tokens and its price: ``gpt-4o, 5 + 7 tokens, $0.0001``."""
+    """Return model, tokens and price of a request, as ``gpt-4o, 5 + 7 tokens, $0.0001``."""
     tokens = [f"{usage[name]:,}" for name in ("input_tokens", "output_tokens") if name in usage]
     told = [
         str(usage.get("model", "")),
@@ -477,7 +485,7 @@ def usage_text(usage: Mapping[str, Any]) -> str:
 
 
 def _unfolding(step: Any) -> str:
-    """Render a call whose arguments and result can be unfolded."""
+    """Return the HTML of a call whose arguments and result can be unfolded."""
     called = f"{step.name}({step.arguments})"
     parts = [f"<small>arguments</small><pre>{_escaped(step.arguments) or '(none)'}</pre>"]
     if step.preview:
@@ -500,7 +508,7 @@ def _unfolding(step: Any) -> str:
 
 
 def runs_html(runs: Iterable[RunShown], more: int = 0) -> str:
-    """Runs, one a row."""
+    """Return the HTML of a list of runs, one row each."""
     rows = "".join(
         f"<tr><td><code>{_escaped(each.id)}</code></td><td>{_status(each.status)}</td>"
         f'<td class="sw-less">{when(each.updated_at)}</td>'
@@ -516,7 +524,7 @@ def runs_html(runs: Iterable[RunShown], more: int = 0) -> str:
 
 
 def step_html(step: Any) -> str:
-    """One step, with its arguments and result."""
+    """Return the HTML of one step, with its arguments and result."""
     return framed(
         f"<div>{_status(step.status)} <small>step {step.number}, "
         f"{duration_text(step.duration) or 'unfinished'}</small></div>{_unfolding(step)}"
@@ -524,7 +532,7 @@ def step_html(step: Any) -> str:
 
 
 def facts_html(title: str, facts: Mapping[str, str]) -> str:
-    """A few facts under a title; each can be unfolded."""
+    """Return the HTML of a few facts under a title; each fact can be unfolded."""
     rows = "".join(
         f"<details><summary>{_escaped(name)}: <code>{html.escape(one_line(text, 90))}</code>"
         f"</summary><pre>{_escaped(text)}</pre></details>"
@@ -551,7 +559,7 @@ def _terminal() -> Terminal:
 
 
 def run_text(run: RunShown) -> str:
-    """A run and its steps, in lines."""
+    """Return a run and its steps as lines of text."""
     attempt, spent = (
         run.attempt and f"last attempt: {run.attempt}",
         run.spent and f"spent {run.spent}",
@@ -584,7 +592,7 @@ def run_text(run: RunShown) -> str:
 
 
 def runs_text(runs: Iterable[RunShown], more: int = 0) -> str:
-    """Runs, one a line."""
+    """Return a list of runs, one line each."""
     rows = [[each.id, each.status, when(each.updated_at), each.call] for each in runs]
     if not rows:
         return "no runs"
@@ -621,7 +629,7 @@ def _commands(question: Any) -> list[str]:
 
 
 def questions_html(questions: Iterable[Any], *, commands: bool = True) -> str:
-    """Return questions as HTML; with the commands that answer them."""
+    """Return questions as HTML, with the commands that answer them unless these are left out."""
     return framed(*(_question_html(each, commands=commands) for each in questions))
 
 
@@ -646,10 +654,11 @@ def _question_html(question: Any, *, commands: bool) -> str:
 
 
 def buttons(around: str, questions: Sequence[Any]) -> dict[str, Any]:
-    """Return the output of a notebook that answers questions; empty where there are no widgets.
+    """Return a notebook output with buttons that answer questions; empty without ipywidgets.
 
     Args:
         around: HTML that is shown above the questions.
+        questions: the questions.
     """
     if not questions or publisher() is None or importlib.util.find_spec("ipywidgets") is None:
         return {}
@@ -662,7 +671,7 @@ def buttons(around: str, questions: Sequence[Any]) -> dict[str, Any]:
 
 
 def _row(ipywidgets: Any, question: Any) -> Any:
-    """Return the widgets of one question: what is asked, a line for a note, two buttons."""
+    """Return the widgets of one question: the question, a line for a note, two buttons."""
     asked = ipywidgets.HTML(questions_html([question], commands=False))
     note = ipywidgets.Text(placeholder="a note; to deny, the reason")
     yes = ipywidgets.Button(description="Approve", button_style="success")

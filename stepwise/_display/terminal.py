@@ -2,13 +2,15 @@
 
 A table has less room than its texts need.  Cutting off ends would make rows look equal that differ
 only at their end, like two calls of a step whose last arguments are different.  Recorded text is
-made printable: nothing in it is obeyed.  Only a :class:`Word` has a colour.
+made printable: a terminal obeys nothing in it.  Only a :class:`Word` has a colour.
 
-Things that do not work: rich costs a run nothing, since only commands would load it.  But it brings
-three more packages, so that an installation has 10 of them (8 are the limit of
-``benchmarks/start.py``) in 9.5 MB instead of 3.5; a table of its takes 0.3 ms for each row, and a
-run may have a hundred thousand steps; what takes the work, shortened cells that still differ, it
-does not have; and its live display lays out again what the program prints.
+Rejected: rich.  It would not slow down runs, since only commands would load it.  But:
+
+- It brings three more packages: an installation has 10 (the limit of ``benchmarks/start.py`` is 8)
+  in 9.5 MB instead of 3.5.
+- Its tables take 0.3 ms for each row, and a run may have a hundred thousand steps.
+- It lacks the hard part: shortened cells that still differ.
+- Its live display lays out again what the program prints.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ from stepwise._runtime.messages import printable
 
 
 _TOKEN = re.compile(r"\w{1,8}|\s+|.", re.DOTALL)
-_LIMIT = 1000  # characters that are compared
-_NAME = 24  # longest name of a call that is always kept
+_LIMIT = 1000  # characters compared
+_NAME = 24  # longest call name that is always kept
 _ALIKE = 4  # a shorter part that two texts share by chance is not left out
 _GAP = "…"
 
@@ -42,12 +44,15 @@ Parts = list[tuple[bool, str]]  # whether a part differs, and its text
 
 
 def elided(text: str, width: int, others: Iterable[str] = (), *, every: bool = False) -> str:
-    """Shorten a text to a width; the parts in which it differs from other texts stay visible.
+    """Shorten a text to a width; the parts that differ from other texts stay visible.
 
-    Where not all of these parts have room, those that tell it from the most similar text do.
+    If these parts do not all have room, the parts that differ from the most similar text stay.
 
     Args:
-        every: rather show the beginnings of all of these parts.
+        text: the text to shorten.
+        width: the maximal length.
+        others: the texts to differ from.
+        every: show the beginning of every differing part instead.
     """
     if len(text) <= width:
         return text
@@ -73,12 +78,12 @@ def elided(text: str, width: int, others: Iterable[str] = (), *, every: bool = F
 
 
 def _is_other(marks: list[bool]) -> bool:
-    """Return whether a text shares less than half of it with another, so that it is no variant."""
+    """Return whether a text shares less than half with another, so that it is no variant of it."""
     return 2 * sum(marks) > len(marks)
 
 
 def _cut_evenly(parts: Parts, name: int, width: int) -> str:
-    """Cut the differing parts, so that each of them is seen by its beginning."""
+    """Cut the differing parts evenly, so that the beginning of each part is visible."""
     shown = ""
     for room in range(width, 1, -1):
         even = [(differs, _cut(each, room) if differs else each) for differs, each in parts]
@@ -93,8 +98,8 @@ def _cut(text: str, width: int) -> str:
 
 
 def _differing(text: str, other: str) -> list[bool]:
-    """Return for each token of a text whether it is in none of the parts shared with another."""
-    from difflib import SequenceMatcher  # on use: looking at a run usually needs no room
+    """Return, for each token of a text, whether it is outside all parts shared with another."""
+    from difflib import SequenceMatcher  # imported on use: most tables have room enough
 
     tokens = _tokens(text)
     differs = [True] * len(tokens)
@@ -107,7 +112,7 @@ def _differing(text: str, other: str) -> list[bool]:
 
 
 def _parts(text: str, marks: list[bool]) -> Parts:
-    """Split a text into parts, each of them differing or not."""
+    """Split a text into differing and shared parts."""
     marked = zip(marks, _tokens(text), strict=True)
     return [
         (differing, "".join(token for _, token in pairs))
@@ -121,10 +126,12 @@ def _tokens(text: str) -> tuple[str, ...]:
 
 
 def _shown(parts: Parts, first: int, context: int) -> str:
-    """Return the differing parts, with so many characters around each.
+    """Return the differing parts, with a number of characters around each.
 
     Args:
-        first: characters of the beginning, if that does not differ.
+        parts: the parts of the text.
+        first: characters kept of the beginning, if the beginning does not differ.
+        context: characters kept around each differing part.
     """
     shown = []
     for number, (differs, text) in enumerate(parts):
@@ -141,7 +148,7 @@ def _shown(parts: Parts, first: int, context: int) -> str:
 
 
 NARROW = 100  # columns; a narrower table has fewer columns
-_PART = 500  # rows that are printed at once
+_PART = 500  # rows printed at once
 _ROUNDS, _MOST = 4, 8  # attempts to make rows look different; rows that each is compared with
 _NARROWEST, _WIDEST = 12, 1000  # characters in a cell
 _GREEN, _CYAN, _RED, _YELLOW, _BOLD = 32, 36, 31, 33, 1
@@ -155,13 +162,13 @@ _COLOURS = {
 
 
 class Word(str):
-    """A status or a finding, in its colour."""
+    """A status or a finding, shown in its colour."""
 
     __slots__ = ()
 
 
 class Below(str):
-    """A line of a table that belongs to the row above it, and has the width of the table."""
+    """A line of a table that belongs to the row above, and has the width of the table."""
 
     __slots__ = ()
 
@@ -170,9 +177,10 @@ class Column(NamedTuple):
     """A column of a table.
 
     Args:
-        whole: its cells are never shortened, like those of the first column.
-        wide: a narrow terminal does not show it.
-        right: numbers, which end below each other.
+        name: the heading.
+        whole: cells are never shortened, like the cells of the first column.
+        wide: a narrow terminal does not show the column.
+        right: cells are aligned to the right, for numbers.
     """
 
     name: str
@@ -182,7 +190,7 @@ class Column(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """A line of a tree, and the lines below it; its parts as those of :meth:`Terminal.line`."""
+    """A line of a tree, and the lines below it; parts are as for :meth:`Terminal.line`."""
 
     parts: Sequence[str]
     below: Sequence[Branch] = ()
@@ -195,13 +203,13 @@ def line_of(cell: object, limit: int) -> str:
 
 
 def one_line(text: str, limit: int) -> str:
-    """Return a text in one line of limited length, its spaces and line ends as single spaces."""
+    """Return a text as one line of limited length, with spaces and line ends as single spaces."""
     shown = printable(" ".join(text[: 4 * limit].split()), 4 * limit)
     return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
 
 
 def shown_value(value: object, limit: int = 100_000) -> str:
-    """``repr(value)``, whatever that raises or holds."""
+    """Return ``repr(value)`` as printable text, even if ``repr`` raises."""
     try:
         return printable(repr(value), limit)
     except Exception as error:
@@ -209,7 +217,7 @@ def shown_value(value: object, limit: int = 100_000) -> str:
 
 
 def ago(seconds: float) -> str:
-    """Return how long ago something was, in words."""
+    """Return a past time in words, given the seconds since then."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds / size:.0f} {unit} ago"
@@ -217,7 +225,7 @@ def ago(seconds: float) -> str:
 
 
 def duration_text(seconds: float | None) -> str:
-    """Some seconds, in words."""
+    """Return a duration in words; empty for ``None``."""
     if seconds is None:
         return ""
     if seconds < 1:
@@ -229,7 +237,7 @@ def duration_text(seconds: float | None) -> str:
 
 
 def when(moment: float) -> str:
-    """Return a local date and time."""
+    """Return a moment as local date and time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
 
 
@@ -245,8 +253,9 @@ class Terminal:
     """The place where text is shown.
 
     Args:
-        width: columns; ``None`` for a pipe, which gets whole cells, so that searches find all.
-        colour: it obeys colours.
+        width: columns; ``None`` for a pipe, which gets whole cells so that searches find
+            everything.
+        colour: the terminal supports colours.
     """
 
     def __init__(self, width: int | None = None, *, colour: bool = False) -> None:
@@ -264,11 +273,11 @@ class Terminal:
 
     @property
     def is_narrow(self) -> bool:
-        """True if tables have to do with fewer columns."""
+        """True if tables have to use fewer columns."""
         return self.width is not None and self.width < NARROW
 
     def line(self, *parts: str) -> str:
-        """Return text whose words are coloured, and whose other parts are made printable."""
+        """Return a line whose words are coloured, and whose other parts are made printable."""
         return "".join(map(self._part, parts))
 
     def _part(self, part: str) -> str:
@@ -282,7 +291,7 @@ class Terminal:
     def table(
         self, columns: Sequence[Column], rows: Iterable[Sequence[Any] | Below]
     ) -> Iterator[str]:
-        """Lay out a table, part by part; a column becomes wider where a part needs that."""
+        """Lay out a table, part by part; a column becomes wider where a part needs it."""
         places = [n for n, each in enumerate(columns) if not (each.wide and self.is_narrow)]
         shown, waiting = [columns[n] for n in places], iter(rows)
         widths = [len(each.name) for each in shown]
@@ -356,7 +365,7 @@ class Terminal:
 
 
 def _width(cell: str) -> int:
-    """Return the columns of a terminal that a text takes."""
+    """Return the number of terminal columns that a text takes."""
     if cell.isascii():
         return len(cell)
     wide = sum(unicodedata.east_asian_width(each) in "WF" for each in cell)
@@ -364,18 +373,18 @@ def _width(cell: str) -> int:
 
 
 def _share(needed: list[int], room: int) -> int:
-    """Return the length of a cell at which columns fit the room."""
+    """Return the cell length at which columns fit the room."""
     limits = range(_WIDEST, _NARROWEST, -1)
     return next((n for n in limits if sum(min(n, each) for each in needed) <= room), _NARROWEST)
 
 
 def _fit(cells: list[list[str]], place: int, limit: int) -> None:
-    """Shorten the cells of a column so that rows which differ look different."""
+    """Shorten the cells of a column so that different rows look different."""
     shown: dict[str, str] = {}
     near: dict[str, list[str]] = {}
     texts = {row[place] for row in cells if not isinstance(row[place], Word)}
     for _, group in itertools.groupby(sorted(texts), key=_name):
-        alike = [*group]  # in their order, texts that begin alike are neighbours
+        alike = [*group]  # sorted: texts that begin alike are neighbours
         for number, text in enumerate(alike):
             near[text] = alike[max(0, number - 1) : number] + alike[number + 1 : number + 2]
             shown[text] = _shortened(text, limit, near[text])
@@ -392,7 +401,7 @@ def _fit(cells: list[list[str]], place: int, limit: int) -> None:
 
 
 def _name(text: str) -> str:
-    """Return the name of a call; empty for another text."""
+    """Return the call's name with its bracket; empty if the text is no call."""
     found = re.match(r"[\w.<>]+\(", text)
     return found[0] if found else ""
 

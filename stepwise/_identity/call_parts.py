@@ -1,19 +1,20 @@
 """The parts that tell the calls of a workflow apart: arguments, captured variables, attributes.
 
-They have the names that the parts of steps have (see ``identity``): ``q``, the default of a
-parameter that was not given included, ``closure.model``, ``self.model`` and ``self.agent.persona``.
-A run id is made of the parts; a record that knows them tells what differs, and a part that it does
-not know does not count.
+The parts have the same names as the parts of steps (see ``identity``): ``q``, ``closure.model``,
+``self.model`` and ``self.agent.persona``.  Defaults of parameters that were not given are included.
+The run id is derived from the parts.  A record that knows the parts can say what differs; a part
+that a record does not know does not count.
 
-A captured number or text counts as it is at the call.  What the workflow or one of its steps may
-change (a list, an object, a ``nonlocal`` variable) counts as it was when the function was called
-first: what a run did to it must not make the next call another one.  A captured function counts
-by its module, its name, its defaults and what it captured; what has no digest by its class, there
-where it stands.  Times and random ids in an object count by their type.  What is defined beside the
-workflow (its steps) is code, not a value: it counts by what it captured only, so that an edited
-workflow may call another step.
+A captured number or string counts as it is at the call.  Values that the workflow or its steps may
+change (a list, an object, a ``nonlocal`` variable) count as they were at the first call of the
+function.  So a change made by one run does not make the next call another run.
 
-A body is part of no identity.  Its fingerprint knows a step again that was renamed.
+A captured function counts by its module, its name, its defaults and its captures.  A value without
+a digest counts by its class, in its place.  Times and random ids inside an object count by their
+type.  A step defined beside the workflow is code, not a value.  It counts only by its captures, so
+an edited workflow may call another step.
+
+A body is part of no identity, but its fingerprint recognises a renamed step.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from stepwise._values.trees import ATOMS, attributes
 # -- captures -------------------------------------------------------------------------------------
 
 
-_MOST = 1000  # values that are looked at within one
+_MOST = 1000  # values examined within one value
 
 
 def captured_parts(
@@ -61,7 +62,8 @@ def captured_parts(
     """Encode the captured variables of a function, by name.
 
     Args:
-        first_seen: what stood for those that may change, when it was called first; filled here.
+        function: the function.
+        first_seen: the encodings, at the first call, of variables that may change; filled here.
 
     Returns:
         the encodings, and the names of times and random ids.
@@ -89,7 +91,7 @@ def captured_parts(
 
 
 def fixed_cells(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the captured variables that nobody assigns to any more, with their values."""
+    """Yield the captured variables that no code assigns to any more, with their values."""
     rebound = _rebound(function)
     for name, cell in _cells(function).items():
         if id(cell) not in rebound:
@@ -97,30 +99,31 @@ def fixed_cells(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
 
 
 def own_name(value: Any, function: Callable[..., Any]) -> str:
-    """The name of a class or function; without its module if ``function`` has the same."""
+    """Return the name of a class or function, without its module if ``function`` has the same."""
     module = canonical_module(getattr(value, "__module__", None) or "builtins")
     name = getattr(value, "__qualname__", None) or repr(value)
     return name if module == canonical_module(function.__module__) else f"{module}.{name}"
 
 
 def _cells(function: Callable[..., Any]) -> dict[str, types.CellType]:
-    """The captured variables that have a value."""
+    """Return the captured variables that have a value."""
     found = identity.own_cells(function).items()
     return {name: cell for name, cell in found if cell_content(cell, MISSING) is not MISSING}
 
 
 class _Teller:
-    """One telling of a captured value; functions that capture each other end it."""
+    """Encoder of one captured value; it stops at functions that capture each other."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._of = function
         self._met: dict[int, Any] = {id(function): function}
 
     def tell(self, value: Any, variable: str = "") -> bytes | None:
-        """Return the replacement of a value; ``None`` for code beside the function.
+        """Return the encoding of a value, or ``None`` for code beside the function.
 
         Args:
-            variable: that holds it; empty if it is part of another value.
+            value: the value.
+            variable: the variable that holds the value; empty if the value is part of another.
         """
         cls = type(value)  # not isinstance: the __class__ of a proxy may raise
         if issubclass(cls, type):
@@ -143,7 +146,7 @@ class _Teller:
         return None if self._is_beside(value, variable) else digest.encode(("class", name))
 
     def _is_beside(self, value: Any, variable: str) -> bool:
-        """Return whether a function around this one defines the value under that name."""
+        """Return whether an enclosing function defines the value under that name."""
         scope = value.__qualname__.removesuffix(variable)
         return (
             value.__name__ == variable
@@ -168,7 +171,7 @@ class _Teller:
 
 
 def plain_function(value: Any) -> types.FunctionType | None:
-    """The function in a step, a workflow or a method, or the value itself, if it is a function."""
+    """Return the function inside a step, a workflow or a method, or a plain function itself."""
     while True:
         if type(value) is types.MethodType:
             value = value.__func__
@@ -185,13 +188,15 @@ def plain_function(value: Any) -> types.FunctionType | None:
 
 
 def within(name: str, value: Any, *, objects: bool = True) -> Iterator[tuple[str, Any]]:
-    """Yield a value and what it holds, each by its path: ``ask.client`` of a captured step ``ask``.
+    """Yield a value and everything it holds, by path: ``ask.client`` of a captured step ``ask``.
 
-    Functions, methods and partials hold what they captured, their defaults and their arguments.
+    Functions, methods and partials hold their captures, defaults and arguments.
 
     Args:
-        objects: look into containers and into objects of the user's own classes as well, which a
-            run may change.
+        name: the path of the value.
+        value: the value.
+        objects: also look into containers and objects of the user's own classes, which a run may
+            change.
     """
     waiting: list[tuple[str, Any, frozenset[int]]] = [(name, value, frozenset())]
     for _ in range(_MOST):
@@ -207,7 +212,7 @@ def within(name: str, value: Any, *, objects: bool = True) -> Iterator[tuple[str
 
 
 def _held_by_function(value: Any) -> dict[str, Any]:
-    """Return what a function, a method or a partial holds, by name."""
+    """Return the values that a function, a method or a partial holds, by name."""
     if type(value) is types.MethodType:
         return {"__self__": value.__self__, **_held_by_function(value.__func__)}
     if issubclass(type(value), functools.partial):
@@ -239,7 +244,7 @@ def _held_by_object(value: Any) -> dict[str, Any]:
 
 
 def _rebound(function: Callable[..., Any]) -> set[int]:
-    """Return the ids of the cells that a function, or one that it captured, assigns to."""
+    """Return the ids of the cells that a function, or a function it captured, assigns to."""
     found: set[int] = set()
     for each in _reached(function, set()):
         assigned = assigned_in(each.__code__)
@@ -258,16 +263,16 @@ def _reached(function: Any, met: set[int]) -> Iterator[types.FunctionType]:
 
 # -- the body -------------------------------------------------------------------------------------
 
-_OWN = "@"  # takes the place of the function's own name, which no identifier equals
+_OWN = "@"  # replaces the function's own name; no identifier equals it
 
 
 def body_digest(function: Any) -> str:
     """Return 8 characters for the code of a function; empty if the function has no code.
 
-    Comments, layout and the function's own name do not count, annotations and defaults neither.
-    The code is that which the interpreter executes, so that it is at hand without a source file;
-    another version of Python gives another fingerprint.  Functions of installed packages have
-    none: they call what they were given, which is another function each time.
+    Comments, layout, annotations, defaults and the function's own name do not count.  The digest
+    covers the code that the interpreter executes, which is at hand without a source file.  So
+    another version of Python gives another fingerprint.  Functions of installed packages have none:
+    they call whatever they were given, which is another function each time.
     """
     code = getattr(function, "__code__", None)
     if not isinstance(code, types.CodeType):
@@ -279,12 +284,12 @@ def body_digest(function: Any) -> str:
 
 
 def same_code(one: types.CodeType, other: types.CodeType) -> bool:
-    """Return whether two codes do the same, wherever they stand in their files."""
+    """Return whether two code objects do the same, wherever they are in their files."""
     return one.co_name == other.co_name and _shape(one, "", "@") == _shape(other, "", "@")
 
 
 def codes_within(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield the codes of the functions and classes that are defined inside a code, at any depth."""
+    """Yield the code objects of functions and classes defined inside another, at any depth."""
     for each in code.co_consts:
         if isinstance(each, types.CodeType):
             yield each
@@ -292,11 +297,12 @@ def codes_within(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _shape(code: types.CodeType, own: str, inside: str) -> tuple[Any, ...]:
-    """Return what two functions that do the same have in common, as plain data.
+    """Return plain data that is equal for two functions that do the same.
 
     Args:
+        code: the code of the function.
         own: the name of the outermost function.
-        inside: how qualified names of functions within it begin.
+        inside: the prefix of the qualified names of functions inside the function.
     """
     names = [
         [_OWN if each == own and _calls_itself(code, own) else each for each in held]
@@ -308,9 +314,9 @@ def _shape(code: types.CodeType, own: str, inside: str) -> tuple[Any, ...]:
 
 
 def _calls_itself(code: types.CodeType, own: str) -> bool:
-    """Return whether a name means the function itself wherever its code has it.
+    """Return whether a name means the function itself wherever the code uses that name.
 
-    It does as a global or captured variable, and does not as an attribute: ``client.search()``.
+    The name does as a global or captured variable, but not as an attribute: ``client.search()``.
     """
     used = {each.opname for each in dis.get_instructions(code) if each.argval == own}
     return all("GLOBAL" in each or "DEREF" in each or "CLOSURE" in each for each in used)
@@ -321,7 +327,7 @@ def _constant(value: Any, own: str, inside: str) -> Any:
         return value.co_name, _shape(value, own, inside)
     if isinstance(value, str) and value.startswith(inside):  # Python 3.10 keeps such names here
         return _OWN, value.removeprefix(inside)
-    if isinstance(value, frozenset):  # its order changes from process to process
+    if isinstance(value, frozenset):  # its order differs between processes
         return "frozenset", sorted(repr(_constant(each, own, inside)) for each in value)
     if isinstance(value, tuple):
         return "tuple", [_constant(each, own, inside) for each in value]
@@ -339,9 +345,9 @@ class Parts:
     """The identity of a call, part by part.
 
     Attributes:
-        recorded: a short digest of each part, by its name.
-        given: the parts in which a record differs that does not know them.
-        has_instance: whether it is the call of a method.
+        recorded: a short digest of each part, by name.
+        given: parts that count as different if a record does not know them.
+        has_instance: whether the call is the call of a method.
     """
 
     recorded: Mapping[str, str]
@@ -349,8 +355,8 @@ class Parts:
     has_instance = False
 
     def __init__(self) -> None:
-        # Shared, since they are empty as a rule: a suspended run of a server holds its parts.
-        self._momentary = _NOTHING  # times and UUIDs: they prefer, and never exclude
+        # The empty sets are shared, since a suspended run of a server keeps its parts.
+        self._momentary = _NOTHING  # times and UUIDs: they express a preference, and never exclude
         self._growing = _NOTHING
 
     def differing(
@@ -359,9 +365,9 @@ class Parts:
         """Name the parts in which a recorded call differs from this one.
 
         Args:
-            other: the parts of the recorded call; ``None`` if they are not known.
-            momentary: look at times and UUIDs, too.
-            growing: look at containers that an instance holds, too.
+            other: the parts of the recorded call; ``None`` if unknown.
+            momentary: also compare times and UUIDs.
+            growing: also compare containers that an instance holds.
         """
         if other is None:
             return []
@@ -375,7 +381,7 @@ class Parts:
         ]
 
     def left_out_by(self, differing: Sequence[str]) -> str:
-        """Return the option that leaves these parts out, or some argument; empty if none does."""
+        """Return the option that leaves these parts out; empty if no option does."""
         return "@workflow(ignore=...)"
 
 
@@ -383,8 +389,9 @@ class CallParts(Parts):
     """The parts of one call of a workflow.
 
     Args:
+        parameters: the parameters of the workflow.
         function: the plain function.
-        first_seen: what captured variables held when the function was called first; filled here.
+        first_seen: the encodings of captured variables at the first call; filled here.
         bound: the arguments by parameter name, without ``self``.
         call: the arguments as they were passed.
         instance: the object or class that a method is bound to.
@@ -429,11 +436,11 @@ class CallParts(Parts):
         holder = Holder("", self._function, parameters, instance)
         values, leaves = holder.values(), holder.leaves
         numbering = digest.Numbering()
-        # Sorted: the attributes may have been assigned in another order at an earlier start.
+        # Sorted, since an earlier start may have assigned the attributes in another order.
         for part, value in sorted(values.items()):
             node = leaves.nodes.get(part)
             if part.startswith("closure."):
-                continue  # it counts as it was when the function was called first
+                continue  # the value at the function's first call counts
             if node is not None:
                 self._held[part] = node.encode()
             else:
@@ -446,7 +453,10 @@ class CallParts(Parts):
                 self._growing |= {part}
 
     def by_class(self) -> list[str]:
-        """Name the arguments (``client=``) and attributes with more than locks without a digest."""
+        """Name the arguments (``client=``) and attributes that hold a value without a digest.
+
+        Locks do not count as such values.
+        """
         return self._by_class
 
     # -- what ids are made of --------------------------------------------------------------------
@@ -457,10 +467,10 @@ class CallParts(Parts):
         return self._parameters.combined({n: e for n, e in self._encoded.items() if n not in out})
 
     def _of_instance(self, module: str | None = None) -> str:
-        """Digest the instance.
+        """Digest the instance, or return an empty text if there is none.
 
         Args:
-            module: what its class counts as being defined in.
+            module: the module to assume for the instance's class.
         """
         if self._instance is None:
             return ""
@@ -473,7 +483,7 @@ class CallParts(Parts):
         return digest.combine(*counted)
 
     def _extras(self) -> dict[str, bytes]:
-        """Return what counts beside the arguments and the instance."""
+        """Return the parts that count beside the arguments and the instance."""
         counted = {n: held for n, held in self._captured.items() if n not in self._momentary}
         content = self._instance is not None and class_digest(_class(self._instance))
         if content and not self.computed:
@@ -481,13 +491,13 @@ class CallParts(Parts):
         return counted
 
     def digests(self, module: str | None = None) -> Iterator[tuple[str, ...]]:
-        """Yield the possible bases of a run id; the first is that of a new run.
+        """Yield the possible bases of a run id, beginning with the basis of a new run.
 
-        The others are those of runs that began when the workflow had fewer parameters with a
+        The other bases belong to runs that began when the workflow had fewer parameters with a
         default, or one captured variable less.
 
         Args:
-            module: what the instance's class counts as being defined in.
+            module: the module to assume for the instance's class.
         """
         if self.computed:
             yield self.arguments, ""
@@ -501,7 +511,7 @@ class CallParts(Parts):
             yield first, instance, *_combined(fewer)
 
     def _kept(self) -> Iterator[frozenset[str]]:
-        """The parameters at their default that a run may know of, all of them first."""
+        """Yield the sets of defaulted parameters that a run may know, the full set first."""
         names = self._defaulted
         for count in range(len(names), -1, -1):
             yield frozenset(names[:count])
@@ -509,12 +519,12 @@ class CallParts(Parts):
             yield frozenset(names) - {name}
 
     def bases(self, name: str, label: str, module: str | None = None) -> list[str]:
-        """The run ids that :meth:`digests` give, for a workflow of that name."""
+        """Return the run ids made from :meth:`digests`, for a workflow of that name."""
         ids = [identity.derived_id(name, label, *digests) for digests in self.digests(module)]
         return list(dict.fromkeys(ids))
 
     def of_instance_of(self, module: str) -> bool:
-        """Return whether its instance is of a class that a module of this name defines."""
+        """Return whether the instance's class is defined in a module of this name."""
         cls = self._instance if isinstance(self._instance, type) else type(self._instance)
         return self._instance is not None and cls.__module__ == module
 
@@ -530,7 +540,7 @@ class CallParts(Parts):
 
     @cached
     def recorded(self) -> dict[str, str]:  # type: ignore[override]
-        """A short digest of each part, by its name."""
+        """A short digest of each part, by name."""
         if self.computed:
             return {KEY: _short_digest(self.arguments.encode())}
         parts = {**self._encoded, **self._captured, **self._held}
@@ -541,7 +551,7 @@ class CallParts(Parts):
 
     @property
     def is_certain(self) -> bool:
-        """Return whether equal runs have equal ids: all of the parts can exclude."""
+        """True if equal runs have equal ids, since every part can exclude a run."""
         return not (self._momentary or self._defaulted or self._captured)
 
 
@@ -549,22 +559,23 @@ class CallParts(Parts):
 
 # By type, not isinstance: the __class__ of a proxy may raise.
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
-_assigned: set[tuple[str, str]] = set()  # classes, and attributes that a run assigned
+_assigned: set[tuple[str, str]] = set()  # a class, and an attribute that a run assigned
 
 
 class HeldParts(Parts):
     """The values that given functions hold: the nodes of a graph, or an agent function.
 
-    ``of:node 'ask':model`` is a captured variable, a default or an attribute ``model`` of the
-    function (or bound method, partial, callable object) of the node ``ask``;
-    ``of:node 'ask':agents[0].persona`` one of an object of the user's own inside it.  Only texts,
-    numbers and the like, functions with what they captured, classes, and the fields of clients
-    count.  A change that a call makes inside an object (a list, an agent's history) must not make
-    the next run another one; nor must an attribute or a captured variable that is assigned.
+    ``of:node 'ask':model`` is a captured variable, default or attribute ``model`` of the function
+    of the node ``ask``.  The function may be a bound method, a partial or a callable object.
+    ``of:node 'ask':agents[0].persona`` is an attribute of an object of the user's own class inside.
+
+    Only strings, numbers and the like, functions with their captures, classes, and the fields of
+    clients count.  Changes that a call makes inside an object (a list, an agent's history) must not
+    make the next run another run.  The same goes for assigned attributes and captured variables.
 
     Args:
-        functions: what the run calls, by what a message calls it.
-        ignore: names of what they hold that do not count.
+        functions: the functions that the run calls, by their names in messages.
+        ignore: names of held values that do not count.
     """
 
     def __init__(self, functions: Mapping[str, Any], ignore: Collection[str]) -> None:
@@ -574,7 +585,7 @@ class HeldParts(Parts):
         self.recorded = {name: _short_digest(value) for name, value in self._values.items()}
 
     def digests(self) -> list[str]:
-        """Return what an id is made of beside the arguments; nothing if there are no parts."""
+        """Return the digests that an id needs beside the arguments; none if there are no parts."""
         told = [part for pair in sorted(self.recorded.items()) for part in pair]
         return [digest.combine(*told)] if told else []
 
@@ -590,7 +601,7 @@ class HeldParts(Parts):
                 _assigned.add(attribute)
 
     def _held(self) -> Iterator[tuple[str, bytes, tuple[str, str] | None]]:
-        """Yield each part's name and encoded value; of an attribute, its class and name."""
+        """Yield each part's name and encoded value; for an attribute, also its class and name."""
         known: dict[int, list[tuple[str, bytes, tuple[str, str] | None]]] = {}
         for where, function in self._functions.items():
             held = known.get(id(function))  # many nodes may have one function
@@ -618,7 +629,7 @@ class HeldParts(Parts):
     def _fixed(
         self, path: str, value: Any, attribute: tuple[str, str] | None, function: Any
     ) -> Iterator[tuple[str, bytes, tuple[str, str] | None]]:
-        """Encode a value if it is a text, a number, a function or a class."""
+        """Encode a value if it is a string, a number, a function or a class."""
         if path in self._ignored or attribute in _assigned or is_momentary(value):
             return
         if type(value) in ATOMS:
@@ -655,7 +666,7 @@ def _combined(extras: Mapping[str, bytes]) -> list[str]:
 
 
 def _clients_within(where: str, value: Any) -> Iterator[tuple[str, bytes]]:
-    """Encode the fields that distinguish the clients that a value is or holds, by their paths."""
+    """Encode the fields that distinguish the clients that a value is or holds, by path."""
     for path, each in within(where, value):
         cls: Any = type(each)
         for name in fields_of(cls) or ():
@@ -663,7 +674,7 @@ def _clients_within(where: str, value: Any) -> Iterator[tuple[str, bytes]]:
 
 
 def _class(instance: Any) -> Any:
-    """The class of an instance; a class that a method is bound to is meant itself."""
+    """Return the class of an instance; for a class method, the class itself is the instance."""
     return instance if isinstance(instance, type) else type(instance)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from stepwise.errors import ConfigurationError
 
 _SCALARS = (str, int, float, bool, bytes, complex, type(None))
-_ADDRESS = " at 0x"  # in the repr of an object that has none of its own
+_ADDRESS = " at 0x"  # in the default repr of an object
 _CLIENT = ("base_url", "organization", "project", "api_version")
 _MODEL = ("model", "model_name", "model_id", "deployment_name", "base_url", "temperature")
 _known: dict[str, tuple[str, ...]] = {
@@ -33,7 +33,7 @@ _known: dict[str, tuple[str, ...]] = {
     "logging.Logger": ("name",),
     "logging.LoggerAdapter": (),
     "random.Random": (),
-    # Objects that tasks wait on hold these tasks, and change with them.
+    # These objects hold the tasks that wait on them, and change with those tasks.
     **{f"asyncio.{name}": () for name in ("Lock", "Event", "Condition", "Semaphore", "Barrier")},
     **{f"anyio.{name}": () for name in ("Lock", "Event", "Condition", "Semaphore")},
     "anyio.CapacityLimiter": (),
@@ -47,21 +47,21 @@ _SDK = frozenset(
         *("groq.Groq", "groq.AsyncGroq", "mistralai.Mistral"),
     )
 )
-"""Clients that hold nothing but what they are made with; a session has cookies and headers."""
+"""Clients that hold only their constructor's arguments; a session has cookies and headers."""
 
 _HTTP = frozenset(("httpx.Client", "httpx.AsyncClient"))
 
 
 def identity(cls: type, *, fields: Iterable[str]) -> None:
-    """Declare what tells two objects of a class apart, for calls and runs that are given one.
+    """Declare which attributes tell two objects of a class apart, in calls and runs.
 
-    A client holds locks and sockets, so that it has no digest and counts by its class alone.  With
-    this declaration it counts by the named attributes, wherever it is met: in arguments, in
-    attributes and in captured variables.  Keys and secrets have no place among them.
+    A client holds locks and sockets, so it has no digest and counts by its class alone.  With this
+    declaration the client counts by the named attributes, wherever it occurs: in arguments, in
+    attributes and in captured variables.  Never name keys or secrets here.
 
     Args:
-        cls: the class; its subclasses are meant, too.
-        fields: names of attributes, dotted ones too (``meta.region_name``).
+        cls: the class; its subclasses are included.
+        fields: names of attributes; dotted names are possible (``meta.region_name``).
 
     Raises:
         ConfigurationError: ``cls`` is not a class, or ``fields`` are not names.
@@ -83,7 +83,7 @@ _declared: dict[type, tuple[str, ...]] = {}
 
 
 def declared(cls: type) -> tuple[str, ...] | None:
-    """The attributes by which the objects of a class count by the user's own word."""
+    """Return the fields that the user declared for the objects of a class, or ``None``."""
     if not _declared:
         return None
     return next((_declared[base] for base in cls.__mro__ if base in _declared), None)
@@ -91,7 +91,7 @@ def declared(cls: type) -> tuple[str, ...] | None:
 
 @functools.lru_cache(maxsize=1000)
 def fields_of(cls: type) -> tuple[str, ...] | None:
-    """The attributes by which the objects of a class count, if they are declared."""
+    """Return the declared or known fields by which the objects of a class count, or ``None``."""
     for base in cls.__mro__:
         if base in _declared:
             return _declared[base]
@@ -105,8 +105,8 @@ def fields_of(cls: type) -> tuple[str, ...] | None:
 def field(value: Any, name: str) -> Any:
     """Return a field of an object as plain data; ``name`` may be dotted.
 
-    A field without a text of its own counts by its class: the default ``repr`` has an address,
-    which is another one in each process.
+    A field without its own text counts by its class: the default ``repr`` holds an address, which
+    differs in each process.
     """
     try:
         for each in name.split("."):
@@ -118,19 +118,19 @@ def field(value: Any, name: str) -> Any:
             text = str(value)
             if _ADDRESS not in text:
                 return text
-    except Exception:  # a property, or somebody's __str__
+    except Exception:  # a property or a user's __str__
         return f"?{type(value).__qualname__}"
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def is_client(cls: type) -> bool:
     """Return whether a class is an SDK's client, which can be made again without loss."""
-    root = cls.__module__.partition(".")[0]  # a class of one's own may hold more
+    root = cls.__module__.partition(".")[0]  # a user's subclass may hold more
     return any(f"{root}.{base.__qualname__}" in _SDK for base in cls.__mro__)
 
 
 def has_key(cls: type) -> bool:
-    """Return whether objects of a class are clients, or derived from one, which may hold a key."""
+    """Return whether objects of a class are clients, or of a derived class, and may hold a key."""
     return not _names_of(cls).isdisjoint(_SDK | _HTTP)
 
 
@@ -149,8 +149,8 @@ def is_foreign(cls: type) -> bool:
 def is_foreign_module(name: str) -> bool:
     """Return whether a module belongs to an installed package or to Python.
 
-    A module without a file is where the package around it is; one that somebody made while the
-    program runs is in none.
+    A module without a file belongs where its package is.  A module created while the program runs
+    belongs to no package.
     """
     root = name.partition(".")[0]
     if root in sys.stdlib_module_names:

@@ -1,26 +1,28 @@
 """Equality of calls and runs: when two calls are the same call, two invocations the same run.
 
-A call is its step's name and the digest of its arguments, bound to the signature, those equal to
-their default left out: ``f(1, 2)``, ``f(1, b=2)`` and ``f(b=2, a=1)`` are one, and a new parameter
-with a default keeps old runs.  A run is its workflow's name and that digest.
+A call is identified by its step's name and the digest of its arguments.  The arguments are bound to
+the signature, without those equal to their default.  So ``f(1, 2)``, ``f(1, b=2)`` and ``f(b=2,
+a=1)`` are one call, and a new parameter with a default keeps old runs.  A run is identified by its
+workflow's name and that digest.
 
-Beside the whole there are *parts*, a short digest of each argument, attribute and variable, which
-tell what differs.  A part is named ``question`` (an argument), ``self.model`` (an attribute of the
-instance), ``closure.unit`` (a captured variable), ``@class``, ``@function`` (these two are plain
-text) or ``@key`` (what a ``key`` function returned).  The text of a part of a call is
+*Parts* are short digests of each argument, attribute and variable, which show what differs.  A part
+is named ``question`` (an argument), ``self.model`` (an attribute of the instance), ``closure.unit``
+(a captured variable), ``@class``, ``@function`` (these two are plain text) or ``@key`` (the result
+of a ``key`` function).  The text of a part of a call consists of
 
 - a ``.`` if the value is a scalar,
-- a digest of 8 characters in which times and UUIDs count by their type alone: they differ at each
-  start, and so cannot tell runs apart,
-- ``~`` and the exact digest, if there are times or UUIDs in the value (a scalar that is one has
-  the digest ``*``),
-- ``?`` and serial numbers of the objects in it that have no digest (a lock, a client) and count by
-  their class.
+- a digest of 8 characters in which times and UUIDs count by their type alone, since they differ at
+  each start and so cannot tell runs apart,
+- ``~`` and the exact digest, if there are times or UUIDs in the value (a scalar that is one has the
+  digest ``*``),
+- ``?`` and serial numbers of the objects in the value that have no digest (a lock, a client) and
+  count by their class.
 
-What has no digest counts by its class, or by the fields that are declared or known of that, there
-where it stands; what stands beside it counts by its contents.  Attributes and captured variables
-never fail a call.  Arguments are told exactly where everything in them has a digest; only what a
-call uses up or what is nothing but data (an iterator, an array of a special kind) is an error.
+A value without a digest counts by its class, or by the declared or known fields of that class, in
+its place.  Values beside it count by their contents.  Attributes and captured variables never fail
+a call.  Arguments are compared exactly if everything in them has a digest.  The only errors are
+values that a call uses up, and pure data without a digest (an iterator, an array of a special
+kind).
 """
 
 from __future__ import annotations
@@ -82,10 +84,10 @@ from stepwise.errors import ConfigurationError, DigestError
 # -- moments --------------------------------------------------------------------------------------
 
 
-_RANDOM = "1467"  # versions of UUIDs; the others are made of a name, and stay
+_RANDOM = "1467"  # random versions of UUIDs; the other versions are derived and stable
 _UUID = r"(?i)[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"  # compiled on use
 _WRITTEN = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d|[A-Z][a-z]{2},? [\w ]{5,15} \d\d:\d\d:\d\d "
-"""How a text begins that is a time: by ISO 8601, ``time.ctime()``, or as in mails and HTTP."""
+"""The beginning of a string that is a time: ISO 8601, ``time.ctime()``, mails or HTTP."""
 _LENGTHS = (32, 36)  # characters of a UUID's text
 _FORMS = ("%a %b %d %H:%M:%S %Y", "%a, %d %b %Y %H:%M:%S %z", "%a, %d %b %Y %H:%M:%S GMT")
 
@@ -99,14 +101,14 @@ def is_momentary(value: object) -> bool:
         return _is_written(str(value))
     if issubclass(cls, dt.datetime):
         return _is_now(value)  # type: ignore[arg-type]
-    uuid: Any = sys.modules.get("uuid")  # where nobody imported it, there are none
+    uuid: Any = sys.modules.get("uuid")  # not imported: there are no UUIDs
     return (
         uuid is not None and issubclass(cls, uuid.UUID) and str(cls.version.fget(value)) in _RANDOM
     )
 
 
 def has_volatile_form(text: str) -> bool:
-    """Return whether a text is a UUID or a time by its form, whenever it was made."""
+    """Return whether a string has the form of a UUID or a time, whenever it was made."""
     return 16 <= len(text) <= 40 and (_is_uuid(text) or _of_form(_WRITTEN).match(text) is not None)
 
 
@@ -142,7 +144,7 @@ def _is_now(moment: dt.datetime) -> bool:
     try:
         if moment.tzinfo is not None:
             return begun <= moment.timestamp() <= now
-        # Without a zone, it is the time of here or of Greenwich.
+        # Without a zone, the time may be local or UTC.
         here, there = moment.timestamp(), moment.replace(tzinfo=dt.timezone.utc).timestamp()
     except (ValueError, OverflowError, OSError):
         return False
@@ -150,11 +152,11 @@ def _is_now(moment: dt.datetime) -> bool:
 
 
 def is_clock(number: float) -> bool:
-    """Return whether a clock of this process has shown a number, in seconds or in parts of them."""
-    if not 1 <= number <= 1 << 62:  # nor is NaN
+    """Return whether a clock of this process has shown a number, in seconds or fractions."""
+    if not 1 <= number <= 1 << 62:  # NaN fails this test too
         return False
     if number < 1000 and number == round(number, 3):
-        return False  # soon after boot, a clock shows what others count; but with finer digits
+        return False  # likely a count: soon after boot clocks are as small, but have finer digits
     now, begun = time.time(), _began() - 1
     for unit in (1, 10**3, 10**6, 10**9):
         if begun * unit <= number <= now * unit:
@@ -174,7 +176,7 @@ def _began() -> float:
             ticks = int(file.read().rpartition(b")")[2].split()[19])
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError, ValueError, IndexError):
-        age = time.process_time() + 60  # no such file: it began at least that long ago
+        age = time.process_time() + 60  # no such file: the process began at least that long ago
     return time.time() - max(age, 0)
 
 
@@ -183,19 +185,19 @@ def _began() -> float:
 
 CLASS, FUNCTION, KEY = "@class", "@function", "@key"
 ITEMS = "self.[]"
-"""The part of an instance that is itself a list, a text or the like."""
+"""Part of an instance that is itself a list, a string or the like."""
 HELD = "of:"
-"""Begins the part of a function that a run was given: ``of:node 'ask':model``."""
+"""Prefix of the parts of functions that a run was given: ``of:node 'ask':model``."""
 _VOLATILE = "*"
 _SCALARS = (str, int, float, bool, bytes, complex, type(None))
 _SHORT = 100  # characters
 _URLSAFE = bytes.maketrans(b"+/", b"-_")  # base64.urlsafe_b64encode is two Python functions
 
 uncounted: dict[type, str] = {}
-"""The field of a class that the library itself changes while calls that hold it are in flight."""
+"""By class, the field that the library itself changes while calls that hold it are in flight."""
 
 _made: weakref.WeakKeyDictionary[type, bytes] = weakref.WeakKeyDictionary()
-"""The encodings of classes that no name leads to."""
+"""Encodings of classes that cannot be found by their name."""
 
 _CAPTURES_NOTHING: Mapping[str, types.CellType] = {}
 
@@ -203,7 +205,7 @@ _CAPTURES_NOTHING: Mapping[str, types.CellType] = {}
 def short(encoded: bytes) -> str:
     """Shorten canonical bytes to 8 characters (48 bits of their SHA-256).
 
-    ``None``, booleans and small whole numbers are shorter as they are, behind a ``=``.
+    ``None``, booleans and small whole numbers are shorter as they are, after a ``=``.
     """
     if len(encoded) <= 6 and encoded[0] in b"NT!i":
         return "=" + encoded.decode()
@@ -212,13 +214,13 @@ def short(encoded: bytes) -> str:
 
 
 class Part(NamedTuple):
-    """The text of a part, taken apart.
+    """The parsed text of a part.
 
     Args:
-        scalar: the value is a text, a number, a moment or the like.
-        digest: in which times and UUIDs count by their type.
-        exact: the whole digest.
-        unknown: serial numbers of what has no digest.
+        scalar: the value is a string, a number, a moment or the like.
+        digest: the digest in which times and UUIDs count by their type.
+        exact: the exact digest.
+        unknown: serial numbers of the objects without a digest.
     """
 
     scalar: bool
@@ -243,7 +245,7 @@ class Part(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def parse(text: str) -> Part:
-    """Take the text of a part apart."""
+    """Parse the text of a part."""
     scalar = text.startswith(".")
     rest, _, unknown = text.removeprefix(".").partition("?")
     digest, _, exact = rest.partition("~")
@@ -251,7 +253,7 @@ def parse(text: str) -> Part:
 
 
 def unknown_in(parts: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
-    """Return the serial numbers of what has no digest, by the names of the parts that hold it."""
+    """Return the serial numbers of objects without a digest, by the names of the parts."""
     texts = {name: parse(text).unknown for name, text in parts.items() if "?" in text}
     return {name: tuple(map(int, text.split(","))) for name, text in texts.items()}
 
@@ -262,10 +264,11 @@ def digest_part(
     """Digest the value of an attribute or a captured variable.
 
     Args:
-        around: the objects that hold it, from the instance inwards, each of which counts as itself
-            wherever it is met; none for a captured variable.  A function in one counts without what
-            it captured itself, since that is a part of its own (see :func:`captured`).
-        once: it will hardly be digested again, so that nothing is kept for that.
+        value: the value.
+        around: the objects that hold the value, from the instance inwards; none for a captured
+            variable.  Each counts as itself wherever it occurs.  A function in one counts without
+            its captures, since they are separate parts (see :func:`captured`).
+        once: the value will hardly be digested again, so nothing is kept for a second time.
 
     Returns:
         the text of the part, without serial numbers, and the objects that have no digest.
@@ -301,16 +304,17 @@ def lenient(
     masking: bool = False,
     exactly: bool = False,
 ) -> tuple[bytes, list[object]]:
-    """Encode a value that nobody chose to be part of an identity.
+    """Encode a value that the user did not choose as part of an identity.
 
-    What has no digest counts by its class, or by the fields that are known of it, there where it
-    stands; the rest by its contents.
+    A value without a digest counts by its class, or by the known fields of that class, in its
+    place; other values count by their contents.
 
     Args:
+        value: the value.
         around: see :func:`digest_part`.
-        numbering: of the references in all that makes the identity.
+        numbering: the numbering of references in the whole identity.
         masking: times and UUIDs count by their type.
-        exactly: a function that no name leads to counts by its code, too.
+        exactly: a function that cannot be found by its name also counts by its code.
 
     Returns:
         the canonical bytes, and the objects that have no digest.
@@ -324,13 +328,15 @@ def lenient(
 
 
 def of_argument(value: object, numbering: Numbering) -> tuple[bytes, list[object]]:
-    """Encode an argument: exactly, or leniently where something in it has no digest.
+    """Encode an argument: exactly, or leniently if something in it has no digest.
 
     Args:
+        value: the argument.
         numbering: see :func:`lenient`.
 
     Raises:
-        DigestError: what has no digest is used up by the call, or is data: nothing can replace it.
+        DigestError: an object without a digest is used up by the call, or is data, so that its
+            class cannot replace it.
     """
     try:
         return encode(value, numbering, by=_Exact), []
@@ -352,13 +358,13 @@ def _is_irreplaceable(value: object) -> bool:
 
 @functools.lru_cache(maxsize=1000)
 def class_digest(cls: Any) -> str:
-    """Digest what tells a class from others of its name; empty if nothing does."""
+    """Return a digest that tells a class from others of its name; empty if nothing does."""
     return parse(digest_part(cls)[0]).digest if content_of(cls) else ""
 
 
 @functools.lru_cache(maxsize=1000)
 def _text(value: str) -> str:
-    """The part of a short text: names and models are asked for at every call."""
+    """Return the part of a short string; cached, since names and models occur in every call."""
     exact = short(string(value))
     return f".{_VOLATILE}~{exact}" if has_volatile_form(value) else f".{exact}"
 
@@ -398,13 +404,13 @@ class _Lenient(Encoder):
         self.without_cells = False  # variables that the function itself captured count elsewhere
         self.in_class = False
         self.exactly = False
-        self.whole = False  # in an object that counts by its class if any part has no digest
+        self.whole = False  # inside an object that counts by its class if any part lacks a digest
         self.unknown: list[object] = []
-        # Long lists are remembered by what stands at the front of their digest.
+        # Long lists are remembered by the tag at the front of their digest.
         self.list_tag = b"*" if masking else b"m"
 
     def whole_of(self, value: Any) -> bytes:
-        """Encode a value; by its class alone if that fails."""
+        """Encode a value, or only its class if the encoding fails."""
         try:
             return self.encode(value)
         except MemoryError:
@@ -415,7 +421,7 @@ class _Lenient(Encoder):
 
     def encode(self, value: Any) -> bytes:
         if type(value) is str and not has_volatile_form(value):
-            return string(value)  # most of what messages hold
+            return string(value)  # the common case in messages
         test = _TESTS.get(type(value))
         if test is not None and test(value):
             self.volatile = True
@@ -454,7 +460,7 @@ class _Lenient(Encoder):
     def class_(self, cls: type) -> bytes:
         """Encode a class by its name, and by its contents if it cannot be found by that name.
 
-        It counts as it was when it was first asked for: what is called may change what it holds.
+        The class counts as it was at its first encoding, since calls may change its contents.
         """
         known = _made.get(cls)
         if known is not None and not self.in_class:
@@ -472,7 +478,7 @@ class _Lenient(Encoder):
         return encoded
 
     def code(self, function: types.FunctionType) -> bytes:
-        """Encode a function by its name, captured variables and defaults; not by its text."""
+        """Encode a function by its name, captured variables and defaults, not by its text."""
         known = self.met.get(id(function))
         if known is not None and known[1] is not None:
             return known[1]
@@ -495,10 +501,11 @@ class _Lenient(Encoder):
 
 
 def _text_of_code(function: types.FunctionType, *, local: bool) -> list[bytes]:
-    """The code of a lambda: nothing else tells two of them apart that one function defines.
+    """Return the encoded code of a lambda: only the code tells two lambdas of one function apart.
 
     Args:
-        local: that of any function inside another one.
+        function: the function; other functions give an empty list.
+        local: include any function that is defined inside another one.
     """
     if function.__name__ != "<lambda>" and not (local and "<locals>" in function.__qualname__):
         return []
@@ -542,12 +549,12 @@ _SPREAD = re.compile(r"__pydantic_(?:private|extra)__\['(\w+)'\]")
 
 
 def attribute_path(name: str) -> str:
-    """Return the part of an instance as its user writes it: ``agent.history``, ``_private``."""
+    """Return an instance's part as its user writes it: ``agent.history``, ``_private``."""
     return _SPREAD.sub(r"\1", name.removeprefix("self."))
 
 
 def shown_part(name: str) -> str:
-    """Return the name of a part in messages."""
+    """Return the name of a part for messages."""
     kind, dot, rest = name.partition(".")
     if name == ITEMS:
         return "the content of its instance"
@@ -563,7 +570,7 @@ def shown_part(name: str) -> str:
 
 
 def shown_parts(names: Iterable[str]) -> str:
-    """Return the names of several parts in messages."""
+    """Return the names of several parts for messages."""
     return ", ".join(map(shown_part, names))
 
 
@@ -571,9 +578,9 @@ def shown_parts(names: Iterable[str]) -> str:
 
 
 def captured(function: Any) -> Mapping[str, types.CellType]:
-    """The variables that a function captured, by name, and those that captured functions did.
+    """Return the variables that a function and its captured functions captured, by name.
 
-    The latter under dotted names: ``helper.count``.
+    Variables of captured functions have dotted names: ``helper.count``.
     """
     if not getattr(getattr(function, "__code__", None), "co_freevars", ()):
         return _CAPTURES_NOTHING
@@ -593,7 +600,7 @@ def captured(function: Any) -> Mapping[str, types.CellType]:
 
 
 def own_cells(function: Any) -> dict[str, types.CellType]:
-    """Return the variables that a function itself captured, by name, whether they have a value."""
+    """Return the variables that a function itself captured, by name, with or without a value."""
     code = getattr(function, "__code__", None)  # a built-in function has none
     names = getattr(code, "co_freevars", ())
     cells = zip(names, getattr(function, "__closure__", None) or (), strict=False)
@@ -601,7 +608,7 @@ def own_cells(function: Any) -> dict[str, types.CellType]:
 
 
 def as_function(value: Any) -> types.FunctionType | None:
-    """The plain function that a value is, or is made of: a step, a tool, a workflow."""
+    """Return the function that a value is or wraps (a step, a tool, a workflow), or ``None``."""
     wrapped = getattr(value, "__wrapped__", None) if _wraps(type(value)) else None
     function = wrapped if isinstance(wrapped, types.FunctionType) else value
     return function if isinstance(function, types.FunctionType) else None
@@ -628,14 +635,15 @@ class Parameters:
         function: the plain function.
         ignore: names of parameters that do not tell calls apart, and of attributes of the instance
             (``self.session``).
-        key: what tells calls apart instead of all arguments: a callable that gets them, or names.
+        key: replaces all arguments in telling calls apart: a callable that gets the arguments, or
+            names of parameters.
         secret: names of parameters whose values are stored nowhere; they are ignored as well.
-        redact: names of parameters that are not shown, or a function of name and value that gives
-            the text to show, or ``None`` for the usual one.
+        redact: names of parameters that are not shown.  Or a function of name and value that
+            returns the text to show, or ``None`` for the usual one.
         what: for messages: ``step 'think'``.
 
     Attributes:
-        hiding: what of its calls is not stored, or not shown.
+        hiding: the values of calls that are not stored, or not shown.
         instance_ignored: attributes that ``ignore`` and ``secret`` name as ``self.NAME``.
 
     Raises:
@@ -688,14 +696,14 @@ class Parameters:
 
     @cached
     def _left_out(self) -> set[str]:
-        # Asked at the first call: configure(injected=...) may come after the import.
+        # Computed at the first call: configure(injected=...) may come after the import.
         return self._ignored | self._injected
 
-    # Computed on use, not in __init__: a step that was pickled by value has what that made then.
+    # These are computed on use: a step pickled by value keeps what __init__ made at the time.
 
     @cached
     def changeable_defaults(self) -> Mapping[str, Any]:
-        """The defaults that a body may change, by the names of the parameters."""
+        """The defaults that a body may change, by parameter name."""
         return {n: each for n, each in self._defaults.items() if type(each) not in ATOMS}
 
     @cached
@@ -708,7 +716,7 @@ class Parameters:
 
     @cached
     def _rest(self) -> str:
-        """The name of ``*args``, if no parameter stands before it."""
+        """The name of ``*args`` if no parameter comes before it, else an empty text."""
         first = next(iter(self._signature.parameters.values()), None)
         return first.name if first is not None and first.kind is first.VAR_POSITIONAL else ""
 
@@ -743,20 +751,20 @@ class Parameters:
 
     @property
     def first(self) -> str | None:
-        """The name of the first positional parameter; ``self`` if that is one of ``*args``."""
+        """The name of the first positional parameter; ``self`` if the parameter is in ``*args``."""
         if self._rest:
             return "self"
         return self._positional[0] if self._positional else None
 
     def take_instance(self, bound: dict[str, Any]) -> None:
-        """Take the instance of a method out of the arguments that :meth:`bind` gave."""
+        """Remove the instance of a method from the arguments that :meth:`bind` returned."""
         if self._rest:
             bound[self._rest] = bound[self._rest][1:]
         else:
             bound.pop(self.first or "", None)
 
     def has_instance(self, args: tuple[Any, ...], bound: Mapping[str, Any]) -> bool:
-        """Return whether the first argument was taken out."""
+        """Return whether the first argument was removed as the instance."""
         if self._rest:
             return len(args) > len(bound.get(self._rest, ()))
         return bool(args) and self.first not in bound
@@ -764,10 +772,10 @@ class Parameters:
     def call_of(
         self, values: Mapping[str, Any], method: str
     ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        """Return the instance and the arguments by place and by name of a call.
+        """Return the instance, the positional and the keyword arguments of a call.
 
         Args:
-            values: by parameter.
+            values: the arguments by parameter name.
             method: the parameter that has the instance; empty for a function.
         """
         names = self._signature.parameters
@@ -780,7 +788,7 @@ class Parameters:
         return values[method], call.args, call.kwargs
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments by parameter name; extra ones under ``*args`` and their own names.
+        """Return the arguments by parameter name; extra ones under ``*args`` and their own names.
 
         Raises:
             TypeError: the call does not fit the signature.
@@ -800,9 +808,10 @@ class Parameters:
             raise TypeError(f"{self._called} {error}") from None
 
     def all_of(self, bound: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return all arguments of a call: those that were passed, and the defaults in force.
+        """Return all arguments of a call: the passed ones, and the defaults in force.
 
-        ``key=`` and ``ignore=`` leave none out.  What a framework injects is in neither.
+        ``key=`` and ``ignore=`` leave no argument out.  Arguments that a framework injects are in
+        neither.
         """
         kept = {name: value for name, value in bound.items() if name not in self._injected}
         passed = {n: v for n, v in kept.items() if v is not self._defaults.get(n, _NOTHING)}
@@ -818,7 +827,7 @@ class Parameters:
         bound: Mapping[str, Any],
         values: Mapping[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call, some of those in ``bound`` with other values."""
+        """Return the arguments of a call, with some of those in ``bound`` replaced."""
         call = self._signature.bind(*args, **kwargs)
         call.arguments.update(values)
         if self._rest in values and self.has_instance(args, bound):
@@ -839,16 +848,17 @@ class Parameters:
         """Digest a call, as a whole and in parts.
 
         Args:
-            bound: what :meth:`bind` gave, without a ``self``.
+            bound: the result of :meth:`bind`, without a ``self``.
             call: the arguments as they were passed, for a ``key`` function.
 
         Returns:
-            the digest of the arguments that are not equal to their default; by name the parts
-            (see above) of all arguments, with the value in force; and by name the objects in
-            them that have no digest.
+            the digest of the arguments that differ from their default; by name, the parts (see
+            above) of all arguments, with the value in force; and by name, the objects in them
+            without a digest.
 
         Raises:
-            DigestError: an argument cannot be part of an identity; says which, and the way out.
+            DigestError: an argument cannot be part of an identity; the message names it and the way
+                out.
         """
         if self._key is not None:
             args, kwargs = call
@@ -864,10 +874,10 @@ class Parameters:
         return self.combined(encoded), parts, unknown
 
     def _passed(self, bound: Mapping[str, Any]) -> tuple[dict[str, bytes], Unknown]:
-        """Encode the arguments that were passed; return also what has no digest, by their names."""
+        """Encode the passed arguments; also return, by name, objects in them without a digest."""
         encoded: dict[str, bytes] = {}
         unknown: Unknown = _NONE
-        numbering = None  # of the whole call: one argument may refer to another
+        numbering = None  # one for the whole call: arguments may share objects
         for name in self._counting:
             value = bound.get(name, _NOTHING)
             if value is _NOTHING or value is self._defaults.get(name, _NOTHING):
@@ -893,13 +903,13 @@ class Parameters:
         return _digest.combined(parts)
 
     def _default_part(self, name: str) -> str:
-        """The part of a parameter that is at its default."""
+        """Return the part of a parameter that is at its default."""
         encoded = self._encoded_default(name)
         text, _ = digest_part(self._defaults[name])
         return text if encoded is None or parse(text).volatile else short(encoded)
 
     def default_parts(self) -> dict[str, str]:
-        """The parts of the parameters of a step that have a default, at their default."""
+        """Return the parts of a step's parameters at their default."""
         return {n: self._default_part(n) for n in self._defaults if n not in self._left_out}
 
     @property
@@ -911,8 +921,8 @@ class Parameters:
         """Encode the arguments by name, values of defaulted parameters included.
 
         Returns:
-            the encodings, and in the order of the signature the names of the parameters that are at
-            their default, and of those that hold what has no digest and is no lock.
+            the encodings; the names of the parameters that are at their default; and the names of
+            the parameters that hold an object without a digest, other than a lock.
 
         Raises:
             DigestError: see :meth:`digest`.
@@ -962,7 +972,7 @@ class Parameters:
             try:
                 encoded = _digest.encode(self._defaults[name], _digest.Numbering())
             except DigestError:
-                encoded = None  # equal to it only by being it
+                encoded = None  # no digest: only the default itself equals it
             self._encoded_defaults[name] = encoded
         return self._encoded_defaults[name]
 
@@ -980,7 +990,7 @@ def _way_out(name: str, value: Any) -> str:
 
 
 def _signature(function: Callable[..., Any], what: str) -> inspect.Signature:
-    # functools.wraps names the parameters of the wrapped function; a wrapper may supply some.
+    # functools.wraps shows the parameters of the wrapped function; a wrapper may supply some.
     if hasattr(function, "__wrapped__") or isinstance(
         function, (functools.partial, types.MethodType)
     ):
@@ -991,7 +1001,7 @@ def _signature(function: Callable[..., Any], what: str) -> inspect.Signature:
     if sys.version_info >= (3, 14):
         import annotationlib
 
-        # A name for the type checker only has no value.
+        # A name that exists only for the type checker has no value.
         how["annotation_format"] = annotationlib.Format.FORWARDREF
     try:
         return inspect.signature(function, **how)
@@ -1006,22 +1016,22 @@ def _signature(function: Callable[..., Any], what: str) -> inspect.Signature:
 
 
 def label_of(function: Callable[..., Any]) -> str:
-    """The short name of a function: its qualified name without the functions around it."""
+    """Return the short name of a function: its qualified name without the functions around it."""
     return function.__qualname__.rpartition("<locals>.")[2]
 
 
 def derived_id(name: str, label: str, *digests: str) -> str:
-    """The run id of a workflow called with these arguments."""
+    """Return the run id of a workflow called with these arguments."""
     return f"{_slug(label)}-{_digest.combine(name, *digests)[:12]}"
 
 
 def random_id(label: str) -> str:
-    """A run id that no other run has."""
+    """Return a run id that no other run has."""
     return f"{_slug(label)}-{os.urandom(6).hex()}"
 
 
 def child_id(parent: str, label: str, digest: str, ordinal: int) -> str:
-    """The run id of the ``ordinal``-th equal call of a child workflow in a run."""
+    """Return the run id of the ``ordinal``-th equal call of a child workflow in a run."""
     full = f"{parent}/{_slug(label)}-{_digest.digest((label, digest))[:16]}-{ordinal}"
     if len(full) <= 160:
         return full
@@ -1034,24 +1044,26 @@ def _slug(label: str) -> str:
 
 
 def idempotency_key(run_id: str, name: str, digest: str, ordinal: int, undone: int = 0) -> str:
-    """Return a string that is stable when this call is repeated, and unique to it.
+    """Return a string that stays the same when this call is repeated, and is unique to the call.
 
     Args:
-        undone: how often the run's side effects were undone: made anew, a call is another act,
-            which nobody outside may take for the one that was undone.
+        run_id: id of the run.
+        name, digest, ordinal: identify the call.
+        undone: how often the run's side effects were undone.  A call made again after that is
+            another act, which nobody outside may confuse with the undone one.
     """
     again = (str(undone),) if undone else ()
     return "sw-" + _digest.combine(run_id, name, digest, str(ordinal), *again)
 
 
 def compensation_key(key: str) -> str:
-    """The same for the undoing of the call that was given ``key``."""
+    """Return the idempotency key for undoing the call with the given key."""
     return "sw-" + _digest.combine("compensate", key)
 
 
 @functools.lru_cache(maxsize=1000)
 def uncompared(cls: type) -> frozenset[str]:
-    """The attributes of its instances that ``==`` leaves out, and so every identity."""
+    """Return the attributes of instances that ``==``, and so every identity, leaves out."""
     names = set(NOT_STATE)
     fields: Mapping[str, Any] = getattr(cls, "__dataclass_fields__", {})
     names.update(name for name, field in fields.items() if not field.compare)
@@ -1061,15 +1073,15 @@ def uncompared(cls: type) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=1000)
 def reader_of(cls: type) -> Callable[[Any], Any] | None:
-    """Return what reads the content of instances that are lists, texts or the like themselves.
+    """Return a function that reads the content of instances that are lists, strings or the like.
 
-    ``None`` for classes whose instances hold attributes only.
+    Return ``None`` for classes whose instances hold attributes only.
     """
     return next((read for base, read in _READERS.items() if issubclass(cls, base)), None)
 
 
 _READERS: dict[type, Callable[[Any], Any]] = {
-    # By the methods of the builtin class: those of its subclass may do anything.
+    # These are methods of the builtin class: methods of a subclass may do anything.
     dict: lambda held: dict(dict.items(held)),
     list: lambda held: [*list.__iter__(held)],
     set: lambda held: {*set.__iter__(held)},
@@ -1087,9 +1099,9 @@ _READERS: dict[type, Callable[[Any], Any]] = {
 
 # -- parameters that a framework injects ---------------------------------------------------------
 #
-# Parameters that a framework fills in are new at every call, and never part of an identity.  They
-# are recognised by their annotation: one of the classes below, a generic alias of it, or
-# ``Optional`` or ``Annotated`` with it.  A ``list`` of them is an argument like any other.
+# Parameters that a framework fills in are new at every call, and never part of an identity.  The
+# annotation identifies them: one of the classes below, a generic alias of it, or ``Optional`` or
+# ``Annotated`` with it.  A ``list`` of them is an argument like any other.
 
 _INJECTED = {
     "RunContext": ("pydantic_ai", "livekit"),
@@ -1103,11 +1115,11 @@ _INJECTED = {
     "CallbackContext": ("google",),
     "Context": ("mcp", "fastmcp", "llama_index", "workflows"),
 }
-_AMBIGUOUS = {"Context", "Runtime"}  # as bare words in a string they could be anything
+_AMBIGUOUS = {"Context", "Runtime"}  # ambiguous as bare words in a string
 
 
 def _injected(function: Callable[..., Any], signature: inspect.Signature) -> set[str]:
-    """The names of the parameters of ``function`` that a framework injects."""
+    """Return the names of the parameters of ``function`` that a framework injects."""
     names = _AnnotationNames(getattr(inspect.unwrap(function), "__globals__", {}))
     return {
         name
@@ -1122,7 +1134,7 @@ def _is_injected(annotation: Any, names: _AnnotationNames) -> bool:
     if isinstance(annotation, str):
         try:
             annotation = eval(annotation, {}, names)  # noqa: S307
-        except Exception:  # an annotation may be anything; then it is not one of ours
+        except Exception:  # an annotation may be anything; one that fails is not injected
             return False
         return not isinstance(annotation, str) and _is_injected(annotation, names)
     if isinstance(annotation, _Unknown):
@@ -1154,13 +1166,13 @@ class _AnnotationNames(dict[str, Any]):
 
 
 class _Unknown:
-    """A class known only by its (dotted) name.  Behaves as a class in an annotation."""
+    """A class known only by its (dotted) name, which behaves like a class in an annotation."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def is_injected(self) -> bool:
-        """Return whether that name can only mean a class that is injected."""
+        """Return whether the name can only mean a class that is injected."""
         root, last = self._name.partition(".")[0], self._name.rpartition(".")[2]
         configured = settings.injected()
         return (
@@ -1175,10 +1187,10 @@ class _Unknown:
         return _Unknown(f"{self._name}.{part}")
 
     def __getitem__(self, arguments: Any) -> _Unknown:
-        return self  # a generic alias of it
+        return self  # stands for a generic alias
 
     def __call__(self, *args: Any, **kwargs: Any) -> _Unknown:
-        return self  # an instance of it, in Annotated
+        return self  # stands for an instance, in Annotated
 
     def __or__(self, other: Any) -> Any:
         return typing.Union[self, other]

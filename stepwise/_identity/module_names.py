@@ -1,7 +1,8 @@
 """Module names of workflows and steps, independent of how their file was started.
 
-A script is named by its path, a module by its dotted name; ``python agent.py``, ``python -m agent``
-and an import of it are the same file all the same.  Imports nothing of ours.
+A script is named by its path, a module by its dotted name.  Still, ``python agent.py``, ``python -m
+agent`` and an import of the module all mean the same file.  This module imports nothing else of
+stepwise.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import Any
 
 def place_of(module: str) -> str:
     """Return the place of a module in the names of its workflows: for a script, its path."""
-    if module not in ("__main__", "__mp_main__"):  # the second: in a worker process, the same again
+    if module not in ("__main__", "__mp_main__"):  # __mp_main__: the same in a worker process
         return module
     main = sys.modules[module]
     spec = getattr(main, "__spec__", None)
     if spec is not None and spec.name not in ("__main__", "__mp_main__"):
-        name: str = spec.name  # python -m package.module: the same as when it is imported
+        name: str = spec.name  # python -m package.module: the name as imported
         return name
     path: str | None = getattr(main, "__file__", None)
     if path and path != _STDIN:
@@ -34,9 +35,9 @@ _programs: dict[int, str] = {}  # by the id of the module that is ``__main__``
 
 
 def _program(names: dict[str, Any]) -> str:
-    """Return what tells programs of one folder apart that came by ``-c`` or on stdin.
+    """Return a text that tells programs of one folder apart that came by ``-c`` or on stdin.
 
-    They are one statement after the other in a notebook or at a prompt, of which this is empty.
+    The text is empty in a notebook or at a prompt, whose programs are one statement after another.
     """
     if id(names) not in _programs:
         frame, code = sys._current_frames().get(threading.main_thread().ident or 0), None
@@ -52,7 +53,7 @@ def _program(names: dict[str, Any]) -> str:
 
 
 def _content(code: types.CodeType) -> str:
-    """Return what a code does, as text that is the same in each process."""
+    """Return the meaning of code as text that is equal in each process."""
     constants = [
         _content(each)
         if isinstance(each, types.CodeType)
@@ -63,7 +64,7 @@ def _content(code: types.CodeType) -> str:
 
 
 def file_of(module: str) -> str:
-    """The file of a module of this program; empty if it has none."""
+    """Return the file of a module of this program; empty if it has none."""
     path: str | None = getattr(sys.modules.get(module), "__file__", None)
     return _text(os.path.realpath(path)) if path and path != _STDIN else ""
 
@@ -71,7 +72,7 @@ def file_of(module: str) -> str:
 def other_places(module: str) -> list[str]:
     """Return the other values of :func:`place_of` if the file is started or imported another way.
 
-    A dotted name alone proves nothing: many files may be imported by it.
+    A dotted name alone proves nothing: many files may be imported by that name.
     """
     file = file_of(module)
     stem, ending = os.path.splitext(file)
@@ -91,15 +92,15 @@ def other_places(module: str) -> list[str]:
 
 
 def other_names(module: str, label: str) -> list[str]:
-    """The full names that a workflow of a module has where its file is started otherwise."""
+    """Return the full names of a module's workflow if its file is started another way."""
     return [f"{place}:{label}" for place in other_places(module)]
 
 
-_DEEPEST = 5  # packages in packages
+_DEEPEST = 5  # the deepest nesting of packages
 
 
 def canonical_module(module: str) -> str:
-    """One name for a module, whether its file was started, or imported, or both."""
+    """Return one name for a module, whether its file was started, imported, or both."""
     main = sys.modules.get("__main__")
     if module == "__mp_main__" or module == getattr(getattr(main, "__spec__", None), "name", ""):
         return "__main__"
@@ -120,5 +121,5 @@ def holds_name(module: str, name: str) -> bool:
 
 
 def _text(path: str) -> str:
-    """A path that can be written down, even if the file system's bytes are no text."""
+    """Return a path as printable text, even if the file system's bytes are no text."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")

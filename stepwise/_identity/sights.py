@@ -1,16 +1,18 @@
 """The parts that a subject holds at any depth, and their digests at the last look.
 
-``self.agent`` that holds an object of the user's own class is a *node*: it counts by its class, and
-what it holds are parts of their own, ``self.agent.persona`` and ``self.agent.history``.  So is a
-small list, tuple or dict that holds such objects: it counts by its length or its keys, and
-``self.agents[0].persona`` is a part.  A step that changes a history makes that path state; the
-paths beside it still tell two agents apart.  A value with more than a hundred parts is opened level
-by level as far as these reach; what lies deeper counts in the part that holds it.
+``self.agent`` that holds an object of the user's own class is a *node*.  A node counts by its
+class, and its contents are separate parts: ``self.agent.persona`` and ``self.agent.history``.  A
+small list, tuple or dict that holds such objects is a node too: it counts by its length or its
+keys, and ``self.agents[0].persona`` is a part.
 
-A step of an agent looks at the agent twice, before its body and after it.  Mostly nothing has
-changed, and that is proved (see ``trees``) in a fraction of the time that the digests would take.
-What a sight holds is not alive for that: before anything follows from how many instances are, all
-sights are let go.
+A step that changes a history makes that path state; the other paths still tell two agents apart. A
+value with more than a hundred parts is opened level by level as far as these reach; deeper values
+count in the part that holds them.
+
+A step of an agent looks at the agent twice, before its body and after.  Usually nothing has
+changed, and ``trees`` proves that in a fraction of the time of the digests.  A sight keeps its
+objects alive. So all sights are released before anything is concluded from the number of living
+instances.
 """
 
 from __future__ import annotations
@@ -44,25 +46,25 @@ from stepwise._values.trees import ATOMS, Watch, attributes, pickled_by_state, s
 
 
 MISSING: Any = object()
-"""The value of an attribute or a variable that is not there."""
+"""The value of a missing attribute or variable."""
 
 _CONTAINERS = (list, tuple, dict)
-_FEW_ITEMS = 16  # of a container that is opened
-_DEPTH = 5  # containers in containers
-_PARTS = 100  # of one attribute or variable
-_KEY = 40  # characters
+_FEW_ITEMS = 16  # most items of a container that is opened
+_DEPTH = 5  # nesting of containers
+_PARTS = 100  # most parts of one attribute or variable
+_KEY = 40  # most characters of a key
 _SPREAD = ("__pydantic_private__", "__pydantic_extra__")
 """Attributes in which pydantic keeps attributes."""
 _SPREAD_OF_SELF = frozenset(f"self.{name}" for name in _SPREAD)
 
 
 class PartPlace(NamedTuple):
-    """Where a part stands.
+    """The place of a part.
 
     Args:
-        around: the objects that hold it, the subject first, its own holder last.
+        around: the objects that hold the part, the subject first, the direct holder last.
         key: name of the attribute, or index or key of the item.
-        is_item: whether it is an item.
+        is_item: whether the part is an item.
     """
 
     around: tuple[Any, ...]
@@ -71,12 +73,12 @@ class PartPlace(NamedTuple):
 
 
 class Leaves:
-    """Parts of a subject at paths of their own.
+    """The parts of a subject, with their own paths.
 
     Attributes:
-        values: all values by the names of their parts; those of nodes, too.
+        values: all values by the names of their parts, including nodes.
         nodes: the texts of the parts that were opened.
-        places: where the parts stand that are no attributes of the subject itself.
+        places: the places of the parts that are no attributes of the subject itself.
     """
 
     __slots__ = ("_held", "nodes", "places", "values")
@@ -92,7 +94,7 @@ class Leaves:
         for node, names, values in self._held:
             try:
                 now = dict(_contents(node))
-            except Exception:  # it is the user's, and another thread may change it
+            except Exception:  # a user's object may raise, or change in another thread
                 return False
             if list(now) != names or not all(map(is_, now.values(), values)):
                 return False
@@ -102,13 +104,14 @@ class Leaves:
         """Return the objects that hold a part: in its digest, each counts as itself.
 
         Args:
-            subject: those that hold a part of the subject itself.
+            part: the name of the part.
+            subject: the holders of a part of the subject itself.
         """
         place = self.places.get(part)
         return place.around if place is not None else subject
 
     def place(self, part: str) -> PartPlace | None:
-        """Return where a part stands, or will stand; ``None`` for one of the subject itself."""
+        """Return the place, even a future one, of a part; ``None`` for the subject's own parts."""
         place = self.places.get(part)
         if place is None and self.nodes:
             outer, _, name = part.rpartition(".")
@@ -128,7 +131,7 @@ class Leaves:
             if left_out and part in _SPREAD_OF_SELF and type(node) is dict:
                 counts = {key: each for key, each in held.items() if key not in left_out}
                 found = counts if found is not None else None
-                self.values[part] = counts  # what is not taken apart counts as a whole
+                self.values[part] = counts  # an unopened value counts as a whole
             if found is None or count + len(found) > _PARTS:
                 continue
             count += len(found)
@@ -152,7 +155,7 @@ def leaves_of(found: dict[str, Any], subject: object, left_out: Collection[str] 
     """Open the values of a subject.
 
     Args:
-        found: by the names of their parts.
+        found: the values by the names of their parts.
         subject: the instance; ``None`` for a function.
         left_out: attributes of the instance that are no parts.
     """
@@ -184,7 +187,7 @@ def below(part: str, other: str) -> bool:
 
 
 def deepest(path: str, parts: Collection[str]) -> str:
-    """Return the deepest part that a path runs through; an empty text if none is on it."""
+    """Return the deepest part that a path runs through; an empty text if there is none."""
     return max((each for each in parts if path == each or below(path, each)), key=len, default="")
 
 
@@ -192,10 +195,10 @@ def deepest(path: str, parts: Collection[str]) -> str:
 
 
 def _opens(value: Any) -> bool:
-    """Return whether what a value holds are parts of their own."""
+    """Return whether the contents of a value are separate parts."""
     try:
         return _holds_own(value) if type(value) in _CONTAINERS else _is_agent(value)
-    except Exception:  # it is the user's, and another thread may change it
+    except Exception:  # a user's object may raise, or change in another thread
         return False
 
 
@@ -215,7 +218,7 @@ def _is_spread(name: str, value: Any) -> bool:
 def _holds_own(value: Any) -> bool:
     """Return whether a small container holds objects of the user's own classes, at any depth.
 
-    Most hold messages, and are asked at every look: so level by level, not item by item.
+    Most containers hold messages, and each look asks again; so the check goes level by level.
     """
     level: Sequence[Any] = (value,)
     for _ in range(_DEPTH):
@@ -233,7 +236,7 @@ def _holds_own(value: Any) -> bool:
 
 
 def _is_name(key: object) -> bool:
-    """Return whether a key is short, and the same in the next process."""
+    """Return whether a key is short, and stable between processes."""
     if type(key) is str:
         return len(key) <= _KEY and not has_volatile_form(key)
     return type(key) in (int, bool, type(None))
@@ -259,22 +262,22 @@ _MARKS = ("__dataclass_fields__", "__pydantic_validator__", "__attrs_attrs__", "
 
 
 def _contents(node: Any) -> Mapping[Any, Any]:
-    """Return what a node holds, by name, index or key, whether it counts or not."""
+    """Return the contents of a node by name, index or key, including those that do not count."""
     if type(node) is dict:
         return node
     return dict(enumerate(node)) if type(node) in _CONTAINERS else attributes(node)
 
 
 def _taken_apart(node: Any) -> tuple[dict[Any, Any], dict[Any, Any] | None]:
-    """Return what a node holds, and what of that counts; ``None`` if that is not known."""
+    """Return the contents of a node, and the part of them that counts; ``None`` if unknown."""
     try:
         return dict(_contents(node)), _held_by(node)
-    except Exception:  # it is the user's, and another thread may change it
+    except Exception:  # a user's object may raise, or change in another thread
         return {}, None
 
 
 def _held_by(node: Any) -> dict[Any, Any] | None:
-    """Return what of a node counts, by name, index or key; ``None`` if that is not known."""
+    """Return the contents of a node that count, by name, index or key; ``None`` if unknown."""
     held = _contents(node)
     if type(node) in _CONTAINERS:
         fits = 0 < len(node) <= _FEW_ITEMS and (type(node) is not dict or all(map(_is_name, node)))
@@ -300,7 +303,7 @@ def _names(node: Any, held: Mapping[str, Any]) -> Collection[str] | None:
         return held.keys()
     try:
         state = node.__getstate__()
-    except Exception:  # it is the user's
+    except Exception:  # a user's method may raise
         return None
     return state.keys() if type(state) is dict else None
 
@@ -324,7 +327,7 @@ def _text_of_class(cls: type) -> str:
 
 @functools.lru_cache(maxsize=1000)
 def class_text(cls: Any) -> str:
-    """The part that names the class of an instance (see ``digest.content_of``)."""
+    """Return the part that names the class of an instance (see ``digest.content_of``)."""
     return f"{_name_of(cls)} {class_digest(cls)}".rstrip()
 
 
@@ -338,13 +341,13 @@ class Holder:
     Args:
         name: of the step.
         function: the plain function.
-        parameters: its parameters, which know the attributes that are no part.
-        instance: that a method is bound to; ``None`` for a function and for a method of a class.
-        cls: of the instance, or that a method of a class is called on.
+        parameters: of the step; they know the attributes that are no parts.
+        instance: that a method is bound to; ``None`` for a function and for a class method.
+        cls: class of the instance, or the class that a class method is called on.
         family: the function that made the step; by default the step alone.
 
     Attributes:
-        leaves: the parts at paths, as they were when the values were last looked at.
+        leaves: the parts at paths, as of the last look at the values.
     """
 
     __slots__ = ("cells", "cls", "family", "function", "instance", "leaves", "name", "parameters")
@@ -376,7 +379,7 @@ class Holder:
 
     @property
     def view(self) -> object:
-        """The same for steps of the subject that have the same parts."""
+        """A key that is equal for steps of the subject that have the same parts."""
         return self.function if self.cells else self._left_out
 
     def key(self, part: str) -> tuple[str, str]:
@@ -394,13 +397,13 @@ class Holder:
         return self.cells.get(name) if kind == "closure" else self.instance
 
     def values(self) -> dict[str, Any]:
-        """The values by the names of their parts, those at paths last."""
+        """Return the values by the names of their parts; parts at paths come last."""
         found = self.direct()
         self.leaves = leaves_of(found, self.instance, self._left_out)
         return found if self.leaves is NO_LEAVES else self.leaves.values
 
     def around(self, part: str) -> tuple[Any, ...]:
-        """Return the objects that hold a part; in its digest, each counts as itself."""
+        """Return the objects that hold a part; in the part's digest, each counts as itself."""
         return self.leaves.around(part, () if self.instance is None else (self.instance,))
 
     def digest(self, part: str, value: Any, *, once: bool = False) -> tuple[str, list[object]]:
@@ -409,7 +412,7 @@ class Holder:
         return (text, []) if text is not None else digest_part(value, self.around(part), once=once)
 
     def direct(self) -> dict[str, Any]:
-        """The values of the attributes and captured variables themselves."""
+        """Return the values of the attributes and captured variables themselves."""
         found: dict[str, Any] = {}
         instance = self.instance
         if instance is not None:
@@ -424,23 +427,23 @@ class Holder:
                 found[ITEMS] = read(instance)
         for name, cell in self.cells.items():
             value = digest.cell_content(cell, MISSING)
-            if value is not MISSING:  # else it has none yet
+            if value is not MISSING:  # else the variable has no value yet
                 found[f"closure.{name}"] = value
         return found
 
     def parts_of(self, path: str, parts: Collection[str], names: Iterable[str] = ()) -> list[str]:
-        """Return the parts in which a change lies: the deepest that a path runs through.
+        """Return the parts in which a change lies: the deepest parts that a path runs through.
 
         Args:
             path: of the changed object, as text: ``self.agent``.
-            parts: what the subject had before.
-            names: the changed attributes; none, if its items or its contents have changed.
+            parts: the names of the subject's parts before the change.
+            names: the changed attributes; none if items or contents have changed.
         """
         if path == "self" and not names:
             return [ITEMS]
         found = []
         for each in [f"{path}.{name}" for name in names] or [path]:
-            # An attribute that was added to an object whose attributes are parts is one, too.
+            # A new attribute of an object whose attributes are parts is a part, too.
             added = names and (path == "self" or path in self.leaves.nodes) and each not in parts
             if added and each.removeprefix("self.") not in self._left_out:
                 found.append(each)
@@ -449,7 +452,7 @@ class Holder:
         return [*filter(None, found)]
 
     def others(self, text: str) -> Iterator[tuple[object, Holder]]:
-        """The other live subjects of the class that is named so, or the siblings of a function."""
+        """Yield the other living subjects of the named class, or the siblings of a function."""
         if self.cls is None:
             for each in _same_code(self.function):
                 parameters = Parameters(each, what=self.parameters.what)
@@ -466,7 +469,7 @@ class Holder:
 
 
 class _PartNames(dict[str, str]):
-    """The parts that attributes are, by their names."""
+    """The names of the parts of attributes, by attribute name."""
 
     def __missing__(self, name: str) -> str:
         part = self[name] = f"self.{name}"
@@ -477,7 +480,7 @@ _SELF = _PartNames()
 
 
 def _same_code(function: Any) -> list[Any]:
-    """The other live functions that the same code made: by a factory, or in a loop."""
+    """Return the other living functions made from the same code, by a factory or in a loop."""
     code = getattr(function, "__code__", None)
     if code is None:
         return []
@@ -486,7 +489,7 @@ def _same_code(function: Any) -> list[Any]:
 
 
 def _classes(cls: type, text: str) -> list[type]:
-    """The classes of that name that have a base in common with a class."""
+    """Return the classes of that name that share a base with a class."""
     if class_text(cls) == text:
         return [cls]
     # Classes that share a name may have no more in common than ``object``.
@@ -505,9 +508,9 @@ def _classes(cls: type, text: str) -> list[type]:
 
 
 _TEXTS = (str, bytes)
-_LONG = 1000  # items of a container, and
-_LARGE = 1 << 20  # bytes of a value, from which on it is digested once
-_MOST = 100_000  # objects that are watched
+_LONG = 1000  # items: a larger container is digested once
+_LARGE = 1 << 20  # bytes: a larger value is digested once
+_MOST = 100_000  # most objects that are watched
 
 State = Container[tuple[str, str]]
 
@@ -516,10 +519,11 @@ class HeldPart:
     """The digest of the value that a subject holds under one name.
 
     Args:
+        value: the value.
         text: of the part (see ``identity``), without serial numbers.
-        unknown: what has no digest.
-        shape: of a large value, which is digested once as long as that stays; else ``None``.
-        fixed: it stays the digest of this very object.
+        unknown: the objects without a digest.
+        shape: of a large value, which is digested only when its shape changes; else ``None``.
+        fixed: the digest never changes for this object.
     """
 
     __slots__ = ("fixed", "looks", "shape", "text", "unknown", "value", "watch")
@@ -538,11 +542,11 @@ class HeldPart:
         self.unknown = unknown
         self.shape = shape
         self.fixed = fixed
-        self.watch: Watch | None = None  # tells whether it is still the digest
-        self.looks = 0  # at a value that had this digest before
+        self.watch: Watch | None = None  # tells whether the digest still holds
+        self.looks = 0  # looks in a row that found the digest unchanged
 
     def stands(self, value: Any) -> bool:
-        """Return whether the digest is still valid, as far as known without digesting."""
+        """Return whether the digest still holds, as far as known without digesting."""
         if self.value is not value:
             return False
         return self.fixed or (self.watch is not None and self.watch.holds())
@@ -554,8 +558,8 @@ class Sight:
     Args:
         direct: the attributes and captured variables themselves, by the names of the parts.
         values, parts: by the names of the parts.
-        texts: with serial numbers for what has no digest.
-        moving: the parts that may be others although their values are the same objects.
+        texts: with serial numbers for objects without a digest.
+        moving: the parts that may have changed although their values are the same objects.
         leaves: the parts at paths.
     """
 
@@ -587,8 +591,8 @@ class Sight:
         self.texts = texts
         self.moving = moving
         self.unknown = {name: part.unknown for name, part in parts.items() if part.unknown}
-        self.recorded: dict[str, str] = {}  # what a record holds of it, when the run knew
-        self.state = -1  # so much state
+        self.recorded: dict[str, str] = {}  # the parts as a record has them, given the known state
+        self.state = -1  # how much state was known
 
     def is_of(self, direct: dict[str, Any]) -> bool:
         """Return whether the subject holds the very same objects; they may have changed inside."""
@@ -600,7 +604,7 @@ class Sights:
     """The sights of one subject.
 
     Args:
-        serials: gives what stands in a text for objects that have no digest.
+        serials: returns the text that stands for objects without a digest.
     """
 
     __slots__ = ("_last", "_parts", "_serials")
@@ -608,18 +612,19 @@ class Sights:
     def __init__(self, serials: Callable[[Sequence[object]], str]) -> None:
         self._serials = serials
         self._parts: dict[str, HeldPart] = {}
-        self._last: dict[object, Sight] = {}  # by what its steps leave out, or captured
+        self._last: dict[object, Sight] = {}  # by the view of the holder
 
     def let_go(self) -> None:
-        """Hold nothing any more."""
+        """Release all sights and parts."""
         self._last.clear()
         self._parts.clear()
 
     def look(self, holder: Holder, state: State) -> Sight:
-        """Read the current contents of the subject.
+        """Return the current contents of the subject.
 
         Args:
-            state: which parts step bodies change.
+            holder: the places of the subject's parts.
+            state: the parts that step bodies change.
         """
         direct, last = holder.direct(), self._last.get(holder.view)
         if last is not None and last.is_of(direct):
@@ -643,7 +648,7 @@ class Sights:
         return sight
 
     def part(self, name: str, value: Any, holder: Holder, state: State) -> HeldPart:
-        """Digest a part if it may be another one."""
+        """Return the digest of a part, digested anew if it may have changed."""
         known = self._parts.get(name)
         if known is not None and known.stands(value):
             return known
@@ -662,7 +667,7 @@ class Sights:
     def _digest(
         self, value: Any, before: HeldPart | None, around: Sequence[object], *, state: bool
     ) -> HeldPart:
-        """Digest a value; the same part as ``before`` if that was its digest already."""
+        """Digest a value; return ``before`` if its digest is unchanged."""
         shape, watch = shape_of(value), None
         if before is not None:
             if shape is not None and before.shape == shape and (before.text == shape) == state:
@@ -671,7 +676,7 @@ class Sights:
                 watch = _watch(value, around)
         if shape is not None and state:
             return HeldPart(value, shape, shape=shape)
-        # One that the workflow changes will be digested again: from the second time on it is known.
+        # A large value that changes is digested again: from the second time on, results are kept.
         once = shape is not None and before is None
         text, unknown = digest_part(value, around, once=once)
         if before is None or before.text != text or not same(before.unknown, unknown):
@@ -686,16 +691,17 @@ class Sights:
 
 
 def _watch(value: Any, around: Sequence[object]) -> Watch | None:
-    """Return what tells whether a value has changed; ``None`` if nothing does.
+    """Return a watch that tells whether a value has changed, or ``None`` if that is impossible.
 
     Args:
-        around: the objects that hold it, each of which counts as itself.
+        value: the value.
+        around: the objects that hold the value; each counts as itself.
     """
     tree = walk(value, refused=set(map(id, around)), most=_MOST)
     if tree is None or any(fields_of(cls) is not None for cls in tree.classes):
         return None
     watch = Watch(tree.nodes)
-    if tree.classes:  # what instances do not hold is theirs
+    if tree.classes:  # the rest of an instance's state is in its class
         watch.extend(Watch.of_classes(tree.classes))
     return watch
 
@@ -711,5 +717,5 @@ def shape_of(value: Any) -> str | None:
         if type(size) is int and size >= _LARGE:
             return f"{getattr(value, 'dtype', '')} {getattr(value, 'shape', size)}"
     except Exception:
-        return None  # an attribute of theirs, which raises
+        return None  # a user's attribute raises
     return None

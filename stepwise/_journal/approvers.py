@@ -1,8 +1,8 @@
-"""Answers that are signed by an approver's own key, which neither the run nor its agent has.
+"""Answers signed by an approver's own key, which neither the run nor its agent has.
 
 An approver is a public key in the program's text: ``ed25519:BASE64 NAME``.  The signature covers
-all that the person was shown and said, and the question that it answers.  Only ``cryptography``
-verifies it: of the extra ``approvers``, imported on use.
+everything that the person was shown and said, and the question.  Only ``cryptography`` from the
+extra ``approvers`` verifies signatures; it is imported on use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KIND = "ed25519:"
 
 
 class Approver(NamedTuple):
-    """Somebody who may answer.
+    """A person who may answer.
 
     Args:
         key: the public key, as ``ed25519:BASE64``.
@@ -42,10 +42,11 @@ def approvers_of(texts: Iterable[str], what: str = "") -> tuple[Approver, ...]:
     """Read public keys as a program lists them.
 
     Args:
-        what: the tool whose they are; for messages.
+        texts: the public keys.
+        what: the tool that lists the keys, for messages.
 
     Raises:
-        ConfigurationError: one is no public key, or the extra is not installed.
+        ConfigurationError: a text is no public key, or the extra is not installed.
     """
     found = tuple(_approver(text, what) for text in texts)
     if found:
@@ -69,7 +70,7 @@ def _approver(text: str, what: str) -> Approver:
 
 
 def statement(run_id: str, waiting: Waiting, *, approved: bool, note: str) -> bytes:
-    """Return what an approver signs: the answer to this question, and all that was shown."""
+    """Return the bytes that an approver signs: the answer, the question, and everything shown."""
     shown = to_json([waiting.name, waiting.details]).encode("utf-8", "surrogatepass")
     digests = [hashlib.sha256(each).hexdigest() for each in (shown, waiting.digest.encode())]
     said = [run_id, waiting.call.number, waiting.call.name, waiting.ticket, *digests]
@@ -77,7 +78,7 @@ def statement(run_id: str, waiting: Waiting, *, approved: bool, note: str) -> by
 
 
 def why_unsigned(approvers: Iterable[Approver], said: bytes, signature: str) -> str:
-    """Return why a statement is not signed by one of these approvers; empty if it is.
+    """Return why no approver's signature fits a statement; an empty text if one fits.
 
     Raises:
         ConfigurationError: the extra is not installed.
@@ -98,7 +99,7 @@ def why_unsigned(approvers: Iterable[Approver], said: bytes, signature: str) -> 
 
 
 def signer(approvers: Iterable[Approver], signature: str) -> str:
-    """Return who has signed, in words; empty if none of these."""
+    """Return who signed, in words; an empty text if none of the approvers did."""
     key = signature.partition(" ")[0]
     return next((str(each) for each in approvers if each.key == key), "")
 
@@ -124,8 +125,9 @@ def sign(key: Any, said: bytes, passphrase: Callable[[], str] | None = None) -> 
     """Sign a statement.
 
     Args:
-        key: the file of a private key; or an object with its methods ``sign`` and ``public_key``.
-        passphrase: asks for it, if the file has one.
+        key: the file of a private key, or an object with the methods ``sign`` and ``public_key``.
+        said: the statement.
+        passphrase: asks for the passphrase, if the file has one.
 
     Returns:
         the public key, and the signature, which names it.
@@ -140,11 +142,11 @@ def sign(key: Any, said: bytes, passphrase: Callable[[], str] | None = None) -> 
 
 
 def make_key(path: str, passphrase: str = "", name: str = "") -> str:
-    """Make a private key in a new file, which its owner alone may read; return its public line.
+    """Make a private key in a new file that only its owner may read; return its public line.
 
     Raises:
         ConfigurationError: the extra is not installed.
-        OSError: there is such a file, or it cannot be written.
+        OSError: the file exists, or cannot be written.
     """
     private = _ed25519().Ed25519PrivateKey.generate()
     from cryptography.hazmat.primitives import serialization as forms

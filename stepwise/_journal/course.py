@@ -1,4 +1,4 @@
-"""The course of a run by its records: its facts for listings, its questions, its attempts."""
+"""The course of a run, read from its records: facts for listings, questions, attempts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from stepwise._runtime.facts import NamedTuple
 
 
 def facts_at_start(run_id: str, started: Started) -> RunFacts:
-    """The facts of a run that begins."""
+    """Return the facts of a run that begins."""
     return RunFacts(
         run_id=run_id,
         workflow=started.workflow,
@@ -65,7 +65,7 @@ def asked_by(record: Cancelling) -> str:
 
 
 class _Derived(Projection):
-    """The facts of a run, followed through its records; ``None`` before its first one."""
+    """The facts of a run, updated record by record; ``None`` before the first record."""
 
     def __init__(self, run_id: str, facts: RunFacts | None = None) -> None:
         self._run_id = run_id
@@ -124,10 +124,12 @@ class _Derived(Projection):
 def derive_facts(
     run_id: str, entries: Iterable[Entry], facts: RunFacts | None = None
 ) -> RunFacts | None:
-    """Derive a run's facts from its records; return ``None`` if they do not show how it began.
+    """Derive a run's facts from its records; return ``None`` if the run's beginning is missing.
 
     Args:
-        facts: those before these records.
+        run_id: id of the run.
+        entries: the records.
+        facts: the facts before these records.
     """
     derived = _Derived(run_id, facts)
     for entry in entries:
@@ -142,11 +144,12 @@ _OVER = ("completed", "failed", "cancelled")
 
 
 class Asked(NamedTuple):
-    """A question that a call asked last.
+    """The last question of a call.
 
     Args:
-        waiting: its record; ``payload`` holds the arguments of the call.
-        answer: to this question; ``None`` while there is none.
+        waiting: the record of the question.
+        payload: the arguments of the call.
+        answer: the answer to this question; ``None`` while there is none.
     """
 
     waiting: Waiting
@@ -160,8 +163,8 @@ class Questions(Projection):
     Attributes:
         asked: the last question of each call, by the call's number.
         open: the numbers of the calls that wait for an answer.
-        earlier: the tickets of questions that a call has asked before its last one.
-        instead: of an open question whose call is made with other arguments now: the number of the
+        earlier: the tickets of earlier questions of calls, before their last question.
+        instead: for an open question whose call is now made with other arguments, the number of the
             call that asks instead.
     """
 
@@ -184,7 +187,7 @@ class Questions(Projection):
         before = self.asked.get(number)
         if before is not None and before.waiting.ticket != record.ticket:
             self.earlier.add(before.waiting.ticket)
-        if record.ticket:  # a fork knows the questions of its source, and asks its own
+        if record.ticket:  # a fork knows its source's questions, and asks new ones
             self.asked[number] = Asked(record, entry.payload)
             self.open.add(number)
 
@@ -208,12 +211,12 @@ class Questions(Projection):
         self.open.difference_update(record.numbers)
 
     def of(self, number: int) -> Asked | None:
-        """Return the last question of a call."""
+        """Return the last question of a call, or ``None`` if the call asked none."""
         return self.asked.get(number)
 
 
 def open_questions(entries: Iterable[Entry], facts: RunFacts) -> list[Asked]:
-    """Return the questions that a run waits with, in the order of their calls."""
+    """Return the open questions that a run waits for, in the order of their calls."""
     if facts.status in _OVER:
         return []
     known = Questions(entries)
@@ -226,18 +229,18 @@ def open_questions(entries: Iterable[Entry], facts: RunFacts) -> list[Asked]:
 # -- course ---------------------------------------------------------------------------------------
 
 
-_RESUMES = 20  # resumes that are listed
+_RESUMES = 20  # number of resumes that are listed
 
 
 class Stop(NamedTuple):
     """A call that was not made, since it could be a recorded side effect.
 
     Args:
-        number: of the record that tells of it.
-        call: with its arguments at that start.
+        number: of the record of the stop.
+        call: the call, with its arguments at that start.
         steps: numbers of the recorded calls that it could be.
-        records: numbers of the records that hold the arguments of those.
-        ruled: what somebody said of it since; ``None`` if nobody did.
+        records: numbers of the records that hold the arguments of these calls.
+        ruled: a person's decision since then; ``None`` if there is none.
     """
 
     number: int
@@ -249,7 +252,7 @@ class Stop(NamedTuple):
 
 
 def stops_in(entries: Iterable[Entry]) -> list[Stop]:
-    """The stops that are not over, the last one of each call."""
+    """Return the stops that are not over, the last stop of each call."""
     found: dict[CallKey, Stop] = {}
     for entry in entries:
         record = entry.record
@@ -266,7 +269,7 @@ def stops_in(entries: Iterable[Entry]) -> list[Stop]:
 
 def _is_over(at: float, entry: Entry) -> bool:
     """Return whether a record shows that the run continued after it had stopped at that time."""
-    if entry.call is not None:  # one in flight at the stop began before it
+    if entry.call is not None:  # a call in flight at the stop began before
         return entry.call.at > at
     return isinstance(entry.record, Resumed)
 
@@ -278,30 +281,30 @@ class Course(Projection):
     """The attempts of a run: time, losses, answered steps.
 
     Args:
-        born: when it began, seconds since 1970; what a fork shares is older.
-        forked: it is a fork.
-        started, command: numbers of the records that say where its workflow is defined, and how
-            its program was started the last time.
-        resumes: each time it was gone on with, the last few: number of the record, when, where.
-        resumed: how many times.
+        born: when the run began, in seconds since 1970; records shared by a fork are older.
+        forked: the run is a fork.
+        started, command: numbers of the records that hold the workflow's definition, and the last
+        start command of its program.
+        resumes: the last few resumes: number of the record, when, and how.
+        resumed: how many times the run was resumed.
         at: when the last record was made.
-        taken: seconds that the completed steps took that the workflow itself called.
-        saved: those of them that the last attempt need not execute.
+        taken: seconds taken by the completed steps that the workflow called directly.
+        saved: the part of these seconds that the last attempt need not spend again.
         lost: seconds from the last record of each attempt to the beginning of the next.
         resumed_from, executed, skipped: of the last attempt; see :class:`stepwise.Run`.
         effects: how many side effects were announced, by tool.
-        stops: numbers of the records of the calls at which it stopped, and of what somebody said of
-            them since, while it has not gone on.
-        stopped: when it stopped.
-        paid, kept: money and tokens that the completed calls have spent, by unit; as much of it as
-            the last attempt need not spend again.
-        children: of the calls of child runs that have not completed, by number: the child run, and
-            the sums that outcomes of the call say; see :class:`.spending.Claims`.
+        stops: numbers of the records of stops, and of people's decisions about them, until the run
+            continues.
+        stopped: when the run stopped.
+        paid, kept: money and tokens spent by completed calls, by unit; the part that the last
+        attempt need not spend again.
+        children: for each call of an uncompleted child run, by number: the child run, and the sums
+            in outcomes of the call; see :class:`.records.Claims`.
         code: fingerprint of the workflow's code in the last attempt.
-        open: that attempt has not ended in good order: it goes on, or it died.
-        deaths: how many attempts before it died, one after the other.
+        open: the last attempt has not ended in good order: it is still running, or it died.
+        deaths: how many attempts before the last one died in a row.
         stuck: how many of these died before any step had ended, with the same code.
-        asleep: the last attempt ended since there was nothing left but to wait.
+        asleep: the last attempt ended since nothing was left but to wait.
     """
 
     def __init__(self, **facts: Any) -> None:
@@ -333,7 +336,7 @@ class Course(Projection):
 
     @property
     def begun(self) -> int:
-        """The number of the record that began the last attempt; 0 for the first one."""
+        """Number of the record that began the last attempt; 0 for the first attempt."""
         return self.resumes[-1][0] if self.resumes else 0
 
     def on_outcome(self, entry: Entry, record: Outcome) -> None:
@@ -344,7 +347,7 @@ class Course(Projection):
             self.taken += at - call.at
         if record.spent:
             self._note_spent(record)
-        if not self.forked or at > self.born:  # its own; this is asked for every step
+        if not self.forked or at > self.born:  # the run's own record; this runs for every step
             self.executed += 1
             self.stuck = 0
         if at > self.at:  # noqa: PLR1730 -- max() takes ten times as long
@@ -422,7 +425,7 @@ class Course(Projection):
         self.open = False
 
     def on_settled(self, entry: Entry, record: Any) -> None:
-        """A person did something about the run: it is worth another try."""
+        """Reset the deaths: a person acted on the run, so it is worth another try."""
         self.deaths = self.stuck = 0
         self.open = False
         self.at = max(self.at, record.at)

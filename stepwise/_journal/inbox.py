@@ -1,8 +1,9 @@
-"""The inbox of a run: what other processes send to it, sealed and chained, beside its journal.
+"""The inbox of a run: messages from other processes, sealed and chained, beside its journal.
 
-A log of its own (see ``log``), so that anybody may write while another process executes the run.
-What the run has taken stands in its journal; the log says only what came.  Numbers are never used
-twice, also where messages are lost: a loss stays visible until somebody gives the messages up.
+The inbox is a separate log (see ``log``), so that anybody may write while another process executes
+the run.  The journal records which messages the run has taken; the log only records their arrival.
+Numbers are never reused, even after messages are lost: a loss stays visible until a person gives
+the messages up.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ MessageKind = Literal["signal", "answer", "cancel", "given up"]
 
 
 class Message(NamedTuple):
-    """One message that somebody sent.
+    """One message in an inbox.
 
     Args:
         number: its place in the inbox, from 1, growing.
-        kind: a signal; the answer to a question; a request to cancel the run; or the statement that
-            the messages whose numbers are its value are lost.
-        name: of the signal; of an answer, the ticket of the question.
-        value: of a signal: JSON, as bytes; of an answer: the signature of an approver, if any.
-        key: two messages of one kind and name with the same one are one; empty for none.
-        step: of an answer: the number of the call.
-        approved: of an answer: yes or no.
-        note: what the person said about an answer or a request.
-        by: who sent it, as the sending process knows it (``user@host``).
-        at: when, in seconds since 1970.
+        kind: a signal; the answer to a question; a request to cancel the run; or a statement that
+            messages are lost, whose numbers are its value.
+        name: of the signal; for an answer, the ticket of the question.
+        value: for a signal: JSON, as bytes; for an answer: the signature of an approver, if any.
+        key: messages of one kind and name with the same key count as one; empty for no key.
+        step: for an answer: the number of the call.
+        approved: for an answer: yes or no.
+        note: the person's comment on an answer or a request.
+        by: who sent the message, as the sending process knows it (``user@host``).
+        at: when it was sent, in seconds since 1970.
     """
 
     number: int
@@ -68,7 +69,7 @@ class Message(NamedTuple):
 def this_person() -> str:
     """Return who executes this process: ``user@host``."""
     try:
-        import getpass  # on use: a terminal's module comes with it
+        import getpass  # imported on use: it loads a terminal's module
 
         user = getpass.getuser()
     except (KeyError, OSError):  # a user without a name, in a container
@@ -77,10 +78,10 @@ def this_person() -> str:
 
 
 class Inbox:
-    """The inbox of one run, as one process reads and writes it; not for several threads at once.
+    """The inbox of one run, as one process reads and writes it; not safe for concurrent threads.
 
     Attributes:
-        messages: what was read, in the order in which it came.
+        messages: the messages read so far, in order of arrival.
         lost: numbers of the messages that are damaged or missing, and not given up.
     """
 
@@ -97,17 +98,17 @@ class Inbox:
         self.lost: set[int] = set()
 
     def look(self, *, tolerant: bool = False) -> list[Message]:
-        """Read what came since the last look, and return that; ``messages`` has all of it.
+        """Read and return the messages since the last look; ``messages`` has all of them.
 
         Args:
-            tolerant: leave out lost messages.  A run must not: it would take later ones in their
-                place.
+            tolerant: leave out lost messages.  A run must not: it would take later messages in
+                their place.
 
         Raises:
             CorruptStoreError: messages that were acknowledged are damaged or gone.
-            ConfigurationError: it was written with another key.
+            ConfigurationError: the messages were written with another key.
         """
-        marked = self._log.newest_mark()  # first: what it tells of was written before it
+        marked = self._log.newest_mark()  # read first, so that its messages are in the log by now
         found = self._log.read(self._end)
         if found is None:  # the log was put back from a backup
             self._begin_anew()
@@ -132,7 +133,7 @@ class Inbox:
         self.messages += new
         if not tolerant:
             lost = self.all_lost()
-            # What was sent between the reading of the messages and of their number is not lost.
+            # Messages sent between the reading of the messages and of their number are not lost.
             while lost and (more := self.look(tolerant=True)):
                 new += more
                 lost = self.all_lost()
@@ -151,7 +152,7 @@ class Inbox:
             )
 
     def all_lost(self) -> list[int]:
-        """Return the numbers of the messages read so far, or gone from the end, that are lost."""
+        """Return the numbers of all lost messages: damaged, missing, or gone from the end."""
         return sorted({*self.lost, *self._missing()})
 
     def _missing(self) -> range:
@@ -173,10 +174,13 @@ class Inbox:
     ) -> int:
         """Put a message into the inbox, durably; return its number.
 
-        Where one of its kind and name has the same key, the number of that one is returned.
+        If a message of the same kind and name has the same key, return that message's number
+        instead.
 
         Args:
-            by: who sends it; by default who executes this process.
+            kind: the kind of message.
+            name, value, key, step, approved, note: as in :class:`Message`.
+            by: who sends the message; by default the user of this process.
 
         Raises:
             RunBusyError: other processes have been writing for a minute.
@@ -201,7 +205,7 @@ class Inbox:
     def _append(self, epoch: int, header: list[Any], value: bytes) -> int:
         end, _ = self._log.find_end()
         missing = self._log.missing(end)
-        if missing:  # behind these: the number of a lost message is not given to another one
+        if missing:  # never reuse the number of a lost message
             end = LogEnd(Position(end.at.last + missing, None))
         log = self._log
         at = log.append(epoch, end, [(header, value)]).at
@@ -209,7 +213,7 @@ class Inbox:
         return at.last
 
     def give_up(self) -> None:
-        """Note that the lost messages are known to be lost, so that the run may take others."""
+        """Record which messages are known to be lost, so that the run may take later ones."""
         with self._log.owned() as epoch:
             self.look(tolerant=True)
             lost = self.all_lost()
@@ -218,10 +222,13 @@ class Inbox:
                 self._append(epoch, _header("given up"), value)
 
     def copy_to(self, other: Inbox) -> None:
-        """Make another run's inbox, which nobody reads yet, a copy of this one for a fork.
+        """Copy this inbox to another run's inbox, which nobody reads yet, for a fork.
 
-        Messages keep their numbers, by which the records that both share name those they took.
-        Answers and requests to cancel concern this run alone: their numbers stay unused.
+        Messages keep their numbers, since shared records name taken messages by number.  Answers
+        and requests to cancel concern this run alone: their numbers stay unused.
+
+        Args:
+            other: the inbox of the fork.
 
         Raises:
             CorruptStoreError: messages are damaged or missing.
@@ -241,7 +248,7 @@ class Inbox:
             other._log.append(epoch, LogEnd(), items)
 
     def delete(self) -> None:
-        """Delete the inbox with all that is in it, if there is anything."""
+        """Delete the inbox with all its messages, if it exists."""
         if is_begun(self._log.store, self._log.name):
             with self._log.owned() as epoch:
                 self._log.delete(epoch)
@@ -249,5 +256,5 @@ class Inbox:
 
 
 def _header(kind: MessageKind) -> list[Any]:
-    """The header of a message that nobody sent."""
+    """Return the header of a message that this process writes itself."""
     return [kind, "", "", 0, False, "", this_person(), time.time()]

@@ -1,4 +1,4 @@
-"""One owner per run: take the lease, name its owner, release it."""
+"""The lease of a run, which gives the run one owner: take it, name its owner, release it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from stepwise.stores import Owner, Store
 class Lease:
     """The right to execute a run, held by this process from :meth:`acquire` to :meth:`release`.
 
-    Made before it is acquired, so that a Ctrl-C never leaves one that nobody can release.
+    The object is made before the lease is acquired, so that after a Ctrl-C somebody can always
+    release the lease.
     """
 
     epoch = 0  # the epoch of a lease that is not held
@@ -28,14 +29,14 @@ class Lease:
         self._pid = os.getpid()
 
     def acquire(self, *, child: bool = False) -> Lease:
-        """Take it; gives itself.
+        """Take the lease; return this object.
 
         Args:
-            child: code of a run asks for it, which must not go on without it.
+            child: the code of a run asks for the lease, and must not continue without it.
 
         Raises:
-            RunBusyError: somebody alive holds it; names process, machine, since when, and the
-                thread or task if it is this process.
+            RunBusyError: a living owner holds the lease.  The message names the process, the
+                machine and the time, and the thread or task if the owner is this process.
             RunOwnedError: the same, for a ``child``.
         """
         owner = Owner(self._pid, os.uname().nodename, time.time(), here())
@@ -61,7 +62,7 @@ class Lease:
             self.release()
 
     def release(self) -> None:
-        """Release the lease if it is held, but not in a forked child: the parent still uses it."""
+        """Release the lease if held, but not in a forked child: the parent still uses the lease."""
         if self.epoch and self._pid == os.getpid():
             with Uninterrupted():
                 epoch, self.epoch = self.epoch, 0
@@ -69,24 +70,24 @@ class Lease:
 
 
 def here() -> str:
-    """The thread this is, and the asyncio task, by name."""
+    """Return the names of the current thread and asyncio task."""
     name = f"thread {threading.current_thread().name}"
     task = asyncio_state.current()
     return name if task is None else f"task {task.get_name()} in {name}"
 
 
 def _stopped(owner: Owner) -> str:
-    """Return that an owner on this machine is stopped, and what to do; empty if it moves."""
+    """Return a note if an owner on this machine is stopped, with a way out; else an empty text."""
     if owner.host != os.uname().nodename:
         return ""
     with contextlib.suppress(OSError), open(f"/proc/{owner.pid}/stat", "rb") as file:
-        if file.read().rpartition(b")")[2].split()[0] in (b"T", b"t"):  # elsewhere, no such file
+        if file.read().rpartition(b")")[2].split()[0] in (b"T", b"t"):  # no such file outside Linux
             return f", which is stopped (Ctrl-Z?): kill -CONT {owner.pid} lets it go on"
     return ""
 
 
 def describe_owner(owner: Owner | None) -> str:
-    """``by process 123 on host since 12:00:00``."""
+    """Return the owner in words: ``by process 123 on host since 12:00:00``."""
     if owner is None:
         return "by another process"
     since = ""

@@ -1,13 +1,12 @@
 """Logs that a host keeps in a store, and the bell of a store.
 
-A log has records of its own kinds, sealed and chained like a run's.  Several processes append to it
-in turn, each under a lease that it holds for one write.  A rewrite puts records of new numbers in
-the place of all earlier ones; the object ``start`` then names the record after which the log
-begins.
+A log has its own kinds of records, sealed and chained like a run's.  Several processes append to a
+log in turn, each under a lease held for one write.  A rewrite replaces all earlier records by
+records with new numbers; the object ``start`` then names the record after which the log begins.
 
-The bell is a short log that every sender appends to: who waits for messages learns that some came,
-without reading each inbox.  A process looks at it with one read for all runs that it waits with.
-It only saves time: whoever waits looks into the inbox now and then, too.
+The bell is a short log that every sender appends to.  A process that waits for messages learns from
+the bell that some arrived, without reading each inbox: one read covers all its runs.  The bell only
+saves time: a waiting process also looks into the inbox now and then.
 
 Rejected: an object that each ring replaces (two rings between two looks are one), a socket or a
 pipe (a store on another machine has none).
@@ -44,14 +43,14 @@ from stepwise.stores import Batch, Store
 
 
 START = "start"
-"""The name of the object that says after which record a rewritten log begins."""
-_FRONT = 68  # bytes of a sealed record that no other record has
+"""Name of the object that says after which record a rewritten log begins."""
+_FRONT = 68  # leading bytes of a sealed record, unlike those of any other
 _PATIENCE = 60.0  # seconds
 _SHORTEST, _LONGEST = 0.0005, 0.05  # seconds between two tries
 
 
 class LogEntry(NamedTuple):
-    """One record: its number, header and payload; ``header`` is ``None`` if it is lost."""
+    """One record: its number, header and payload; ``header`` is ``None`` if the record is lost."""
 
     number: int
     header: Any
@@ -63,7 +62,7 @@ class LogEnd(NamedTuple):
 
     Args:
         at: the position of the last record.
-        front: the beginning of that record's sealed bytes, which tells it from any other.
+        front: the beginning of that record's sealed bytes, which is unique to the record.
     """
 
     at: Position = Position()
@@ -74,6 +73,8 @@ class SealedLog:
     """One log in a store.
 
     Args:
+        store: the store.
+        seal: seals and opens the records.
         name: takes the place of a run id in the store.
     """
 
@@ -81,10 +82,10 @@ class SealedLog:
         self.store, self.seal, self.name = store, seal, name
 
     def read(self, end: LogEnd) -> tuple[list[LogEntry], LogEnd] | None:
-        """Read the verified records after an end; ``None`` if the log was rewritten since.
+        """Read the verified records after an end; return ``None`` if the log was rewritten since.
 
         Raises:
-            ConfigurationError: they were written with another key.
+            ConfigurationError: the records were written with another key.
         """
         last = end.at.last
         rows = self.store.read(self.name, after=max(0, last - 1))
@@ -112,10 +113,10 @@ class SealedLog:
         return found, LogEnd(at, front)
 
     def find_end(self) -> tuple[LogEnd, int]:
-        """Return the end of the log and the number of its records, mostly without reading it.
+        """Return the end of the log and the number of its records, usually without reading it.
 
         Raises:
-            ConfigurationError: it was written with another key.
+            ConfigurationError: the log was written with another key.
         """
         marked = self.newest_mark()
         data = next(self.store.read(self.name, after=marked.last - 1), (0, b""))[1]
@@ -132,14 +133,16 @@ class SealedLog:
         return end, end.at.last - start_of_log(self.store, self.seal, self.name).last
 
     def newest_mark(self) -> Mark:
-        """Return how far the log went, as is noted apart from it after each write."""
+        """Return the newest mark of the log's length, which each write leaves beside the log."""
         return newest_mark(self.store, self.seal, self.name)
 
     def missing(self, end: LogEnd, marked: Mark | None = None) -> int:
         """Return how many acknowledged records are gone from the end of the log.
 
         Args:
-            marked: the newest mark, from before the log was read: others may have written since.
+            end: the end of the log as it was read.
+            marked: the newest mark from before the log was read, since others may have written
+                since.
         """
         marked = self.newest_mark() if marked is None else marked
         gone = max(0, marked.last - end.at.last)
@@ -148,13 +151,13 @@ class SealedLog:
 
     @contextmanager
     def owned(self, patience: float = _PATIENCE) -> Iterator[int]:
-        """Hold the lease of the log; gives its epoch.  Waits for other processes and threads.
+        """Hold the lease of the log and yield its epoch, after waiting for other owners.
 
         Args:
-            patience: seconds for which it waits.
+            patience: seconds to wait at most.
 
         Raises:
-            RunBusyError: others have held it for all that time.
+            RunBusyError: others have held the lease for all that time.
         """
         lease, until, pause = Lease(self.store, self.name), time.monotonic() + patience, _SHORTEST
         while True:
@@ -180,13 +183,14 @@ class SealedLog:
         instead: bool = False,
         durable: bool = True,
     ) -> LogEnd:
-        """Append records in one transaction.
+        """Append records in one transaction; return the new end.
 
         Args:
+            epoch: the epoch of the held lease.
             end: the current end of the log.
             items: headers and payloads.
-            instead: they replace all earlier records.
-            durable: they survive a power cut, not only the process.
+            instead: the new records replace all earlier records.
+            durable: the records survive a power cut, not only the end of the process.
         """
         at, front, sealed = end.at, end.front, list[tuple[int, Data]]()
         for header, payload in items:
@@ -225,20 +229,20 @@ def start_of_log(store: Store, seal: Seal, name: str) -> Position:
     try:
         last, link = seal.open(named(START, name), data).header
     except DamagedError:
-        return Position()  # the missing records before the first one are reported as lost
+        return Position()  # the records before the first are then reported as lost
     return Position(last, bytes.fromhex(link))
 
 
-# -- which logs there are --------------------------------------------------------------------------
+# -- the lists of logs ----------------------------------------------------------------------------
 
 
 class LogKind(NamedTuple):
     """A kind of logs of a host.
 
     Args:
-        prefix: the beginning of their names in a store.
-        list_name: what stands in the place of a run id for the list of them.
-        field: what the host calls one of them.
+        prefix: the beginning of the logs' names in a store.
+        list_name: the name, in place of a run id, of the list of these logs.
+        field: the host's word for one log.
     """
 
     prefix: str
@@ -258,7 +262,7 @@ class LogIndex:
         self._store, self._seal, self._kind = store, seal, kind
 
     def ids(self) -> Iterator[str | None]:
-        """Yield what the host calls each log; ``None`` for a damaged entry."""
+        """Yield the host's id of each log; ``None`` for a damaged entry."""
         index, field = self._kind.list_name, self._kind.field
         for name in self._store.names(index, f"{field}/"):
             data = self._store.get(index, name) or b""
@@ -294,14 +298,14 @@ class LogIndex:
 
 
 BELL = "bell:"
-"""The name of the log, which no run may have."""
-_MANY = 200  # records; with more, one record takes the place of all
-_LOOK_PAUSE = 0.5  # seconds between two looks, where a server would notify and does not
+"""Name of the bell's log, which no run may have."""
+_MANY = 200  # records; beyond that, one record replaces all
+_LOOK_PAUSE = 0.5  # seconds between looks if a server that could notify does not
 _RING_PATIENCE = 2.0  # seconds that a ring waits for other senders
 
 
 class Bell:
-    """The bell of one store, as one process rings it and looks at it; not for several threads."""
+    """The bell of one store, as one process rings and reads it; not safe for concurrent threads."""
 
     def __init__(self, store: Store, seal: Seal) -> None:
         self._log = SealedLog(store, seal, BELL)
@@ -309,13 +313,13 @@ class Bell:
         changes = getattr(store, "changes", None)
         self._notifies = changes is not None
         self._changes: Callable[[], int | None] = lambda: changes and changes(BELL)
-        self._seen: int | None = None  # how often it had changed at the last look
+        self._seen: int | None = None  # the count of changes at the last look
         self._looked = 0.0
 
     def look(self) -> list[str]:
-        """Return the ids of the runs that were rung since the last look; at the first one, none.
+        """Return the ids of the runs rung since the last look; the first look returns none.
 
-        A run may be among them that was not rung.
+        The result may include runs that were not rung.
         """
         end, changes = self._end, self._changes()
         if end is not None and not self._may_have_rung(changes):
@@ -324,7 +328,7 @@ class Bell:
         if end is None:
             _, self._end = self._whole()
             return []
-        # One row in one query: a rewrite gives its record a higher number, too.
+        # One row in one query suffices: even a rewrite gives its record a higher number.
         if next(self._log.store.read(BELL, after=end.at.last), None) is None:
             return []
         found, self._end = self._log.read(end) or self._whole()
@@ -333,22 +337,23 @@ class Bell:
     def _may_have_rung(self, changes: int | None) -> bool:
         if changes is not None:
             return changes != self._seen
-        # It is not known.  Reading costs nothing on this machine, and a request to a server.
+        # The changes are unknown.  Reading costs nothing on this machine, but a request to a
+        # server.
         return not self._notifies or time.monotonic() - self._looked >= _LOOK_PAUSE
 
     @reports
     def ring(self, run_id: str) -> None:
-        """Ring for a run.  A ring that fails is reported, and costs time only."""
+        """Ring for a run.  A ring that fails is reported, and only costs time."""
         with self._log.owned(patience=_RING_PATIENCE) as epoch:
             end, records = self._log.find_end()
             if records < _MANY:
                 self._log.append(epoch, end, [([run_id], b"")], durable=False)
-            else:  # who has not looked since must not miss the last ones
+            else:  # slow readers must not miss the last rings
                 recent = list(dict.fromkeys([*_ids(self._whole()[0]), run_id]))
                 self._log.append(epoch, end, [(recent[-_MANY:], b"")], instead=True, durable=False)
 
     def forget(self, run_id: str) -> None:
-        """Leave out a run that is being deleted."""
+        """Remove a run that is being deleted from the bell."""
         if run_id not in _ids(self._whole()[0]):
             return
         with self._log.owned(patience=_RING_PATIENCE) as epoch:
@@ -363,5 +368,5 @@ class Bell:
 
 
 def _ids(entries: list[LogEntry]) -> list[str]:
-    headers = (entry.header or () for entry in entries)  # a damaged one rings for nobody
+    headers = (entry.header or () for entry in entries)  # a damaged entry rings for no run
     return list(dict.fromkeys(chain.from_iterable(headers)))

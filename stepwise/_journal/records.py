@@ -1,12 +1,11 @@
-"""Records of the journal: frozen facts, their form as a header, and what they say was spent.
+"""Records of the journal: frozen facts, their form as a header, and the amounts they spent.
 
 A record has a header (JSON, this module) and at most one payload (an encoded value or exception).
 Everything that a listing shows is in the header, so that looking at a run never unpickles.
 
-The end of a journal (:class:`.journal.Position`) carries the sums of what the records before it say
-was spent, each counted once, as it carries the number of side effects.  A checkpoint keeps that
-position, so that a resumed run and a reader know the sums without the records, pruned ones
-included.
+The end of a journal (:class:`.journal.Position`) carries the amounts spent by the records before
+it, each counted once, and the number of side effects.  A checkpoint keeps that position.  So a
+resumed run and a reader know the sums without reading the records, pruned ones included.
 """
 
 from __future__ import annotations
@@ -27,37 +26,39 @@ _NOTHING: Mapping[str, str] = {}
 _NO_USAGE: Mapping[str, Any] = {}
 
 WAITS = "stepwise"
-"""The module of the calls that wait."""
+"""The module name of the calls that wait."""
 
 ANY_ERROR = 0
-"""``Call.unwinding`` for an exception that no recorded step raised; numbers of calls begin at 1."""
+"""Value of ``Call.unwinding`` for an exception that no recorded step raised; calls begin at 1."""
 
 
 class Call(NamedTuple):
     """One call of a step, tool or child workflow in a run.
 
     Args:
-        number: unique in the run, growing; what ``stepwise show`` lists.
+        number: unique and growing within the run; listed by ``stepwise show``.
         name: the step's name.
         module: where the step is defined.
-        digest: of its arguments.
-        ordinal: how many-th call of that name in the run.
+        digest: digest of the arguments.
+        ordinal: the call's number among the calls of that name in the run.
         scope: name of the step that made the call; empty for the workflow itself.
-        unwinding: number of the failed call that was being handled, ``ANY_ERROR`` for another
-            exception, ``None`` if none was.
+        unwinding: number of the failed call that was being handled; ``ANY_ERROR`` for another
+            exception, ``None`` if there was none.
         place: structural path of the workflow's statement; empty if unknown.
         site: ``file:line`` of the caller.
-        arguments: shortened text of them.
-        effect: it has side effects, or is a child workflow.
-        key: idempotency key; empty for a plain step, where it follows from the rest.
-        child: run id, for a child workflow.
-        at: when it began, seconds since 1970.
-        branch: of the branches that an executor runs side by side, the one that makes the call.
-        serial: number in the run of the instance that is called; 0 for a plain function.
-        parts: short digests of what tells the call from others, by name; see ``identity``.
-        instead: number of the recorded call of its name and ordinal, which did not answer it.
-        code: fingerprint of the function's body, its own name left out; empty if it has none.
-        around: numbers of the steps that were executing it, the outermost first.
+        arguments: the arguments as shortened text.
+        effect: the call has side effects, or is a child workflow.
+        key: idempotency key; empty for a plain step, whose key follows from the other fields.
+        child: run id of a child workflow.
+        at: when the call began, in seconds since 1970.
+        branch: the branch that makes the call, if an executor runs branches side by side.
+        serial: number, in the run, of the instance that is called; 0 for a plain function.
+        parts: short digests of the parts that tell the call from others, by name; see ``identity``.
+        instead: number of a recorded call of the same name and ordinal that did not answer this
+            call.
+        code: fingerprint of the function's body without its name; empty if the function has no
+            body.
+        around: numbers of the steps that were executing the call, outermost first.
     """
 
     number: int
@@ -88,17 +89,25 @@ class Call(NamedTuple):
 
 
 class Started(NamedTuple):
-    """The run begins.  Payload: its arguments, where they can be recorded.
+    """The run begins.  Payload: its arguments, if they can be recorded.
 
     Args:
-        forked_from: the run that this one is a fork of.
-        command, cwd: how the program was started, and where; empty if that is not known.
-        form: of the payload; see :func:`stepwise._execution.outcomes.record_inputs`.  ``None`` for
-            one that holds the mutable arguments only.
-        secrets, hidden: as of :class:`RunFacts`.
-        parts: what tells its call apart, by name; ``None`` if that is not known.
-        tags: texts by name, for people who look for the run.
-        trace: what the process's tracer gave: the attempt's place in a trace, by name.
+        workflow: full name of the workflow.
+        digest: digest of the arguments.
+        arguments: the arguments as shortened text.
+        code: fingerprint of the workflow's code.
+        file: file of the workflow.
+        parent: run id of the calling run; empty for none.
+        python: version of Python.
+        at: when the run began, in seconds since 1970.
+        forked_from: the run of which this run is a fork.
+        command, cwd: how and where the program was started; empty if unknown.
+        form: of the payload; see :func:`stepwise._execution.outcomes.record_inputs`.  ``None`` if
+            the payload holds only the mutable arguments.
+        secrets, hidden: as in :class:`RunFacts`.
+        parts: the parts that tell the run's call apart, by name; ``None`` if unknown.
+        tags: strings by name, for people who look for the run.
+        trace: the attempt's place in a trace, by name, as the process's tracer gave it.
     """
 
     workflow: str
@@ -124,12 +133,12 @@ class Resumed(NamedTuple):
     """An attempt after the first one begins.
 
     Args:
-        void: the end recorded before it does not count, since the caller had not acted on it.
-        command, cwd, trace: as of :class:`Started`.
-        unknown: the attempt before ended without a record: it may have spent more than its records
-            say.
-        seen: number of the last message of the inbox, if the attempt before had ended: requests to
-            cancel the run that came by then are over.
+        void: the end recorded before does not count, since the caller had not acted on it.
+        command, cwd, trace: as in :class:`Started`.
+        unknown: the previous attempt ended without a record, so it may have spent more than its
+            records show.
+        seen: number of the last message of the inbox, if the previous attempt had ended.  Requests
+            to cancel the run up to that number are over.
     """
 
     epoch: int
@@ -151,7 +160,7 @@ class Intent(NamedTuple):
     Payload: the arguments by name, if the tool can be compensated.
 
     Args:
-        ticket: of the question that a person answered with yes; empty if none was asked.
+        ticket: of the question that a person answered with yes; empty if no question was asked.
     """
 
     call: Call
@@ -163,18 +172,20 @@ class Waiting(NamedTuple):
     """A call waits: for a time, for a signal, or for a person.
 
     Payload of an approval: the arguments that the person sees, by name.  A later record of the same
-    call takes the place of this one: a wait that begins again, a question that is asked anew.
+    call replaces this one, for a wait that begins again or a question that is asked again.
 
     Args:
-        name: of the signal; of an approval, the question.
-        until: when it ends by itself, in seconds since 1970; ``None`` for never.
-        seconds: how long it was to last when it began; ``None`` if only a moment was given.
-        ticket: of this question, which an answer has to name; random.
-        digest: of an approval: of all arguments of the call, ``key=`` and ``ignore=`` disregarded.
-        schema: of a signal: the JSON schema of its values, as JSON; empty if any value will do.
-        details: of an approval: what the person is shown, as text.
+        name: of the signal, or the question of an approval.
+        until: when the wait ends by itself, in seconds since 1970; ``None`` for never.
+        seconds: the intended length of the wait at its beginning; ``None`` if only a moment was
+            given.
+        ticket: of this question; random; an answer has to name it.
+        digest: for an approval: digest of all arguments of the call, regardless of ``key=`` and
+            ``ignore=``.
+        schema: for a signal: the JSON schema of its values, as JSON; empty if any value will do.
+        details: for an approval: the text shown to the person.
         form: of the payload.
-        approvers: of an approval: the public keys of those who may answer; empty for anybody.
+        approvers: for an approval: the public keys of the people who may answer; empty for anybody.
     """
 
     call: Call
@@ -192,15 +203,16 @@ class Waiting(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """A person answered the question of a call that waits for it.
+    """A person answered the question of a waiting call.
 
     Args:
         number: of the call.
         ticket: of the question.
+        approved: whether the answer was yes.
         by: who answered, as the answering process knows it (``user@host``).
-        note: what the person said about it; of a denial, the reason.
+        note: the person's comment; for a denial, the reason.
         message: number of the answer in the inbox.
-        sent_at: when the person answered; ``at`` is when the run took it.
+        sent_at: when the person answered; ``at`` is when the run took the answer.
         signature: of an approver, see ``approvers``; empty if the tool lists none.
     """
 
@@ -216,13 +228,13 @@ class Answered(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A message of the inbox was met by the call that waited for it, and does not fit.
+    """A waiting call received a message of the inbox that does not fit.
 
     Args:
         message: number in the inbox.
         number: of the call.
-        name: of the signal; of an answer, the ticket of the question.
-        why: in words.
+        name: of the signal; for an answer, the ticket of the question.
+        why: the reason, in words.
     """
 
     message: int
@@ -237,10 +249,10 @@ class RunWait(NamedTuple):
 
     Args:
         number: of the call.
-        kind, name, until, ticket: as of :class:`Waiting`.
+        kind, name, until, ticket: as in :class:`Waiting`.
         since: when the wait began, in seconds since 1970.
-        run: the child run whose call it is; empty for the run itself.
-        seen: number of the last message in that run's inbox that was looked at.
+        run: the child run that makes the call; empty for the run itself.
+        seen: number of the last examined message in that run's inbox.
     """
 
     number: int
@@ -254,7 +266,7 @@ class RunWait(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The event that it waits for, in words."""
+        """The awaited event, in words."""
         return {
             "time": "for its time",
             "signal": f"for the signal {self.name!r}",
@@ -263,12 +275,12 @@ class RunWait(NamedTuple):
 
 
 class Suspended(NamedTuple):
-    """The attempt ended, since all that is left to do is to wait.
+    """The attempt ended, since nothing is left to do but wait.
 
     Args:
-        waits: what for, as values of :class:`RunWait`.
-        seen: number of the last message of the inbox that was looked at.
-        rest: as of :class:`Ended`.
+        waits: the awaited events, as values of :class:`RunWait`.
+        seen: number of the last examined message of the inbox.
+        rest: as in :class:`Ended`.
     """
 
     waits: tuple[Any, ...]
@@ -278,12 +290,13 @@ class Suspended(NamedTuple):
 
 
 class Cancelling(NamedTuple):
-    """Somebody asked for the end of the run; it unwinds.
+    """A person asked for the end of the run; the run unwinds.
 
     Args:
         by: who asked (``user@host``).
         reason: in words; may be empty.
-        message: number of the request in the inbox; 0 if it was written to the journal directly.
+        message: number of the request in the inbox; 0 if the request was written to the journal
+            directly.
     """
 
     by: str = ""
@@ -296,19 +309,20 @@ class Outcome(NamedTuple):
     """A call ended.  Payload: its value or its exception.
 
     Args:
-        clean: a failure that proves that nothing happened.
-        inner: numbers of the calls that it made or was answered, to any depth.
+        clean: the call failed in a way that proves that nothing happened.
+        inner: numbers of the calls that the call made or that were answered in it, to any depth.
         preview: the value or the exception, shortened.
-        changed: objects that it was given, name and kind, if it changed any; the payload then
-            holds what they became, too.
+        changed: objects given to the call and changed by it, name and kind; the payload then also
+            holds their new states.
         form: see :class:`stepwise._values.codec.Encoded`.
-        state: parts of the call's identity that turned out to be state, since it changed them.
-        awaited: ``coroutine`` or ``task`` if a function that is no coroutine function returned
-            such, which was awaited for the outcome.
-        usage: of a model request, its model and tokens; see :class:`stepwise.Event`.
+        state: parts of the call's identity that proved to be state, since the call changed them.
+        awaited: ``coroutine`` or ``task`` if a plain function returned one, which was awaited for
+            the outcome.
+        usage: for a model request, its model and tokens; see :class:`stepwise.Event`.
         message: number in the inbox of the message that a wait for a signal took; 0 for none.
-        spent: what the call spent that no other record says, its failed attempts included, by unit:
-            ``usd``, ``tokens``, ``seconds``, and ``steps`` if it is not one; see ``spending``.
+        spent: amounts of the call that no other record holds, its failed attempts included, by
+            unit: ``usd``, ``tokens``, ``seconds``, and ``steps`` if it is not one; see
+            ``spending``.
     """
 
     call: Call
@@ -329,12 +343,13 @@ class Outcome(NamedTuple):
 
 
 class AttemptFailed(NamedTuple):
-    """An attempt of a step failed after it had made calls, which is what its retry starts from.
+    """An attempt of a step failed after it had made calls; the retry starts from this record.
 
     Args:
         number: of the step's call; 0 for the step loop of an agent.
-        superseded: plain calls that the next attempt makes again: those after the last side effect.
-        retry, spent: as of :class:`Ended`.
+        superseded: plain calls that the next attempt makes again: the calls after the last side
+            effect.
+        retry, spent: as in :class:`Ended`.
     """
 
     number: int
@@ -345,17 +360,18 @@ class AttemptFailed(NamedTuple):
 
 
 class Handled(NamedTuple):
-    """The workflow went on after these failed or cancelled calls: that is their outcome."""
+    """The workflow continued after these failed or cancelled calls, so failure is their outcome."""
 
     numbers: tuple[int, ...]
     at: float = 0.0
 
 
 class Settled(NamedTuple):
-    """A person settled a call in doubt.  Payload, if it landed: its value.
+    """A person settled a call in doubt.  Payload, if the call landed: its value.
 
     Args:
-        spent: by a call that landed and has no outcome, as of :class:`Outcome`: it was a step.
+        spent: amounts of a call that landed and has no outcome, as in :class:`Outcome`; such a call
+            counts as a step.
     """
 
     number: int
@@ -367,11 +383,11 @@ class Settled(NamedTuple):
 
 
 class Stopped(NamedTuple):
-    """The run stopped at a call, which could be a recorded side effect with other arguments.
+    """The run stopped at a call that could be a recorded side effect with other arguments.
 
     Args:
         steps: numbers of the recorded calls that it could be.
-        records: numbers of the records that hold the arguments of those.
+        records: numbers of the records that hold the arguments of these calls.
     """
 
     call: Call
@@ -381,14 +397,14 @@ class Stopped(NamedTuple):
 
 
 class Ruled(NamedTuple):
-    """A person resolved which act a stopped call is.
+    """A person decided which act a stopped call is.
 
     Args:
         call: as it was when the run stopped at it.
-        steps: the recorded call that it is; or those that it is not.
-        same: which of these.
-        beside: they are not, and the stopped tool had been called when the steps were made: it is
-            another tool, not the same one with a new name.
+        steps: the recorded call that it is; or the recorded calls that it is not.
+        same: whether the stopped call is the call in ``steps``.
+        beside: the calls differ, and the stopped tool had been called when the steps were made.  So
+            it is another tool, not the same tool with a new name.
     """
 
     call: Call
@@ -399,7 +415,7 @@ class Ruled(NamedTuple):
 
 
 class Forgotten(NamedTuple):
-    """These calls are to run again."""
+    """These calls will run again."""
 
     numbers: tuple[int, ...]
     at: float = 0.0
@@ -422,13 +438,13 @@ class Compensated(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """The journal was put back from a backup, which lacks everything recorded since."""
+    """The journal was put back from a backup that lacks everything recorded since."""
 
     at: float = 0.0
 
 
 class Quarantined(NamedTuple):
-    """These records cannot be read, which is known; so many intents are among them or gone."""
+    """These records are known to be unreadable; ``effects`` intents are among them or gone."""
 
     numbers: tuple[int, ...]
     effects: int
@@ -443,9 +459,9 @@ class Ended(NamedTuple):
         changed: as in an outcome.
         retry: failed calls in the chain of the exception.
         spent: calls made while it unwound; they answer only the same unwinding.
-        rest: what the attempt spent that no outcome of a call says, by unit.
-        again: why a call of the run has its journal make the end anew, in words; empty if this
-            record answers.  A payload beside it is for who looks at the run.
+        rest: amounts of the attempt that no outcome of a call holds, by unit.
+        again: why a call of the run recreates the end from the journal, in words; empty if this
+            record answers.  The payload then only serves people who look at the run.
     """
 
     status: Literal["completed", "failed", "cancelled"]
@@ -469,18 +485,18 @@ class Ended(NamedTuple):
 
 
 SUBMITTED = "submitted"
-"""Why an attempt ended that only put the run on record, for another process to execute."""
+"""Reason of an attempt that only recorded the run, for another process to execute."""
 
 
 class Interrupted(NamedTuple):
-    """The attempt ended in good order, and the run did not.
+    """The attempt ended in good order, but the run did not end.
 
     Args:
         why: in words: Ctrl-C, a cancellation, a caller that stopped iterating, a budget.
-        decided: somebody stopped the run on purpose, so that nothing brings it back by itself.
-            Otherwise its process was told to end, or a call stopped the run: it counts as crashed,
-            but not as a run that died.
-        rest: as of :class:`Ended`.
+        decided: a person stopped the run on purpose, so that nothing resumes it automatically.
+            Otherwise its process was told to end, or a call stopped the run.  Such a run counts as
+            crashed, but not as a run that died.
+        rest: as in :class:`Ended`.
     """
 
     why: str = ""
@@ -514,11 +530,13 @@ Record = (
 )
 
 _STATES = (Intent, Waiting, Outcome)
-"""Records that hold the call whose state they are."""
+"""Records that hold a call, and are the state of that call."""
 
 ANNOUNCES = (Intent, Compensating, Cancelling)
-"""Records that announce an outside change before it is made, or a person's decision to end the run:
-none may be lost without a question.  The envelope counts these."""
+"""Records that announce an outside change before it is made, or a person's decision to end the run.
+
+None may be lost without a question, so the envelope counts them.
+"""
 
 
 def holds_plainly(record: Record) -> bool:
@@ -529,32 +547,34 @@ def holds_plainly(record: Record) -> bool:
 
 
 class RunFacts(NamedTuple):
-    """The facts that a listing shows of a run; kept in the store's head, derived from the journal.
+    """The facts of a run in listings, derived from the journal and kept in the store's head.
 
     Args:
         workflow: its full name (``/path/agent.py:agent``).
         label: its short name (``agent``).
-        digest: of the arguments.
+        digest: digest of the arguments.
         code: fingerprint of the workflow's code.
-        parent: run id of the run that called it; empty for none.
-        forked_from: run id of the run that this one is a fork of; empty for none.
-        error: what a failed run raised, or what interrupted it.
-        end: number of the record that ended it; 0 while there is none.
+        parent: run id of the calling run; empty for none.
+        forked_from: run id of the run of which this run is a fork; empty for none.
+        error: the exception of a failed run, or the reason of an interruption.
+        end: number of the record that ended the run; 0 while there is none.
         pruned: number of the last record that was pruned.
-        undoing: its side effects are being undone.
-        undone: how often they were, or are.
-        codec: how its values are recorded; see :class:`stepwise._values.codec.Codec`.
+        undoing: the run's side effects are being undone.
+        undone: how many times undoing has begun.
+        codec: how values are recorded; see :class:`stepwise._values.codec.Codec`.
         created_at, updated_at: seconds since 1970.
-        secrets: names of the arguments that are not recorded, with spaces between them.
+        secrets: names of the arguments that are not recorded, separated by spaces.
         hidden: names of the arguments that are not shown as they are.
-        parts: what tells its call apart, by name, as short digests; ``None`` if not known.
-        restored: it was put back from a backup; side effects that it does not know are in doubt.
-        tags: texts by name, for people who look for the run.
+        parts: the parts that tell the run's call apart, by name, as short digests; ``None`` if
+            unknown.
+        restored: the run was put back from a backup; side effects missing from it are in doubt.
+        tags: strings by name, for people who look for the run.
         trace: of the newest attempt; see :class:`Started`.
-        waits: what a suspended run waits for.
-        seen: number of the last message of its inbox that a suspended run had looked at.
-        cancelling: who asked for its end and why, in words, while it has not ended; or empty.
-        cancels: number of the last message of its inbox that is no new request to cancel it.
+        waits: the events that a suspended run waits for.
+        seen: number of the last message of the inbox that a suspended run had examined.
+        cancelling: who asked for the run's end and why, in words; empty if nobody did, or once the
+            run has ended.
+        cancels: number of the last message of the inbox that is no new request to cancel the run.
     """
 
     run_id: str
@@ -586,7 +606,7 @@ class RunFacts(NamedTuple):
     cancels: int = 0
 
     def reopened(self, at: float) -> RunFacts:
-        """Return the facts without an end; what somebody stopped stays so until it is called."""
+        """Return the facts without an end; a run stopped on purpose stays so until it is called."""
         kept = ("interrupted", "cancelled")
         status: Any = self.status if self.status in kept else "running"
         return self._replace(status=status, end=0, updated_at=at)
@@ -601,22 +621,22 @@ class Entry(NamedTuple):
 
     @property
     def call(self) -> Call | None:
-        """The call that the record announces, or whose wait or outcome it is."""
+        """The call that the record announces, or whose wait or outcome the record is."""
         return self.record.call if isinstance(self.record, _STATES) else None
 
     @property
     def outcome(self) -> Outcome | None:
-        """The record, if it is an outcome."""
+        """The record if it is an outcome, else ``None``."""
         return self.record if isinstance(self.record, Outcome) else None
 
     @property
     def ended(self) -> Ended | None:
-        """The record, if it is the end of an attempt."""
+        """The record if it is the end of an attempt, else ``None``."""
         return self.record if isinstance(self.record, Ended) else None
 
     @property
     def waits(self) -> bool:
-        """True if the record says that a call waits, or what a person answered to it."""
+        """True if the record is a wait of a call, or a person's answer to the call."""
         return isinstance(self.record, (Waiting, Answered))
 
     @property
@@ -626,14 +646,14 @@ class Entry(NamedTuple):
 
     @property
     def step(self) -> int:
-        """The number of the call whose state the record holds; 0 for other records."""
+        """Number of the call whose state the record holds; 0 for other records."""
         if isinstance(self.record, _STATES):
             return self.record.call.number
         return self.record.number if isinstance(self.record, (Settled, Answered)) else 0
 
     @property
     def concerns_effects(self) -> bool:
-        """False for the records of a plain call that was made while no failure was handled."""
+        """False for records of a plain call that was made while no failure was being handled."""
         record = self.record
         if isinstance(record, _STATES):
             return record.call.effect or record.call.unwinding is not None
@@ -664,7 +684,7 @@ def is_turn(header: list[Any]) -> bool:
 
 
 def to_header(record: Record) -> list[Any]:
-    """Return the record as JSON-able facts: its kind, and its fields' values in their order."""
+    """Return the record as JSON-able facts: its kind, then the values of its fields in order."""
     return [_NAMES[type(record)], *record]
 
 
@@ -672,7 +692,7 @@ def from_header(header: list[Any]) -> Record:
     """Return the record of a verified header; the inverse of :func:`to_header`.
 
     Raises:
-        StoreError: a newer version of stepwise wrote it.
+        StoreError: a newer version of stepwise wrote the record.
     """
     kind, *facts = header
     cls = KINDS.get(kind)
@@ -700,14 +720,14 @@ _NO_STEP: Mapping[str, float] = {"steps": 0}
 
 
 class Sums(NamedTuple):
-    """Amounts that records say were spent.
+    """Amounts spent, according to records.
 
     Args:
         usd: US dollars.
         tokens: of language models, input and output.
-        steps: that were executed.
-        seconds: in which the run was executed.
-        at_least: something may have been spent that no record says.
+        steps: number of executed steps.
+        seconds: time in which the run was executed.
+        at_least: more may have been spent than the records show.
         open: an attempt has begun, and its end is not recorded.
     """
 
@@ -723,14 +743,14 @@ NO_SUMS = Sums()
 
 
 def sums_after(before: Sums, record: Record) -> Sums:
-    """Return the sums of a journal to which a record is added.
+    """Return the sums of a journal after a record is added.
 
-    Each outcome is a step that was executed, unless it says how many steps it stands for.  So is
-    a call that was settled as landed, which has no outcome.
+    Each outcome counts as one executed step, unless it says how many steps it stands for.  A call
+    settled as landed has no outcome, and counts as one step too.
     """
     if isinstance(record, Outcome):
         more = record.spent
-        if not more:  # as _replace() does it, but faster: it is asked for every step
+        if not more:  # as _replace() does, but faster: runs for every step
             usd, tokens, steps, seconds, at_least, is_open = before
             return tuple.__new__(Sums, (usd, tokens, steps + 1, seconds, at_least, is_open))
         return plus(before, more if "steps" in more else {**more, "steps": 1})
@@ -745,7 +765,7 @@ def sums_after(before: Sums, record: Record) -> Sums:
 
 
 def uncounted(record: Record) -> Record:
-    """Return a record that counts nothing: of a call that another run has executed."""
+    """Return a record that adds no amounts, for a call that another run has executed."""
     if isinstance(record, Outcome):
         return record._replace(spent=_NO_STEP)
     if isinstance(record, Settled):
@@ -758,7 +778,7 @@ def uncounted(record: Record) -> Record:
 
 
 def plus(before: Sums, more: Mapping[str, Any]) -> Sums:
-    """Return sums to which the amounts of a record are added, by unit."""
+    """Return sums with the amounts of a record added, by unit."""
     return Sums(
         before.usd + more.get("usd", 0),
         before.tokens + more.get("tokens", 0),
@@ -770,13 +790,13 @@ def plus(before: Sums, more: Mapping[str, Any]) -> Sums:
 
 
 def together(*all_of: Sums) -> Sums:
-    """Return the sum of several sums."""
+    """Add several sums."""
     usd, tokens, steps, seconds, at_least, _ = zip(NO_SUMS, *all_of, strict=True)
     return Sums(sum(usd), sum(tokens), sum(steps), sum(seconds), any(at_least))
 
 
 def difference(sums: Sums, less: Sums) -> Sums:
-    """Return what some sums of a child run say beyond others; its time is its parent's, too."""
+    """Return the amounts of a child run beyond earlier ones; its time is part of its parent's."""
     return Sums(
         max(0.0, sums.usd - less.usd),
         max(0, sums.tokens - less.tokens),
@@ -787,18 +807,18 @@ def difference(sums: Sums, less: Sums) -> Sums:
 
 
 class Claims:
-    """The child runs that a run has announced, and what its records say that they have spent.
+    """The child runs that a run has announced, and their amounts in the run's records.
 
-    A child run may be executed in several attempts of one call, and each outcome of the call says
-    what no earlier one said.
+    A child run may be executed in several attempts of one call; each outcome of the call holds only
+    the amounts that earlier outcomes lack.
     """
 
     def __init__(self) -> None:
         self.said: dict[int, Sums] = {}  # by the number of the call
-        self.open: dict[int, str] = {}  # the child runs without an outcome, by the same
+        self.open: dict[int, str] = {}  # the child runs without an outcome, by call number
 
     def take(self, record: Record) -> None:
-        """Take the next record."""
+        """Take the next record of the run into account."""
         if isinstance(record, Intent):
             if record.call.child:
                 self.said.setdefault(record.call.number, NO_SUMS)

@@ -4,26 +4,25 @@
 
     0   2  magic "SW"
     2   1  the format of the store
-    3   1  flags: 1 if what follows the MAC is encrypted; 2 if the payload is digested by itself
+    3   1  flags: 1 if the bytes after the MAC are encrypted; 2 if the payload has its own digest
     4   4  how many intents of side effects the journal holds before this record
     8   8  key id
     16  16 the first 16 bytes of the previous record's MAC (the hash chain), or zeros
-    32  32 HMAC-SHA-256 over the identity and everything but itself
+    32  32 HMAC-SHA-256 over the identity and everything else
     64  4  length of the header, little-endian
     68  .. header (JSON), payload
 
-Encrypted (``configure(encrypt=True)``), everything from 64 on is a nonce and an AES-256-GCM
-ciphertext of it, with the identity and the front as associated data; the MAC is over that.
+With encryption (``configure(encrypt=True)``), the bytes from 64 on are a nonce and an AES-256-GCM
+ciphertext.  The identity and the front are its associated data; the MAC covers the ciphertext.
 
-The SHA-256 of a large buffer tells whether it is stored already.  Where it is known, the MAC is
-over this digest in the place of the payload, so that nothing is read twice.
+The SHA-256 of a large buffer shows whether the buffer is stored already.  If that digest is known,
+the MAC covers the digest instead of the payload, so that no byte is read twice.
 
-The *identity* (run, kind, sequence number) is not stored but part of the MAC, so that a sealed
-record is refused in any place but its own.  The key is made at first use and lives outside the
-store's folder.
+The *identity* (run, kind, sequence number) is not stored but is part of the MAC, so a sealed record
+is refused in any other place.  The key is made at first use and lives outside the store's folder.
 
-Rejected: keyed BLAKE2b.  A step of 1 KB takes as long, values of some KB twice as long on
-processors with SHA instructions, and where FIPS rules it is missing.
+Rejected: keyed BLAKE2b.  A step of 1 KB takes as long, values of some KB take twice as long on
+processors with SHA instructions, and the algorithm is missing where FIPS rules.
 """
 
 from __future__ import annotations
@@ -55,22 +54,29 @@ _BACK_AT = _MAC_AT + 32
 _ENCRYPTED, _DIGESTED = 1, 2
 NO_LINK = bytes(16)
 _SMALL = 1 << 16  # bytes
-_NONCE = 12  # bytes; random, as NIST SP 800-38D 8.2.2 has it: good for 2**32 records under one key
-# We build the header, which is a tree: no check for cycles is needed.
+_NONCE = 12  # bytes; random (NIST SP 800-38D 8.2.2): good for 2**32 records under one key
+# The headers are built here and are trees, so no check for cycles is needed.
 to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False).encode
 _from_json = json.JSONDecoder().raw_decode  # headers have no white space around them
 
 
 class DamagedError(Exception):
-    """These bytes do not verify."""
+    """The bytes do not verify."""
 
 
 class ForeignKeyError(DamagedError):
-    """These bytes were sealed with a key that is not at hand."""
+    """The bytes were sealed with a key that is not at hand."""
 
 
 class Envelope(NamedTuple):
-    """A verified envelope: header, payload, its statement about earlier ones, the link to it."""
+    """A verified envelope.
+
+    Args:
+        header, payload: the contents.
+        previous: the link to the previous record.
+        effects: the count of earlier intents of side effects.
+        link: the link for the next record.
+    """
 
     header: Any
     payload: bytes
@@ -80,7 +86,7 @@ class Envelope(NamedTuple):
 
 
 class Seal:
-    """Seals with the first key, opens with any of them (older keys stay behind it)."""
+    """A seal that closes with the first key and opens with any key; older keys come last."""
 
     def __init__(self, keys: tuple[bytes, ...], encrypts: bool = False) -> None:
         self.keys = keys
@@ -96,17 +102,17 @@ class Seal:
 
     @cached
     def key_id(self) -> bytes:
-        """Eight bytes that tell keys apart and say nothing about them."""
+        """Eight bytes that tell keys apart without revealing anything about them."""
         return _key_id(self.keys[0])
 
     @cached
     def _begun(self) -> hmac.HMAC:
-        """A MAC without data, to be copied: ``hmac.digest`` looks the algorithm up each time."""
+        """A MAC without data, to be copied: ``hmac.digest`` looks up the algorithm each time."""
         return _begun_with(self.keys[0])
 
     @property
     def key_ids(self) -> list[bytes]:
-        """The ids of all keys that it opens records with."""
+        """The ids of all keys that can open records."""
         return list(map(_key_id, self.keys))
 
     def close(
@@ -118,16 +124,20 @@ class Seal:
         effects: int = 0,
         digest: bytes = b"",
     ) -> tuple[Data, bytes]:
-        """Seal a header and a payload; the sealed bytes and the link for the next record.
+        """Seal a header and a payload; return the sealed bytes and the link for the next record.
 
         Args:
-            header: a text is the JSON of one.
+            identity: the place of the record.
+            header: the header; a string is taken as its JSON.
+            payload: the payload.
+            previous: the link to the previous record.
+            effects: the count of earlier intents of side effects.
             digest: the SHA-256 of the payload, if it is known.
         """
         text = (header if type(header) is str else to_json(header)).encode("utf-8", "surrogatepass")
         if self.encrypts or digest or type(payload) is not bytes or len(payload) > _SMALL:
             return self._close(identity, text, payload, previous, effects, digest)
-        # Mostly: few calls of functions, although they copy.
+        # The common case: few calls of functions, although they copy.
         front = _FRONT.pack(_MAGIC, FORMAT, 0, effects, self.key_id, previous)
         name, size = identity.encode("utf-8", "surrogatepass"), _BACK.pack(len(text))
         begun = self._begun.copy()
@@ -144,7 +154,7 @@ class Seal:
         effects: int,
         digest: bytes,
     ) -> tuple[Data, bytes]:
-        """Seal what is large, encrypted, in pieces, or digested already."""
+        """Seal data that is large, encrypted, in pieces, or digested already."""
         flags = _ENCRYPTED if self.encrypts else _DIGESTED if digest else 0
         front = _FRONT.pack(_MAGIC, FORMAT, flags, effects, self.key_id, previous)
         back = _BACK.pack(len(text)) + text
@@ -162,8 +172,9 @@ class Seal:
         """Verify sealed bytes, then take them apart.
 
         Raises:
-            ForeignKeyError: sealed with another key, or the key id itself is damaged.
-            DamagedError: not what was sealed under this identity.
+            ForeignKeyError: the bytes were sealed with another key, or the key id itself is
+                damaged.
+            DamagedError: the bytes are not what was sealed under this identity.
         """
         if len(data) < _BACK_AT + _BACK.size or data[:2] != _MAGIC:
             raise DamagedError("not a sealed record")
@@ -201,7 +212,7 @@ class Seal:
         )
 
     def indexes(self, name: str) -> list[str]:
-        """Return every index key that a name may have: encrypted or not, with any of the keys."""
+        """Return every index key that a name may have: plain, or encrypted with any of the keys."""
         data = name.encode("utf-8", "surrogatepass")
         tags = (_mac(key, "index", data)[:16].hex() for key in self.keys)
         return list(dict.fromkeys((self.index(name), name, *tags)))
@@ -211,7 +222,7 @@ class Seal:
         return _mac(self.keys[0], identity, data)[:16]
 
     def tagger(self, identity: str) -> Callable[[bytes], bytes]:
-        """Return what makes the tags of an identity; faster than :meth:`tag`, which it equals."""
+        """Return a function that makes the tags of an identity, faster than :meth:`tag`."""
         begun = self._begun.copy()
         begun.update(_named(identity))
 
@@ -229,9 +240,10 @@ class Seal:
 
 
 def named(name: str, run_id: str) -> str:
-    """Return the identity of an object of a run: the length tells where its name ends.
+    """Return the identity of an object of a run; the length marks the end of the object's name.
 
-    Names and run ids may hold slashes, so that ``a`` of ``b/c`` would be ``a/b`` of ``c``.
+    Names and run ids may hold slashes: without the length, ``a`` of ``b/c`` would equal ``a/b`` of
+    ``c``.
     """
     return f"{len(name)}:{name}/{run_id}"
 
@@ -255,7 +267,7 @@ def _begun_with(key: bytes) -> hmac.HMAC:
 
 
 def _digested(view: memoryview) -> tuple[memoryview, bytes]:
-    """A header with its length, and the digest of what follows it."""
+    """Return the header with its length, and the digest of the bytes after it."""
     (length,) = _BACK.unpack_from(view)
     end = _BACK.size + length
     return view[:end], hashlib.sha256(view[end:]).digest()
@@ -274,7 +286,7 @@ def _key_id(key: bytes) -> bytes:
 
 
 def _is_nearly(key_id: bytes, found: bytes) -> bool:
-    """Return whether half of the bytes are equal, which those of another key never are."""
+    """Return whether half of the bytes are equal, which never happens with another key."""
     return sum(a == b for a, b in zip(key_id, found, strict=True)) >= len(key_id) // 2
 
 
@@ -286,27 +298,28 @@ _begun: dict[bytes, hmac.HMAC] = {}  # by key: a MAC without data
 
 
 def ephemeral_seal() -> Seal:
-    """A seal for what does not outlive the process."""
+    """Return a seal for data that does not outlive the process."""
     return Seal((os.urandom(32),))
 
 
 def load_seal() -> Seal:
-    """The user's seal: from ``STEPWISE_KEY``, else from the key file, made at first use.
+    """Return the user's seal: from ``STEPWISE_KEY``, else from the key file, made at first use.
 
     Raises:
-        ConfigurationError: the key is unusable; says why and what to do.
+        ConfigurationError: the key is unusable; the message says why and what to do.
         StoreError: the key file cannot be read or made.
     """
     text = os.environ.get("STEPWISE_KEY")
     if text:
         parts = [part.strip() for part in text.split(",")]
-        # A key file's text is a key like any other, and verifies what the file's key has signed.
+        # The text of a key file works as a key too, and verifies whatever the file's key has
+        # signed.
         of_a_file = [bytes.fromhex(part) for part in parts if re.fullmatch(_HEX, part)]
         return Seal((*map(_from_text, parts), *of_a_file), settings.encrypt())
     path = os.path.join(settings.home(), "key")
     try:
         keys = _from_file_if_any(path)
-        if not keys:  # not in an except block, whose exception would be shown with any other
+        if not keys:  # outside of the except block, whose exception would show up in later ones
             _make(path)
             keys = _from_file(path)
     except OSError as error:
@@ -332,7 +345,7 @@ def _from_text(text: str) -> bytes:
             "STEPWISE_KEY is shorter than 16 characters; make one with: "
             "python -c 'import secrets; print(secrets.token_hex(32))'"
         )
-    return hashlib.sha256(os.fsencode(text)).digest()  # it need not be UTF-8
+    return hashlib.sha256(os.fsencode(text)).digest()  # the text need not be UTF-8
 
 
 def _from_file(path: str) -> tuple[bytes, ...]:
@@ -346,7 +359,7 @@ def _from_file(path: str) -> tuple[bytes, ...]:
             f"the key file {path} is damaged: it should hold 64 hexadecimal digits. Restore it "
             "from a backup; without it the runs in the store cannot be verified"
         )
-    return (*keys, *map(_from_text, lines))  # also what STEPWISE_KEY with this text has signed
+    return (*keys, *map(_from_text, lines))  # also for records that STEPWISE_KEY has signed
 
 
 def _from_file_if_any(path: str) -> tuple[bytes, ...]:
@@ -357,7 +370,7 @@ def _from_file_if_any(path: str) -> tuple[bytes, ...]:
 
 
 def _make(path: str) -> None:
-    """Create the key file whole or not at all, and only one, however many processes try."""
+    """Create the key file whole or not at all, and only once, however many processes try."""
     home = os.path.dirname(path)
     make_private(home)
     check_folder(home)
@@ -388,8 +401,9 @@ def _encrypt(key: bytes, associated: bytes, data: bytes) -> bytes:
     """Encrypt ``data``: a nonce, then the ciphertext with its tag.
 
     Args:
-        key: 32 bytes; what encrypts is derived from it.
-        associated: what the data belongs to; it decrypts nowhere else.
+        key: 32 bytes, from which the encryption key is derived.
+        associated: the place of the data; the data decrypts nowhere else.
+        data: the plain text.
 
     Raises:
         ConfigurationError: the extra is not installed.
@@ -399,7 +413,7 @@ def _encrypt(key: bytes, associated: bytes, data: bytes) -> bytes:
 
 
 def _decrypt(key: bytes, associated: bytes, data: bytes) -> bytes:
-    """The inverse of :func:`_encrypt`, for data whose digest was verified before.
+    """Decrypt the output of :func:`_encrypt`, whose digest was verified before.
 
     Raises:
         ConfigurationError: the extra is not installed.

@@ -1,7 +1,8 @@
-"""Functions that can be entered in the middle: pure syntax tree in, function out.
+"""Functions that can be entered in the middle: syntax tree in, function out.
 
-Knows no store and no run.  ``rewrite(function)`` gives a copy that runs as the original, unless
-somebody gives it a frame, which is asked to save at statement boundaries, and can begin at one::
+The room knows no store and no run.  ``rewrite(function)`` returns a copy that runs like the
+original unless the caller gives it a frame.  The copy asks the frame to save at statement
+boundaries, and can begin at one::
 
     class Recorder(Frame):
         def save(self, number, values):     # a point was reached while ``self.due``
@@ -16,20 +17,20 @@ somebody gives it a frame, which is asked to save at statement boundaries, and c
     second = Recorder()
     second.target, second.values = first.last
     pending.set(second)
-    rewritten("task")                       # goes on after that statement, with those locals
+    rewritten("task")                       # resumes after that statement, with those locals
 
 ``source``     a function's source, taken when its decorator runs, and its syntax tree
 ``positions``  structural positions of statements, what follows them, a fingerprint of the code
-``ahead``      what a statement names and calls
+``ahead``      the names and calls of a statement
 ``scope``      declarations, and the hidden names
-``bound_once`` variables that one call makes
+``bound_once`` variables that are bound by one call
 ``transform``  the rewrite of a body
-``frame``      what the rewritten function asks while it runs
+``frame``      the protocol between a rewritten function and the code that resumes it
 ``build``      from the rewritten tree to a function
-``cells``      what a notebook's cell reads, binds and defines; imported by who needs it
-``wrappers``   whose parameters a call of a wrapped function fills in; imported by who needs it
+``cells``      the names that a notebook cell reads, binds and defines; imported on use
+``wrappers``   the function whose parameters a call of a wrapper fills in; imported on use
 
-The modules, each importing only from those before it::
+The modules, in import order: each imports only from those before it::
 
     source positions ahead frame bound_once scope transform build cells wrappers
 """

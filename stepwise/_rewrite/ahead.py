@@ -1,7 +1,7 @@
-"""The names and calls of a statement, to decide whether it may call a step.
+"""The names and calls of a statement, to decide whether the statement may call a step.
 
-Only read off the text: what a name stands for is known when the statement is about to be executed.
-Operators, properties, iteration and the methods of context managers are not asked.
+The names are only read off the text: their values are known when the statement is about to run.
+Calls made by operators, properties, iteration and context managers are not counted.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ class Ahead(NamedTuple):
 
     Args:
         called: the dotted names that are called.
-        used: the others.
+        used: the other dotted names that are read.
         unknown: something is called that has no name.
-        generates: a generator comes of it.
+        generates: the code contains a generator expression.
         ends: nothing is called from here to the end of the function.
         escapes: an exception leads to a handler that calls something.
-        inner: the same of the body of a loop or ``with`` statement, in which there may be no
-            points, depending on what is iterated over or entered.
-        key: of that statement: the hidden iterator of a loop, the number of a ``with``.
-        iterable: the name of what is iterated over; empty if it is certainly plain data.
+        inner: the same facts about the body of a loop or ``with`` statement.  The body may have no
+            points, depending on the iterable or the context manager.
+        key: identifies that loop or ``with`` statement: the hidden iterator of the loop, or the
+            number of the ``with``.
+        iterable: the dotted name of the iterable of a loop, empty if the iterable is certainly
+            plain data.
     """
 
     called: frozenset[str] = frozenset()
@@ -63,7 +65,7 @@ class Ahead(NamedTuple):
 
     @property
     def matters(self) -> bool:
-        """True if there is anything to look at."""
+        """True if any field is set, so that the code ahead needs examining."""
         names = bool(self.called or self.used)
         flags = self.unknown or self.generates or self.ends or self.escapes
         return names or flags or self.inner is not None
@@ -73,8 +75,8 @@ def ahead_of(stmts: list[ast.stmt], key: str | int = "") -> Ahead | None:
     """Describe the code between statements and the next point; return ``None`` if none matters.
 
     Args:
-        stmts: a single one, or several that contain no call.
-        key: for a loop or ``with`` statement, by which it is known.
+        stmts: a single statement, or several that contain no call.
+        key: identifies a loop or ``with`` statement.
     """
     ahead = _opened(stmts[0], key) if opens(stmts[0]) else _of(stmts)
     if isinstance(stmts[-1], ast.Return):
@@ -86,7 +88,7 @@ def each_pass(stmt: ast.stmt, iterator: str = "") -> Ahead | None:
     """Describe the calls that a loop makes before another pass.
 
     Args:
-        iterator: its hidden name.
+        iterator: the hidden name of the loop's iterator.
     """
     if isinstance(stmt, ast.While):
         ahead = _of([stmt.test])
@@ -106,13 +108,13 @@ _RECORDED = frozenset(
         *("splitlines", "tuple", "values", "zip"),
     )
 )
-"""Functions and methods of whose results, over plain data, the iterators pickle."""
+"""Functions and methods whose results, over plain data, have iterators that pickle."""
 
 
 def head_of(iterable: ast.expr) -> Ahead | None:
     """Describe the iterable of a loop, if it consists only of calls, names and constants.
 
-    Of calls of ``open`` it contains one at most.
+    Return ``None`` for any other iterable, and for one that calls ``open`` more than once.
     """
     if not isinstance(iterable, ast.Call):
         return None
@@ -134,7 +136,7 @@ def _is_open(name: str) -> bool:
 
 
 def mentions(function: ast.AST) -> Counter[str]:
-    """Return how often each name is mentioned in a function; none if all may be looked up."""
+    """Count how often a function mentions each name; empty if the function may look up any name."""
     found: Counter[str] = Counter()
     for node in walk(function):
         if isinstance(node, ast.Name):
@@ -145,7 +147,7 @@ def mentions(function: ast.AST) -> Counter[str]:
 
 
 def loop_over_file(node: ast.With | ast.AsyncWith, mentioned: Counter[str]) -> ast.For | None:
-    """Return the loop in the block of ``with ... as file`` that alone mentions the file, once.
+    """Return the loop over the file of a ``with ... as file``, if nothing else mentions the file.
 
     Args:
         mentioned: how often the function mentions each name.
@@ -161,10 +163,11 @@ def loop_over_file(node: ast.With | ast.AsyncWith, mentioned: Counter[str]) -> a
 
 
 def with_file(iterable: ast.expr, name: str, opening: ast.expr) -> ast.expr:
-    """Return a copy of the iterable of a loop that opens its file itself.
+    """Return a copy of the iterable of a loop, with the file opened inside it.
 
     Args:
-        name: of the file in there.
+        name: the variable in the iterable that holds the file.
+        opening: the expression that opens the file.
     """
 
     class Opening(ast.NodeTransformer):
@@ -196,7 +199,7 @@ def _opened(stmt: ast.stmt, key: str | int) -> Ahead:
         guards = [case.guard for case in stmt.cases if case.guard is not None]
         return _of([stmt.subject, *guards])
     assert isinstance(stmt, TRIES)
-    # A handler has no points; nor is there a point between a statement and the first of its body.
+    # A handler has no points, and there is no point between a statement and the first of its body.
     ahead = _of([*stmt.handlers, *stmt.finalbody])  # type: ignore[attr-defined]
     first = ahead_of(stmt.body[:1], key)  # type: ignore[attr-defined]
     return first | ahead if first is not None else ahead
@@ -213,7 +216,7 @@ def _of(nodes: Iterable[ast.AST]) -> Ahead:
 
 
 def _dotted(node: ast.AST) -> str | None:
-    """``a.b.c``; ``None`` if the node is something else."""
+    """Return the dotted name ``a.b.c``, or ``None`` for any other node."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
         names.append(node.attr)
@@ -224,7 +227,7 @@ def _dotted(node: ast.AST) -> str | None:
 
 
 class _NamesAhead(ast.NodeVisitor):
-    """Gathers called and used names; a lambda counts, since whatever receives it may call it."""
+    """Collector of called and used names; a lambda's calls count, as its receiver may call it."""
 
     def __init__(self) -> None:
         self.called: set[str] = set()
@@ -243,7 +246,7 @@ class _NamesAhead(ast.NodeVisitor):
             self.unknown = True
             self.visit(node.func)
         for each in (*node.args, *node.keywords):
-            # A caller that gets a generator mostly exhausts it.
+            # A callee that receives a generator usually exhausts it.
             (self.generic_visit if isinstance(each, ast.GeneratorExp) else self.visit)(each)
 
     def visit_GeneratorExp(self, node: ast.GeneratorExp) -> None:

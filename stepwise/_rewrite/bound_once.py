@@ -1,4 +1,4 @@
-"""Variables that are bound once, by a call: by that statement they could be made again."""
+"""Variables that are bound once, by a call, and can be made again by repeating that statement."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _outside_of_loops(parent: ast.AST) -> Iterator[ast.AST]:
 
 
 def _binds(node: ast.AST) -> Iterator[str]:
-    """The names that a node binds or declares, in inner scopes as well."""
+    """Yield the names that a node binds or declares, including those in inner scopes."""
     if isinstance(node, ast.Name):
         yield from () if isinstance(node.ctx, ast.Load) else (node.id,)
     elif isinstance(node, (ast.Global, ast.Nonlocal)):

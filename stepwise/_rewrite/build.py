@@ -1,4 +1,4 @@
-"""From a rewritten syntax tree to a function that is the original in all but its code."""
+"""The step from a rewritten syntax tree to a function that differs only in its code."""
 
 from __future__ import annotations
 import __future__
@@ -39,16 +39,17 @@ _FACTORY, _SELF = "@factory", "@self"
 
 
 class UnsupportedError(Exception):
-    """This function cannot be rewritten; the message says why."""
+    """The function cannot be rewritten; the message says why."""
 
 
 class Rewritten:
     """A function that can be entered at its points, and the facts about them.
 
     Attributes:
-        assigned: the globals that it or a function inside it declares.
-        stored: the attributes of variables that it assigns: ``self.name``.
-        variables: its own variables and those of enclosing functions that it names.
+        assigned: the globals that the function or a function inside it declares.
+        stored: the attributes of variables that the function assigns, as ``self.name``.
+        variables: the function's own variables, and the variables of enclosing functions that it
+            names.
     """
 
     def __init__(
@@ -74,21 +75,23 @@ class Rewritten:
         self.variables = variables
 
     def number(self, position: str) -> int | None:
-        """The point at a structural position."""
+        """Return the number of the point at a structural position, or ``None`` if there is none."""
         return next((n for n, point in self.points.items() if point.position == position), None)
 
 
 def rewrite(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy of a function that runs as the original, and can be resumed where a frame says.
+    """Return a copy of a function that runs like the original and can be resumed from a frame.
 
-    Without a frame (see ``pending``) it *is* the original in all that can be seen: results,
-    exceptions, the lines of tracebacks and of trace functions, closures, and what ``inspect`` says.
+    Without a frame (see ``pending``) the copy behaves exactly like the original.  Results,
+    exceptions, the lines of tracebacks and of trace functions, closures and ``inspect`` are the
+    same.
 
     Args:
         function: a plain or coroutine function that was written in Python.
 
     Raises:
-        UnsupportedError: it cannot be rewritten; says why, and which line is in the way.
+        UnsupportedError: the function cannot be rewritten; the message says why, and names the
+            line.
     """
     if not isinstance(function, types.FunctionType):
         raise UnsupportedError(f"a {type(function).__name__} is not a Python function")
@@ -101,10 +104,11 @@ def build(
     """Rewrite a function whose source was captured.
 
     Args:
-        enter: what the function asks for its frame when it is entered.
+        enter: called by the rewritten function on entry, for its frame.
 
     Raises:
-        UnsupportedError: it cannot be rewritten; says why, and which line is in the way.
+        UnsupportedError: the function cannot be rewritten; the message says why, and names the
+            line.
     """
     if not isinstance(function, types.FunctionType):
         raise UnsupportedError(f"a {type(function).__name__} is not a Python function")
@@ -159,7 +163,7 @@ def _dress(rewritten: types.FunctionType, function: types.FunctionType) -> None:
 
 
 def _refuse(code: types.CodeType, source: Source) -> None:
-    """Refuse code without statements, and code that Python itself leaves and enters again."""
+    """Refuse lambdas, which have no statements, and generators, which Python itself suspends."""
     line = code.co_firstlineno
     if code.co_name == "<lambda>":
         raise UnsupportedError(f"it is a lambda (line {line}), which has no statements")
@@ -175,10 +179,10 @@ def _refuse(code: types.CodeType, source: Source) -> None:
 
 
 def _alone(source: Source, function: types.FunctionType) -> types.CodeType:
-    """Return code of the function in which only its own variables are local.
+    """Return code of the function in which only the function's own variables are local.
 
-    Since Python 3.12 (PEP 709) those of its comprehensions are among them: assigned to, they would
-    hide the globals and free variables of these names.
+    Since Python 3.12 (PEP 709) the variables of comprehensions count as locals.  Assigning to them
+    would hide the globals and free variables of the same names.
     """
     node = source.parse() if sys.version_info >= (3, 12) else None
     if node is None or not part_comprehensions(node):
@@ -189,11 +193,11 @@ def _alone(source: Source, function: types.FunctionType) -> types.CodeType:
 def _body(
     changed: Transformed, plain: FunctionNode, code: types.CodeType, made: dict[str, Made]
 ) -> list[ast.stmt]:
-    """The plain body and the one that can be resumed, one beside the other.
+    """Return a body that holds the plain body and the resumable body side by side.
 
     Args:
         made: variables that a resume may make again.
-        code: whose local variables are the function's own.
+        code: the code whose local variables are the function's own.
     """
     names = list(dict.fromkeys((*code.co_varnames, *code.co_cellvars)))
     frame = ast.Name(FRAME, ast.Load())
@@ -232,14 +236,14 @@ def _assign(name: str, value: ast.expr) -> ast.stmt:
 
 
 def _captured(names: tuple[str, ...]) -> ast.expr:
-    """``lambda: (a, b)``: never called, its closure holds the cells of the frame."""
+    """Return ``lambda: (a, b)``, never called, whose closure holds the cells of the frame."""
     nothing = ast.arguments([], [], None, [], [], None, [])
     variables: list[ast.expr] = [ast.Name(name, ast.Load()) for name in names]
     return ast.Lambda(nothing, ast.Tuple(variables, ast.Load()))
 
 
 def _restore(name: str, is_argument: bool) -> ast.stmt:
-    """``if "x" in @v: x = @v["x"]``, and unbind an argument that is not there."""
+    """Return ``if "x" in @v: x = @v["x"]``; an argument that has no value is unbound."""
     values = ast.Name(VALUES, ast.Load())
     there = ast.Compare(ast.Constant(name), [ast.In()], [values])
     value = ast.Subscript(values, ast.Constant(name), ast.Load())
@@ -253,11 +257,11 @@ def _restore(name: str, is_argument: bool) -> ast.stmt:
 def _compile(
     node: FunctionNode, body: list[ast.stmt], function: types.FunctionType
 ) -> types.CodeType:
-    """Compile the function inside scopes like those it was defined in, which are never executed.
+    """Compile the function inside scopes like its original ones, which are never executed.
 
-    The free variables are those of a function around it; a class around it makes the compiler
-    mangle private names.  There it has a name of no meaning: its own may be one of a global
-    variable, or of a free one.
+    An enclosing function provides the free variables, and an enclosing class makes the compiler
+    mangle private names.  The function is compiled under a meaningless name, since its own name may
+    also name a global or a free variable.
     """
     original = function.__code__
     arguments = ast.arguments(
@@ -298,7 +302,7 @@ def _compile(
     flags = original.co_flags & _FUTURE_FLAGS
     pytest = function.__globals__.get("@pytest_ar")  # in a module whose assertions it rewrote
     try:
-        with warnings.catch_warnings():  # compiling the original has shown them already
+        with warnings.catch_warnings():  # compiling the original has shown the warnings already
             warnings.simplefilter("ignore")
             if pytest is not None:
                 pytest.rewrite_asserts(module, b"", original.co_filename)
@@ -310,7 +314,7 @@ def _compile(
 
 
 def _renamed(code: types.CodeType, old: str, new: str) -> types.CodeType:
-    """Give a function and those inside it the qualified names they would have had."""
+    """Restore the qualified names that a function and the functions inside it would have had."""
 
     def named(constant: Any) -> Any:
         if isinstance(constant, types.CodeType):
@@ -322,7 +326,7 @@ def _renamed(code: types.CodeType, old: str, new: str) -> types.CodeType:
     code = code.replace(co_consts=tuple(named(constant) for constant in code.co_consts))
     if sys.version_info >= (3, 11) and f"{code.co_qualname}.".startswith(f"{old}."):
         code = code.replace(co_qualname=new + code.co_qualname.removeprefix(old))
-    return code  # otherwise a name in it is declared ``global``, and must not be mangled
+    return code  # else a name in the code is declared ``global``, and must not be mangled
 
 
 def _bare(argument: ast.arg) -> ast.arg:
@@ -330,7 +334,7 @@ def _bare(argument: ast.arg) -> ast.arg:
 
 
 def _owner(qualname: str) -> str | None:
-    """The class in whose body the function is written, directly or further out."""
+    """Return the innermost class whose body contains the function, at any depth."""
     names = qualname.split(".")
     owners = [name for name, after in itertools.pairwise(names) if after != "<locals>"]
     classes = [name for name in owners if name != "<locals>"]
@@ -345,10 +349,11 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _check_same(original: types.CodeType, code: types.CodeType, first: int) -> None:
-    """Rewrite nothing if the source may belong to another version of the file.
+    """Raise ``UnsupportedError`` if the source may belong to another version of the file.
 
     Args:
-        first: line of the body; with ``-OO`` there is a line for the docstring above it.
+        first: the first line of the body; with ``-OO`` the code has no line for the docstring
+            above.
     """
 
     def shape(code: types.CodeType) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""A notebook's cell: the names that it reads and binds, what it defines, and a fingerprint."""
+"""The facts about a notebook cell: names read and bound, definitions, and a fingerprint."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 class Cell(NamedTuple):
-    """A cell.
+    """A parsed cell.
 
     Args:
-        reads: names that it reads before it binds them, in order.
-        binds: names that it binds, in order, those of loops last.
-        defines: those of them that only ``def``, ``class`` and ``import`` statements bind.
-        fingerprint: of its code; comments and layout do not count.
-        awaits: there is an ``await`` outside of its functions.
+        reads: names that the cell reads before it binds them, in order.
+        binds: names that the cell binds, in order, loop variables last.
+        defines: names that only ``def``, ``class`` and ``import`` statements bind.
+        fingerprint: digest of the code; comments and layout do not count.
+        awaits: the cell contains an ``await`` outside of its functions.
     """
 
     tree: ast.Module
@@ -47,7 +47,7 @@ class Cell(NamedTuple):
 
     @property
     def definitions(self) -> Any:
-        """The statements that define something, alone."""
+        """The statements that define something, alone, as a module."""
         body: list[ast.stmt] = [e for e in self.tree.body if isinstance(e, _DEFINITIONS)]
         return ast.Module(body=body, type_ignores=[])
 
@@ -56,7 +56,7 @@ def parse_cell(source: str) -> Cell:
     """Parse a cell; ``source`` is Python, without magics.
 
     Raises:
-        SyntaxError: it is not.
+        SyntaxError: the source is not valid Python.
     """
     tree = parsed(source)
     names = _BoundNames()
@@ -80,10 +80,10 @@ def _defined(node: ast.stmt) -> list[str]:
 
 
 class _BoundNames(ast.NodeVisitor):
-    """Walks the statements in the order in which they are executed.
+    """Visitor that walks the statements in execution order and collects the names they bind.
 
-    A name that is bound in the body of a loop or a ``with`` is bound after it; one that is bound
-    in one branch of an ``if`` may not be, so that reading it counts.
+    A name bound in the body of a loop or a ``with`` counts as bound afterwards.  A name bound in
+    only one branch of an ``if`` does not, so a later read of the name counts.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class _BoundNames(ast.NodeVisitor):
         self._bound: set[str] = set()
 
     def all(self, nodes: Iterable[ast.AST | None]) -> None:
-        """Visit them."""
+        """Visit the nodes in order; ``None`` is skipped."""
         for node in nodes:
             if node is not None:
                 self.visit(node)
@@ -216,7 +216,7 @@ class _BoundNames(ast.NodeVisitor):
 
 
 def _free(scope: Any) -> dict[str, None]:
-    """The names that a function, class or comprehension reads from around it."""
+    """Return the names that a function, class or comprehension reads from enclosing scopes."""
     loads: dict[str, None] = {}
     inner: dict[str, None] = {}  # names of the nested scopes
     bound: set[str] = set()

@@ -1,6 +1,6 @@
 """The protocol between a rewritten function and the code that resumes it.
 
-The base class saves nothing; a function that runs under it behaves as the original, guards and all.
+The base class saves nothing: a function that runs under it behaves like the original.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any
 from stepwise._values.reducers import Iterating, gives_itself
 
 pending: ContextVar[Frame | None] = ContextVar("stepwise_pending_frame", default=None)
-"""The frame that the next rewritten function to be entered in this context takes."""
+"""The frame for the next rewritten function that is entered in this context."""
 
 
 enter: Callable[[], Frame | None] = pending.get
-"""Called at the entry of every rewritten function: its frame, or ``None`` to run plainly."""
+"""Called on entry of every rewritten function; returns its frame, or ``None`` to run plainly."""
 
 
 def visible(function: Callable[..., Any], names: Any) -> Any:
     """Return the result of ``locals()``, ``vars()`` or ``dir()`` without the hidden names.
 
-    A dictionary of its own for each call, as everywhere since Python 3.13.
+    Each call returns a new dictionary, as every function's ``locals()`` does since Python 3.13.
 
     Args:
-        function: what was called; it need not be the builtin.
-        names: what it returned.
+        function: the function that was called, not necessarily the builtin.
+        names: the result of the call.
     """
     if function is builtins.locals or function is builtins.vars:
         return {name: value for name, value in names.items() if name[0] != "@"}
@@ -41,8 +41,9 @@ class Frame:
 
     Attributes:
         due: a checkpoint is wanted at the next boundary.
-        asking: by point, whether one may be wanted there though none is due.
-        asks: by point, whether ``save`` is to be called there; one list, kept by ``due``.
+        asking: by point, whether a checkpoint may be wanted there although none is due.
+        asks: by point, whether ``save`` is to be called there.  It is one list, updated when
+            ``due`` changes.
         values: the local variables to begin with, on resume.
         locals: the builtin, called in the rewritten function's own frame.
     """
@@ -68,15 +69,15 @@ class Frame:
         self.asks[:] = self._everywhere if due else self.asking
 
     def begin(self, points: int, captured: Callable[[], Any] | None = None) -> int:
-        """The function has this frame now, and no other function will take it.
+        """Bind the frame to the entered function, so that no other function takes it.
 
         Args:
-            points: the number of the last one.
-            captured: a function that closes over every variable of the frame that a nested
-                function shares; its closure holds the frame's cells.
+            points: the number of the last point.
+            captured: a function that closes over every variable of the frame that a nested function
+                shares; its closure holds the frame's cells.
 
         Returns:
-            The number of the point to resume after; 0 to begin at the beginning.
+            The number of the point to resume after, or 0 to begin at the beginning.
         """
         pending.set(None)
         self._everywhere = [True] * (points + 1)
@@ -85,44 +86,44 @@ class Frame:
         return self.target
 
     def save(self, number: int, values: dict[str, Any]) -> None:
-        """Take a checkpoint, if one is wanted here; what comes next may call something."""
+        """Take a checkpoint, if one is wanted here: the code ahead may call something."""
         self.due = False
 
     def remakes(self, name: str) -> bool:
-        """On resume: whether the statement that made this variable is to be executed again."""
+        """Return whether a resume executes the statement again that made this variable."""
         return False
 
     # -- loops -----------------------------------------------------------------------------------
 
     def iter(self, iterable: Any) -> Iterator[Any]:
-        """The iterator of a loop, which is part of the state."""
+        """Return the iterator of a loop; the iterator is part of the saved state."""
         iterator = builtins.iter(iterable)
-        # The rewritten loop asks for it once more, and a resumed one again.
+        # The rewritten loop calls ``iter`` on the iterator once more, and a resumed loop again.
         return iterator if gives_itself(iterator) else Iterating(iterator)
 
     def again(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """For a resumed loop: its first pass takes no item."""
+        """Return the iterator for a resumed loop, whose first pass takes no item."""
         return itertools.chain((None,), iterator)
 
     def nothing(self) -> tuple[()]:
-        """For a resumed loop that had ended."""
+        """Return the empty iterable for a resumed loop that had already ended."""
         return ()
 
     def anew(self, iterator: Any) -> bool:
-        """For a resumed loop: whether its iterator is to be made again."""
+        """Return whether a resumed loop has to make its iterator again."""
         return False
 
     def counted(self, name: str, iterator: Iterator[Any], values: dict[str, Any]) -> Iterator[Any]:
-        """An iterator that can be made again from the calls and names in the head of the loop.
+        """Return an iterator that can be made again from the head of its loop.
 
         Args:
-            name: of the hidden variable.
+            name: the hidden variable that holds the iterator.
             values: the local variables.
         """
         return iterator
 
     def aiter(self, iterable: Any) -> AsyncIterator[Any]:
-        """The iterator of an asynchronous loop."""
+        """Return the iterator of an asynchronous loop."""
         cls: Any = type(iterable)
         if not hasattr(cls, "__aiter__"):
             raise TypeError(
@@ -138,27 +139,27 @@ class Frame:
         return iterator if cls is AsyncGeneratorType else _AsyncAgain(iterator, skip=0)
 
     def aagain(self, iterator: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        """For a resumed asynchronous loop: its first pass takes no item."""
+        """Return the iterator for a resumed asynchronous loop, whose first pass takes no item."""
         return _AsyncAgain(iterator)
 
     def anothing(self) -> AsyncIterator[Any]:
-        """For a resumed asynchronous loop that had ended."""
+        """Return the empty iterator for a resumed asynchronous loop that had already ended."""
         return _AsyncAgain(None)
 
     # -- with ------------------------------------------------------------------------------------
 
     def opening(self, number: int) -> None:
-        """The managers of a ``with`` statement are about to be evaluated."""
+        """Note that the managers of a ``with`` statement are about to be evaluated."""
 
     def manager(self, number: int, index: int, manager: Any) -> Any:
-        """One of them was; it is returned."""
+        """Return the context manager to enter in the place of an evaluated one."""
         return manager
 
 
 class _AsyncAgain:
-    """Nothing to take at first, then the items of an iterator; without one, no pass at all.
+    """Iterator that skips its first item for a resumed loop; without an iterator, it is empty.
 
-    Not an asynchronous generator: one that a ``break`` leaves is closed by the event loop, later.
+    An asynchronous generator would not do: after a ``break`` the event loop closes it only later.
     """
 
     def __init__(self, iterator: AsyncIterator[Any] | None, *, skip: int = 1) -> None:

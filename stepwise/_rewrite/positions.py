@@ -1,4 +1,4 @@
-"""Structural positions: ``body[3].orelse[0]`` is a statement, whatever lines it moves to."""
+"""Structural positions: ``body[3].orelse[0]`` names a statement, whatever lines it moves to."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _REPEATING = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lam
 
 
 def calls(node: ast.AST) -> bool:
-    """Return whether executing a node may call something (operators, attributes excluded)."""
+    """Return whether executing a node may call something (operators and attributes excluded)."""
     if isinstance(node, _CALLS):
         return True
     if isinstance(node, _SCOPES):
@@ -46,7 +46,7 @@ def _evaluated_now(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def yields(function: FunctionNode) -> Iterator[int]:
-    """The lines of its own ``yield`` expressions."""
+    """Yield the lines of the function's own ``yield`` expressions."""
     nodes: list[ast.AST] = [*function.body]
     for node in nodes:
         if isinstance(node, (ast.Yield, ast.YieldFrom)):
@@ -61,7 +61,7 @@ def any_calls(nodes: Iterable[ast.AST]) -> bool:
 
 
 def _inner_blocks(node: ast.stmt) -> list[list[ast.stmt]]:
-    """The blocks of a compound statement in which there can be resume points."""
+    """Return the blocks of a compound statement that can contain resume points."""
     if isinstance(node, (ast.If, ast.While, ast.For, ast.AsyncFor, *TRIES)):
         return [node.body, node.orelse]  # type: ignore[attr-defined]
     if isinstance(node, (ast.With, ast.AsyncWith)):
@@ -72,7 +72,7 @@ def _inner_blocks(node: ast.stmt) -> list[list[ast.stmt]]:
 
 
 def opens(node: ast.stmt) -> bool:
-    """Return whether this statement has resume points inside; otherwise it is one piece."""
+    """Return whether a statement has resume points inside; other statements run as one piece."""
     if isinstance(node, ast.While) and calls(node.test):
         return True
     return any(any_calls(block) for block in _inner_blocks(node))
@@ -83,8 +83,8 @@ class Place(NamedTuple):
 
     Args:
         path: its structural position.
-        line: where it begins, with its decorators.
-        once: entering the function makes it run at most once, and what it calls itself likewise.
+        line: its first line, decorators included.
+        once: each call of the function executes the statement, and each call in it, at most once.
     """
 
     path: str
@@ -100,7 +100,7 @@ class Points:
         self.places = list(_places(node, "", in_loop=False))
 
     def at(self, line: int) -> Place | None:
-        """The innermost statement on a line of the file."""
+        """Return the innermost statement on a line of the file."""
         found = None
         for place in self.places:  # in source order: the last match is the innermost
             if place.line <= line <= place.end_line:
@@ -125,9 +125,10 @@ def _places(parent: ast.AST, prefix: str, *, in_loop: bool) -> Iterator[Place]:
 
 
 def handler_at(function: FunctionNode, line: int) -> tuple[str, int]:
-    """Return the kind of the outermost ``except`` or ``finally`` block around a line, and its own.
+    """Return the kind and the first line of the outermost ``except`` or ``finally`` around a line.
 
-    Empty and 0 without one, or for a comprehension, which is one piece anywhere.
+    Return an empty kind and 0 without such a block.  The same goes for a line inside a
+    comprehension or lambda, which runs as one piece anywhere.
     """
     blocks: list[tuple[str, int, list[ast.stmt]]] = []
     within = False
@@ -145,7 +146,7 @@ def handler_at(function: FunctionNode, line: int) -> tuple[str, int]:
 
 
 def finally_lines(text: str) -> list[tuple[int, int]]:
-    """Return the first and the last lines of the ``finally`` blocks in a file; none if invalid."""
+    """Return the first and last lines of a file's ``finally`` blocks; none if it is invalid."""
     try:
         nodes = walk(parsed(text))
     except (SyntaxError, ValueError, RecursionError):
@@ -155,7 +156,7 @@ def finally_lines(text: str) -> list[tuple[int, int]]:
 
 
 def _heads(node: ast.AST) -> Iterator[ast.AST]:
-    """Return the nodes of a statement without those of the statements inside it."""
+    """Yield the nodes of a statement that belong to no statement inside it."""
     for child in children(node):
         if not isinstance(child, ast.stmt):
             yield child
@@ -163,13 +164,13 @@ def _heads(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def fingerprint(node: FunctionNode) -> str:
-    """Digest of what a function does; comments, layout, docstrings and annotations do not count."""
+    """Return a digest of the code; comments, layout, docstrings and annotations do not count."""
     parts = [type(node).__name__, node.name, _canonical(node.args)]
     return _digest([*parts, _canonical(_without_docstring(node.body))])
 
 
 def code_digest(body: list[ast.stmt]) -> str:
-    """The same of statements that are in no function."""
+    """Return the same digest for statements outside of any function."""
     return _digest([_canonical(body)])
 
 
@@ -177,7 +178,10 @@ _NOT_CODE = ("returns", "type_comment", "type_params", "ctx", "kind")
 
 
 def _canonical(node: Any, *, in_class: bool = False) -> str:
-    """Equal for equal code; the annotations in a class body are code, since they are its fields."""
+    """Return a text that is equal for equal code.
+
+    Annotations in a class body are code, since they define the fields of the class.
+    """
     if isinstance(node, list):
         return "[" + ",".join([_canonical(item, in_class=in_class) for item in node]) + "]"
     if not isinstance(node, ast.AST):
@@ -208,18 +212,18 @@ def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def prefix_fingerprint(node: FunctionNode, position: str, visited: Iterable[str]) -> str | None:
-    """Digest of what had been executed when a position was reached.
+    """Return a digest of the code that had been executed when a position was reached.
 
-    The statements before it, and the heads of those around it; of earlier statements without the
-    branches that were not entered.  Equal digests mean that local variables saved there are what
-    this code would have made of them.
+    The digest covers the statements before the position and the heads of the statements around it.
+    Branches of earlier statements that were not entered do not count.  If the digests are equal,
+    local variables saved at the position are what this code would have produced.
 
     Args:
         position: ``after PATH`` or ``enter PATH``; see ``transform``.
         visited: paths of the blocks that were entered.
 
     Returns:
-        ``None`` if the function has no such position.
+        The digest, or ``None`` if the function has no such position.
     """
     return _texts(node).fingerprint(position, frozenset(visited))
 
@@ -235,17 +239,17 @@ def _split(path: str) -> Iterator[tuple[str, int | None]]:
 
 
 class _Texts:
-    """The canonical texts in a function, each made once: every checkpoint wants a fingerprint."""
+    """Cache of the canonical texts in a function, since every checkpoint needs a fingerprint."""
 
     def __init__(self, node: FunctionNode) -> None:
         self.node = node
-        # By identity: these nodes live as long as the function's tree.
+        # Keys are ids of nodes: the nodes live as long as the function's tree.
         self.wholes: dict[int, str] = {}
         self.heads: dict[int, str] = {}
         self.opened: dict[int, bool] = {}
 
     def fingerprint(self, position: str, entered: frozenset[str]) -> str | None:
-        """See ``prefix_fingerprint``."""
+        """Return the digest that ``prefix_fingerprint`` describes."""
         kind, _, path = position.partition(" ")
         parts = [self.whole(self.node.args)]
         here: Any = self.node
@@ -267,13 +271,13 @@ class _Texts:
         return _digest(parts)
 
     def whole(self, node: ast.AST) -> str:
-        """A node with all that is in it."""
+        """Return the text of a node with everything inside it."""
         if id(node) not in self.wholes:
             self.wholes[id(node)] = _canonical(node)
         return self.wholes[id(node)]
 
     def head(self, node: ast.AST) -> str:
-        """A compound statement without its blocks."""
+        """Return the text of a compound statement without its blocks."""
         if id(node) not in self.heads:
             self.heads[id(node)] = _head(node)
         return self.heads[id(node)]
@@ -285,10 +289,10 @@ class _Texts:
         return self.opened[id(node)]
 
     def taken(self, node: Any, path: str, entered: frozenset[str]) -> str:
-        """A statement without the branches that were not entered.
+        """Return the text of a statement without the branches that were not entered.
 
-        Only of statements that are executed piece by piece is it known what was entered; the others
-        count whole.
+        Entered branches are known only for statements that are executed piece by piece; other
+        statements count whole.
         """
         if not self.opens(node):
             return self.whole(node)
@@ -317,7 +321,7 @@ _texts = functools.lru_cache(maxsize=64)(_Texts)
 
 
 def _head(node: ast.AST) -> str:
-    """A compound statement without its blocks; of ``match``, with all the patterns."""
+    """Return the text of a compound statement without its blocks; ``match`` keeps its patterns."""
     fields = [
         f"{name}={_canonical(value)}"
         for name, value in ast.iter_fields(node)
@@ -332,9 +336,10 @@ def _head(node: ast.AST) -> str:
 
 
 def following_line(node: FunctionNode, position: str) -> int | None:
-    """The line of the statement that is executed next; ``None`` if the function returns there.
+    """Return the line of the statement that is executed next, or ``None`` if the function returns.
 
-    After the last statement of a loop's body that is the loop itself, which takes its next item.
+    After the last statement of a loop's body, the next statement is the loop itself, which takes
+    its next item.
 
     Args:
         position: ``after PATH`` or ``enter PATH``; see ``transform``.
@@ -373,10 +378,12 @@ def _line(node: ast.stmt) -> int:
 def function_like(
     text: str, name: str, position: str, prefix: str, visited: Iterable[str]
 ) -> FunctionNode | None:
-    """Return the function of that name in a file whose code before a position is unchanged.
+    """Return the function of a name in a file if its code before a position is unchanged.
+
+    Return ``None`` if no function of that name matches.
 
     Args:
-        prefix: the fingerprint of that code; see ``prefix_fingerprint``.
+        prefix: the fingerprint of the code before the position; see ``prefix_fingerprint``.
     """
     for node in functions_named(text, name):
         if prefix_fingerprint(node, position, visited) == prefix:

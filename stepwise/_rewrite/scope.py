@@ -1,8 +1,8 @@
-"""The scope of a rewritten function: its declarations, and the names of ours beside the user's.
+"""The scope of a rewritten function: its declarations and its hidden variables.
 
-Hidden names begin with ``@``, which no identifier does: they cannot clash, and the mangling of
-private names leaves them alone.  But for the numbers of loops they consist of what no identifier
-holds, so that they are like none and no ``NameError`` suggests them.
+Hidden names begin with ``@``, which no identifier does.  So they cannot clash, and private names'
+mangling leaves them alone.  Apart from loop numbers, hidden names consist of characters that no
+identifier holds, so that no ``NameError`` suggests them.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import Any
 
 from stepwise._rewrite.source import FunctionNode, children, walk
 
-ENTER, VISIBLE = "@(", "@)"  # functions of ours, in cells
+ENTER, VISIBLE = "@(", "@)"  # functions of this package, in cells
 # Local variables.
 FRAME, TARGET, VALUES, CHOICE, ASKS = "@[]", "@>", "@{}", "@|", "@?"
-# Prefixes, before a number: of the variables of loops, and of the branches that were entered.
+# Prefixes before a number: the hidden variables of loops, and the marks of entered branches.
 _ITERATOR, _ITEM, _VISITED = "@::", "@==", "@^^"
 LISTING = ("locals", "vars", "dir")
 
 
 def iterator_name(number: int) -> str:
-    """The hidden variable with the iterator of a loop."""
+    """Return the name of the hidden variable that holds the iterator of a loop."""
     return f"{_ITERATOR}{number}"
 
 
 def item_name(number: int) -> str:
-    """The hidden variable with the item that a loop has taken."""
+    """Return the name of the hidden variable that holds the item a loop has taken."""
     return f"{_ITEM}{number}"
 
 
 def visited_name(number: int) -> str:
-    """The hidden variable that is there if a branch was entered."""
+    """Return the name of the hidden variable that is set once a branch was entered."""
     return f"{_VISITED}{number}"
 
 
@@ -42,15 +42,15 @@ def visited_in(names: Iterable[str]) -> set[int]:
 
 
 def placed(nodes: Sequence[ast.stmt], like: ast.AST) -> list[ast.stmt]:
-    """Give new statements the place of an old node; see ``complete`` for what is in them."""
+    """Give new statements the place of an old node; ``complete`` places the nodes inside them."""
     for node in nodes:
-        if not hasattr(node, "lineno"):  # nodes of the user keep their own
+        if not hasattr(node, "lineno"):  # the user's nodes keep their own place
             _put(node, like)
     return list(nodes)
 
 
 def complete(root: ast.AST) -> None:
-    """Give each node without a place that of the statement around it."""
+    """Give each node without a place the place of the statement around it."""
     start = ast.Pass(lineno=1, col_offset=0)
     todo: list[tuple[Any, ast.AST]] = [(root, start)]
     for node, around in todo:
@@ -67,9 +67,10 @@ def _put(node: Any, like: Any) -> None:
 
 
 def hoist(node: FunctionNode) -> list[ast.stmt]:
-    """Take ``global`` and ``nonlocal`` out of a function; they count for the whole of it anyway.
+    """Take ``global`` and ``nonlocal`` out of a function; they apply to the whole function anyway.
 
-    The ``pass`` in their place stands on the line of a neighbour, so that nobody sees it.
+    The ``pass`` that replaces a declaration takes the line of a neighbour, so that tracers do not
+    see an extra line.
     """
     found: list[ast.stmt] = []
     for block in _blocks(node):
@@ -83,7 +84,7 @@ def hoist(node: FunctionNode) -> list[ast.stmt]:
 
 
 def released(node: FunctionNode) -> set[str]:
-    """Return the names that ``with`` statements bind and that nothing outside of them mentions."""
+    """Return the names that ``with`` statements bind and no code outside of them mentions."""
     bound: set[str] = set()
     mentioned: set[str] = set()
 
@@ -104,7 +105,7 @@ def released(node: FunctionNode) -> set[str]:
 
 
 def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
-    """The blocks of a function, at any depth, but not those of scopes inside it."""
+    """Yield the blocks of a function at any depth, except blocks of scopes inside the function."""
     for _, value in ast.iter_fields(node):
         if not isinstance(value, list) or not value:
             continue
@@ -118,7 +119,7 @@ def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
 
 
 class _HideNames(ast.NodeTransformer):
-    """``locals()`` becomes ``@visible(locals, locals())``: without the hidden names."""
+    """Rewriter of ``locals()`` to ``@visible(locals, locals())``, without the hidden names."""
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
@@ -129,13 +130,13 @@ class _HideNames(ast.NodeTransformer):
         return ast.fix_missing_locations(ast.copy_location(call, node))
 
     def _leave(self, node: ast.AST) -> ast.AST:
-        return node  # a scope of its own, which has no hidden names
+        return node  # a separate scope, which has no hidden names
 
     visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _leave  # noqa: N815
 
 
 def hide_names(node: FunctionNode) -> None:
-    """Let the hidden names stay out of what ``locals()``, ``vars()`` and ``dir()`` say."""
+    """Keep the hidden names out of the results of ``locals()``, ``vars()`` and ``dir()``."""
     hide = _HideNames()
     node.body = [hide.visit(stmt) for stmt in node.body]
 
@@ -152,7 +153,7 @@ def attributes_stored(node: FunctionNode) -> frozenset[str]:
 
 
 class _Comprehensions(ast.NodeTransformer):
-    """Comprehensions become generator expressions, which are scopes of their own everywhere."""
+    """Turner of comprehensions into generator expressions, which are scopes in every version."""
 
     found = False
 
@@ -173,7 +174,7 @@ class _Comprehensions(ast.NodeTransformer):
 
 
 def part_comprehensions(node: FunctionNode) -> bool:
-    """Give each comprehension in a function a scope of its own; return whether there is one."""
+    """Give each comprehension in a function its own scope; return whether there is one."""
     part = _Comprehensions()
     part.visit(node)
     return part.found

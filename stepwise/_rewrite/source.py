@@ -1,7 +1,7 @@
-"""A function's source, taken when its decorator runs.
+"""The source of a function, taken when the function's decorator runs.
 
-Later is too late: a notebook cell is edited, a file is saved while the program runs.
-Imports nothing of ours.
+Later is too late: a notebook cell may be edited, or a file saved, while the program runs.  This
+module imports nothing else of stepwise.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, Union
 
 FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
-_LOOKS = 4  # for the end of a definition
-_TRIES = 20  # to parse a text, while others parse theirs
+_LOOKS = 4  # attempts to find the end of a definition
+_TRIES = 20  # attempts to parse a text while other threads parse
 
 
 class Source:
-    """The file and lines of a function's definition, as they were then."""
+    """The file and lines of a function's definition, as they were at decoration."""
 
     def __init__(self, filename: str, name: str, first_line: int, lines: list[str]) -> None:
         self.filename = filename
@@ -33,18 +33,18 @@ class Source:
         self._block = ""
 
     def node(self) -> FunctionNode | None:
-        """The function's syntax tree with the line numbers of the file; ``None`` without source.
+        """Return the syntax tree with the line numbers of the file; ``None`` without source.
 
-        It is shared, and not to be changed; see ``parse``.
+        The tree is shared and must not be changed; ``parse`` returns a fresh tree.
         """
         if self._node is None:
             self._node = self.parse()
         return self._node
 
     def parse(self) -> FunctionNode | None:
-        """A syntax tree of one's own."""
+        """Return a fresh syntax tree, which the caller may change; ``None`` without source."""
         try:
-            with warnings.catch_warnings():  # compiling the code has shown them already
+            with warnings.catch_warnings():  # compiling the code has shown the warnings already
                 warnings.simplefilter("ignore")
                 if self._block:
                     module = _parsed_block(self._block)
@@ -65,7 +65,7 @@ class Source:
 
 
 def children(node: ast.AST) -> list[Any]:
-    """Return what ``ast.iter_child_nodes`` yields; in a resume its generators take a while."""
+    """Return a list of ``ast.iter_child_nodes``, whose generators are too slow in a resume."""
     found = []
     for name in node._fields:
         value = getattr(node, name, None)
@@ -77,7 +77,7 @@ def children(node: ast.AST) -> list[Any]:
 
 
 def walk(node: ast.AST) -> list[Any]:
-    """Return what ``ast.walk`` yields: outer nodes come first."""
+    """Return a list of ``ast.walk``: outer nodes come first."""
     found = [node]
     for each in found:
         found += children(each)
@@ -88,16 +88,16 @@ def _block(lines: list[str]) -> tuple[str, ast.Module]:
     """Return the text and the tree of the definition that begins with the first of these lines.
 
     ``inspect.getblock`` tokenizes in Python: 15 million instructions for seven lines, a thirtieth
-    of a start.  A definition ends before a statement that is indented no more than it.  A line that
-    only looks like such a statement continues a text, a bracket or a line: then what is above it
-    does not parse.
+    of a start.  A definition ends before the next statement that is not indented further than the
+    definition.  A line that only looks like such a statement continues a string, a bracket or a
+    line, and then the text above it does not parse.
     """
     looks = 0
     for number, line in enumerate([*lines[1:], "end of file"], 1):
         code = line.lstrip()
         if not code or code[0] == "#" or _column(line) > _column(lines[0]):
             continue
-        if looks == _LOOKS or code != line.lstrip(" \t"):  # after a form feed columns count anew
+        if looks == _LOOKS or code != line.lstrip(" \t"):  # a form feed restarts the columns
             break
         looks += 1
         found = "".join(lines[:number])
@@ -105,13 +105,13 @@ def _block(lines: list[str]) -> tuple[str, ast.Module]:
             tree = _parsed_block(found)
             if isinstance(_first(tree), (ast.FunctionDef, ast.AsyncFunctionDef)):
                 return found, tree
-            break  # the file is not the one of the function
+            break  # the file is not the function's file
     found = "".join(inspect.getblock(lines))
     return found, _parsed_block(found)
 
 
 def _first(tree: ast.Module) -> ast.stmt | None:
-    """Return the first statement, inside of the block that was added."""
+    """Return the first statement, inside the ``if`` block that ``_parsed_block`` adds."""
     body = tree.body
     while body and isinstance(body[0], ast.If):
         body = body[0].body
@@ -130,13 +130,13 @@ def _parsed_block(block: str) -> ast.Module:
 
 
 def parsed(text: str) -> ast.Module:
-    """Parse a module, also while another thread parses one.
+    """Parse a module, even while another thread parses one.
 
-    In CPython 3.11 two threads share one counter of depth, so that one of them may be told
-    "AST constructor recursion depth mismatch" for a good source; mended in 3.12.
+    In CPython 3.11 two threads share one depth counter.  A valid source may then fail with "AST
+    constructor recursion depth mismatch"; fixed in 3.12.
 
     Raises:
-        SyntaxError, ValueError, RecursionError: it cannot be parsed.
+        SyntaxError, ValueError, RecursionError: the text cannot be parsed.
     """
     for _ in range(_TRIES):
         with contextlib.suppress(SystemError):
@@ -145,13 +145,13 @@ def parsed(text: str) -> ast.Module:
 
 
 def remove_docstring(node: FunctionNode) -> None:
-    """Drop the docstring: it does nothing, and positions must not depend on it."""
+    """Drop the docstring: it has no effect, and positions must not depend on it."""
     if ast.get_docstring(node, clean=False) is not None:
         node.body[:1] = [] if len(node.body) > 1 else [ast.copy_location(ast.Pass(), node.body[0])]
 
 
 def capture(function: Callable[..., Any]) -> Source:
-    """Take the source of a function now; without source, its ``lines`` are empty."""
+    """Take the source of a function now; a function without source has empty ``lines``."""
     code = function.__code__
     linecache.checkcache(code.co_filename)  # the module may have been edited and reloaded
     lines = linecache.getlines(code.co_filename, function.__globals__)

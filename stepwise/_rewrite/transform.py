@@ -1,32 +1,38 @@
 """The rewrite: a function body that can be entered at any of its statement boundaries.
 
-Statements are numbered in the order of the text.  The rewritten body holds a hidden local ``@t``,
-the *target*: 0 in normal running, on resume the number of the last finished statement.  A statement
-``k`` that contains a call, ``await`` or ``yield`` becomes::
+Statements are numbered in the order of the text.  The rewritten body has a hidden local ``@t``, the
+*target*.  The target is 0 in normal running; on resume, it is the number of the last finished
+statement.  (``@t``, ``@f`` and ``@a`` stand here for ``TARGET``, ``FRAME`` and ``ASKS`` of
+``scope``.)  A statement ``k`` that contains a call, ``await`` or ``yield`` becomes::
 
     if @t < k:
         if @a[j] and not @t: @f.save(j, @f.locals())
         @t = 0
         <statement>
 
-with ``j`` for the point before it, and ``@a`` for the frame's list of the points where it wants to
-be asked: so what the statements between two calls did is saved with it.
+Here ``j`` is the point before the statement, and ``@a`` lists at which points the frame wants to be
+asked.  So a save also covers the statements between two calls.
+
 Statements without calls share one guard: none is ever executed while the target is not 0.  A
-compound statement is numbered after its parts; on resume it is entered without evaluating its head:
-``if`` and ``match`` take the branch that holds the target, ``while`` skips its first test, ``for``
-finds its iterator among the restored locals and takes no item for the first pass, ``with``
-evaluates its managers again, ``try`` is entered.
+compound statement is numbered after its parts.  On resume it is entered without evaluating its
+head:
+
+- ``if`` and ``match`` take the branch that holds the target.
+- ``while`` skips its first test.
+- ``for`` finds its iterator among the restored locals, and takes no item for the first pass.
+- ``with`` evaluates its managers again.
+- ``try`` is entered.
 
 Things that do not work, and were tried or considered:
 
 - Resume points in ``except`` and ``finally``: the exception being handled cannot be put back.
 - A ``try/finally`` around each loop to drop its iterator early: CPython allows 20 nested blocks.
   Handlers drop the iterators of the loops inside their ``try`` instead.
-- Positions from a round trip through ``ast.unparse``: tracebacks point at lines that are not.
-- One text for both modes: whatever the guards cost, they would cost it outside a run as well.
+- Positions from a round trip through ``ast.unparse``: tracebacks would point at wrong lines.
+- One text for both modes: the guards would cost time outside a run as well.
 
-The guard of a group stands on the line of its first statement, and what follows a compound
-statement on the line of its head, so that a debugger and a coverage tool see no line that the
+The guard of a group takes the line of its first statement.  Code added after a compound statement
+takes the line of the statement's head.  So debuggers and coverage tools see no line that the
 original would not have reached.
 """
 
@@ -72,9 +78,9 @@ class Point(NamedTuple):
 
     Args:
         position: ``after PATH`` (that statement is done) or ``enter PATH`` (that block begins).
-        line: of the statement that is done, or of the block's first one.
-        withs: numbers of the ``with`` statements around it.
-        loops: hidden iterators of the loops around it.
+        line: the line of the finished statement, or of the block's first statement.
+        withs: numbers of the ``with`` statements around the boundary.
+        loops: hidden iterators of the loops around the boundary.
     """
 
     position: str
@@ -87,9 +93,9 @@ class With(NamedTuple):
     """A ``with`` statement that can be entered.
 
     Args:
-        line: of the file.
-        names: that its ``as`` clauses bind.
-        released: those of them that nothing outside of it mentions.
+        line: its line in the file.
+        names: the names that its ``as`` clauses bind.
+        released: the bound names that no code outside the statement mentions.
     """
 
     line: int
@@ -101,7 +107,7 @@ class Reading(NamedTuple):
     """A loop that reads a file.
 
     Args:
-        code: what it iterates over, file opened and all, as an expression.
+        code: the iterable of the loop as an expression that also opens the file.
         within: the ``with`` statement that opens the file; ``None`` if the head of the loop does.
     """
 
@@ -119,10 +125,10 @@ class Transformed(NamedTuple):
         blocks: paths of the branches, by the number of their hidden variable, from 0.
         withs: by number, from 0.
         loops: hidden iterators, with the line of their loop.
-        ahead: what is executed after a point, by its number; of those at which it can be saved,
-            and under 0 what the function begins with.
-        heads: what loops iterate over that could be begun again, by hidden iterator.
-        files: those of them that read a file.
+        ahead: the code executed after each point that can save, by the point's number; under 0 the
+            code that the function begins with.
+        heads: by hidden iterator, the iterables of the loops that could be begun again.
+        files: by hidden iterator, the loops among them that read a file.
     """
 
     declarations: list[ast.stmt]
@@ -137,7 +143,7 @@ class Transformed(NamedTuple):
 
 
 def transform(node: FunctionNode) -> Transformed:
-    """Rewrite the body of a function; ``node`` is used up."""
+    """Rewrite the body of a function; ``node`` is changed and must not be used again."""
     declarations = hoist(node)
     made = _Rewriter(released(node), mentions(node))
     body = made.block(node.body, "body", _Around())
@@ -177,7 +183,7 @@ class _Around(NamedTuple):
     caught: bool = False  # inside a ``try`` whose handler or ``finally`` calls something
 
     def sees(self, ahead: Ahead | None) -> Ahead | None:
-        """Return the code that is ahead in here."""
+        """Return the code ahead, marked as escaping if an exception would reach a call."""
         return (ahead or Ahead())._replace(escapes=True) if self.caught else ahead
 
 
@@ -200,11 +206,11 @@ class _Rewriter:
         return number
 
     def save(self, number: int | None, ahead: Ahead | None) -> list[ast.stmt]:
-        """``if @a[number] and not @t: @f.save(number, @f.locals())``.
+        """Return ``if @a[number] and not @t: @f.save(number, @f.locals())``.
 
         Args:
-            number: of the last point; ``None`` where there is none, since nothing was executed.
-            ahead: what is executed from there; ``None`` if it does not matter.
+            number: the last point; ``None`` if nothing was executed before.
+            ahead: the code executed from there; ``None`` if it does not matter.
         """
         if number is None and ahead is not None:
             self.ahead.setdefault(0, ahead)
@@ -217,11 +223,11 @@ class _Rewriter:
         return [ast.If(test=test, body=[call], orelse=[])]
 
     def visit(self) -> ast.stmt:
-        """Note that the newest block is entered: a store, since each pass of a loop does it."""
+        """Return the store that marks the newest block as entered; a store is cheap in loops."""
         return store(visited_name(len(self.blocks) - 1), ast.Constant(value=True))
 
     def key(self, stmt: ast.stmt) -> str | int:
-        """By which a loop or ``with`` statement that is rewritten next is known."""
+        """Return the key of the loop or ``with`` statement that is rewritten next."""
         if isinstance(stmt, TRIES):
             return self.key(stmt.body[0])  # type: ignore[attr-defined]
         return iterator_name(len(self.loops)) if isinstance(stmt, _FORS) else len(self.withs)
@@ -229,10 +235,10 @@ class _Rewriter:
     def block(
         self, stmts: list[ast.stmt], path: str, around: _Around, before: int | None = None
     ) -> list[ast.stmt]:
-        """The statements of a block, each reachable.
+        """Return the statements of a block, each reachable on resume.
 
         Args:
-            before: the point before the first, if it can be saved there.
+            before: the point before the first statement, if the point can save.
         """
         done: list[ast.stmt] = []
         pending: list[ast.stmt] = []
@@ -255,7 +261,7 @@ class _Rewriter:
     def group(
         self, stmts: list[ast.stmt], path: str, around: _Around, before: int | None
     ) -> list[ast.stmt]:
-        """Statements under one guard; if there are several, none contains a call."""
+        """Return statements under one guard; if there are several, none contains a call."""
         if not stmts:
             return []
         saves = self.save(before, around.sees(ahead_of(stmts)))
@@ -266,10 +272,10 @@ class _Rewriter:
     def branch(
         self, stmts: list[ast.stmt], path: str, around: _Around, *, enter: bool
     ) -> list[ast.stmt]:
-        """A block of a compound statement; there is a point before its first if one is wanted.
+        """Return a block of a compound statement, with a point at its start if one is needed.
 
         Args:
-            enter: the head calls something.
+            enter: the head of the statement calls something.
         """
         if not stmts:
             return []
@@ -289,13 +295,13 @@ class _Rewriter:
         enter: bool,
         iterator: str = "",
     ) -> list[ast.stmt]:
-        """The body of a loop, which ends where another pass may begin."""
+        """Return the body of a loop, which ends where another pass may begin."""
         body = self.branch(node.body, f"{path}.body", around, enter=enter)
         end = self.save(self.last(), each_pass(node, iterator))
         return [*body, *placed(end, node), *placed([reset()], node)]
 
     def last(self) -> int:
-        """The number of the last point made."""
+        """Return the number of the last point made."""
         return len(self.points)
 
     # -- compound statements ---------------------------------------------------------------------
@@ -306,7 +312,7 @@ class _Rewriter:
         kind = "try" if isinstance(node, TRIES) else type(node).__name__.lower()
         kind = kind.removeprefix("async")
         saves = self.save(before, around.sees(ahead_of([node], self.key(node))))
-        inside = target(ast.Lt(), self.last() + 1)  # a target before this statement: all is done
+        inside = target(ast.Lt(), self.last() + 1)  # no target inside this statement: run all of it
         front: ast.stmt = ast.If(test=inside, body=[*saves, reset()], orelse=[])
         body: list[ast.stmt] = getattr(self, f"open_{kind}")(node, path, around)
         number = self.point(f"after {path}", node.lineno, around)
@@ -353,12 +359,12 @@ class _Rewriter:
         return [*begin, node, store(iterator, ast.Constant(None))]
 
     def begin(self, node: ast.For | ast.AsyncFor, iterator: str, waits: str) -> ast.stmt:
-        """Make the iterator of a rewritten loop; on resume only if it must be made again."""
+        """Return the statement that makes a loop's iterator; a resume runs it only if it must."""
         within, iterable = None, copy.deepcopy(node.iter)
         if node in self._opened:
             within, name, opening = self._opened[node]
             iterable = with_file(iterable, name, opening)
-        # What is not iterable is an error at the place where Python itself asks for the iterator.
+        # Python raises the error for a non-iterable where it asks for the iterator: keep that line.
         place = node.iter if sys.version_info >= (3, 13) else node
         first = ast.copy_location(ask(f"{waits}iter", node.iter), place)
         head = None if waits else head_of(iterable)
@@ -398,7 +404,7 @@ class _Rewriter:
         before = len(self.loops)
         self.blocks.append(f"{path}.body")
         visit = self.visit()
-        # The first statement has no point before it: that would be the point before ``try`` itself.
+        # The first statement has no point before it: the point before ``try`` serves.
         ends = any_calls(node.finalbody)
         inside = around._replace(caught=around.caught or ends or any_calls(node.handlers))
         body = self.block(node.body, f"{path}.body", inside)
@@ -410,7 +416,8 @@ class _Rewriter:
                 reset(),  # a manager or a ``finally`` may have failed on the way to the target
                 self.visit(),
             ]
-            # Without this, iterators of loops that the exception left live until the function ends.
+            # Without these stores, the iterators of loops that the exception left would live on
+            # until the function ends.
             front += [store(name, ast.Constant(None)) for name in left]
             handler.body = [*placed(front, handler.body[0]), *handler.body]
         inside = around._replace(caught=around.caught or ends)
@@ -420,7 +427,7 @@ class _Rewriter:
         return [node]
 
     def open_match(self, node: ast.Match, path: str, around: _Around) -> list[ast.stmt]:
-        """First the case is chosen, then its body entered, so that a resume can skip the first."""
+        """Choose the case first, then enter its body, so that a resume can skip the choice."""
         guards = (case.guard for case in node.cases if case.guard is not None)
         enter = calls(node.subject) or any_calls(guards)
         bodies, chosen = [], []
@@ -452,36 +459,36 @@ class _Rewriter:
 
 
 def load(name: str) -> ast.expr:
-    """The value of a variable."""
+    """Return the node that reads a variable."""
     return ast.Name(name, ast.Load())
 
 
 def store(name: str, value: ast.expr) -> ast.stmt:
-    """``name = value``."""
+    """Return the statement ``name = value``."""
     return ast.Assign(targets=[ast.Name(name, ast.Store())], value=value)
 
 
 def ask(attribute: str, *arguments: ast.expr) -> ast.expr:
-    """``@f.attribute(arguments)``."""
+    """Return the call ``@f.attribute(arguments)``."""
     function = ast.Attribute(load(FRAME), attribute, ast.Load())
     return ast.Call(func=function, args=list(arguments), keywords=[])
 
 
 def target(operator: ast.cmpop, number: int) -> ast.expr:
-    """``@t < number``."""
+    """Return the comparison ``@t < number``, with the given operator."""
     return ast.Compare(load(TARGET), [operator], [ast.Constant(number)])
 
 
 def when_resuming(then: ast.expr, otherwise: ast.expr) -> ast.expr:
-    """``then if @t else otherwise``."""
+    """Return the expression ``then if @t else otherwise``."""
     return ast.IfExp(test=load(TARGET), body=then, orelse=otherwise)
 
 
 def unless_resuming(*body: ast.stmt) -> ast.stmt:
-    """``if not @t: body``."""
+    """Return the statement ``if not @t: body``."""
     return ast.If(test=ast.UnaryOp(ast.Not(), load(TARGET)), body=list(body), orelse=[])
 
 
 def reset() -> ast.stmt:
-    """``@t = 0``."""
+    """Return the statement ``@t = 0``."""
     return store(TARGET, ast.Constant(0))

@@ -1,4 +1,4 @@
-"""Decorators that hand their arguments on unchanged, told from those that supply some."""
+"""Detection of decorators that pass their arguments on unchanged."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ _READING = {"copy", "get", "items", "keys", "values"}
 def filled_in(function: Any) -> Any:
     """Return the function whose parameters a call of ``function`` fills in.
 
-    ``functools.wraps`` lets every wrapper name the parameters of the wrapped function.  They are
-    those of the call only if the wrapper hands on all that it is given, and nothing else.
+    ``functools.wraps`` makes every wrapper show the parameters of the wrapped function.  They are
+    the parameters of the call only if the wrapper passes on everything it receives, and nothing
+    else.
     """
     if isinstance(function, functools.partial):
         inner = filled_in(function.func)
@@ -39,7 +40,7 @@ def _hands_on(wrapper: Any, wrapped: Any) -> bool:
         given = "__wrapped__" in getattr(wrapper, "__dict__", ())  # by functools.update_wrapper
         wrapper = getattr(type(wrapper), "__call__", None)  # noqa: B004
         if not given or not isinstance(wrapper, types.FunctionType):
-            return True  # functools.cache, wrapt: their signature is what they say
+            return True  # functools.cache, wrapt: their signature is right
     node = capture(wrapper).node()
     cells = zip(wrapper.__code__.co_freevars, wrapper.__closure__ or (), strict=True)
     names = {name for name, cell in cells if _content(cell) is wrapped}
@@ -57,8 +58,8 @@ def _spreads_all(node: FunctionNode, wrapped: set[str], *, skip: int) -> bool:
     """Return whether each call with ``*args`` or ``**kwargs`` gets all parameters, in order.
 
     Args:
-        wrapped: names of the wrapped function, which may stand before them (``retry(f, *args)``).
-        skip: 1 for a method, whose instance is not handed on.
+        wrapped: names of the wrapped function, which may come first (``retry(f, *args)``).
+        skip: 1 for a method, whose instance is not passed on.
     """
     given = node.args
     rest = given.vararg.arg if given.vararg else ""

@@ -1,9 +1,9 @@
 """The classic checkpoint objects: a step loop that recovers, on the journal of a run.
 
-For who arrives with a function that is called once per step, instead of a workflow function.  A
-:class:`RecoverableAgent` calls it, saves a :class:`Checkpoint` every few steps, and after an
-exception or a killed process resumes at the newest checkpoint that verifies, with the results of
-all tools that had returned since.
+For users of a function that is called once per step, instead of a workflow function.  A
+:class:`RecoverableAgent` calls the function and saves a :class:`Checkpoint` every few steps. After
+an exception or a killed process the agent resumes at the newest checkpoint that verifies, with the
+results of all tools that have returned since.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ class StepContext:
     """The argument of a step function.
 
     Args:
-        task: what the agent is to do.
-        run_id: of the run.
-        step: number of the step that is being executed, from 1.
-        state, messages: the agent's own; they are in the next checkpoint.
-        tool_results: what its tools returned, by name; further calls as ``name#2``, ``name#3``.
+        task: the agent's task.
+        run_id: id of the run.
+        step: number of the current step, from 1.
+        state, messages: free for the agent's use; they are part of the next checkpoint.
+        tool_results: results of the agent's tools, by name; further calls as ``name#2``,
+            ``name#3``.
     """
 
     task: str
@@ -49,12 +50,15 @@ class StepContext:
     async def tool(
         self, function: Callable[..., Any], /, *args: Any, side_effect: bool = True, **kwargs: Any
     ) -> Any:
-        """Call a tool: recorded the moment it returns, and answered from the journal after that.
+        """Call a tool: its result is recorded on return, and answered from the journal after that.
 
         Args:
-            function: plain or ``async``; one with ``@tool`` or ``@step`` keeps its own options.
-            side_effect: repeating it would double something outside, so that a process that dies
-                inside it leaves it in doubt.
+            function: plain or ``async``; a function with ``@tool`` or ``@step`` keeps its own
+                options.
+            args: passed to the function.
+            side_effect: repeating the call would double something outside, so a call during which
+                the process dies is left in doubt.
+            kwargs: passed to the function.
 
         Raises:
             ConfigurationError: ``function`` is not a function.
@@ -89,26 +93,26 @@ host.uncounted[StepContext] = "tool_results"  # concurrent tools that captured t
 AgentFunction = Callable[[StepContext], Any]
 
 _MISTAKES = (ConfigurationError, DigestError, NotRecordableError, OutsideRunError)
-"""Errors of the program: every attempt would repeat them."""
+"""Errors of the program, which every attempt would repeat."""
 
 
 class RecoverableAgent:
-    """Calls a step function until it returns something, and recovers when it fails or is killed.
+    """An agent that calls a step function until it returns a result, and recovers from failures.
 
     Args:
         agent_fn: plain or ``async``; gets a :class:`StepContext` and returns the result, or
-            ``None`` to go on to the next step.
+            ``None`` to continue with the next step.
         checkpoint_store: where the run and its checkpoints are kept.
-        checkpoint_every_n: a checkpoint after this many steps.
-        max_recoveries: how many exceptions of one call are recovered from; the next propagates.
+        checkpoint_every_n: the number of steps between checkpoints.
+        max_recoveries: how many exceptions of one call are recovered from; the next one propagates.
             Mistakes in the program (a ``ConfigurationError``, a state that cannot be kept)
-            propagate at once, since every further attempt would make them again.
+            propagate at once, since every further attempt would repeat them.
         retention, keep: see :meth:`CheckpointStore.prune`.
         ignore: names of captured variables, defaults and attributes of ``agent_fn`` that may differ
-            when a run resumes; texts, numbers, functions and classes among them else may not.
+            when a run resumes.  Other strings, numbers, functions and classes among them may not.
 
     Raises:
-        ConfigurationError: an argument cannot mean anything; says which, and what it takes.
+        ConfigurationError: an argument is invalid; the message names it, and says what it takes.
 
     Attributes:
         store: the checkpoint store.
@@ -152,18 +156,18 @@ class RecoverableAgent:
     async def run_with_recovery(self, task: str, run_id: str) -> dict[str, Any]:
         """Run the agent on a task, or resume where a run of that id stopped.
 
-        The result is a dictionary with these keys; a completed run returns the recorded one:
+        The result is a dictionary with these keys; a completed run returns the recorded dictionary:
 
         - ``result``, ``run_id``, ``recovery_count``;
-        - ``recovered_from_step``, the step of the checkpoint at which it last resumed: 0 for the
-          beginning, ``None`` if nothing was recovered;
+        - ``recovered_from_step``, the step of the checkpoint at which the run last resumed: 0 for
+          the beginning, ``None`` if nothing was recovered;
         - ``steps``, the number of steps;
         - ``state``, ``messages`` and ``tool_results`` at the end.
 
         Raises:
-            RunConflictError: the run of that id has another task, or was that of an agent function
-                that holds another value.
-            RunBusyError: it is being executed.
+            RunConflictError: the run of that id has another task, or an agent function that holds
+                other values.
+            RunBusyError: the run is being executed.
             DigestError, NotRecordableError: the state or a tool's result cannot be kept.
             StepInDoubtError: a tool with side effects may or may not have happened.
         """
@@ -173,7 +177,7 @@ class RecoverableAgent:
 
     async def _start(self, task: str, run_id: str, at: Checkpoint | None) -> dict[str, Any]:
         function: Any = self.agent_fn
-        if not hasattr(function, "__code__"):  # an object that can be called
+        if not hasattr(function, "__code__"):  # a callable object
             function = type(function).__call__
         run = host.open_run(
             host.program_of(function, host.label_of(function)),
@@ -192,10 +196,11 @@ class RecoverableAgent:
     async def _run_from_checkpoint(
         self, checkpoint: Checkpoint | None, task: str
     ) -> dict[str, Any]:
-        """Call the step function from the step after a checkpoint on, to its end.
+        """Call the step function to its end, starting after a checkpoint.
 
         Args:
-            checkpoint: where to go on; ``None`` for the beginning.
+            checkpoint: where to resume; ``None`` for the beginning.
+            task: the agent's task.
         """
         recoveries = _recoveries.get()
         if recoveries is None:
@@ -249,7 +254,7 @@ class _Recoveries:
         self._agent, self._run, self._task, self._at = agent, run, task, at
 
     async def execute(self) -> Any:
-        """Run the steps; resume at the newest checkpoint after an exception."""
+        """Run the steps; after an exception, resume at the newest checkpoint."""
         agent = self._agent
         checkpoint = self._at
         if not self._run.is_new:
@@ -272,9 +277,9 @@ class _Recoveries:
             _recoveries.reset(token)
 
     def _recover(self, error: Exception | None = None) -> Checkpoint | None:
-        """Move to the newest checkpoint; records after it answer the calls.
+        """Move to the newest checkpoint and return it; later records answer the calls after it.
 
-        After an exception, the plain calls since the last side effect are made again.
+        After an exception, plain calls since the last side effect are made again.
         """
         run = self._run
         checkpoint = run.resume_at_newest(self._agent.store._newest_first(self.run_id), "step")

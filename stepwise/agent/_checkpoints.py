@@ -1,6 +1,6 @@
 """Checkpoints that are objects: ``Checkpoint`` and ``CheckpointStore``.
 
-They lie in a store beside the records of the run that they belong to, sealed like these.
+They lie in a store beside the records of their run, and are sealed like the records.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 _PREFIX = "agent/"
-_FIELD = re.compile(r"^\['(\w+)'\]")  # at the beginning of a path
+_FIELD = re.compile(r"^\['(\w+)'\]")  # the first part of a path
 _Names = list[str]  # the class below has a method called list
 
 
@@ -53,16 +53,16 @@ class Checkpoint:
 
     Args:
         checkpoint_id: unique; made if empty.
-        run_id: the run it belongs to.
+        run_id: id of the checkpoint's run.
         step_number: how many steps were done.
         state, messages, tool_results: of the agent.
         timestamp: UTC, ISO 8601.
-        is_valid: nobody has found it to be damaged.
-        checksum: SHA-256 over all other fields but ``is_valid``, as 64 hexadecimal digits;
-            computed if empty.
+        is_valid: False if the checkpoint was found to be damaged.
+        checksum: SHA-256 over all other fields but ``is_valid``, as 64 hexadecimal digits; computed
+            if empty.
 
     Raises:
-        DigestError: a value in it is neither data nor an object of data.
+        DigestError: the checkpoint holds a value that is neither data nor an object of data.
     """
 
     checkpoint_id: str
@@ -90,7 +90,7 @@ class Checkpoint:
         The order of the keys of a dictionary counts.
 
         Raises:
-            DigestError: a value in it is neither data nor an object of data.
+            DigestError: the checkpoint holds a value that is neither data nor an object of data.
         """
         facts = self._facts()
         del facts["is_valid"], facts["checksum"]
@@ -126,8 +126,9 @@ class Checkpoint:
 class _Computed(str):
     """A checksum that was computed here, or was right when the checkpoint was loaded.
 
-    A checkpoint that is changed, copied or made of another one keeps it, and gets a new one when it
-    is saved.  A checksum that somebody else gave is a plain text, and is never replaced.
+    A checkpoint that is changed, copied or made from another one keeps this checksum until it is
+    saved, and then gets a new one.  A checksum given by the caller is a plain string, and is never
+    replaced.
     """
 
     __slots__ = ()
@@ -140,15 +141,15 @@ class _Computed(str):
 
 
 WHEN_SAVED = _Computed("computed when it is saved")
-"""Stands for a checksum that nobody asks for before ``save`` computes it."""
+"""Placeholder for a checksum that is not needed before ``save`` computes it."""
 
 
 class CheckpointStore:
-    """Keeps checkpoints, each a deep copy: what happens to the live objects later changes none.
+    """A store of checkpoints, each a deep copy that later changes of live objects do not affect.
 
     Args:
         storage_backend: a URL (``"disk:/path"``), a path or a :class:`stepwise.stores.Store`; by
-            default they are kept in memory, by this object alone.
+            default checkpoints are kept in memory, by this object alone.
     """
 
     def __init__(self, storage_backend: Any = None) -> None:
@@ -160,15 +161,16 @@ class CheckpointStore:
         self._host = HostStore(self.store)
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Keep a checkpoint as it is now; durable when this returns.
+        """Save a checkpoint as it is now; the checkpoint is durable on return.
 
-        A checksum that the caller gave, and that does not fit, is kept: the checkpoint is then
-        never loaded.
+        A checksum given by the caller is kept even if it does not fit: the checkpoint is then never
+        loaded.
 
         Raises:
-            ConfigurationError: it is no checkpoint, or has no run id or step number.
-            NotRecordableError: it holds something that cannot be pickled; says what.
-            DigestError: it holds something that no checksum can be computed of.
+            ConfigurationError: the argument is no checkpoint, or has no run id or step number.
+            NotRecordableError: the checkpoint holds a value that cannot be pickled; the message
+                names it.
+            DigestError: the checkpoint holds a value without a checksum.
             RunBusyError: another process is executing the run.
         """
         check_kind(
@@ -199,13 +201,16 @@ class CheckpointStore:
         durable: bool = True,
         keep: int = 0,
     ) -> None:
-        """Keep the fields of a checkpoint.
+        """Save the fields of a checkpoint.
 
         Args:
-            facts: without a checksum, it is computed when the checkpoint is loaded: the seal
+            run_id: id of the run.
+            step: number of steps done.
+            facts: the fields.  Without a checksum, the checksum is computed on load: the seal
                 covers everything.
-            place: where the run then was; ``None`` if nobody can go on there.
-            keep: delete all but the newest so many; 0 for none.
+            place: where the run was at the time; ``None`` if the run cannot resume there.
+            durable: whether the checkpoint is durable on return.
+            keep: delete all checkpoints but this many of the newest; 0 to delete none.
         """
         encoded = codec.encode(facts, f"checkpoint {facts['checkpoint_id']!r}")
         header = {
@@ -216,7 +221,7 @@ class CheckpointStore:
         }
         with self._host.owned(run_id) as journal:
             known = _known.setdefault(journal, _KnownCheckpoints())
-            names, known.names = known.names, None  # until it is known what has become of them
+            names, known.names = known.names, None  # unknown until the write has succeeded
             if names is None:
                 names = self.store.names(run_id, _PREFIX)
                 known.serial = max((int(each.rpartition("/")[2]) for each in names), default=0)
@@ -228,7 +233,7 @@ class CheckpointStore:
             known.names, known.written = [each for each in names if each not in pruned], name
 
     def load_latest(self, run_id: str) -> Checkpoint | None:
-        """The checkpoint of the highest step that verifies; of two of one step the later one."""
+        """Return the verifying checkpoint of the highest step, the later one if there are two."""
         return next((found for found, _ in self._newest_first(run_id)), None)
 
     def load_at_step(self, run_id: str, step: int) -> Checkpoint | None:
@@ -243,7 +248,7 @@ class CheckpointStore:
         return checkpoint.is_valid and checkpoint.checksum == checkpoint.compute_checksum()
 
     def list(self, run_id: str) -> list[Checkpoint]:
-        """The checkpoints of a run, by step; a damaged one is not valid, and has no content."""
+        """Return the checkpoints of a run, by step; a damaged one is invalid and has no content."""
         found = []
         for name in self._names(run_id):
             loaded = self._load(run_id, name)
@@ -252,18 +257,19 @@ class CheckpointStore:
         return found
 
     def delete(self, run_id: str) -> int:
-        """Delete the checkpoints of a run, not its records; how many there were."""
+        """Delete the checkpoints of a run, but not its records; return the number deleted."""
         return self._delete(run_id, self._names(run_id))
 
     def prune(self, run_id: str, retention: Retention = "prune_old", keep: int = 3) -> int:
-        """Delete checkpoints that are not needed; the newest that verifies always stays.
+        """Delete superfluous checkpoints; the newest checkpoint that verifies always stays.
 
         Args:
+            run_id: id of the run.
             retention: ``"latest_only"``, ``"prune_old"`` (the newest ``keep``) or ``"all"``.
-            keep: how many ``"prune_old"`` keeps.
+            keep: how many checkpoints ``"prune_old"`` keeps.
 
         Returns:
-            how many were deleted.
+            the number of deleted checkpoints.
 
         Raises:
             ConfigurationError: there is no such retention, or ``keep`` is no number of 1 or more.
@@ -289,7 +295,7 @@ class CheckpointStore:
         return names if names is not None else self.store.names(run_id, _PREFIX)
 
     def _load(self, run_id: str, name: str) -> tuple[Checkpoint, State | None] | None:
-        """Return a checkpoint and where in the run it was taken; ``None`` if it is damaged."""
+        """Return a checkpoint and its place in the run, or ``None`` for a damaged checkpoint."""
         try:
             header, payload = self._host.get(run_id, name)
         except DamagedError:
@@ -332,12 +338,12 @@ class CheckpointStore:
 
 @dataclass
 class _KnownCheckpoints:
-    """The checkpoints of a run that is executed here, where nobody else can change them.
+    """The checkpoints of a run that is executed here, so that no other process can change them.
 
     Args:
-        names: of all of them; ``None`` if that has to be looked up.
-        written: the one that was written last: it need not be read to know that it verifies.
-        serial: of the one that was written last.
+        names: the names of all checkpoints; ``None`` if they have to be looked up.
+        written: the name of the newest written checkpoint, which verifies without being read.
+        serial: the serial number of the newest written checkpoint.
     """
 
     names: _Names | None = None
@@ -346,7 +352,7 @@ class _KnownCheckpoints:
 
 
 _known: weakref.WeakKeyDictionary[Journal, _KnownCheckpoints] = weakref.WeakKeyDictionary()
-"""By the journal to which the checkpoints of a run in progress are written."""
+"""Known checkpoints by the journal that a run in progress writes its checkpoints to."""
 
 
 def _step_of(name: str) -> int:

@@ -1,8 +1,8 @@
 """Graphs of functions with checkpoints, by the classic names.
 
-For who arrives with nodes and edges instead of a workflow function.  A :class:`GraphExecutor` with
-a :class:`CheckpointManager` records each node before the next one starts: killed anywhere and
-called again, it resumes where it stopped.  Without a manager nothing is written.
+For users of nodes and edges instead of a workflow function.  A :class:`GraphExecutor` with a
+:class:`CheckpointManager` records each node before the next one starts.  An execution killed
+anywhere resumes where it stopped when it is called again.  Without a manager nothing is written.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ __all__ = [
 
 
 class GraphExecutor:
-    """Executes graphs.
+    """An executor of graphs.
 
     Args:
         runtime: any object; nodes find it as ``memory.runtime``.
-        checkpoint_manager: where executions are recorded; without one nothing is written.
+        checkpoint_manager: records executions; without a manager nothing is written.
     """
 
     executor_type = ExecutorType.GRAPH
@@ -69,23 +69,24 @@ class GraphExecutor:
         input_data: Mapping[str, Any] | None = None,
         session_state: Mapping[str, Any] | None = None,
     ) -> ExecutionResult:
-        """Execute a graph, or resume where an execution was cut off, failed or paused.
+        """Execute a graph, or resume an execution that was cut off, failed or paused.
 
-        With a checkpoint manager the same graph, goal and input are the same run: one that was cut
-        off goes on, one that has completed gives what it gave.
+        With a checkpoint manager the same graph, goal and input are the same run.  A run that was
+        cut off resumes; a completed run returns its recorded result.
 
         Args:
-            goal: what it is for; nodes find it as ``memory.goal``.
-            input_data: what the memory begins with; at a pause the human's answer.
-            session_state: that of a paused or failed result, or of a checkpoint; or
+            graph: the graph to execute.
+            goal: the purpose of the execution; nodes find it as ``memory.goal``.
+            input_data: the initial content of the memory; at a pause, the human's answer.
+            session_state: the session state of a paused or failed result, or of a checkpoint; or
                 ``{"run_id": ...}`` to give the run an id.
 
         Returns:
-            the outcome, also of a node that failed, whose exception is not raised here.
+            the outcome, even if a node failed: its exception is not raised here.
 
         Raises:
             RunConflictError: the run of that id has another graph, goal or input.
-            RunBusyError: it is being executed.
+            RunBusyError: the run is being executed.
             StepInDoubtError: a tool with side effects may or may not have happened.
         """
         check_kind(
@@ -114,19 +115,19 @@ _VERDICTS = ("accept", "retry", "replan", "escalate")
 
 
 class FlexibleGraphExecutor(GraphExecutor):
-    """Executes plans: after each step a judge decides, and a planner may make another plan.
+    """An executor of plans: a judge decides after each step, and a planner may make a new plan.
 
-    Judge and planner are nodes as well, so that what they decide is recorded.
+    Judge and planner are nodes as well, so their decisions are recorded.
 
     Args:
         runtime, checkpoint_manager: as for :class:`GraphExecutor`.
-        judge: plain or ``async``; gets the memory, in which ``"step"`` is the step that was done,
-            and returns ``"accept"``, ``"retry"``, ``"replan"`` or ``"escalate"``: a human is then
-            asked before the step is done again.  Without a judge every step is accepted.
+        judge: plain or ``async``; gets the memory, in which ``"step"`` is the finished step.  It
+            returns ``"accept"``, ``"retry"``, ``"replan"`` or ``"escalate"``, which asks a human
+            before the step is repeated.  Without a judge every step is accepted.
         planner: plain or ``async``; gets the memory and returns the ids of the steps to do, in
-            order.  Without one they are all done, in the order in which they are given.
-        max_retries_per_step: how often the judge may have a step done again.
-        max_steps: how many visits an execution may take, of the judge and the planner, too.
+            order. Without a planner all steps are done, in the given order.
+        max_retries_per_step: how often the judge may have a step repeated.
+        max_steps: how many visits an execution may make, judge and planner included.
     """
 
     executor_type = ExecutorType.FLEXIBLE
@@ -160,16 +161,16 @@ class FlexibleGraphExecutor(GraphExecutor):
         input_data: Mapping[str, Any] | None = None,
         session_state: Mapping[str, Any] | None = None,
     ) -> ExecutionResult:
-        """Execute steps; see :meth:`GraphExecutor.execute`.
+        """Execute the steps of a plan; see :meth:`GraphExecutor.execute`.
 
         Args:
-            plan: the steps that there are.  In the memory ``"plan"`` is what is left to do.
+            plan: the available steps.  In the memory, ``"plan"`` lists the steps left to do.
         """
         graph = self._compile(tuple(plan))
         return await super().execute(graph, goal, input_data, session_state)
 
     def _compile(self, steps: tuple[Node, ...]) -> Graph:
-        """The graph that does it: all that decides is in the memory, hence recorded."""
+        """Return the graph that executes the plan; decisions are in the memory, hence recorded."""
         for step in steps:
             check_kind("each step of a plan", step, Node, "write Node('name', function)")
             if step.id in ("planner", "judge", "human"):
@@ -243,15 +244,15 @@ async def _settled(value: Any) -> Any:
 
 
 class AgentRunner:
-    """Runs one graph, again and again if need be.
+    """A runner of one graph, as often as needed.
 
     Args:
-        graph: to execute.
-        checkpoint_config: when checkpoints are saved; given, or with a ``storage``, runs are
-            recorded, and otherwise nothing is written.
+        graph: the graph to execute.
+        checkpoint_config: when checkpoints are saved.  With a config or a ``storage`` runs are
+            recorded; otherwise nothing is written.
         storage: a URL, a path or a store; by default the configured one, ``~/.stepwise``.
-        goal: what it is for.
-        runtime: for the nodes, as ``memory.runtime``.
+        goal: the purpose of the executions.
+        runtime: any object for the nodes, as ``memory.runtime``.
     """
 
     def __init__(
@@ -282,9 +283,9 @@ class AgentRunner:
         """Execute the graph, or resume the run of that id.
 
         Args:
-            input_data: what the memory begins with.  For a run that paused, anything but its first
-                input is the human's answer: look at ``paused_at`` before you give one.
-            run_id: by default made of the graph, the goal and the input.
+            input_data: the initial content of the memory.  For a paused run, any input other than
+                its first one is the human's answer: look at ``paused_at`` before you answer.
+            run_id: by default derived from the graph, the goal and the input.
         """
         session = None
         if run_id is not None:

@@ -1,6 +1,6 @@
 """Checkpoints of graphs: ``CheckpointManager`` and its records.
 
-They are the classic checkpoints, kept by the same store: sealed, with a checksum, pruned alike.
+These are the classic checkpoints, kept by the same store: sealed, with a checksum, pruned alike.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ class ExecutorType(str, enum.Enum):
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When checkpoints are saved, and how many are kept.
+    """Settings for when checkpoints are saved, and how many are kept.
 
-    Whatever it says, each node is *recorded* before the next one starts, and is never visited
-    again; a checkpoint is what an execution resumes at without reading all of these records.
+    Whatever the settings, each node is *recorded* before the next one starts, and is never visited
+    again.  A checkpoint only saves reading all of these records on resume.
 
     Args:
-        enabled: nothing is written otherwise.
+        enabled: if False, nothing is written.
         save_frequency: ``"every_node"``, or ``"every_n_nodes"`` with ``n_nodes``.
-        auto_recovery: an execution that was cut off goes on by itself when it is called again;
-            otherwise it has to be given a ``session_state``.
-        max_checkpoints_per_run: how many ``"prune_old"`` keeps.
+        n_nodes: the number of nodes between checkpoints.
+        auto_recovery: calling an execution again resumes it if it was cut off; otherwise the call
+            needs a ``session_state``.
+        max_checkpoints_per_run: how many checkpoints ``"prune_old"`` keeps.
         retention_strategy: ``"latest_only"``, ``"prune_old"`` or ``"all"``.
 
     Raises:
-        ConfigurationError: a value cannot mean anything; says which, and what it takes.
+        ConfigurationError: a value is invalid; the message names it, and says what it takes.
     """
 
     enabled: bool = True
@@ -60,14 +61,14 @@ class CheckpointConfig:
 
     @property
     def keep(self) -> int:
-        """Return how many checkpoints of a run are kept; 0 for all."""
+        """Number of checkpoints of a run that are kept; 0 for all."""
         if self.retention_strategy == "latest_only":
             return 1
         return self.max_checkpoints_per_run if self.retention_strategy == "prune_old" else 0
 
 
 def now() -> str:
-    """Return the time as a checkpoint has it."""
+    """Return the current time in the format of a checkpoint: UTC, ISO 8601."""
     return datetime.now(timezone.utc).isoformat()
 
 
@@ -76,17 +77,17 @@ class GraphCheckpoint:
     """The position of a graph's execution after a node.
 
     Args:
-        id: unique.
-        run_id: of the execution.
+        id: unique id of the checkpoint.
+        run_id: id of the execution's run.
         created_at: UTC, ISO 8601.
-        current_node_id: the node that was visited last, by a ``GraphExecutor``.
-        current_step_id: the same by a ``FlexibleGraphExecutor``.
-        next_node_id: the first of those to be visited next; ``None`` at the end and at a pause.
-        memory_snapshot: the memory, of all branches together.
+        current_node_id: the node that a ``GraphExecutor`` visited last.
+        current_step_id: the step that a ``FlexibleGraphExecutor`` visited last.
+        next_node_id: the first node to be visited next; ``None`` at the end and at a pause.
+        memory_snapshot: the merged memory of all branches.
         execution_path: the nodes that were visited.
-        step_number: how many there were.
-        total_tokens, total_latency_ms: of all visits.
-        context: the branches, and whatever else is needed to go on.
+        step_number: the number of nodes that were visited.
+        total_tokens, total_latency_ms: sums over all visits.
+        context: the branches, and whatever else a resume needs.
     """
 
     id: str
@@ -109,23 +110,23 @@ class GraphCheckpoint:
         return self.current_node_id or self.current_step_id
 
     def model_dump(self, *, mode: Literal["python", "json"] = "python") -> dict[str, Any]:
-        """All fields, by name; with ``mode="json"`` the executor's type is a plain text."""
+        """Return all fields by name; with ``mode="json"`` the executor's type is a plain string."""
         values = dict(vars(self))
         if mode == "json":
             values["executor_type"] = self.executor_type.value
         return values
 
     def model_dump_json(self, *, indent: int | None = None) -> str:
-        """The same as JSON.
+        """Return the fields as JSON.
 
         Raises:
-            TypeError: the memory holds what is no JSON.
+            TypeError: the memory holds a value that is not JSON.
         """
         return json.dumps(self.model_dump(mode="json"), indent=indent, ensure_ascii=False)
 
     @classmethod
     def model_validate(cls, values: Any) -> GraphCheckpoint:
-        """A checkpoint of fields by name, or of an object that has them as attributes.
+        """Build a checkpoint from fields by name, or from an object that has them as attributes.
 
         Raises:
             ConfigurationError: a field is missing or of another type.
@@ -147,11 +148,11 @@ class GraphCheckpoint:
 
     @classmethod
     def model_validate_json(cls, text: str | bytes) -> GraphCheckpoint:
-        """The inverse of :meth:`model_dump_json`."""
+        """Build a checkpoint from the output of :meth:`model_dump_json`."""
         return cls.model_validate(json.loads(text))
 
     def to_metadata(self) -> dict[str, Any]:
-        """All but the memory and the context: for a list."""
+        """Return all fields except the memory and the context, for a listing."""
         values = self.model_dump(mode="json")
         del values["memory_snapshot"], values["context"]
         return values
@@ -184,11 +185,11 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 
 
 class CheckpointManager:
-    """Saves checkpoints of graphs, and finds the one to resume at.
+    """Manager that saves checkpoints of graphs, and finds the checkpoint to resume at.
 
     Args:
         storage: a URL, a path or a :class:`stepwise.stores.Store`.
-        config: when to save, and how many to keep.
+        config: when to save, and how many checkpoints to keep.
     """
 
     def __init__(self, storage: str | Store | Any, config: CheckpointConfig | None = None) -> None:
@@ -196,7 +197,7 @@ class CheckpointManager:
         self.storage = self._store.store
         self.config = config if config is not None else CheckpointConfig()
         check_kind("config", self.config, CheckpointConfig, "write CheckpointConfig(...)")
-        self._is_first = Once()  # of reasons for no checkpoint, by run id
+        self._is_first = Once()  # of reasons why no checkpoint was saved, by run id
 
     def save_checkpoint(
         self,
@@ -206,18 +207,22 @@ class CheckpointManager:
         executor_type: ExecutorType = ExecutorType.GRAPH,
         metadata: Mapping[str, Any] | None = None,
     ) -> str | None:
-        """Keep a deep copy of the memory after a node; durable when this returns.
+        """Save a deep copy of the memory after a node; the checkpoint is durable on return.
 
         Args:
+            run_id: id of the run.
+            node_id: the node or step that was visited last.
             memory: a mapping, or an object with ``read_all()``.
-            metadata: more fields of a :class:`GraphCheckpoint`, by name; what is none of these
-                goes into its ``context``.
+            executor_type: the kind of executor.
+            metadata: more fields of a :class:`GraphCheckpoint`, by name; other names go into its
+                ``context``.
 
         Returns:
             the checkpoint's id; ``None`` if checkpoints are not enabled.
 
         Raises:
-            NotRecordableError: the memory holds what cannot be pickled; says what.
+            NotRecordableError: the memory holds a value that cannot be pickled; the message names
+                it.
             RunBusyError: another process is executing the run.
         """
         if not self.config.enabled:
@@ -246,7 +251,7 @@ class CheckpointManager:
         return checkpoint.id
 
     def _save(self, checkpoint: dict[str, Any], place: State | None, **how: Any) -> None:
-        """Save the fields of a checkpoint; ``place`` is where the run can resume with it."""
+        """Save a checkpoint's fields; ``place`` is where the run can resume with the checkpoint."""
         run_id, step = checkpoint["run_id"], checkpoint["step_number"]
         facts = {
             "checkpoint_id": checkpoint["id"],
@@ -258,7 +263,10 @@ class CheckpointManager:
         self._store._save(run_id, step, facts, place, keep=self.config.keep, **how)
 
     def save_if_possible(self, checkpoint: dict[str, Any], place: State | None) -> bool:
-        """The same during an execution: its records are the truth, so that it may fail."""
+        """Save a checkpoint during an execution; return False, with a notice, if that fails.
+
+        A failure is harmless, since the records of the execution are the truth.
+        """
         try:
             self._save(checkpoint, place, durable=False)
         except (NotRecordableError, DigestError) as error:
@@ -272,14 +280,15 @@ class CheckpointManager:
     def restore_from_checkpoint(
         self, run_id: str, checkpoint_id: str | None = None
     ) -> tuple[dict[str, Any], str | None] | tuple[None, None]:
-        """The memory, and the node to resume at: of one checkpoint, or of the newest intact one.
+        """Return the memory and the node to resume at, from one or the newest intact checkpoint.
 
         Args:
-            checkpoint_id: which; asked for by its id, it is found without ``auto_recovery``, too.
+            run_id: id of the run.
+            checkpoint_id: id of one checkpoint, which is found even without ``auto_recovery``.
 
         Returns:
-            the memory and the node to visit next, which is that of the checkpoint if none follows;
-            twice ``None`` if there is no intact one.
+            the memory and the node to visit next, or the checkpoint's own node if none follows;
+            ``None`` twice if there is no intact checkpoint.
         """
         if not self.config.enabled or not (self.config.auto_recovery or checkpoint_id):
             return None, None
@@ -291,7 +300,7 @@ class CheckpointManager:
     def get_checkpoint(
         self, run_id: str, checkpoint_id: str | None = None
     ) -> GraphCheckpoint | None:
-        """Return one checkpoint, or the newest intact one, or ``None``."""
+        """Return one checkpoint, or the newest intact one, or ``None`` if there is none."""
         for checkpoint, _ in self.newest_first(run_id):
             if checkpoint_id in (None, checkpoint.id):
                 return checkpoint
@@ -304,15 +313,15 @@ class CheckpointManager:
                 yield GraphCheckpoint.model_validate(kept.state), place
 
     def list_checkpoints(self, run_id: str) -> list[GraphCheckpoint]:
-        """The intact checkpoints of a run, the oldest first."""
+        """Return the intact checkpoints of a run, oldest first."""
         return [checkpoint for checkpoint, _ in self.newest_first(run_id)][::-1]
 
     def delete_checkpoints(self, run_id: str) -> int:
-        """Delete the checkpoints of a run, not its records; how many there were."""
+        """Delete the checkpoints of a run, but not its records; return the number deleted."""
         return self._store.delete(run_id)
 
     def should_checkpoint(self, step_number: int) -> bool:
-        """Return whether to save a checkpoint after so many nodes."""
+        """Return whether to save a checkpoint after this many nodes."""
         every = self.config.n_nodes if self.config.save_frequency == "every_n_nodes" else 1
         return self.config.enabled and step_number % every == 0
 

@@ -1,20 +1,17 @@
 """The execution of a graph: branches, visits of nodes, the walk along the edges, its run.
 
-Branches of an execution: where each is, and the memory that it carries.
+*Tokens* say where each branch of an execution is, and carry the memory of the branch.
 
-Visits of nodes: each attempt is one recorded step of a run, or a plain call without one.
+*Visits* execute nodes: each attempt is one recorded step of a run, or a plain call without a run.
+The record of an attempt holds its changes to the memory and the nodes that follow.  So a resumed
+run takes the same way without asking the conditions again.  A failed attempt is recorded as well: a
+process that dies between two attempts resumes with the next one.
 
-The record of an attempt holds what it changed in the memory and which nodes follow, so a resumed
-run takes the same way without asking the conditions again.  A failed attempt is recorded as well:
-a process that dies between two attempts goes on with the next one.
+The *walk* moves the branches along the edges, side by side.  A branch's view depends on the way it
+took, never on the speed of other branches.  Each branch carries its own memory, and a join merges
+the branches that meet.  So a resumed execution sees what an undisturbed one would have seen.
 
-One execution of a graph: branches that move along its edges, side by side.
-
-What a branch sees is made by the way it took, never by how fast the others were: it carries its own
-memory, and a join merges those that meet.  So an execution that is resumed sees what an undisturbed
-one would have seen.
-
-The run behind the execution of a graph: which one it is, where it resumes, how it ends.
+The *execution* decides which run a call belongs to, where the run resumes, and how it ends.
 """
 
 from __future__ import annotations
@@ -71,14 +68,14 @@ class Token(NamedTuple):
     """The position of a branch of an execution, and its memory.
 
     Args:
-        node: that is to be visited.
-        key: tells visits apart: it is made of the way that led there, so that it is the same
-            however fast the branches run.
-        origin: the node before.
-        memory: as the branch left it.  It is never changed, only replaced.
-        stamps: when each key was written, in visits along the way; deleted ones too.
-        clock: how many visits long the way is.
-        visits: how often each node was visited on it.
+        node: the node to visit.
+        key: tells visits apart.  The key is derived from the way that led to the visit, so it does
+            not depend on the speed of the branches.
+        origin: the previous node.
+        memory: as the branch left it.  The memory is never changed, only replaced.
+        stamps: when each key was written, in visits along the way; deleted keys included.
+        clock: the length of the way, in visits.
+        visits: how often the way visited each node.
         entered: the visit has begun.
         paused: the visit is done, and its answer is missing.
     """
@@ -94,7 +91,7 @@ class Token(NamedTuple):
     paused: bool = False
 
     def wrote(self, record: Mapping[str, Any], *, paused: bool = False) -> Token:
-        """The same after a visit."""
+        """Return the branch as it is after a visit."""
         gone, written = record["deleted"], record["set"]
         memory = {**self.memory, **written}
         for key in gone:
@@ -107,7 +104,7 @@ class Token(NamedTuple):
         return Token(target, self.key, self.memory, self.node, self.stamps, self.clock, self.visits)
 
     def enter(self, others: Sequence[Token] = ()) -> Token:
-        """Return the branch as visited now, together with the branches that joined it."""
+        """Return the branch as it visits its node now, merged with the branches that joined it."""
         if self.entered:
             return self
         node, memory, stamps, clock = self.node, self.memory, self.stamps, self.clock
@@ -127,7 +124,7 @@ class Token(NamedTuple):
 def merged(tokens: list[Token]) -> tuple[Written, dict[str, int]]:
     """Merge the memory of several branches: for each key the last write, counted in visits.
 
-    Of two that were written at the same time, that of the later token.
+    If two writes have the same stamp, the write of the later token wins.
     """
     if len(tokens) == 1:
         return tokens[0].memory, tokens[0].stamps
@@ -149,7 +146,7 @@ def merged(tokens: list[Token]) -> tuple[Written, dict[str, int]]:
 
 
 def copied(items: Mapping[str, Any]) -> Written:
-    """A deep copy; what cannot be copied (a client, a lock) is itself."""
+    """Return a deep copy; a value that cannot be copied (a client, a lock) is kept as it is."""
     if _FIXED.issuperset(map(type, items.values())) and _FIXED.issuperset(map(type, items)):
         return dict(items)
     with contextlib.suppress(Exception):
@@ -179,11 +176,11 @@ def same(one: Any, other: Any) -> bool:
 
 
 _ATOMS = (str, bytes, int, bool)
-_FIXED = frozenset({*_ATOMS, float, type(None)})  # types of values that are their own copies
+_FIXED = frozenset({*_ATOMS, float, type(None)})  # types of values that need no copy
 
 
 def _print_of(value: Any) -> object:
-    """Return a key that equal values share; a new object where equality is unknown."""
+    """Return a key that equal values share, or a new object if equality is unknown."""
     with contextlib.suppress(DigestError):
         return digest.digest(value)
     with contextlib.suppress(NotRecordableError):
@@ -194,13 +191,14 @@ def _print_of(value: Any) -> object:
 # -- visits ---------------------------------------------------------------------------------------
 
 
-_UNSEEN = Memory({})  # where no condition looks
+_UNSEEN = Memory({})  # for nodes whose edges have no conditions
 
 
 class NodeFailedError(Exception):
-    """A node has failed for good; users never see this, but the node's own exception.
+    """A node has failed for good; users see the node's own exception instead.
 
     Args:
+        error: the node's own exception.
         calls: the attempts that are to run again when the run resumes.
     """
 
@@ -214,8 +212,8 @@ class _Visit:
     """A visit in progress.
 
     Attributes:
-        answer: of a human, at a pause.
-        error: of the last attempt, if this process made it.
+        answer: the human's answer, at a pause.
+        error: the exception of the last attempt, if this process made the attempt.
     """
 
     def __init__(self, node: Node, token: Token, answer: Written | None = None) -> None:
@@ -224,7 +222,7 @@ class _Visit:
 
     @cached_property
     def attempts(self) -> Attempts:
-        """The attempts that the visit may have, from the first that failed."""
+        """The attempts allowed for the visit, counted from the first failure."""
         node = self.node
         return Attempts(node.retries, node.retry_on, node.backoff, f"node {node.id!r}")
 
@@ -233,12 +231,12 @@ class _NodeStep(Step):
     """The step of a node: a listing shows what the node wrote, or how it failed.
 
     Attributes:
-        run: that makes it.
+        run: the run that makes the step.
     """
 
     run: HostedRun | None = None
     is_plain = True
-    has_siblings = False  # an execution before it, or beside it, has its nodes in another run
+    has_siblings = False  # another execution, earlier or parallel, is another run
 
     def shown_value(self, value: Written) -> ShownValue | None:
         """Return what the node wrote, or its error, on one line."""
@@ -247,10 +245,11 @@ class _NodeStep(Step):
 
 
 class Visits:
-    """Performs the visits of one execution.
+    """Performer of the visits of one execution.
 
     Args:
-        goal, runtime: for the nodes.
+        graph: the graph that is executed.
+        goal, runtime: passed to the nodes.
         run: ``None`` if nothing is recorded.
 
     Attributes:
@@ -268,10 +267,10 @@ class Visits:
         self._answers: dict[str, Step] = {}
 
     async def visit(self, token: Token) -> Written:
-        """Execute a node until an attempt succeeds; return what it wrote, and what follows.
+        """Execute a node until an attempt succeeds; return its writes and the nodes that follow.
 
         Raises:
-            NodeFailedError: no more attempts, and no edge to follow then.
+            NodeFailedError: no attempt is left, and no ``on_failure`` edge leads on.
         """
         visit = self._open[token.key] = _Visit(self._node(token.node), token)
         try:
@@ -280,11 +279,11 @@ class Visits:
         finally:
             del self._open[token.key]
             if self._run is not None:
-                # Calls are numbered from 1 in each attempt, as when another process makes it.
+                # Each attempt numbers its calls from 1, as if another process made the attempt.
                 self._run.count_anew(token.key)
 
     async def _tried_again(self, visit: _Visit, record: Written) -> Written:
-        """Execute a node again whose first attempt has failed; see :meth:`visit`."""
+        """Retry a node whose first attempt has failed; see :meth:`visit`."""
         token, name = visit.token, visit.node.id
         calls: list[int] = []
         while record["error"] is not None:
@@ -301,7 +300,7 @@ class Visits:
             visit.error = None
             failed, record = record, await self._attempt(token, len(calls) + 1)
             costs = {cost: failed[cost] + record[cost] for cost in ("tokens", "ms")}
-            record = {**record, **costs}  # failed attempts count, too
+            record = {**record, **costs}  # failed attempts count as well
         return record
 
     def _node(self, node_id: str) -> Node:
@@ -323,7 +322,7 @@ class Visits:
         return host.call(step, (token.key, number), branch=token.key)
 
     def _step_of(self, node_id: str) -> Step:
-        """The step of a node: all nodes share one function, which is examined once."""
+        """Return the step of a node; all nodes share one function, which is examined once."""
         step = copy.copy(self._pattern)
         step.name = node_id
         step.returns, step._bindings = self._pattern.returns, self._pattern._bindings
@@ -332,7 +331,7 @@ class Visits:
         return step
 
     async def _execute(self, visit: str, attempt: int) -> Any:
-        """One attempt, on a copy of the memory."""
+        """Make one attempt, on a copy of the memory."""
         opened = self._open[visit]
         node, token = opened.node, opened.token
         before = token.memory
@@ -379,12 +378,12 @@ class Visits:
         }
 
     def _following(self, token: Token, record: Written) -> list[str] | None:
-        """Return the next nodes, or ``None`` if a condition raises although the node is done."""
+        """Return the next nodes, or ``None`` if a condition raises although the node succeeded."""
         if not self._graph.asks(token.node):
             return self._graph.following(token.node, _UNSEEN)
         try:
             return self.follow(token.wrote(record))
-        except Exception:  # follow() evaluates it again, and raises
+        except Exception:  # follow() evaluates the condition again, and raises
             return None
 
     def follow(self, token: Token) -> list[str]:
@@ -411,12 +410,12 @@ class Visits:
         if run is not None:
             encoded = run.codec.encode_error(error)
             record["raised"], record["call"] = (encoded.data, encoded.form), host.call_number()
-            if not record["next"]:  # retried: what its tools have done is done
+            if not record["next"]:  # retried: finished tool calls stay done
                 await run.retry_attempt(error)
         return record
 
     def _met_again(self, visit: _Visit, record: Written) -> Exception:
-        """The exception of an attempt that an earlier process made; it counts as made."""
+        """Return the exception of an attempt in an earlier process; count the attempt as made."""
         assert self._run is not None
         error = self._run.codec.decode_error(*record["raised"])
         assert isinstance(error, Exception)
@@ -425,17 +424,17 @@ class Visits:
         return error
 
     def forget(self, calls: list[int]) -> None:
-        """Forget these attempts as the run ends: on resume they are made again."""
+        """Forget these attempts as the run ends, so that a resume makes them again."""
         if self._run is not None:
             self._run.retry_calls(*calls)
 
     # -- answers ---------------------------------------------------------------------------------
 
     async def answer(self, token: Token, answer: Written | None) -> Written | None:
-        """Return a human's answer at a pause, or ``None`` if it is missing.
+        """Return a human's answer at a pause, or ``None`` if the answer is missing.
 
         Args:
-            answer: what is offered now; one that is recorded goes before.
+            answer: the answer offered now; a recorded answer takes precedence.
         """
         node = self._node(token.node)
         self._open[token.key] = _Visit(node, token, answer)
@@ -465,7 +464,7 @@ class Visits:
         """Return the recorded initial data; later calls bring answers instead."""
         if self._run is None:
             return make()
-        self._make = make  # as a captured variable it would be a part of the call
+        self._make = make  # a captured variable would be part of the call
         step = Step(self._began_with, kind="step", name="began_with")
         return await host.call(step, ())
 
@@ -477,18 +476,18 @@ class Visits:
 
 
 class Paused(BaseException):
-    """A human is to answer first.  Not an end of the run, hence no ``Exception``."""
+    """A human has to answer first.  The run does not end, hence this is no ``Exception``."""
 
 
 class Answer:
-    """A human's answer, and the key of the pause's visit that it is meant for."""
+    """A human's answer, and the key of the visit whose pause it answers."""
 
     def __init__(self, data: Written, visit: str) -> None:
         self.data, self.visit = data, visit
         self.used = False
 
     def take(self, token: Token) -> Written | None:
-        """The answer, if it is meant for this pause."""
+        """Return the answer if it is meant for this pause, else ``None``."""
         return self.data if self.visit == token.key else None
 
 
@@ -501,12 +500,13 @@ class _Finished:
 
 
 class Walk:
-    """The branches of one execution, and what it has done so far.
+    """The branches of one execution, and the work done so far.
 
     Args:
-        visits: performs them.
-        answer: of a human, if there is one.
-        visited: called after each visit; a checkpoint can be taken in it.
+        graph: the graph to walk.
+        visits: performs the visits.
+        answer: the human's answer, if there is one.
+        visited: called after each visit; a checkpoint can be taken in the call.
     """
 
     def __init__(
@@ -524,14 +524,14 @@ class Walk:
         self._paused: list[Token] = []
         self._ended: list[Token] = []
         self._failed: list[tuple[Token, Exception]] = []
-        self._halted: list[Token] = []  # by an exit, a Ctrl-C, or what stops the run
+        self._halted: list[Token] = []  # by an exit, a Ctrl-C, or another end of the run
         self._calls: list[int] = []
         self._tasks: dict[asyncio.Task[_Finished], Token] = {}
         self._bell: asyncio.Future[None] | None = None  # rung when a task ends
         self._stopped: BaseException | None = None
         self._trail: list[tuple[int, int, str]] = []  # clock, place in the graph, node; sorted
-        self._path: list[str] = []  # its nodes
-        self._straight = True  # there was one branch: its path says it all
+        self._path: list[str] = []  # the nodes of the trail
+        self._straight = True  # there was one branch: the path alone tells the order
         self._failures: list[str] = []
         self.tokens = 0
         self.latency_ms = 0
@@ -539,11 +539,11 @@ class Walk:
     # -- where it is -----------------------------------------------------------------------------
 
     def begin(self, memory: Written) -> None:
-        """Be at the entry."""
+        """Place the walk at the entry of the graph."""
         self._ready = [Token(self._graph.entry, "", memory, stamps={}, visits={})]
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Be where :meth:`session` was asked."""
+        """Place the walk where it was when :meth:`session` was called."""
         self._ready = [
             Token(**{**each, "memory": state["memory"]} if each["memory"] is None else each)
             for each in state["frontier"]
@@ -567,7 +567,7 @@ class Walk:
         tokens = self._frontier()
         frontier = [token._asdict() for token in tokens]
         if len(frontier) == 1 and not self._ended:
-            frontier[0]["memory"] = None  # it is all the memory that there is
+            frontier[0]["memory"] = None  # equal to the whole memory
         paused = self.paused_at
         return {
             "memory": self._merged([*self._ended, *tokens]),
@@ -591,22 +591,22 @@ class Walk:
 
     @property
     def quiet(self) -> bool:
-        """True if the state holds all that was done: no visit has begun without an end."""
+        """True if the state is complete: no visit has begun without ending."""
         return not (self._tasks or self._failed or self._halted)
 
     @property
     def steps(self) -> int:
-        """Return the number of visits."""
+        """Number of visits."""
         return len(self._trail)
 
     @property
     def path(self) -> list[str]:
-        """Return the visited nodes; those of several branches in the order of the graph."""
+        """The visited nodes; nodes of parallel branches come in the order of the graph."""
         return list(self._path)
 
     @property
     def paused_at(self) -> Token | None:
-        """The first pause without an answer."""
+        """The first pause without an answer, or ``None``."""
         return self._paused[0] if self._paused else None
 
     @property
@@ -621,7 +621,7 @@ class Walk:
 
     @property
     def retries(self) -> dict[str, int]:
-        """Return how many attempts followed failed ones, by node."""
+        """Number of attempts that followed failed ones, by node."""
         return dict(self._visits.retries)
 
     @property
@@ -644,10 +644,10 @@ class Walk:
     # -- moving ----------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Visit node after node until nothing more can be done.
+        """Visit nodes until nothing more can be done.
 
         Raises:
-            Paused: a human is asked.
+            Paused: a human has to answer first.
             Exception: of the first node that failed for good, after the other branches have ended.
         """
         try:
@@ -656,7 +656,7 @@ class Walk:
                     self._start()
                 if not self._tasks:
                     break
-                # Not asyncio.wait, which takes another turn of the event loop.
+                # asyncio.wait would take another turn of the event loop.
                 self._bell = asyncio.get_running_loop().create_future()
                 await self._bell
                 done = [task for task in self._tasks if task.done()]
@@ -693,7 +693,7 @@ class Walk:
             if not any(self._graph.reaches(token.node, target) for token in others):
                 self._join(target)
         if self._joining and not (self._tasks or self._paused or self._failed):
-            # Joins that wait for one another: the first of the graph goes first.
+            # These joins wait for one another: the first in the order of the graph goes first.
             self._join(min((token.node for token in self._joining), key=self._graph.order))
 
     def _join(self, target: str) -> None:
@@ -715,7 +715,7 @@ class Walk:
         self._tasks[task] = token
 
     def _over(self, task: asyncio.Task[_Finished]) -> None:
-        """Have a task looked at that was cancelled before it began."""
+        """Wake the walk for a task that was cancelled before it began."""
         if task in self._tasks:
             self._ring()
 
@@ -724,7 +724,7 @@ class Walk:
             self._bell.set_result(None)
 
     async def _visit(self, token: Token) -> _Finished:
-        """In a task of its own, so that a branch that fails disturbs no other."""
+        """Visit a node in a separate task, so that a failing branch disturbs no other."""
         finished = _Finished()
         try:
             if not token.paused:
@@ -737,9 +737,9 @@ class Walk:
                     token = token.wrote(finished.record)
                 offered = self._answer.take(token) if self._answer is not None else None
                 finished.answer = await self._visits.answer(token, offered)
-        except BaseException as error:  # raised by run(), once the others have ended
+        except BaseException as error:  # raised by run(), once the other branches have ended
             finished.error = error
-        self._ring()  # the task is done when run() looks
+        self._ring()  # the task is done by the time run() looks
         return finished
 
     def _finish(self, token: Token, finished: _Finished) -> None:
@@ -816,8 +816,10 @@ class Execution:
     """One call of an executor.
 
     Args:
+        graph, goal, runtime, manager: as the caller gave them.
+        kind: the kind of executor.
         given: the input, or the answer of a human.
-        session: what an earlier call gave as ``session_state``.
+        session: the ``session_state`` of an earlier call.
     """
 
     graph: Graph
@@ -829,7 +831,7 @@ class Execution:
     session: Mapping[str, Any]
 
     async def run(self) -> ExecutionResult:
-        """Begin, or resume."""
+        """Begin the execution, or resume it."""
         self.data = dict(self.given or {})
         visit = self.session.get("paused_visit") if self.given is not None else None
         self.answer = Answer(self.data, visit) if visit else None
@@ -850,7 +852,7 @@ class Execution:
         return result
 
     def beginning(self) -> Written:
-        """Return the initial data of a new execution: a memory, or a state."""
+        """Return the initial data of a new execution: a memory, or a session state."""
         if self.session.get("frontier") is not None:
             return dict(self.session)
         return {"memory": copied({**self.session.get("memory", {}), **self.data})}
@@ -906,10 +908,10 @@ class Execution:
 
 
 def _derived(store: HostStore, program: HostProgram, parts: HeldParts, digest: str) -> str:
-    """The id of a run: the first one of this input that was not handed out here.
+    """Return the id of a run: the first id of this input that was not handed out here.
 
-    It is made of the graph's name and the input.  Where that run is another's, whose nodes hold
-    something else, it is made of what they hold, too.
+    The id is derived from the graph's name and the input.  If that run belongs to a graph whose
+    nodes hold other values, these values become part of the id as well.
     """
     names = program.full_name, *program.other_names
     for nth in itertools.count(1):
@@ -928,7 +930,10 @@ def _derived(store: HostStore, program: HostProgram, parts: HeldParts, digest: s
 def _known(
     store: HostStore, program: HostProgram, parts: HeldParts, ids: Sequence[str]
 ) -> tuple[str, str]:
-    """The one of these ids that the run has, else the first; before it, whose that is."""
+    """Return the id under which the run exists, else the first id, after a word for its owner.
+
+    The word says whether the run under the id is this graph's (``its``), nobody's or another's.
+    """
     names, whose = (program.full_name, *program.other_names), "nobody's"
     for name, run_id in zip(names, ids, strict=True):
         facts = store.facts(run_id) if store.store.head(run_id) else None
@@ -942,7 +947,7 @@ def _known(
 
 
 def begin(walk: Walk, beginning: Written) -> None:
-    """Be where an execution begins."""
+    """Place a walk where an execution begins."""
     if "frontier" in beginning:
         walk.restore(beginning)
     else:
@@ -979,7 +984,7 @@ def result_of(
 class _RecordedWalk:
     """A walk that is recorded, and resumes at the newest checkpoint.
 
-    Its nodes get copies, so that they change nothing that it was given.
+    Nodes get copies of the memory, so they cannot change the caller's values.
     """
 
     def __init__(self, call: Execution, run: HostedRun, manager: CheckpointManager) -> None:
@@ -989,9 +994,9 @@ class _RecordedWalk:
         self._walk = Walk(call.graph, self._visits, call.answer, self._visited)
 
     async def execute(self) -> ExecutionResult:
-        """Execute it to its end, or its next pause."""
+        """Execute the walk to its end, or to its next pause."""
         try:
-            value = await self._run.execute(self._walk_on, idle=1)  # visits are tasks of their own
+            value = await self._run.execute(self._walk_on, idle=1)  # visits are separate tasks
         except Paused:
             return self.result()
         except Exception as error:
@@ -999,7 +1004,7 @@ class _RecordedWalk:
         return ExecutionResult(**value)
 
     async def _walk_on(self) -> Any:
-        """Visit the nodes that have not been visited."""
+        """Visit the remaining nodes."""
         if self._run.is_new or not self._recover():
             begin(self._walk, await self._visits.beginning(self._beginning))
         try:
@@ -1026,9 +1031,10 @@ class _RecordedWalk:
     # -- resuming --------------------------------------------------------------------------------
 
     def _recover(self) -> bool:
-        """Move to the newest checkpoint; records after it answer the visits."""
+        """Move to the newest checkpoint; later records answer the visits after the checkpoint."""
         run = self._run
-        # Without a state it was taken beside a node in progress: records from before are needed.
+        # A checkpoint without a place was taken beside a node in progress, and needs earlier
+        # records.
         found = (each for each in self._manager.newest_first(run.run_id) if each[1] is not None)
         checkpoint = run.resume_at_newest(found, "node")
         if checkpoint is not None:
@@ -1052,7 +1058,7 @@ class _RecordedWalk:
         if not self._manager.should_checkpoint(walk.steps):
             return
         if config.keep == 1 and not walk.quiet:
-            return  # it would replace a checkpoint at which the run can resume
+            return  # must not replace a checkpoint that can resume
         run_id = self._run.run_id
         context = walk.session(run_id)
         memory, path = context.pop("memory"), context.pop("execution_path")
@@ -1078,10 +1084,10 @@ class _RecordedWalk:
 
 
 def check_session(session: Mapping[str, Any]) -> None:
-    """Refuse a session state that says nothing.
+    """Refuse a session state without a known key.
 
     Raises:
-        ConfigurationError: it has none of the keys that count, or a run id that is no text.
+        ConfigurationError: the state has no known key, or its run id is not a string.
     """
     if session and not any(key in session for key in _SESSION):
         raise ConfigurationError(
@@ -1089,14 +1095,17 @@ def check_session(session: Mapping[str, Any]) -> None:
             "give the session_state of a result, the to_session_state() of a checkpoint, or "
             "{'run_id': ...}"
         )
-    if session.get("run_id"):  # results of executions without a manager have none
+    if session.get("run_id"):  # empty in results of executions without a manager
         check_values("session_state", run_id=session["run_id"])
 
 
 def session_for(
     manager: CheckpointManager, run_id: str, goal: Any, given: Mapping[str, Any] | None
 ) -> Written:
-    """The session of a run by its id: if ``given`` is not its input, it answers its last pause."""
+    """Return the session of a run by its id.
+
+    If ``given`` is not the run's input, it answers the run's last pause.
+    """
     session: Written = {"run_id": run_id}
     store = HostStore(manager.storage)
     facts = store.facts(run_id)
@@ -1104,16 +1113,16 @@ def session_for(
         return session
     try:
         pause, _ = store.get(run_id, _PAUSE)
-    except DamagedError:  # it never paused: the input is a different one
+    except DamagedError:  # the run never paused: the input differs
         return session
     return {**session, "paused_at": pause["at"], "paused_visit": pause["visit"]}
 
 
 def digest_of(goal: Any, given: Mapping[str, Any]) -> str:
-    """Return what tells two executions of a graph apart.
+    """Return the digest that tells two executions of a graph apart.
 
     Raises:
-        DigestError: the goal or the input holds what is no data; says where.
+        DigestError: the goal or the input holds a value that is no data; the message says where.
     """
     numbering, parts = _digest.Numbering(), []
     for name, each in (("goal", goal), ("input_data", dict(given))):

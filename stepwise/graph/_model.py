@@ -16,17 +16,17 @@ from stepwise.errors import ConfigurationError
 
 
 class Memory(dict[str, Any]):
-    """The shared memory of a graph's nodes, as one attempt of a node sees it: its own copy.
+    """The memory shared by a graph's nodes; each attempt of a node sees its own copy.
 
-    What the node writes counts once it has returned; what a failed attempt wrote is gone.
+    Writes of a node count once the node has returned; writes of a failed attempt are dropped.
 
     Attributes:
-        goal: what the execution is for.
-        runtime: the object that the executor was given: clients and the like.
-        node_id: of the node that is being executed.
-        visit: how many-th time this path comes to the node, from 1.
-        attempt: how many-th attempt of the visit this is, from 1.
-        tokens: how many the node spent; it adds to it, and the result has the sum.
+        goal: the purpose of the execution.
+        runtime: the object given to the executor: clients and the like.
+        node_id: the node that is being executed.
+        visit: number of this visit of the node on the path, from 1.
+        attempt: number of this attempt of the visit, from 1.
+        tokens: tokens spent by the node, which adds to the count; the result has the sum.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Memory(dict[str, Any]):
         self.tokens = 0
 
     def read(self, key: str, default: Any = None) -> Any:
-        """The value of a key; the same as :meth:`get`."""
+        """Return the value of a key; the same as :meth:`get`."""
         return self.get(key, default)
 
     def write(self, key: str, value: Any) -> None:
@@ -55,7 +55,7 @@ class Memory(dict[str, Any]):
         self[key] = value
 
     def read_all(self) -> dict[str, Any]:
-        """All of it, as a plain dictionary."""
+        """Return the whole memory as a plain dictionary."""
         return dict(self)
 
 
@@ -67,14 +67,15 @@ class Node:
     """A step of a graph.
 
     Args:
-        id: what edges, records and results call it.
-        function: plain or ``async``, of a :class:`Memory`.  What it returns is written to the
-            memory: a dictionary key by key, anything else but ``None`` under the node's id.
-            Without a function the node only pauses or joins.
+        id: the node's name in edges, records and results.
+        function: plain or ``async``; takes a :class:`Memory`.  A returned dictionary is written to
+            the memory key by key, any other value but ``None`` under the node's id.  Without a
+            function the node only pauses or joins.
         retries: how many more attempts may follow a failed one.
         retry_on, backoff: as for ``@step``.
-        pause: after it the run waits for a human's answer, which is written to the memory.
-        join: it waits until no other branch can reach it, and is visited once for all of them.
+        pause: after the node the run waits for a human's answer, which is written to the memory.
+        join: the node waits until no other branch can reach it, and is visited once for all
+            branches.
     """
 
     id: str
@@ -97,10 +98,11 @@ class Edge:
     """A connection from a node to a possible next node.
 
     Args:
-        when: a function of the memory that says whether it is followed; always, by default.  All
-            edges that are followed lead to a branch of their own.
+        source, target: ids of the two nodes.
+        when: a function of the memory that returns whether the edge is followed; by default it
+            always is.  Each followed edge starts a branch.
         on_failure: followed instead of all others when the node has failed and its retries are
-            exhausted; ``memory["failure"]`` then says which node, and why.
+            exhausted; ``memory["failure"]`` then names the node and the error.
     """
 
     source: str
@@ -118,16 +120,18 @@ class Graph:
     """Nodes and edges.
 
     Args:
-        nodes: at least one; the first is the entry, if none is named.
+        nodes: at least one; the first is the default entry.
+        edges: the connections between nodes.
         entry: id of the node to begin with.
-        name: tells graphs apart; with the goal and the input it makes the run's id.
-        max_steps: how many visits of nodes an execution may take.
+        name: tells graphs apart; the run's id is derived from it, the goal and the input.
+        max_steps: how many visits of nodes an execution may make.
         ignore: names of captured variables, defaults and attributes of the nodes' functions that do
-            not tell executions apart; texts, numbers, functions and classes among them else do.
+            not tell executions apart.  By default strings, numbers, functions and classes among
+            them do.
 
     Raises:
-        ConfigurationError: an id is there twice, an edge names a node that is not there, or an
-            argument is of another kind.
+        ConfigurationError: an id occurs twice, an edge names an unknown node, or an argument is of
+            another kind.
     """
 
     nodes: Iterable[Node]
@@ -173,11 +177,11 @@ class Graph:
             object.__setattr__(self, name, value)
 
     def get_node(self, node_id: str) -> Node | None:
-        """The node of that id."""
+        """Return the node of that id, or ``None`` if there is none."""
         return self._by_id.get(node_id)
 
     def order(self, node_id: str) -> int:
-        """The place of a node in the list of nodes; behind all of them if it is not there."""
+        """Return the place of a node in the list of nodes; an unknown node comes last."""
         return self._order.get(node_id, len(self._order))
 
     def asks(self, node_id: str) -> bool:
@@ -202,7 +206,7 @@ class Graph:
 
     def reaches(self, source: str, target: str) -> bool:
         """Return whether the second node may be visited after the first."""
-        found = self._reach.get(source)  # only a join asks
+        found = self._reach.get(source)  # asked by joins only
         if found is None:
             found = self._reach[source] = self._reachable(source)
         return target in found
@@ -219,7 +223,7 @@ class Graph:
 
     @property
     def fingerprint(self) -> str:
-        """Return the digest of the structure, without the code of the functions."""
+        """Digest of the structure, without the code of the functions."""
         if not self._fingerprint:
             nodes = [[n.id, _label(n.function), n.retries, n.pause, n.join] for n in self.nodes]
             edges = [[e.source, e.target, _label(e.when), e.on_failure] for e in self.edges]
@@ -239,20 +243,20 @@ class ExecutionResult:
     """The result of an execution.
 
     Args:
-        success: no node has failed for good.  A paused execution counts as a success, too.
+        success: no node has failed for good.  A paused execution counts as a success as well.
         status: ``"completed"``, ``"failed"`` or ``"paused"``.
-        run_id: of the run; empty if nothing was recorded.
+        run_id: id of the run; empty if nothing was recorded.
         output: the memory at the end.
-        error, exception: why it failed: as text, and what the node raised.
-        path: the nodes that were visited, those of parallel branches in the order of the graph.
-        steps_executed: how many visits there were, whoever made them.
-        paused_at: the node at which a human is to answer.
-        session_state: what ``execute`` goes on with, together with the answer if it is paused.
-        recovered_from_step: of the checkpoint at which it went on; 0 for the beginning, ``None``
-            if it was not resumed.
-        total_tokens, total_latency_ms: of all visits.
-        total_retries, retry_details: how many attempts followed failed ones; by node.
-        nodes_with_failures: those with a failed attempt.
+        error, exception: the reason of a failure, as text and as the node's exception.
+        path: the visited nodes; nodes of parallel branches come in the order of the graph.
+        steps_executed: the number of visits, in all processes.
+        paused_at: the node at which a human has to answer.
+        session_state: lets ``execute`` continue, together with the answer if the run is paused.
+        recovered_from_step: number of nodes at the checkpoint where the run resumed; 0 for the
+            beginning, ``None`` if the run was not resumed.
+        total_tokens, total_latency_ms: sums over all visits.
+        total_retries, retry_details: how many attempts followed failed ones, in total and by node.
+        nodes_with_failures: the nodes with a failed attempt.
     """
 
     success: bool
@@ -279,19 +283,19 @@ class ExecutionResult:
 
     @property
     def execution_quality(self) -> Literal["clean", "degraded", "failed"]:
-        """``"degraded"`` if it succeeded, but not every attempt did."""
+        """``"clean"``, ``"degraded"`` (success after a failed attempt) or ``"failed"``."""
         if not self.success:
             return "failed"
         return "degraded" if self.nodes_with_failures else "clean"
 
     @property
     def is_clean_success(self) -> bool:
-        """Return whether the run and every attempt succeeded."""
+        """True if the run and every attempt succeeded."""
         return self.execution_quality == "clean"
 
     @property
     def is_degraded_success(self) -> bool:
-        """Return whether the run succeeded although an attempt failed."""
+        """True if the run succeeded although an attempt failed."""
         return self.execution_quality == "degraded"
 
 

@@ -1,9 +1,9 @@
-"""``%load_ext stepwise``: cells of a notebook that are steps, and a look at runs.
+"""The IPython extension ``%load_ext stepwise``: cells that are steps, and a look at runs.
 
-``%%step`` makes a cell a step of the notebook's run: what it binds and what it shows are recorded,
-and a restarted kernel that runs all cells again skips it, as long as neither its code nor its
+``%%step`` makes a cell a step of the notebook's run: its variables and its output are recorded.  A
+restarted kernel that runs all cells again skips the cell, as long as neither its code nor its
 inputs have changed.  ``%stepwise runs``, ``show``, ``forget`` and ``locals`` look at runs;
-``%resume`` takes over the variables of one.
+``%resume`` takes over the variables of a run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _USAGE = """%stepwise COMMAND
   locals RUN           the variables at its last checkpoint
 
 RUN is an id, the beginning of one, or . for the run of this notebook."""
-_COMMANDS = {"runs": (0, 1), "show": (0, 1), "forget": (1, 2), "locals": (1, 1)}  # words after it
+_COMMANDS = {"runs": (0, 1), "show": (0, 1), "forget": (1, 2), "locals": (1, 1)}  # words after
 
 
 def load_ipython_extension(shell: Any) -> None:
@@ -51,7 +51,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """Take them away again; IPython calls this for ``%unload_ext stepwise``."""
+    """Remove the magics; IPython calls this for ``%unload_ext stepwise``."""
     steps: StepMagic = getattr(shell, ATTRIBUTE)
     shell.input_transformers_cleanup.remove(steps.await_steps)
     for kind, name in (("cell", "step"), ("line", "stepwise"), ("line", "resume")):
@@ -63,8 +63,8 @@ class _Looks:
     """The line magics.
 
     Args:
-        shell: IPython's.
-        notebook: the run of this one.
+        shell: IPython's shell.
+        notebook: the run of this notebook.
     """
 
     def __init__(self, shell: Any, notebook: Notebook) -> None:
@@ -72,7 +72,7 @@ class _Looks:
         self._notebook = notebook
 
     def stepwise(self, line: str) -> Any:
-        """``%stepwise``: look at runs, and forget runs or steps."""
+        """Look at runs, or forget runs or steps: ``%stepwise``."""
         command, *words = shlex.split(line) or ["runs"]
         least, most = _COMMANDS.get(command, (0, -1))
         if not least <= len(words) <= most:

@@ -1,9 +1,9 @@
 """The cells of a notebook that are steps: their inputs, their outputs, their run, and the magic.
 
-Inputs are told apart by digests.  A function or class that a cell of the notebook defines counts by
-its code and by what that reads in its turn, so that an edited helper runs again the cells that use
-it.  Outputs are recorded while they are shown, and shown again when the cell is skipped: text goes
-on to where it went, and everything is shown as it comes.
+Inputs are compared by digests.  A function or class that a cell of the notebook defines counts by
+its code, and by the values that the code reads in turn.  So editing a helper runs the cells again
+that use it.  Outputs are recorded while they are shown, and shown again when the cell is skipped.
+Recording does not change how anything is shown.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Inputs:
     """The inputs of a cell.
 
     Args:
-        digests: by name.
+        digests: the digests of values, by name.
         left_out: why a value cannot be compared, by name.
     """
 
@@ -79,9 +79,9 @@ class Inputs:
 
 
 def identify(names: Iterable[str], namespace: Mapping[str, Any]) -> Inputs:
-    """Digest the values of these names, and of those that functions among them read.
+    """Digest the values of these names, and of the names that functions among them read.
 
-    Names that are not in the namespace, and modules, do not count.
+    Names missing from the namespace and modules do not count.
     """
     inputs, waiting = Inputs(), list(names)
     for name in waiting:
@@ -104,7 +104,7 @@ def identify(names: Iterable[str], namespace: Mapping[str, Any]) -> Inputs:
 
 
 def _codes(value: Any) -> list[CodeType] | None:
-    """The code of a function or class that the notebook defines; ``None`` for everything else."""
+    """Return the code of a function or class that the notebook defines, or ``None`` for others."""
     found = inspect.unwrap(value) if callable(value) else value
     if not isinstance(found, (FunctionType, type)) or found.__module__ != "__main__":
         return None
@@ -169,17 +169,17 @@ def _reads(code: CodeType) -> Iterator[str]:
 # -- outputs --------------------------------------------------------------------------------------
 
 
-_TEXT = 1_000_000  # characters of printed text that are kept
+_TEXT = 1_000_000  # characters of printed text to keep
 
 Item = tuple[Any, ...]
 
 
 class Shown:
-    """The leftovers of a cell beside its variables.
+    """The results of a cell beside its variables.
 
     Args:
-        items: what it showed; see :class:`Recorder`.
-        gone: the variables that it deleted.
+        items: the shown outputs; see :class:`Recorder`.
+        gone: the variables that the cell deleted.
     """
 
     def __init__(self, items: list[Item], gone: list[str]) -> None:
@@ -191,7 +191,7 @@ class Shown:
 
 
 class Recorder:
-    """Listens to everything that is shown while it is entered.
+    """Recorder of everything that is shown while the recorder is entered.
 
     Attributes:
         items: ``("stdout", text)``, ``("stderr", text)``, or ``("data", data, metadata, id)``.
@@ -215,7 +215,7 @@ class Recorder:
         return self
 
     def _listen(self, owner: Any, name: str, heard: Callable[..., Any]) -> None:
-        """Have a method of an object heard.  It stays the object that other code holds."""
+        """Replace a method of an object by a listener; other code keeps holding the same object."""
         plain, had = getattr(owner, name), name in vars(owner)
         setattr(owner, name, partial(heard, plain))
         self._undo.append((owner, name, plain, had))
@@ -259,7 +259,7 @@ class Recorder:
         **kw: Any,
     ) -> None:
         ident = (transient or {}).get("display_id")
-        if "stepwise" in (metadata or {}):  # progress and notices, which are not output of the cell
+        if "stepwise" in (metadata or {}):  # progress and notices are not output of the cell
             plain(data, metadata, *args, transient=transient, **kw)
             return
         item = ("data", data, metadata or {}, ident)
@@ -289,7 +289,7 @@ class Recorder:
 
     @contextmanager
     def _muted(self) -> Iterator[None]:
-        """A terminal's way to show a value is to print it."""
+        """Suspend recording of text: a terminal prints values, which are recorded already."""
         left, self._left = self._left, -1
         try:
             yield
@@ -309,7 +309,7 @@ def replay(shell: Any, items: list[Item]) -> None:
 # -- session --------------------------------------------------------------------------------------
 
 
-_CELLS = "stepwise.notebook"  # the module that cells are steps of
+_CELLS = "stepwise.notebook"  # the module name of cells, as steps
 
 Cell = Piece
 
@@ -325,7 +325,7 @@ class Notebook:
         self._cells = RunPieces(HostProgram(name, label, _notebook), self.run_id, _CELLS, "cell")
 
     def run(self) -> Run:
-        """It, as this kernel sees it.
+        """Return the run, as this kernel sees it.
 
         Raises:
             RunNotFoundError: no cell has been executed.
@@ -359,18 +359,18 @@ class Notebook:
 
     @property
     def store(self) -> Store:
-        """Return the store."""
+        """The store that is set now."""
         return open_store(settings.store())
 
     def find(self, name: str, digest: str) -> Entry | None:
-        """The record of a cell, if it is done; the newest, if it was executed again."""
+        """Return the newest record of a cell, or ``None`` if the cell is not done."""
         return self._cells.find(self.store, name, digest)
 
     def load(self, entry: Entry) -> dict[str, Any]:
         """Load the variables and outputs of a skipped cell.
 
         Raises:
-            UnreadableValueError: it cannot be loaded here.
+            UnreadableValueError: the values cannot be loaded here.
         """
         value: dict[str, Any] = self._cells.skip(entry)
         return value
@@ -381,20 +381,21 @@ class Notebook:
         """Execute a cell, and record it.
 
         Raises:
-            RunBusyError: another kernel executes a cell of this notebook; says which.
-            NotRecordableError: its outputs cannot be recorded.
+            RunBusyError: another kernel executes a cell of this notebook; the message names the
+                kernel.
+            NotRecordableError: the outputs of the cell cannot be recorded.
         """
         with self._shown(cell):
             self._open(cell).execute()
 
     async def execute_async(self, cell: Cell) -> None:
-        """The same for a cell that awaits."""
+        """Execute and record a cell that awaits; see :meth:`execute`."""
         with self._shown(cell):
             await self._open(cell).execute_async()
 
     @contextmanager
     def _shown(self, cell: Cell) -> Iterator[None]:
-        """Show the progress of the cell."""
+        """Show the progress of the cell within the block."""
         doing = Doing(self.run_id, f"cell {cell.name!r}", cell=True)
         display = Display.of(doing, None, unasked=True)
         try:
@@ -416,7 +417,7 @@ class Notebook:
 
 
 class _NotebookRun(Run):
-    """The run of this notebook."""
+    """The run of this notebook, with the cells that this kernel skipped."""
 
     def __init__(self, store: Store, run_id: str, notebook: Notebook) -> None:
         super().__init__(store, run_id)
@@ -427,21 +428,21 @@ class _NotebookRun(Run):
 
 
 def _notebook() -> None:
-    """The placeholder for the function that a notebook does not have."""
+    """Stand in for the function that a notebook does not have."""
 
 
 # -- magics ---------------------------------------------------------------------------------------
 
 
 ATTRIBUTE = "_stepwise_cells"
-"""The method of the shell that a cell with ``await`` calls."""
+"""Name of the shell's attribute that a cell with ``await`` calls."""
 
 _MAGIC = re.compile(r"%%step(?=\s|$)")
-_OUTPUT = "(shown)"  # the key of the cell's output, among the variables
+_OUTPUT = "(shown)"  # the key of the cell's output among its variables
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises instead of ending the process."""
+    """Parser that raises ``UsageError`` instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}\n{self.format_usage().strip()}")
@@ -464,16 +465,17 @@ _step_options.add_argument("--fresh", action="store_true")
 
 @dataclass
 class _Job:
-    """A ``%%step`` cell, understood.
+    """A parsed ``%%step`` cell.
 
     Args:
-        name: in listings.
-        digest: of its code and its inputs.
-        source, raw: of the cell: Python, and as it was typed.
-        outputs: what is recorded; ``None`` for what it turns out to bind.
-        fresh: it is executed even if it is done.
-        before: all variables, as they were.
-        executed: it came to its end.
+        name: the cell's name in listings.
+        digest: of the cell's code and inputs.
+        source, raw: the cell as Python, and as it was typed.
+        inputs: the compared inputs.
+        outputs: the variables to record; ``None`` for all that the cell turns out to bind.
+        fresh: execute the cell even if it is done.
+        before: all variables before the cell.
+        executed: the cell came to its end.
     """
 
     name: str
@@ -492,7 +494,7 @@ class StepMagic:
     """The cell magic.
 
     Args:
-        shell: IPython's.
+        shell: IPython's shell.
     """
 
     def __init__(self, shell: Any) -> None:
@@ -506,17 +508,17 @@ class StepMagic:
         return variables
 
     def step(self, line: str, cell: str) -> None:
-        """Make this cell a step: skipped, with its variables and its output, once it is done.
+        """Make this cell a step: once done, it is skipped, and its results are restored.
 
         ::
 
             %%step [NAME] [--in a,b] [--out c,d] [--fresh]
 
         Args:
-            line: NAME: in listings.  ``--in``: the variables that it depends on; by default those
-                that it reads.  ``--out``: those that are recorded; by default all that it changes.
-                ``--fresh``: run it again although it is done.
-            cell: comments and layout in it do not count.
+            line: NAME: the cell's name in listings.  ``--in``: the variables that it depends on; by
+                default all that it reads.  ``--out``: the variables to record; by default all that
+                it changes. ``--fresh``: run the cell again although it is done.
+            cell: the code; comments and layout do not count.
         """
         __tracebackhide__ = True
         job = self._understand(line, cell)
@@ -537,7 +539,7 @@ class StepMagic:
             self._fail(job, error, file)
 
     async def astep(self, line: str, cell: str) -> None:
-        """The same for a cell with ``await`` outside of its functions."""
+        """Make a cell with ``await`` outside of its functions a step; see :meth:`step`."""
         __tracebackhide__ = True
         job = self._understand(line, cell)
         if self._skip(job):
@@ -559,9 +561,9 @@ class StepMagic:
             self._fail(job, error, file)
 
     def await_steps(self, lines: list[str]) -> list[str]:
-        """Have a ``%%step`` cell with ``await`` awaited, which a magic function cannot.
+        """Rewrite a ``%%step`` cell with ``await`` to be awaited, which a magic function cannot do.
 
-        The others stay plain, since an interrupt of the kernel reaches only plain code at once.
+        Other cells stay plain, since an interrupt of the kernel reaches only plain code at once.
         """
         if not lines or not _MAGIC.match(lines[0]):
             return lines
@@ -570,7 +572,7 @@ class StepMagic:
             if not parse_cell(self.shell.transform_cell(body)).awaits:
                 return lines
         except SyntaxError:
-            return lines  # reported on execution
+            return lines  # executing the cell reports it
         return [f"await get_ipython().{ATTRIBUTE}.astep({options!r}, {body!r})\n"]
 
     def _understand(self, line: str, cell: str) -> _Job:
@@ -578,7 +580,7 @@ class StepMagic:
             options = _step_options.parse_args(shlex.split(line, comments=True))
         except ValueError as error:
             raise UsageError(f"%%step {line}: {error}") from None
-        # The first line is the magic's, so that line numbers are those in the cell.
+        # The first line stands for the magic's line, so that line numbers match the cell.
         source = f"# %%step {line}\n{self.shell.transform_cell(cell)}"
         code = parse_cell(source)
         inputs = self._identify(options.inputs, code)
@@ -627,7 +629,7 @@ class StepMagic:
         return Cell(job.name, job.digest, values, site, execute)
 
     def _body(self, job: _Job) -> tuple[list[Any], str]:
-        """The cell's code objects, and the name of their file."""
+        """Return the cell's code objects, and the name of their file."""
         shell = self.shell
         compiler = shell.compile
         file = compiler.cache(job.source, shell.execution_count, raw_code=job.raw)
@@ -668,7 +670,7 @@ class StepMagic:
         ]
 
     def _skip(self, job: _Job) -> bool:
-        """Restore and show the recorded results of a cell, if it is done."""
+        """Restore and show the recorded results of a cell if it is done; return whether it was."""
         entry = None if job.fresh else self.notebook.find(job.name, job.digest)
         if entry is None:
             return False
@@ -679,7 +681,7 @@ class StepMagic:
             exec(self.shell.compile(job.code.definitions, file, "exec"), variables)  # noqa: S102
             value = self.notebook.load(entry)
         except MemoryError:
-            raise  # not a reason to run a done cell again
+            raise  # no reason to run a finished cell again
         except Exception as error:
             notice(f"cell {job.name!r} is done, but runs again, since {_told(error)}")
             return False
@@ -721,7 +723,7 @@ _VARIABLE = re.compile(r"\['(\w+)'\](.*)", re.DOTALL)
 
 
 def _from(traceback: TracebackType | None, file: str) -> TracebackType | None:
-    """A traceback from where it enters a file on."""
+    """Return the part of a traceback that begins in a file, or all of it if none does."""
     inside = traceback
     while inside is not None and inside.tb_frame.f_code.co_filename != file:
         inside = inside.tb_next

@@ -1,11 +1,11 @@
-"""For your tests: a store of their own, crashes on purpose, and the contract of stores.
+"""Tools for your tests: fresh stores, crashes on purpose, and the contract of stores.
 
-Under pytest, each test has a store of its own without asking, in a temporary folder; so have its
-subprocesses, and so has each scope of fixtures (session, module, class).  For the real store:
-``--stepwise-store=real``, ``stepwise_store = real`` in pytest's configuration file, or
-``@pytest.mark.stepwise_store("real")``.
+Under pytest, each test automatically has a fresh store in a temporary folder.  The test's
+subprocesses share that store, and each scope of fixtures (session, module, class) has another.  To
+use the real store, give ``--stepwise-store=real``, set ``stepwise_store = real`` in pytest's
+configuration file, or write ``@pytest.mark.stepwise_store("real")``.
 
-Within a test, and with other tools than pytest, a block gets a store in memory::
+Within a test, and with tools other than pytest, a block gets a store in memory::
 
     from stepwise.testing import fresh_store
 
@@ -13,14 +13,14 @@ Within a test, and with other tools than pytest, a block gets a store in memory:
         with fresh_store():
             assert agent("invite the team") == "done"
 
-Is it crash-safe?  The fixture ``crash_everywhere`` kills it for real at every point where that
-makes a difference, runs it again, and compares; :func:`crash_at` crashes it at one step, in the
-process of the test::
+Is it crash-safe?  The fixture ``crash_everywhere`` really kills a workflow at every point where
+that makes a difference, runs it again, and compares.  :func:`crash_at` crashes a workflow at one
+step, in the process of the test::
 
     def test_the_agent_survives_anything(crash_everywhere):
         crash_everywhere(agent, "invite the team")
 
-The model calls of a run that was recorded answer those of a test, without key and network::
+The model calls of a recorded run answer the model calls of a test, without key and network::
 
     def test_the_agent_invites_the_team():
         with recorded("run.json"):      # stepwise export RUN --format model-calls -o run.json

@@ -1,6 +1,6 @@
 """The contract that every store must keep, as tests to inherit.
 
-A store of your own (a database, an object store) is tested like this::
+Your own store (a database, an object store) is tested like this::
 
     from stepwise.testing import StoreContract
 
@@ -29,7 +29,7 @@ from stepwise.stores import Batch, Head, Owner, Store, open_store
 
 E = TypeVar("E", bound=BaseException)
 
-_NOT_UTF8 = "caf\udce9"  # how an argument or a file name that is not UTF-8 reaches Python
+_NOT_UTF8 = "caf\udce9"  # an argument or a file name that is not UTF-8, as Python gets it
 _ME = Owner(os.getpid(), "here", 1.5, "thread a")
 _OTHER = Owner(os.getpid(), "here", 2.5, "thread b")
 _LARGE = bytes(range(256)) * (5 << 12)  # 5 MiB
@@ -43,12 +43,13 @@ _ODD = (
 class StoreContract:
     """The promises of every store, as tests; inherit it under a name that begins with ``Test``.
 
-    Define :meth:`make_store`, and :meth:`reopen` if the store is persistent.  What a power cut, a
-    killed process or a fork does to a store depends on what it is made of: test these yourself.
+    Define :meth:`make_store`, and :meth:`reopen` if the store is persistent.  The effects of a
+    power cut, a killed process or a fork depend on the technology of the store: test these
+    yourself.
     """
 
     def make_store(self, tmp_path: Path) -> Store:
-        """A new, empty store; ``tmp_path`` is an empty folder that it may use."""
+        """Return a new, empty store; ``tmp_path`` is an empty folder that the store may use."""
         raise NotImplementedError(f"{type(self).__name__} needs make_store(self, tmp_path)")
 
     def reopen(self, store: Store) -> Store:
@@ -83,7 +84,7 @@ class StoreContract:
         assert store.owner("run") is None
 
     def test_records_come_back_in_order(self, tmp_path: Path) -> None:
-        """Records come back in the order of their numbers, those after a number if asked for."""
+        """Records come back in the order of their numbers; ``after`` skips earlier records."""
         store, epoch = self._begin(tmp_path)
         for numbers in ((1, 2), (3,), range(4, 13)):
             store.write("run", epoch, _numbered(*numbers))
@@ -123,7 +124,7 @@ class StoreContract:
         assert store.get("run", "object") == b"b" * 70_000
 
     def test_a_record_may_be_written_again(self, tmp_path: Path) -> None:
-        """Writing a record that is there already, with the same bytes, changes nothing."""
+        """Writing an existing record again, with the same bytes, changes nothing."""
         store, epoch = self._begin(tmp_path)
         for _ in range(3):
             store.write("run", epoch, Batch(((1, b"a"), (2, _LARGE))))
@@ -179,7 +180,7 @@ class StoreContract:
             watching.result()
 
     def test_threads_write_different_runs(self, tmp_path: Path) -> None:
-        """Threads write at once, each to a run of its own, and nothing is lost or mixed up."""
+        """Threads write at once, each to a separate run, and nothing is lost or mixed up."""
         store = self._store(tmp_path)
         names = [f"run{number}" for number in range(8)]
 
@@ -222,7 +223,7 @@ class StoreContract:
     # -- heads -----------------------------------------------------------------------------------
 
     def test_heads(self, tmp_path: Path) -> None:
-        """Runs are listed by their newest head: all, of one workflow, or those not finished."""
+        """Runs are listed by their newest head: all, of one workflow, or only unfinished ones."""
         store = self._store(tmp_path)
         flows = ("flow", "flow/2", "fl%w", "\u6d41 '")
         heads = [_head_of(f"{flow} {end}", flow, end) for flow in flows for end in (False, True)]
@@ -249,7 +250,7 @@ class StoreContract:
         assert len({head.run_id for head in store.heads("flow", unfinished=True)}) == 1100
 
     def test_newest_heads(self, tmp_path: Path) -> None:
-        """A store that has ``newest_heads`` gives the runs in the order in which they began."""
+        """A store that has ``newest_heads`` lists the runs in the order in which they began."""
         store = self._store(tmp_path)
         newest_heads = getattr(store, "newest_heads", None)
         if newest_heads is None:
@@ -258,7 +259,7 @@ class StoreContract:
         for run_id in ids:
             epoch = store.acquire(run_id, _ME)
             store.write(run_id, epoch, Batch(head=_head_of(run_id), durable=False))
-        for number, run_id in enumerate(ids):  # a new head changes nothing of the order
+        for number, run_id in enumerate(ids):  # a new head does not change the order
             if number % 2:
                 store.write(run_id, 1, Batch(head=_head_of(run_id, finished=True), durable=False))
         store.delete(ids[0], 1)
@@ -301,7 +302,7 @@ class StoreContract:
         assert sorted(head.run_id for head in store.heads()) == sorted(ids)
 
     def test_delete(self, tmp_path: Path) -> None:
-        """Deleting a run deletes all of it, and nothing of another whose id begins the same."""
+        """Deleting a run deletes all of it, and nothing of another run whose id begins the same."""
         store = self._store(tmp_path)
         records = ((1, b"1"), (2, _LARGE))
         for run_id in ("run", "run/2", "ru"):
@@ -399,7 +400,7 @@ class StoreContract:
             assert store.acquire("run", _OTHER) == epoch + 1
 
     def test_a_persistent_store_keeps_everything(self, tmp_path: Path) -> None:
-        """Whoever opens a persistent store again finds all that was written, durable or not."""
+        """Reopening a persistent store finds all that was written, durable or not."""
         store, epoch = self._begin(tmp_path)
         batch = Batch(((1, b"1"), (2, _LARGE)), {"a": b"a"}, head=_head_of("run"), mark=b"m" * 40)
         store.write("run", epoch, batch)
@@ -416,7 +417,7 @@ class StoreContract:
 
 
 class _BreaksOff(Mapping[str, bytes]):
-    """Objects to write; Ctrl-C comes at the second."""
+    """Objects to write; a Ctrl-C arrives while the second is read."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(("first", "second"))
@@ -447,7 +448,7 @@ def _head_of(
 def _content_of(
     store: Store, run_id: str
 ) -> tuple[list[tuple[int, bytes]], dict[str, bytes | None], Head | None, list[bytes]]:
-    """All that a store has of a run."""
+    """Return everything that a store has of a run."""
     objects = {name: store.get(run_id, name) for name in store.names(run_id)}
     return list(store.read(run_id)), objects, store.head(run_id), sorted(store.marks(run_id))
 

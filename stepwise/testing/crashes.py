@@ -1,9 +1,9 @@
 """Crashes on purpose: at one step in a test's process, and everywhere in processes.
 
-:class:`crash_at` raises at one step, as Ctrl-C does; what it tests is the next call.
-:func:`crash_everywhere` answers the whole question "is my agent crash-safe?": a process of its own
-per trial, killed with SIGKILL before, inside and after every step, run again until it has ended,
-and compared with a run that nothing disturbed.
+:class:`crash_at` raises at one step, like Ctrl-C; the test then checks the next call.
+:func:`crash_everywhere` answers the whole question "is my agent crash-safe?".  Each trial kills a
+separate process with SIGKILL at one point: before, inside or after a step.  The workflow is then
+run again until it has ended, and compared with an undisturbed run.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _WHEN = ("before", "after", "recorded")
 
 
 class SimulatedCrash(KeyboardInterrupt):
-    """The process would have died here.  Like Ctrl-C, it passes ``except Exception``."""
+    """The process would have died here.  Like Ctrl-C, this passes ``except Exception``."""
 
 
 class SimulatedFailure(Exception):  # noqa: N818 -- named like SimulatedCrash
-    """An attempt of a step fails here, as when its next call meets a lost connection."""
+    """An attempt of a step fails here, as if its next call met a lost connection."""
 
 
 # -- watching steps ------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ class SimulatedFailure(Exception):  # noqa: N818 -- named like SimulatedCrash
 
 @dataclass(frozen=True)
 class CrashPoint:
-    """A place in a run: a call, the how many-th of its kind, and when in its course."""
+    """A place in a run: a call, its number among equal calls, and the moment within the call."""
 
     call: str
     count: int
@@ -75,10 +75,12 @@ class Passed:
     """A point that was passed.
 
     Args:
+        point: the point.
+        call: the call.
         key: idempotency key of the call.
-        value: what the body returned, at ``"after"``; the status, at ``"recorded"``.
-        repeatable: its tool says that it may be repeated.
-        outer: idempotency key of the plain step that makes the call; empty if none does.
+        value: the value that the body returned, at ``"after"``; the status, at ``"recorded"``.
+        repeatable: the tool of the call declares that it may be repeated.
+        outer: idempotency key of the plain step that makes the call; empty if no step does.
     """
 
     point: CrashPoint
@@ -90,16 +92,16 @@ class Passed:
 
 
 class CrashWatch:
-    """Calls ``reached`` at every point that the steps of this process pass."""
+    """Watcher that calls ``reached`` at every point that the steps of this process pass."""
 
     def __init__(self, reached: Callable[[Passed], None]) -> None:
         self._reached = reached
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._effects: set[int] = set()  # numbers of side effects; child runs have numbers anew
+        self._effects: set[int] = set()  # numbers of side effects; child runs number from 1
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Within the block, it watches."""
+        """Watch within the block."""
         body, record = steps.Step.body, active_run.ActiveRun.recorded
 
         def watched_body(step: steps.Step, call: Call) -> Callable[..., Any]:
@@ -114,7 +116,7 @@ class CrashWatch:
             record(active, scope, number, outcome, **facts)
             if not outcome.call.child:
                 key = outcome.call.key or key_of(active.run_id, outcome.call)
-                # A side effect that fails is another subject: nobody knows what it did.
+                # A side effect that fails is another subject: its effect is unknown.
                 plain_step = scope.call is not None and self._effects.isdisjoint(scope.around)
                 outer = key_of(active.run_id, scope.call) if plain_step else ""
                 self._pass(outcome.call, "recorded", key, outcome.status, outer=outer)
@@ -176,7 +178,7 @@ def earlier_name(name: str) -> str:
 
 @contextlib.contextmanager
 def under_earlier_name(tool: Call) -> Iterator[None]:
-    """Within the block, the called tool has another name, as before somebody renamed it."""
+    """Give the called tool another name within the block, as before a rename."""
     core = steps.Step.core
 
     def called(step: steps.Step, *args: Any, **more: Any) -> Any:
@@ -193,7 +195,7 @@ def under_earlier_name(tool: Call) -> Iterator[None]:
 
 
 class crash_at:  # noqa: N801
-    """Within the block, the run crashes when it reaches a step: :class:`SimulatedCrash`.
+    """Crash a run when it reaches a step, by :class:`SimulatedCrash` within the block.
 
     Example:
         >>> with pytest.raises(SimulatedCrash), crash_at(send_email, "after"):
@@ -203,14 +205,14 @@ class crash_at:  # noqa: N801
 
     Args:
         step: the decorated function, or its name.
-        when: ``"before"`` its body runs (a side effect is announced by then), ``"after"`` the body
-            has run but nothing is recorded, or ``"recorded"``: its outcome is, and the workflow has
-            not got it yet.
-        call: at how many-th execution of it, from 1.
+        when: ``"before"`` the body of the step runs (a side effect is announced by then).  Or
+            ``"after"``: the body has run, but nothing is recorded.  Or ``"recorded"``: the outcome
+            is recorded, but has not reached the workflow.
+        call: the execution of the step at which to crash, counted from 1.
 
     Raises:
         ConfigurationError: there is no such ``when``, or the function is no step.
-        AssertionError: the block ended, and the step had not been reached.
+        AssertionError: the block ended before the step was reached.
     """
 
     def __init__(
@@ -260,7 +262,7 @@ class crash_at:  # noqa: N801
 
 Vary = Literal["retries", "renames"]
 _VARY: tuple[Vary, ...] = ("retries", "renames")
-_RESTARTS = 20  # restarts in one trial; each settles one doubt at least
+_RESTARTS = 20  # restarts in one trial; each settles at least one doubt
 
 T = TypeVar("T")
 
@@ -271,11 +273,11 @@ class CrashReport:
 
     Args:
         points: the places at which the workflow was killed, as text.
-        variations: what else was done to it, as text: outer steps that failed once, tools that were
-            renamed, twins that ran before it ended.
-        in_doubt: those after which a side effect was in doubt, and was settled with the truth.
+        variations: the other disturbances, as text: outer steps that failed once, tools that were
+            renamed, twins that ran before the workflow ended.
+        in_doubt: the points after which a side effect was in doubt, and was settled with the truth.
         starts: how many processes were started.
-        result: what the undisturbed run gave.
+        result: the result of the undisturbed run.
     """
 
     points: list[str] = field(default_factory=list)
@@ -286,9 +288,11 @@ class CrashReport:
 
 
 class _Disturbance(NamedTuple):
-    """What is done to the first process of a trial, and where.
+    """The disturbance of the first process of a trial.
 
     Args:
+        point: where the process is disturbed.
+        how: by a kill, or by a failure of the step.
         renamed: the tool that had another name in that process.
     """
 
@@ -309,7 +313,7 @@ class _ProcessEnd:
     """The end of a process: its result or exception, or a kill.
 
     Args:
-        arguments: of the call at which it stopped, since that call is in doubt.
+        arguments: arguments of the call at which the process stopped, since that call is in doubt.
     """
 
     killed: bool = False
@@ -332,33 +336,38 @@ def crash_everywhere(
 ) -> CrashReport:
     """Kill a workflow at every point that makes a difference, run it again, and compare.
 
-    Each trial has a store of its own and runs in forked processes: one is killed (SIGKILL) before,
-    inside or after a step, the next ones are left alone until the workflow has ended.  A side
-    effect that is then in doubt is settled with the truth, as somebody who looked would.  It holds
-    that no body of a step runs again whose outcome was recorded, that no side effect happens twice,
-    and that the result is that of an undisturbed run.
+    Each trial has a fresh store and runs in forked processes.  The first process is killed
+    (SIGKILL) before, inside or after a step; later ones run undisturbed until the workflow has
+    ended.  A side effect that is then in doubt is settled with the truth, as a person who looked
+    would.
 
-    Three variations find what a kill alone does not.  *Retries*: a step that calls other steps
-    fails once after each of these calls, and is tried again, by its ``retries=`` or by the next
-    start.  *Renames*: a side effect is recorded under another name than the tool has when the
-    workflow runs again; it must be answered, or stop and ask.  *Twins*: workflows of agents that
-    are equal but for their configuration run in the same store; no answer may cross over.
+    Each trial checks that no step body runs again once its outcome is recorded, and that no side
+    effect happens twice.  The result must equal the result of an undisturbed run.
 
-    Also the pytest fixture of the same name.
+    Three variations find bugs that a kill alone does not:
+
+    - *Retries*: a step that calls other steps fails once after each of these calls.  The step is
+      retried by its ``retries=`` or by the next start.
+    - *Renames*: a side effect is recorded under another name than the tool has when the workflow
+      runs again.  The call must be answered, or stop and ask.
+    - *Twins*: workflows of agents that differ only in their configuration run in the same store. No
+      answer may cross over.
+
+    The pytest fixture of the same name does the same.
 
     Args:
         workflow: called with ``args`` and ``kwargs``; a coroutine is run to its end.
-        setup: puts the outside world (files, a test database) back; called before each trial.
-        effects: reads the outside world; what it gives after each trial must be equal, too.  It is
+        setup: resets the outside world (files, a test database); called before each trial.
+        effects: reads the outside world; its result after each trial must be equal, too.  It is
             called in this process, so it must read what other processes wrote.
-        compare: tells whether two results are equal, if ``==`` does not.
+        compare: returns whether two results are equal, if ``==`` does not.
         limit: at most this many points, and variations of each kind, spread evenly; all by default.
         vary: the variations: ``"retries"`` and ``"renames"``; ``()`` for none.
-        twins: workflows that differ from ``workflow`` in their configuration only (a persona, the
+        twins: workflows that differ from ``workflow`` only in their configuration (a persona, the
             model of a client), called with the same arguments: ``twins=[Agent("bob").run]``.
 
     Raises:
-        AssertionError: a trial differed; says where it was killed and what happened.
+        AssertionError: a trial differed; the message says where it was killed and what happened.
         ConfigurationError: this system cannot fork, or there is no such variation.
     """
     if not hasattr(os, "fork"):
@@ -387,14 +396,15 @@ def _call(workflow: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _without_warning(call: Callable[[], Any]) -> Any:
-    """Call it where warnings may be errors: that another name was answered is what was settled."""
+    """Call without the warning about changed arguments, which the settled rename causes."""
     warnings.simplefilter("ignore", ArgumentsChangedWarning)
     return call()
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:
     memory = "/dev/shm"  # noqa: S108
-    # A killed process leaves its files behind without a disk; in memory, a flush costs nothing.
+    # A killed process leaves its files behind even without a disk; in memory, a flush costs
+    # nothing.
     usable = os.path.isdir(memory) and os.access(memory, os.W_OK)
     return tempfile.TemporaryDirectory(prefix="stepwise-", dir=memory if usable else None)
 
@@ -410,12 +420,12 @@ class _Trials:
         self._call, self._setup, self._effects = call, setup, effects
         self._compare = compare
         self.report = CrashReport()
-        self._alone = _ProcessEnd()  # how the workflow ends undisturbed, and what it passes
+        self._alone = _ProcessEnd()  # the undisturbed end; the log has its points
         self._log: list[Passed] = []
         self._world: Any = None
 
     def run(self, limit: int | None, vary: frozenset[str]) -> None:
-        """The undisturbed run, then every trial."""
+        """Make the undisturbed run, then every trial."""
         self._alone, self._log = self._undisturbed(self._call)
         self._world = self._effects() if self._effects is not None else None
         points = [passed.point for passed in self._log]
@@ -467,7 +477,7 @@ class _Trials:
                 self._judge(first, story)
 
     def _recover(self, folder: str, disturbance: _Disturbance, story: list[str]) -> _ProcessEnd:
-        """Start the workflow until it ends, and settle what is in doubt in between."""
+        """Start the workflow until it ends, settling calls in doubt in between."""
         call = self._call
         if disturbance.renamed is not None:
             call = functools.partial(_without_warning, call)
@@ -483,16 +493,16 @@ class _Trials:
     # -- judging ---------------------------------------------------------------------------------
 
     def _judge(self, ended: _ProcessEnd, story: list[str]) -> None:
-        """Compare how a workflow ended with the end of an undisturbed run."""
+        """Compare the end of a workflow with the end of an undisturbed run."""
         _differ("; ".join(story), ended, self._alone, "an undisturbed run", self._compare)
 
     def _check_world(
         self, log: list[Passed], disturbance: _Disturbance, story: list[str], *, handled: bool
     ) -> None:
-        """Compare what happened outside, after a trial.
+        """Compare the outside world after a trial with the expected one.
 
         Args:
-            handled: the workflow handled the failure; it may do otherwise then, but nothing twice.
+            handled: the workflow handled the failure; it may then act otherwise, but nothing twice.
         """
         told = "; ".join(story)
         if disturbance.how == "killed":
@@ -517,7 +527,7 @@ class _Trials:
     # -- twins -----------------------------------------------------------------------------------
 
     def run_beside(self, twin: Callable[[], Any], name: str) -> None:
-        """Run a twin in the store of the workflow: after it, and while it is unfinished."""
+        """Run a twin in the workflow's store: after the workflow, and while it is unfinished."""
         alone, log = self._undisturbed(twin)
         last = [each.point for each in self._log if each.point.when == "recorded"][-1:]
         for disturbance in (None, *map(_Disturbance, last)):
@@ -546,7 +556,7 @@ class _Trials:
     def _start(
         self, folder: str, call: Callable[[], Any], disturbance: _Disturbance | None = None
     ) -> _ProcessEnd:
-        """One process: it writes how it ended, unless it was killed."""
+        """Run one process; unless killed, the process writes how it ended."""
         self.report.starts += 1
         path = os.path.join(folder, "ended")
         with contextlib.suppress(FileNotFoundError):
@@ -573,7 +583,8 @@ class _Trials:
         """Settle calls in doubt truthfully: the log shows which bodies have run.
 
         Args:
-            arguments: of the call at which the run stopped.
+            renamed: the tool that was renamed, if any.
+            arguments: arguments of the call at which the run stopped.
         """
         happened = {
             passed.key: passed.value for passed in _read_log(folder) if passed.point.when == "after"
@@ -598,7 +609,7 @@ class _Trials:
 def _in_child(
     folder: str, call: Callable[[], Any], disturbance: _Disturbance | None, path: str
 ) -> None:
-    """Run the workflow, and log every point that it passes."""
+    """Run the workflow in the forked process, and log every point that the workflow passes."""
     with _watching(folder, disturbance):
         try:
             written = bytes(encode(_ProcessEnd(value=call()), "the result").data)
@@ -614,7 +625,7 @@ def _in_child(
     os.replace(path + ".new", path)
 
 
-# -- what a log says -----------------------------------------------------------------------------
+# -- reading a log -------------------------------------------------------------------------------
 
 
 def _spread(items: Sequence[T], limit: int | None) -> Sequence[T]:
@@ -631,7 +642,7 @@ def _failures(log: list[Passed]) -> list[_Disturbance]:
 
 
 def _renames(log: list[Passed]) -> list[_Disturbance]:
-    """Return the places where the rename of a tool matters: its outcome is recorded, no more."""
+    """Return the places where the rename of a tool matters: just after its outcome is recorded."""
     tools = {
         passed.key
         for passed in log
@@ -645,7 +656,7 @@ def _renames(log: list[Passed]) -> list[_Disturbance]:
 
 
 def _was_handled(log: list[Passed], failed: CrashPoint) -> bool:
-    """Return whether an outer step that failed was not tried again."""
+    """Return whether an outer step that failed was not retried."""
     outer = next((passed.outer for passed in log if passed.point == failed), "")
     return (
         bool(outer) and [each.key for each in log if each.point.when == "before"].count(outer) < 2
@@ -673,7 +684,7 @@ def _differ(
     what: str,
     compare: Callable[[Any, Any], bool],
 ) -> None:
-    """Raise if two processes did not end alike."""
+    """Raise ``AssertionError`` if two processes did not end alike."""
     if ended.error != alone.error or ended.killed:
         raise AssertionError(
             f"{told}: it ended with {ended.error or 'a result'} instead of "
@@ -713,12 +724,13 @@ def _resolve(landed: dict[str, Any]) -> None:
 
 
 def _resolve_renamed(name: str, arguments: str) -> None:
-    """Say that the stopped call is one which is recorded under the tool's earlier name."""
+    """Declare the stopped call to be the call recorded under the tool's earlier name."""
     for run in runs():
         for step in run.steps:
             if (step.name, step.arguments) != (name, arguments):
                 continue
-            # The run did not stop because of that step, or it has answered an equal call.
+            # Either the run did not stop because of that step, or the step has answered an equal
+            # call.
             with contextlib.suppress(StepNotFoundError, ConfigurationError):
                 run.resolve(step.number, same=True)
                 return

@@ -1,4 +1,4 @@
-"""A store of its own for a test, and a process that is as if just started."""
+"""A fresh store for a test, in a process that behaves as if just started."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class fresh_store:  # noqa: N801
-    """Within the block, a store of its own is the default; afterwards all is as it was before.
+    """Replace the default store by a fresh one within the block; afterwards restore everything.
 
-    In it the program is as if just started: no run is remembered from before the block.  A workflow
-    with a ``store=`` of its own keeps that.
+    Within the block the program behaves as if just started: no earlier run is remembered.  A
+    workflow with its own ``store=`` keeps that store.
 
-    Also a decorator, of functions and of coroutine functions; each call then gets a new store.
+    It is also a decorator of functions and coroutine functions; each call then gets a new store.
 
     Args:
         folder: keep the runs on disk, in this folder, or in the store of this URL.  To test a crash
-            and the start after it, use two blocks with one folder.  Without it they are kept in
-            memory.
+            and the start after it, use two blocks with one folder.  Without a folder the runs are
+            kept in memory.
 
     Example:
         >>> with fresh_store() as store:
@@ -58,11 +58,11 @@ class fresh_store:  # noqa: N801
         vars(_config._settings).update(settings)
         vars(process_memory.memory).update(memory)
         if store.persistent:
-            watcher.finish_look()  # else it may make the folder anew that the caller deletes
+            watcher.finish_look()  # or it may recreate a folder that the caller deletes
             store.close()
 
     def __call__(self, function: F) -> F:
-        """Decorate ``function``: each call of it runs in a block of its own."""
+        """Decorate ``function``: each call runs in a separate block."""
         folder = self._folder
 
         @functools.wraps(function)

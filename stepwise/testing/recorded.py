@@ -1,4 +1,4 @@
-"""A recorded run as a test: its model calls are answered from a file, without key and network."""
+"""A recorded run as a test: a file answers its model calls, without key and network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stepwise.integrations._recorded_responses import (
 )
 from stepwise.integrations.instrument import answering
 
-_KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")  # the SDKs make no client without one
+_KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")  # without a key the SDKs create no client
 _SHOWN = 6  # differences in a message
 _ABOUT = 30  # characters around a difference
 
@@ -30,8 +30,8 @@ _ABOUT = 30  # characters around a difference
 class RequestNotRecorded(BaseException):
     """A request was made that the recorded run has no answer for.
 
-    Not an ``Exception``: SDKs would repeat the request, and frameworks would show the error to the
-    model.
+    This is not an ``Exception``: SDKs would repeat the request, and frameworks would show the error
+    to the model.
     """
 
 
@@ -41,9 +41,9 @@ class _CallInFile:
 
     Args:
         name: ``call 3``.
-        request: its identity.
-        form: of its answer.
-        used: it has answered a request.
+        request: identifies the call.
+        form: the recorded answer.
+        used: the call has answered a request.
     """
 
     name: str
@@ -53,35 +53,37 @@ class _CallInFile:
 
 
 class recorded:  # noqa: N801
-    """Within the block, the recorded model calls of a run answer those of the program.
+    """Answer the model calls of a program from a recorded run, within the block.
 
-    None of the requests to models is sent that httpx would send, whichever client or framework
-    makes them, inside of runs and outside; nor is any other request with the header
-    ``x-stainless-lang``, as the SDKs of OpenAI, Anthropic and others send it (to upload a file, to
-    list models).  A request is answered by the recorded one with the same identity (see
-    ``stepwise.instrument``; another server counts as the same).  Each recorded call answers once;
-    equal ones answer in their order.  No API key of OpenAI or Anthropic is needed: without one in
-    the environment, the block sets a placeholder.
+    No request to a model that httpx would send leaves the process, whichever client or framework
+    makes it, inside and outside of runs.  The same goes for other requests with the header
+    ``x-stainless-lang``, which the SDKs of OpenAI, Anthropic and others send to upload a file or
+    list models.
+
+    The recorded request with the same identity answers a request (see ``stepwise.instrument``;
+    another server counts as the same).  Each recorded call answers once; equal calls answer in
+    their order.  No API key of OpenAI or Anthropic is needed: the block sets a placeholder if the
+    environment has none.
 
     Example:
         >>> with recorded("run.json"):  # stepwise export RUN --format model-calls -o run.json
         ...     assert agent("invite the team") == "done"
 
     Args:
-        path: of the file that ``stepwise export`` wrote.
+        path: the file that ``stepwise export`` wrote.
         strict: at the end of a block without errors, each recorded call must have been used.
 
     Raises:
         ConfigurationError: the file has no model calls.
-        RequestNotRecorded: no recorded call answers a request; says which is nearest.
-        AssertionError: strict, and some were not used.
+        RequestNotRecorded: no recorded call answers a request; the message names the nearest.
+        AssertionError: strict, and some calls were not used.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, strict: bool = False) -> None:
         self._path = os.fspath(path)
         self._strict = strict
         self._calls = _read(self._path)
-        self._refused = False  # the reason for calls that are not used has been given
+        self._refused = False  # a refused request already explains the unused calls
         self._mutex = threading.Lock()
         self._block = contextlib.ExitStack()
 
@@ -199,7 +201,7 @@ def _identity(request: ModelRequest) -> str:
 
 
 def _identity_elsewhere(request: ModelRequest) -> str:
-    """Return the identity, whatever the server: a proxy, a test server, another region."""
+    """Return the identity without the server: a proxy, a test server or another region is equal."""
     return _identity(request._replace(url=_path_of(request.url)))
 
 
@@ -238,7 +240,7 @@ def _differing(path: str, known: Any, asked: Any) -> Any:
 
 
 def _about(known: Any, asked: Any) -> tuple[str, str]:
-    """Return two values as text, those of long texts around the first difference."""
+    """Return two values as text; long texts are cut around the first difference."""
     if not isinstance(known, str) or not isinstance(asked, str):
         return _short(known), _short(asked)
     pairs = enumerate(zip(known, asked))  # noqa: B905
