@@ -6,11 +6,11 @@ wrong command line.
 """
 
 from stepwise.cli import (  # noqa: F401
+    answer,
     copy,
     learn,
     look,
-    send,
-    settle,
+    maintain,
     steer,
     up,
 )

@@ -421,3 +421,31 @@ def find_run(run_id: str | None) -> Run:
         f"{len(found)} runs begin with {run_id!r}; write more of the id:\n{lines}{more}",
         run_id=run_id,
     )
+
+
+def id_and_status(run: Run) -> dict[str, Any]:
+    """Return the facts that the JSON of an answer begins with."""
+    return {"id": run.id, "status": run.status}
+
+
+def say_next(run: Run, *, waited_for: bool) -> None:
+    """Say what happens with what was sent.
+
+    Args:
+        waited_for: the run is suspended until it comes.
+    """
+    status, owner = run.status, run.owner
+    if owner is not None:
+        note(f"process {owner.pid} on {owner.host} executes the run, and has it now")
+        return
+    if status in ("completed", "failed", "cancelled"):
+        note(f"the run has {'been ' * (status == 'cancelled')}{status} since")
+        return
+    resume = f"stepwise resume {shell_word(run.id)}"
+    if waited_for:
+        note(
+            f"it is {status}, and goes on when its program is started again, by itself where "
+            f"stepwise up or a server has it: {resume}"
+        )
+    else:
+        note(f"it is {status}: that is kept until it goes on and waits for it: {resume}")

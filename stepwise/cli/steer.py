@@ -23,10 +23,12 @@ from stepwise.cli._command import (
     command,
     echo_json,
     find_run,
+    id_and_status,
     note,
     parsed_json,
     run_argument,
     say,
+    say_next,
 )
 
 
@@ -250,3 +252,24 @@ def _pair(text: str, option: str) -> tuple[str, Any]:
         return name, parsed_json(value)
     except ValueError:
         return name, value
+
+
+@command(
+    "Steer",
+    "stepwise cancel trip-0573\nstepwise cancel trip-0573 --reason 'the customer called it off'",
+    short_help="Cancel a RUN, which then cleans up.",
+)
+@run_argument()
+@click.option("--reason", default="", metavar="TEXT", help="What is recorded about it.")
+def cancel(run_id: str, *, reason: str, as_json: bool) -> None:
+    """Cancel a RUN: it makes no further call but those of its clean-up, and ends.
+
+    Without a process that executes it, it cleans up when its program is started again.
+    """
+    run = find_run(run_id)
+    run.cancel(reason)
+    if as_json:
+        echo_json({**id_and_status(run), "reason": reason})
+        return
+    say(f"{run.id} is to be cancelled")
+    say_next(run, waited_for=True)

@@ -10,7 +10,7 @@ from command import process
 
 import stepwise
 from stepwise import step, workflow
-from stepwise.cli import settle
+from stepwise.cli import maintain
 from stepwise.stores import open_store
 
 
@@ -47,9 +47,9 @@ def test_the_space_of_deleted_runs_is_given_back(filled, monkeypatch, capsys):
     Where much is free after a deletion, it is said how to give it back.
     """
     store, small = filled
-    monkeypatch.setattr(settle, "_MUCH", 1_000_000)
+    monkeypatch.setattr(maintain, "_MUCH", 1_000_000)
     stepwise.configure(store=store.url)
-    settle.prune.callback(0.0, keep=9, dry_run=False, as_json=False)
+    maintain.prune.callback(0.0, keep=9, dry_run=False, as_json=False)
     assert "MB are free in the store for later runs; to give them" in capsys.readouterr().err
     before, free = size(store), store.free()
     assert free > 4_000_000

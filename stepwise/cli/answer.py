@@ -1,4 +1,4 @@
-"""Send something to a run: a signal, the answer to a question, a request to cancel it."""
+"""Answer a run: send a signal, approve or deny a call, settle a call in doubt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,17 @@ from stepwise._display.render import question_text
 from stepwise._journal.approvers import make_key
 from stepwise._runs.questions import Decision, give_answer, question_of
 from stepwise._runtime.messages import shell_word
-from stepwise.cli._command import command, echo_json, find_run, note, run_argument, say, typed_json
+from stepwise.cli._command import (
+    command,
+    echo_json,
+    find_run,
+    id_and_status,
+    note,
+    run_argument,
+    say,
+    say_next,
+    typed_json,
+)
 
 _key_option = click.option(
     "--key", metavar="FILE", help="Sign it with an approver's key, where the tool wants that."
@@ -40,7 +50,9 @@ def send(run_id: str, name: str, value: str, *, key: str | None, as_json: bool) 
     parsed, run = typed_json(text, "JSON"), find_run(run_id)
     number = run.send(name, parsed, key)
     if as_json:
-        echo_json({**_told(run), "message": number, "name": name, "value": parsed, "key": key})
+        echo_json(
+            {**id_and_status(run), "message": number, "name": name, "value": parsed, "key": key}
+        )
         return
     say(f"{name} is sent to {run.id}, as message {number} of its inbox")
     wait = next((each for each in run._facts().waits if each.name == name), None)
@@ -48,7 +60,7 @@ def send(run_id: str, name: str, value: str, *, key: str | None, as_json: bool) 
         child = f"stepwise send {shell_word(wait.run)} {shell_word(name)}"
         note(f"its child run {wait.run} waits for that, and has an inbox of its own: {child} ...")
     else:
-        _say_next(run, waited_for=wait is not None)
+        say_next(run, waited_for=wait is not None)
 
 
 @command(
@@ -160,55 +172,73 @@ def _show_first(question: stepwise.Question, ask: str, *, as_json: bool) -> None
 
 def _answered(run: Run, step: str, *, as_json: bool, **answer: Any) -> None:
     if as_json:
-        echo_json({**_told(run), "step": step, **answer})
+        echo_json({**id_and_status(run), "step": step, **answer})
         return
     say(f"step {step} of {run.id} is {'approved' if answer['approved'] else 'denied'}")
-    _say_next(run, waited_for=True)
+    say_next(run, waited_for=True)
 
 
 @command(
-    "Steer",
-    "stepwise cancel trip-0573\nstepwise cancel trip-0573 --reason 'the customer called it off'",
-    short_help="Cancel a RUN, which then cleans up.",
+    "Settle",
+    "stepwise resolve trip-0573 4 --landed '\"booked\"'  # it returned this\n"
+    "stepwise resolve trip-0573 4 --did-not-happen  # it may run\n"
+    "stepwise resolve trip-0573 4 --another  # the stopped call is new",
+    short_help="Settle a side effect in doubt.",
 )
 @run_argument()
-@click.option("--reason", default="", metavar="TEXT", help="What is recorded about it.")
-def cancel(run_id: str, *, reason: str, as_json: bool) -> None:
-    """Cancel a RUN: it makes no further call but those of its clean-up, and ends.
+@click.argument("step")
+@click.option("--landed", metavar="JSON", help="It happened; JSON is its result.")
+@click.option("--did-not-happen", is_flag=True, help="It did not happen, and may run.")
+@click.option("--same", is_flag=True, help="The call that the run stopped at is STEP.")
+@click.option("--another", is_flag=True, help="That call is another act: it runs once.")
+@click.option(
+    "--stop", type=int, metavar="STOP", help="The stopped call, if several could be STEP."
+)
+def resolve(
+    run_id: str,
+    step: str,
+    landed: str | None,
+    *,
+    did_not_happen: bool,
+    same: bool,
+    another: bool,
+    stop: int | None,
+    as_json: bool,
+) -> None:
+    """Settle a side effect in doubt, or say which act a stopped call is.
 
-    Without a process that executes it, it cleans up when its program is started again.
+    STEP is the number or the name of the recorded side effect.
     """
-    run = find_run(run_id)
-    run.cancel(reason)
-    if as_json:
-        echo_json({**_told(run), "reason": reason})
-        return
-    say(f"{run.id} is to be cancelled")
-    _say_next(run, waited_for=True)
-
-
-def _told(run: Run) -> dict[str, Any]:
-    return {"id": run.id, "status": run.status}
-
-
-def _say_next(run: Run, *, waited_for: bool) -> None:
-    """Say what happens with what was sent.
-
-    Args:
-        waited_for: the run is suspended until it comes.
-    """
-    status, owner = run.status, run.owner
-    if owner is not None:
-        note(f"process {owner.pid} on {owner.host} executes the run, and has it now")
-        return
-    if status in ("completed", "failed", "cancelled"):
-        note(f"the run has {'been ' * (status == 'cancelled')}{status} since")
-        return
-    resume = f"stepwise resume {shell_word(run.id)}"
-    if waited_for:
-        note(
-            f"it is {status}, and goes on when its program is started again, by itself where "
-            f"stepwise up or a server has it: {resume}"
+    if sum((landed is not None, did_not_happen, same, another)) != 1:
+        raise click.UsageError(
+            "give exactly one answer: --landed JSON or --did-not-happen for a step in doubt, "
+            "--same or --another for a call at which the run stopped because of STEP"
         )
+    if stop is not None and not (same or another):
+        raise click.UsageError("--stop chooses a stopped call: add --same or --another")
+    value = typed_json(landed, "--landed") if landed is not None else None
+    run = find_run(run_id)
+    if same or another:
+        run.resolve(step, same=same, another=another, stop=stop)
+        answer = "same" if same else "another"
+    elif landed is None:
+        run.resolve(step, did_not_happen=True)
+        answer = "did_not_happen"
     else:
-        note(f"it is {status}: that is kept until it goes on and waits for it: {resume}")
+        run.resolve(step, landed=value)
+        answer = "landed"
+    if as_json:
+        given = {"landed": value} if answer == "landed" else {}
+        echo_json({"id": run.id, "step": step, "answer": answer, "stop": stop, **given})
+    else:
+        say(_ANSWERED[answer].format(step=step, run=run.id, landed=landed))
+
+
+_ANSWERED = {
+    "same": "the stopped call is step {step} of {run}; the next run of the program returns its "
+    "recorded result",
+    "another": "the stopped call and step {step} of {run} are two acts; the next run of the "
+    "program makes the call, once",
+    "did_not_happen": "step {step} of {run} did not happen; the next run of the program makes it",
+    "landed": "step {step} of {run} landed; the next run of the program continues with {landed}",
+}

@@ -1,4 +1,4 @@
-"""Settle calls in doubt, repair damage, delete old runs."""
+"""Check a store, repair damage, delete old runs."""
 
 from __future__ import annotations
 
@@ -28,74 +28,7 @@ from stepwise.cli._command import (
     run_argument,
     say,
     show_table,
-    typed_json,
 )
-
-
-@command(
-    "Settle",
-    "stepwise resolve trip-0573 4 --landed '\"booked\"'  # it returned this\n"
-    "stepwise resolve trip-0573 4 --did-not-happen  # it may run\n"
-    "stepwise resolve trip-0573 4 --another  # the stopped call is new",
-    short_help="Settle a side effect in doubt.",
-)
-@run_argument()
-@click.argument("step")
-@click.option("--landed", metavar="JSON", help="It happened; JSON is its result.")
-@click.option("--did-not-happen", is_flag=True, help="It did not happen, and may run.")
-@click.option("--same", is_flag=True, help="The call that the run stopped at is STEP.")
-@click.option("--another", is_flag=True, help="That call is another act: it runs once.")
-@click.option(
-    "--stop", type=int, metavar="STOP", help="The stopped call, if several could be STEP."
-)
-def resolve(
-    run_id: str,
-    step: str,
-    landed: str | None,
-    *,
-    did_not_happen: bool,
-    same: bool,
-    another: bool,
-    stop: int | None,
-    as_json: bool,
-) -> None:
-    """Settle a side effect in doubt, or say which act a stopped call is.
-
-    STEP is the number or the name of the recorded side effect.
-    """
-    if sum((landed is not None, did_not_happen, same, another)) != 1:
-        raise click.UsageError(
-            "give exactly one answer: --landed JSON or --did-not-happen for a step in doubt, "
-            "--same or --another for a call at which the run stopped because of STEP"
-        )
-    if stop is not None and not (same or another):
-        raise click.UsageError("--stop chooses a stopped call: add --same or --another")
-    value = typed_json(landed, "--landed") if landed is not None else None
-    run = find_run(run_id)
-    if same or another:
-        run.resolve(step, same=same, another=another, stop=stop)
-        answer = "same" if same else "another"
-    elif landed is None:
-        run.resolve(step, did_not_happen=True)
-        answer = "did_not_happen"
-    else:
-        run.resolve(step, landed=value)
-        answer = "landed"
-    if as_json:
-        given = {"landed": value} if answer == "landed" else {}
-        echo_json({"id": run.id, "step": step, "answer": answer, "stop": stop, **given})
-    else:
-        say(_ANSWERED[answer].format(step=step, run=run.id, landed=landed))
-
-
-_ANSWERED = {
-    "same": "the stopped call is step {step} of {run}; the next run of the program returns its "
-    "recorded result",
-    "another": "the stopped call and step {step} of {run} are two acts; the next run of the "
-    "program makes the call, once",
-    "did_not_happen": "step {step} of {run} did not happen; the next run of the program makes it",
-    "landed": "step {step} of {run} landed; the next run of the program continues with {landed}",
-}
 
 
 @command(
