@@ -155,7 +155,6 @@ class _StoreEntry:
 
     @property
     def is_whole(self) -> bool:
-        """True if the target has the whole entry."""
         lack = self.lack
         return not (lack.records or lack.put or lack.drop or lack.rest or self.to_mark)
 
@@ -225,8 +224,8 @@ class _StoreEntry:
         self, at: Position, number: int, opened: Envelope | None, known: set[int]
     ) -> Position:
         """Return the position after a row, and add the numbers whose loss was given up."""
-        if self.facts is None:  # records of another kind, whose losses others have to judge
-            if opened is None and self._is_inbox:  # the caller has asked the inbox
+        if self.facts is None:  # records of another kind: other code judges their losses
+            if opened is None and self._is_inbox:  # the caller has checked the inbox
                 known.add(number)
             return Position(number, opened.link if opened is not None else None)
         entry, at = followed(at, number, opened)
@@ -514,7 +513,7 @@ class Copier:
         return Copied(name, "copied" if lacking else "there", records, size, len(below))
 
     def _entries(self, name: str, children: Mapping[str, list[str]]) -> Iterator[_StoreEntry]:
-        """Yield the compared entries of a name; for a run, also those of its inbox and children."""
+        """Yield the compared entries of a name; for a run, also of its inbox and children."""
         facts = self._facts(name)
         yield _StoreEntry(self, name, facts).compare()
         if facts is not None and is_begun(self.source, inbox_name(name)):

@@ -171,7 +171,6 @@ class _Pages:
         self._met: set[str] = set()
 
     def of(self, run: Run) -> RunPage:
-        """Return the contents of a run's page."""
         self._met.add(run.id)
         facts, seen = run._facts(), run._seen(max(1, self._left))
         self._left -= len(seen.steps)

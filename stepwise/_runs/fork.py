@@ -207,7 +207,7 @@ def _end_of(source: ForkedRun, at: int) -> int:
 
 
 def _has_used(source: ForkedRun, state: State, results: Mapping[int, Any]) -> bool:
-    """Return whether the variables at a checkpoint already depend on one of these steps."""
+    """Return whether the variables at a checkpoint already depend on any of these steps."""
     unused = {number for origin, last, *_ in state.unused for number in (origin, last)}
     waiting = {each.step for each in source.entries if each.number in unused and each.call}
     return any(number <= state.calls and number not in waiting for number in results)
@@ -229,7 +229,7 @@ def _refuse_messages(source: ForkedRun, cut: int, loaded: Loaded | None) -> None
 
 
 def _untaken(source: ForkedRun, cut: int, loaded: Loaded | None) -> list[str]:
-    """Return the messages that a fork takes, also those of child runs that are unfinished."""
+    """Return the messages that a fork takes, for itself and for its unfinished child runs."""
     store, seal = source.store, source.seal
     shared = [each for each in source.entries if each.number <= cut]
     taken = Taken(loaded.state.taken if loaded is not None else {}, shared)
@@ -393,7 +393,6 @@ def _call_in_fork(source: ForkedRun, new_id: str, recorded: RecordedCall) -> Cal
 
 
 def _fork_child(source: ForkedRun, new_id: str, child: str) -> str:
-    """Fork an unfinished child run into a separate run."""
     if facts_of(source.store, source.seal, child) is None:
         return ""  # killed before it began
     whole = ForkedRun(source.store, source.seal, child)

@@ -1,8 +1,8 @@
 """The masking of credentials in names, URLs, texts and errors, before anything is recorded.
 
 Names of fields and the shape of values reveal credentials.  There are three verdicts.  A *secret*
-is masked, so that another key does not make another request: a field with a secret's name, or a
-text with a secret's shape (``sk-...``, a JWT, a password in a URL).  A *suspect* may be a
+is a field with a secret's name, or a text with a secret's shape (``sk-...``, a JWT, a password in a
+URL).  It is masked, so that another key does not make another request.  A *suspect* may be a
 credential or an id (``key``, ``session_id``, a random part of a path).  A suspect is replaced by a
 short digest, so that two ids are never taken for one.  Everything else stays.
 

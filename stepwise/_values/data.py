@@ -139,7 +139,6 @@ def checked_json(data: bytes, kind: Any) -> Any:
 
 
 def _validator(kind: Any) -> Any:
-    """Return pydantic's adapter for a type."""
     try:
         return _adapters(kind)
     except TypeError:  # not hashable

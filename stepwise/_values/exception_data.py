@@ -330,7 +330,7 @@ def _value(field: Any, error: BaseException) -> Any:
 
 
 def _verify(chain: list[BaseException], facts: list[dict[str, Any]]) -> None:
-    """Restore each exception; note why those that come back different do so."""
+    """Restore each exception once; note the reason if the result is different."""
     written = json.loads(json.dumps(facts))
     for number, (error, fact) in enumerate(zip(chain, facts, strict=True)):
         if fact["why"]:

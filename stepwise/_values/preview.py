@@ -434,7 +434,7 @@ class Secrets:
             return False
 
     def holds(self, value: Any) -> bool:
-        """Return whether a value is one of the secrets."""
+        """Return whether a value is a known secret."""
         known = self._objects.get(id(value))
         if known is not None and known[0] is value:
             return True
@@ -476,7 +476,7 @@ def _mapped(value: Any, mask: Callable[[str], str], numbers: Container[str]) -> 
 
 
 def _forms(text: str) -> list[str]:
-    """Return a text in the forms that ``repr``, JSON, URLs and base64 give it, and as it is."""
+    """Return a text as it is, and in the forms of ``repr``, JSON, URLs and base64."""
     import json
 
     written = [repr(text)[1:-1], json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]]
@@ -639,7 +639,7 @@ class Hiding:
         return found
 
     def stored(self, bound: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the arguments of a call without the secret ones."""
+        """Return the arguments of a call without its secrets."""
         if not self.secret:
             return bound
         return {name: value for name, value in bound.items() if name not in self.secret}

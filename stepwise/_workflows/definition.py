@@ -354,7 +354,7 @@ class Callee:
         compensates: whether the run's side effects are undone when it fails.
         promised: whether the caller receives the run id at once, and relies on it.
         tags: names and texts for finding the run.
-        budget: the limit of what the run may spend; ``None`` for no limit.
+        budget: the limit of the run's spending; ``None`` for no limit.
     """
 
     instance: Any = None

@@ -1,6 +1,6 @@
 """The execution of runs in another process, on behalf of an engine.
 
-Each run that executes in a shared process has its own log of what it prints.  ``sys.stdout`` and
+Each run in a shared process has its own log of printed text.  ``sys.stdout`` and
 ``sys.stderr`` are replaced by writers that look up which run is printing.  A context variable names
 the run in the run's own threads and tasks; the scope names it in threads that its code starts.
 
@@ -516,7 +516,7 @@ def _carry_out(order: Order, where: str) -> Reply:
     seal = seal_for(store)
     facts = facts_of(store, seal, order.run_id)
     if facts is not None and facts.status == "failed" and facts.end not in (0, order.end):
-        # It failed after the submission: in a task whose node died before it could report that.
+        # It failed after the submission, in a task that could not report that before its node died.
         error = error_of(store, seal, facts)
         if error is not None:
             raise error
@@ -666,7 +666,7 @@ _kept: dict[str, object] = {}  # names that were added to this process's __main_
 
 
 def _keep_names(function: Any) -> None:
-    """Add the classes and functions of the submitter's ``__main__`` to the one of this process.
+    """Add the classes and functions of the submitter's ``__main__`` to this ``__main__``.
 
     These objects came by value.  Recorded by name, they refer to the script's own objects where
     the run is inspected or resumed.

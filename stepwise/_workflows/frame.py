@@ -495,7 +495,7 @@ class ModuleState:
             )
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Assign the globals of a checkpoint, and report those that cannot be restored."""
+        """Assign the globals of a checkpoint; report any global that cannot be restored."""
         again = self._active.run_id in memory.runs  # globals are as this process left them
         self._changed = list(values.get(_CHANGED, ()))
         mine = memory.runs.get(self._active.run_id, {})
@@ -526,7 +526,7 @@ class ModuleState:
 
     @reports
     def replayed(self) -> None:
-        """Report that the function begins again with globals that were assigned meanwhile."""
+        """Report that the function restarts with globals that this process has changed."""
         changed = [
             n for n in self._assigned if memory.globals[self._key(n)] != _mark(self._value(n))
         ]
@@ -556,7 +556,7 @@ def _has_slots(value: Any) -> bool:
 
 
 def _state_of(holder: Any) -> dict[str, Any]:
-    """Return the attributes of an instance with slots, or those of a class except functions."""
+    """Return the attributes of a slotted instance, or of a class without its functions."""
     if not isinstance(holder, type):
         return attributes(holder)
     return {
@@ -1038,8 +1038,8 @@ class WorkflowFrame(Frame):
         """Return whether to take a checkpoint before the next statement.
 
         A checkpoint is always taken before a statement that may wait.  A statement that certainly
-        calls a step, or has called one, gets a checkpoint if a second execution of the code before
-        it could draw other values: these flow into the step.  A checkpoint that is due is taken
+        calls a step, or has called one, gets a checkpoint if the code before it could draw other
+        values in a second execution: these flow into the step.  A checkpoint that is due is taken
         early if no value was drawn, since no second checkpoint will be necessary.
         """
         rewritten, before = self.rewritten, self.drawn
@@ -1220,7 +1220,7 @@ class WorkflowFrame(Frame):
         return isinstance(iterator, Skipped)
 
     def counted(self, name: str, iterator: Iterator[Any], values: dict[str, Any]) -> Iterator[Any]:
-        """Count the items of an iterator that cannot be recorded; on resume, skip earlier ones."""
+        """Count the items of an iterator that cannot be recorded; on resume, skip past items."""
         counted = counting(iterator, self.rewritten.heads[name], values, self.rewritten)
         before = values.get(name)
         values.clear()
@@ -1267,7 +1267,7 @@ class WorkflowFrame(Frame):
         return manager
 
     def _entered(self, point: Point) -> Mapping[int, int]:
-        """Return how often the open blocks entered each lock, since a resumed run does so again."""
+        """Return how often the open blocks entered each lock, since a resumed run repeats that."""
         if not self.inside:
             return {}
         entered = [held for (number, _), held in self.inside.items() if number in point.withs]

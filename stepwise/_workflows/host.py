@@ -451,7 +451,7 @@ class HostStore:
         return facts_of(self.store, self.seal, run_id)
 
     def is_of_file(self, facts: RunFacts, names: Sequence[str], file: str) -> bool:
-        """Return whether a file defines a run's program, under one of these full names."""
+        """Return whether a file defines a run's program under any of these full names."""
         return is_of_file(self.store, self.seal, facts, names, file)
 
     def get(self, run_id: str, name: str) -> tuple[Mapping[str, Any], bytes]:
@@ -566,7 +566,7 @@ class RunPieces:
         return value
 
     def _slim(self, entry: Entry) -> Entry:
-        """Return the entry; without its value if it is a piece, since that is read again on use."""
+        """Return the entry, without the value of a piece: the value is read again on use."""
         outcome = entry.outcome
         is_piece = outcome is not None and outcome.call.module == self._module
         return entry._replace(payload=b"") if is_piece else entry
@@ -687,8 +687,6 @@ class PieceRun(OpenedRun):
 
 
 class _PieceStep(Step):
-    """The step that represents a piece."""
-
     def watched(self, bound: Mapping[str, Any]) -> Watched:
         """Return nothing: changes of the inputs are among the cell's outputs."""
         return NOTHING_WATCHED

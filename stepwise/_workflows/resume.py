@@ -320,7 +320,6 @@ class WorkflowRun(OpenedRun):
         )
 
     def _replay(self) -> None:
-        """Replay the run from the top, with the journal's answers."""
         active = self.active
         if active.facts.pruned:
             raise CodeChangedError(

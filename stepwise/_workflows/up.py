@@ -380,7 +380,7 @@ class Supervisor:
         self._bells: dict[str, Bell] = {}
         self._plans: dict[Key, _Plan] = {}
         self._agenda: list[tuple[float, float, Key]] = []  # a heap: moment, age of the run, run
-        self._moments: set[tuple[float, Key]] = set()  # what lies in it
+        self._moments: set[tuple[float, Key]] = set()  # the moments and runs in the heap
         self._jobs: dict[Key, Underway] = {}
         self._left: dict[Key, _LeftAlone] = {}
         self._strange: set[str] = set()  # workflows that are not known here
@@ -508,7 +508,6 @@ class Supervisor:
     # -- looking ---------------------------------------------------------------------------------
 
     def _scan(self) -> None:
-        """Look at all unfinished runs."""
         for url, backlog in self._backlogs.items():
             try:
                 self._renew_bell(url)
@@ -781,7 +780,7 @@ class Supervisor:
 
 
 def _behind() -> float:
-    """Return how many seconds the time of day is behind a clock that nobody sets."""
+    """Return how many seconds the time of day is behind the monotonic clock."""
     return clock.elapsed() - clock.now()
 
 

@@ -1,8 +1,8 @@
 """``@workflow``: a function whose progress survives the process.
 
 The :class:`Workflow` object is a wrapt ``FunctionWrapper``, since wrapt binds best to instances
-and classes.  Three things differ: a workflow reports its own class, so that stock cloudpickle does
-not take it for the bare function; it is equal only to itself; and it can be pickled.
+and classes.  Three things differ.  A workflow reports its own class, so that stock cloudpickle does
+not take it for the bare function.  It is equal only to itself, and it can be pickled.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class _Offers(TakesOptions, Generic[P, R_co]):
     if not TYPE_CHECKING:
 
         def options(self, /, **changes: Any) -> Any:
-            """Copy the workflow with other options: those of :func:`workflow`, and the ones below.
+            """Copy the workflow with other options: any of :func:`workflow`, and two more.
 
             Args:
                 run_id: the run that a call means, instead of the run derived from its arguments.
@@ -427,7 +427,7 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
         secret: names of parameters whose values are never stored and never shown (``"self.NAME"``:
             an attribute).  They do not distinguish runs, and a resumed run takes them from its
             call.
-        redact: names of parameters that are stored but not shown; or a function of a name and a
+        redact: names of parameters that are stored but not shown.  Or a function of a name and a
             value that returns the text to show, or ``None`` for the usual text.
 
     Raises:

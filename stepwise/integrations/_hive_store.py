@@ -3,7 +3,7 @@
 A file holds what hive itself would write, and two more keys.  The first key holds the SHA-256 of
 everything after it; the last key says that there must be a checksum.  Hive ignores and keeps
 unknown keys.  A single damage cannot remove both keys, and a file that hive rewrites has them in
-another place.  A file of hive's own can thus be told from a damaged file of this store.
+another place.  Hive's own files thus differ from damaged files of this store.
 """
 
 from __future__ import annotations

@@ -179,8 +179,7 @@ def continued(thread: Thread, config: Mapping[str, Any]) -> Whence:
     if own and not with_input:
         newest = max(own, key=lambda each: each.number)
         return Whence(newest, goes_on=True, invocation=invocation)
-    # A Command is applied again at its own checkpoint: at a later one, it would answer another
-    # question.
+    # A Command is applied again at its own checkpoint: later, it would answer another question.
     first = min(
         (thread.checkpoints[each].number for each in bases if each in thread.checkpoints), default=0
     )

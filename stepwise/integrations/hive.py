@@ -364,7 +364,7 @@ class HiveExecution:
         return result
 
     def _cut_short(self, result: Any) -> bool:
-        """Return whether the step limit alone may have ended the graph: a success for hive."""
+        """Return whether the step limit may have cut the graph short, a success for hive."""
         most = getattr(self._graph, "max_steps", None)
         if most is None or result.paused_at or result.steps_executed < most:
             return False
@@ -593,7 +593,7 @@ def executor_class() -> Any:
 
     - ``store``: a URL, a path or a store; by default the configured one, ``~/.stepwise``.
     - ``run_id``: by default derived from the graph, the goal, the input and the session state.
-      hive itself has an argument of that name since v0.9, and gets the same value.
+      Since v0.9, hive itself has such an argument, and gets the same value.
     - ``side_effects``: whether repeating a tool would double an effect outside.  If a process dies
       inside such a tool, the tool is in doubt.
 
@@ -616,7 +616,7 @@ def executor_class() -> Any:
 
 
 class _RecordingMixin:
-    """The recording methods, which precede those of hive's own class."""
+    """The recording methods, which override hive's own."""
 
     def __init__(
         self,

@@ -153,7 +153,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
     # -- reading ---------------------------------------------------------------------------------
 
     def get_tuple(self, config: Config) -> Any:
-        """Return a checkpoint with its writes: the one of the config's id, otherwise the newest.
+        """Return the config's checkpoint, otherwise the newest, with its writes.
 
         Returns:
             LangGraph's ``CheckpointTuple``, or ``None`` if the checkpoint is missing.
@@ -180,7 +180,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         before: Config | None = None,
         limit: int | None = None,
     ) -> Iterator[Any]:
-        """Yield checkpoints with their writes, the newest first; leave damaged ones out.
+        """Yield checkpoints with their writes, the newest first; skip damaged checkpoints.
 
         Args:
             config: restrict the list to its thread, namespace and checkpoint id, if it has these.
@@ -429,7 +429,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
     def _keep(
         self, thread_id: str, wanted: Callable[[Stored], bool], *, told: bool = False
     ) -> None:
-        """Delete the checkpoints that are neither wanted nor needed by wanted ones.
+        """Delete all checkpoints that are neither wanted nor needed by a wanted checkpoint.
 
         Args:
             wanted: called for each intact checkpoint, the newest first.
@@ -634,7 +634,7 @@ def _noted(config: Config, found: Any) -> Any:
 
 
 def _goes_on(config: Config, metadata: Mapping[str, Any], parent: str) -> bool:
-    """Return whether a writer took a checkpoint for the newest, without requesting it by id."""
+    """Return whether a writer took a checkpoint for the newest, and did not name its id."""
     facts, source = config["configurable"], metadata.get("source")
     if source == "update":
         place = _thread_of(config), facts.get("checkpoint_ns") or "", parent

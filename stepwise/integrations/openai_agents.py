@@ -98,7 +98,7 @@ class StepwiseSession:
         return await asyncio.to_thread(self._locked, act)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a checkpoint of a workflow: the store's place, not what was read."""
+        """Return the state for a checkpoint of a workflow: the store's place, without the items."""
         where = public_url(self._where) if isinstance(self._where, str) else self._where
         return {**self.__dict__, "_where": where, "_conversation": None, "_mutex": None}
 
@@ -166,12 +166,10 @@ class _Conversation:
         self._done: dict[str, Item | None] = {}  # the results of operations, by key
 
     def read(self) -> list[Item]:
-        """Return the items."""
         self._refresh()
         return json.loads(json.dumps(self._items))  # type: ignore[no-any-return]  # the SDK changes its own
 
     def add(self, key: str, items: list[Item]) -> None:
-        """Append items."""
         try:
             data = json.dumps(items, ensure_ascii=False).encode()
         except (TypeError, ValueError) as error:
@@ -182,7 +180,6 @@ class _Conversation:
         self._write(lambda: (["add", key], data), key)
 
     def pop(self, key: str) -> Item | None:
-        """Remove the newest item."""
         self._write(
             lambda: (["pop", key], json.dumps(self._items[-1]).encode()) if self._items else None,
             key,

@@ -149,7 +149,7 @@ def _backend_class() -> Any:
 
 
 def _entered_by_steps() -> str:
-    """Return who connects to an MCP server: the first step that needs it, if pydantic-ai can."""
+    """Return the lifecycle of MCP servers: entered by the first step, if pydantic-ai knows that."""
     lifecycles = importlib.import_module("pydantic_ai.durable_exec._spec")
     known = typing.get_args(getattr(lifecycles, "Lifecycle", None))
     return "enter-in-durable-unit" if "enter-in-durable-unit" in known else "enter-always"
@@ -168,7 +168,7 @@ def _not_recordable(error: Exception) -> NotRecordableError:
 
 
 class _Durability:
-    """The methods that pydantic-ai calls; they precede those of its own class."""
+    """The methods that pydantic-ai calls, which override its own."""
 
     name: str
     _options: Mapping[str, Options]
@@ -194,7 +194,6 @@ class _Durability:
         return self._backend
 
     def for_agent(self, agent: Any) -> Any:
-        """Return the capability for one agent."""
         self._backend = None  # a copy of this object is bound, under the agent's name
         return cast("Any", super()).for_agent(agent)
 
@@ -256,7 +255,7 @@ class StepwiseDurability(_Capability[AgentDepsT]):  # type: ignore[misc]
         name: the prefix of the steps' names; by default the name of the agent.
         model_options: options of :func:`stepwise.step` for model requests: ``retries``,
             ``retry_on``, ``backoff``, ``timeout`` (seconds).
-        tool_options: options of :func:`stepwise.tool` for the agent's tools: those above, and
+        tool_options: options of :func:`stepwise.tool` for the agent's tools: the above, and
             ``side_effect``, ``in_doubt``, ``fails_cleanly``, ``idempotent``.  A single tool may
             have its own options in its metadata: ``metadata={"stepwise": {"side_effect": True}}``,
             or ``{"stepwise": False}`` to leave its calls unrecorded.  A tool decorated with
@@ -416,7 +415,7 @@ class _Operation(NamedTuple):
 
 
 class _Backend:
-    """The methods of the backend, which precede those of pydantic-ai's own class."""
+    """The methods of the backend, which override pydantic-ai's own."""
 
     _steps: dict[str, tuple[Options, Step]]
 

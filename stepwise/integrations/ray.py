@@ -66,7 +66,7 @@ def check_options(resources: Mapping[str, Any]) -> None:
     """Refuse options of Ray's tasks that stepwise itself sets.
 
     Raises:
-        ConfigurationError: one of the options is among these.
+        ConfigurationError: there is such an option.
     """
     for option in _OURS_OF_RUNS:
         if option in resources:

@@ -9,8 +9,8 @@
 
 A note is torn if a crash or a reader comes in between; then its seal does not fit.
 
-Where nothing can be written (a read-only disk, a store of another user), SQLite refuses to read a
-database with a log: it may have to make files beside the database.  A temporary copy is read
+SQLite refuses to read a database with a log where it cannot write, as on a read-only disk or in a
+store of another user: it may have to make files beside the database.  A temporary copy is read
 instead, and made again when the database has changed.
 """
 
@@ -79,7 +79,7 @@ def make_folder(database: str, beside: Iterable[str]) -> None:
 
 
 def _check_others(database: str, beside: Iterable[str]) -> None:
-    """Refuse a folder in which others could replace files, or have already made some.
+    """Refuse a folder in which others could replace files, or have already done so.
 
     Raises:
         StoreError: others could, or have.
@@ -301,7 +301,7 @@ _NAME = r"[0-9a-f]{2}/[0-9a-f]{2}/[0-9a-f]{28}\.val"
 
 
 class Values:
-    """The value files of a folder, with those that the open transaction made or gave up."""
+    """The value files of a folder, and the files that the open transaction made or gave up."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -343,7 +343,7 @@ class Values:
             self._remove(self._doomed.pop())
 
     def undo(self) -> None:
-        """Undo a transaction: delete its new value files, and keep the replaced ones."""
+        """Undo a transaction: delete its new value files, and keep the replaced files."""
         self._doomed = []
         while self._fresh:
             self._remove(self._fresh.pop())

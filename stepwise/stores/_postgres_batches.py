@@ -177,7 +177,6 @@ def post_batch(connection: Connection, schema: str, me: int, batch: RunBatch) ->
 
 
 def _statement(schema: str, me: int, each: RunBatch, durable: bool) -> Statement:
-    """Return the statement that writes a batch."""
     tables = {name: rows for name, rows in _rows(each).items() if rows}
     values: list[Any] = [me, each.held.run, each.held.epoch, each.turn, each.batch.mark]
     for rows in tables.values():
@@ -187,7 +186,6 @@ def _statement(schema: str, me: int, each: RunBatch, durable: bool) -> Statement
 
 
 def _rows(each: RunBatch) -> dict[str, list[Any]]:
-    """Return the rows of a batch by table."""
     batch, head, removed = each.batch, each.batch.head, {*each.batch.delete} - each.put.keys()
     return {
         "records": [(number, bytes(data)) for number, data in each.records.items()],

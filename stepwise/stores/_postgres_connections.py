@@ -352,7 +352,7 @@ class Connection(psycopg.Connection[Any]):
         self._posted += 1
 
     def execute_all(self, statements: Sequence[Statement]) -> list[Any]:
-        """Execute statements in one transaction, after the posted ones; return the rows."""
+        """Execute statements in one transaction, after all posted statements; return the rows."""
         if len(statements) == 1:
             return self.execute(*statements[0], binary=True).fetchall()  # type: ignore[no-any-return]
         self._begin_pipeline()
@@ -360,7 +360,7 @@ class Connection(psycopg.Connection[Any]):
         return [row for each in cursors for row in each]
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:
-        """Execute a statement after the posted ones."""
+        """Execute a statement after all posted statements."""
         if self._stack is None:
             return super().execute(*args, **kwargs)
         (cursor,) = self._execute_in_pipeline([args], **kwargs)
@@ -420,7 +420,7 @@ def _until(gen: Any, until: float) -> Generator[Any, Any, Any]:
 class Connections:
     """The connections of a store in this process: as many as are needed at once, kept open.
 
-    The last used connection is used next, so that its posted statements precede new ones.
+    The last used connection is used next, so that its posted statements come first.
 
     Args:
         conninfo: the connection string for libpq, with the password.
@@ -608,7 +608,7 @@ class Connections:
     # -- end -------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close all idle connections; the others are closed when they are given back."""
+        """Close all idle connections; close the others when they are returned."""
         self.closed = True
         self._lose()
 
@@ -683,7 +683,7 @@ class ServerFacts(NamedTuple):
     Args:
         settings: values by name.
         seconds: the duration of one request.
-        ahead: seconds by which the server's clock is ahead of ours.
+        ahead: seconds by which the server's clock is ahead of this machine's.
         standby: whether the server follows another one, and refuses writes.
         direct: whether there is no pooler in between.
     """

@@ -216,9 +216,9 @@ class Presence:
 
     def _listen(self, connection: Connection) -> None:
         if connection.direct:  # a pooler may give another connection of the server to the next
-            connection.add_notify_handler(self._hear)  # for what comes with an answer
+            connection.add_notify_handler(self._hear)  # for those that come with an answer
             connection.execute(f"LISTEN {channel(self._schema)}")
-            self._first += 1  # what was not heard counts as a change
+            self._first += 1  # missed notifications count as a change
             self._hears = True
 
     def _hear(self, notify: psycopg.Notify) -> None:

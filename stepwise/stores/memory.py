@@ -112,7 +112,7 @@ class MemoryStore:
         )
 
     def newest_heads(self, *, unfinished: bool = False) -> Iterator[Head]:
-        """Yield the heads of all runs, or only of unfinished ones, the newest run first."""
+        """Yield the heads of all runs, or of all unfinished runs, the newest first."""
         with self._lock:
             found = sorted(self._runs.values(), key=lambda run: -run.place)
             heads = [run.head for run in found if run.head is not None]

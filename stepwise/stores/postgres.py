@@ -88,10 +88,10 @@ class PostgresStore:
     """A store of runs in a Postgres database, for any number of machines.
 
     Args:
-        url: ``postgresql://user@host/database``, in the form of libpq.  Further parameters:
-            ``schema`` (of the tables, ``stepwise``), ``lease_seconds`` (how long a silent process
-            keeps its runs, 30), ``patience_seconds`` (how long to wait for a server that went
-            away, 60), ``pool_size`` (maximal connections, 4; one more beats and listens).
+        url: ``postgresql://user@host/database``, in the form of libpq.  stepwise's own parameters
+            are ``schema`` (of the tables, ``stepwise``) and ``pool_size`` (maximal connections, 4;
+            one more beats and listens).  ``lease_seconds`` (30) is how long a silent process keeps
+            its runs; ``patience_seconds`` (60) is how long to wait for a server that went away.
 
     Raises:
         ConfigurationError: the URL cannot be used as it is written.
@@ -508,7 +508,7 @@ class PostgresStore:
         return itertools.starmap(_head, self._pages(page, 1 << 62))
 
     def newest_heads(self, *, unfinished: bool = False) -> Iterator[Head]:
-        """Yield the heads of all runs, or only of unfinished ones, the newest run first."""
+        """Yield the heads of all runs, or of all unfinished runs, the newest first."""
         which = " AND NOT finished" if unfinished else ""
         columns = "run, name, flow, finished, data"
 
