@@ -97,7 +97,7 @@ class SharedMemory:
         """Reduce a memoryview: of a whole object to a view of the object, of a part to a copy."""
         whole: Any = None
         if len(view.format) != 1:
-            return NotImplemented  # memoryview.cast() has no such format
+            return NotImplemented  # no view of such a format can be made
         if type(view.obj) in _LINKED or type(view.obj) is bytes:
             whole = memoryview(view.obj)
         if whole is not None and whole.nbytes == view.nbytes and view.c_contiguous:

@@ -312,7 +312,7 @@ def is_copy(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
 
 
 def class_of(function: Callable[..., Any]) -> Any:
-    """Return the class in which a function is defined, by the function's qualified name."""
+    """Return the class or module that defines a function, according to its qualified name."""
     return found_at(function.__module__, function.__qualname__.rpartition(".")[0])
 
 

@@ -1,8 +1,8 @@
 """The execution of runs in another process, on behalf of an engine.
 
-Each run in a shared process has its own log of printed text.  ``sys.stdout`` and
-``sys.stderr`` are replaced by writers that look up which run is printing.  A context variable names
-the run in the run's own threads and tasks; the scope names it in threads that its code starts.
+Each run in a shared process has its own log of printed text.  ``sys.stdout`` and ``sys.stderr`` are
+replaced by writers that look up which run is printing.  A context variable names the run in the
+run's own threads and tasks; the scope names it in threads that its code starts.
 
 The submitter decides which run a call means, and records that run, so that callers can rely on its
 id.  The engine carries an :class:`Order` to another process, which takes the run over and executes

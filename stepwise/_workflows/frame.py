@@ -238,7 +238,7 @@ class Complaints:
         """Report several steps in an ``except`` or ``finally`` block, if they are in one.
 
         Args:
-            code: of the workflow function, which is being executed below.
+            code: of the workflow function, which is on the stack.
         """
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code is not code:
@@ -757,7 +757,7 @@ def _attributes_of(code: types.CodeType, name: str, depth: int) -> list[str]:
 
 _MANY = 20  # steps in one statement, by one helper
 _SEVERAL = 3  # steps without a boundary
-_ALLOWED = 0.05  # seconds for checkpoints before statements that only may call a step
+_ALLOWED = 0.05  # seconds for checkpoints before statements that might call a step
 _GUESSES = 0.05  # share of the run's time for such checkpoints, in a long run
 _SHARE, _COST, _SETTLED = 0.1, 0.002, 30.0  # share of the run's time; seconds each; seconds run
 _NO_ITERATORS = ("generator", "async_generator", "coroutine")
@@ -937,7 +937,7 @@ class WorkflowFrame(Frame):
         return named
 
     def look(self, result: object) -> Looked | None:
-        """Capture a result before it is recorded; return ``None`` if it is not referred to."""
+        """Capture a result before it is recorded; return ``None`` if no reference will be made."""
         return self.known.look(result)
 
     def recorded(self, number: int, record: Record, looked: Looked | None) -> None:

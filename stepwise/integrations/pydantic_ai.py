@@ -46,7 +46,7 @@ _KEY = "stepwise"  # of the options in a tool's metadata
 _RUNNING = frozenset({"retries", "retry_on", "backoff", "timeout"})
 _EFFECTS = frozenset({"side_effect", "in_doubt", "fails_cleanly", "idempotent"})
 _NOT_SENT = frozenset({"metadata"})  # fields of a tool's definition that no model receives
-_NOT_SAID = frozenset({"extra_headers", "timeout"})  # secrets and trace ids; no part of a request
+_NOT_SAID = frozenset({"extra_headers", "timeout"})  # secrets and trace ids; a time limit
 _VALUES = (str, bytes, int, float, type(None), tuple, frozenset)
 _CONTAINERS = (list, dict, set)
 
