@@ -7,11 +7,11 @@ before it.  Two stores thus hold the same history of an entry if they hold the s
 number.
 
 A run is copied with its child runs and their inboxes.  The copier holds the leases of both stores,
-so that no process executes the run meanwhile.  Everything is compared first: if anything prevents
-the copy of a run, nothing of that run is written.  Each entry is then marked as incomplete, so that
-no process executes it, and written in batches.  Each batch is read back and compared.  The last
-batch removes the mark.  The next copy continues a copy that was cut off.  Memory holds only some
-megabytes, or one record or object.
+so that no process executes the run in the meantime.  Everything is compared first: if anything
+prevents the copy of a run, nothing of that run is written.  Each entry is then marked as
+incomplete, so that no process executes it, and written in batches.  Each batch is read back and
+compared.  The last batch removes the mark.  The next copy continues a copy that was cut off.
+Memory holds only some megabytes, or one record or object.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ class _StoreEntry:
         log that lacks its end.
         """
         first = tuple(next(self._batches(), [])[:1])  # copy() writes it again
-        # No process guards a log, which grows meanwhile: only a run is marked as incomplete.
+        # No process guards a log, which may grow in between: only a run is marked as incomplete.
         put = {COPYING: b"by stepwise copy"} if self.facts is not None else {}
         self._write(epoch, Batch(first, put=put, mark=self._mark()))
 
@@ -537,7 +537,7 @@ class Copier:
     def _write(self, entries: list[_StoreEntry], epoch: int) -> None:
         """Write a run with its inbox and its child runs.
 
-        The run comes first, marked as incomplete, so that no process begins it anew.  It is
+        The run comes first, marked as incomplete, so that no process starts it over.  It is
         complete once its child runs are.
         """
         top = entries[0]

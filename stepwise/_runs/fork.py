@@ -1,6 +1,6 @@
 """A fork: a new run that resumes from a point of another run, with other variables or results.
 
-The records up to that point are copied, and sealed anew for the new run; later records are not.
+The records up to that point are copied, and sealed again for the new run; later records are not.
 Completed steps are thus not repeated, and either run can be deleted without harm to the other.
 Side effects that the fork makes itself get new idempotency keys.  Only the source can undo the
 shared side effects.
@@ -270,7 +270,7 @@ def _write(
         cancelling="",
         cancels=0,  # the fork has its own inbox
         undoing=False,
-        pruned=1 if facts.pruned else 0,  # the record of its beginning is written anew
+        pruned=1 if facts.pruned else 0,  # the record of its beginning is written again
         created_at=now,
         updated_at=now,
         trace={},  # a fork begins its own trace

@@ -87,7 +87,7 @@ def messages_of(store: Store, seal: Seal, facts: RunFacts) -> list[InboxMessage]
 
 
 def untaken(store: Store, seal: Seal, run_id: str, taken: Taken) -> list[str]:
-    """Return the signals to a run that the run has not taken, in words."""
+    """Return the signals to a run that the run has not taken, as text."""
     return [
         f"the signal {each.name!r} (message {each.number})"
         for each in Inbox(store, seal, run_id).look(tolerant=True)
@@ -96,7 +96,7 @@ def untaken(store: Store, seal: Seal, run_id: str, taken: Taken) -> list[str]:
 
 
 def unacted(store: Store, seal: Seal, facts: RunFacts) -> list[str]:
-    """Return the messages, answers included, on which a run has not acted yet, in words."""
+    """Return the messages, answers included, on which a run has not acted yet, as text."""
     entries = [*read_entries(store, seal, facts.run_id, Position(facts.pruned, None))]
     kept = {each.number for each in messages_of(store, seal, facts) if each.status == "kept"}
     asked = Questions(entries)
@@ -176,12 +176,12 @@ def deliver(
 
     Raises:
         RunEndedError: the run has completed, failed or been cancelled.
-        RunNotFoundError: the run was deleted meanwhile.
+        RunNotFoundError: the run was deleted in the meantime.
     """
     refuse_ended(facts)
     inbox = Inbox(store, seal, facts.run_id)
     number = inbox.post(kind, name, value, **more)
-    if facts_of(store, seal, facts.run_id) is None:  # deleted meanwhile: clean up the inbox
+    if facts_of(store, seal, facts.run_id) is None:  # deleted since: clean up the inbox
         inbox.delete()
         raise gone(store, facts.run_id)
     Bell(store, seal).ring(facts.run_id)

@@ -104,7 +104,7 @@ def delete_run(store: Store, seal: Seal, run_id: str) -> None:
         inbox.delete()  # first: the next run with this id would inherit it
         store.delete(run_id, lease.epoch)
         bury(store, run_id)
-        inbox.delete()  # messages that arrived meanwhile
+        inbox.delete()  # messages that arrived since
     finally:
         lease.release()
 
@@ -262,7 +262,7 @@ def repair(
     if before.ok:
         return before
     if not (before.records or before.lost) and (accept_loss or not before.effects):
-        delete_run(store, seal, run_id)  # only marks are left: the next start begins the run anew
+        delete_run(store, seal, run_id)  # only marks are left: the next start begins from scratch
         return Verification(run_id, records=0, checkpoints=0)
     lease = Lease(store, run_id).acquire()
     try:

@@ -124,7 +124,7 @@ def _is_suspect_part(text: str) -> bool:
     return is_suspect(text) and not _HASH.fullmatch(text)
 
 
-_LONG = 16  # minimal characters of a key
+_LONG = 16  # minimum length of a key, in characters
 
 
 def digested(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Values in the form in which they are shown: shortened to a line, and without secrets.
+"""The display form of values: shortened to a line, and without secrets.
 
 No code of a user's class is called: a ``__repr__`` may load data, or query a database.  An object
 is shown by its fields if its class has a generated ``__repr__``, otherwise by its class.
@@ -47,7 +47,7 @@ class _Repr(reprlib.Repr):
     """``reprlib`` with shorter texts for large values, and without memory addresses.
 
     Args:
-        text: maximal characters of a text.
+        text: the maximum length of a text, in characters.
         mask: replaces hidden parts of a text, before the text is shortened.
     """
 
@@ -228,7 +228,7 @@ def _asks_others(x: Any) -> bool:
 
 
 _args: Any = BaseException.args
-_LOOK = 200  # maximal objects to examine
+_LOOK = 200  # maximum number of objects to examine
 _SHOWN_BY_NAME = (type, types.ModuleType, types.FunctionType, types.CodeType)
 _WITH_SHAPES = frozenset(
     (
@@ -332,7 +332,7 @@ def preview_arguments(
 HIDDEN = "<secret>"
 """The text that replaces a secret."""
 
-_LEAST, _LEAST_INSIDE = 4, 8  # minimal characters of a text that is searched for
+_LEAST, _LEAST_INSIDE = 4, 8  # minimum length of a text to search for
 _DEPTH = 6
 _MARKS_OF_DATA = (
     "__dataclass_fields__",

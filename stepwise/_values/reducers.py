@@ -57,7 +57,7 @@ _MACHINERY = frozenset(
         *("all_tasks_done", "_getters", "_putters", "_finished"),
     )
 )
-"""Attributes that are made anew: waiters, and the objects that they wait with."""
+"""Attributes that are made from scratch: waiters, and the objects that they wait with."""
 
 
 @functools.lru_cache(maxsize=1000)

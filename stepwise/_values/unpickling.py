@@ -149,7 +149,7 @@ def collected(views: list[memoryview]) -> Data:
 
 
 def stable(view: memoryview) -> memoryview:
-    """Return a view whose bytes stay the same: a copy, if other code could change them meanwhile.
+    """Return a view whose bytes stay the same: a copy, if other code could change them.
 
     A record with the seal of one state and the bytes of another would be damaged.
     """

@@ -302,7 +302,7 @@ class Reply(NamedTuple):
         kind: ``"recorded"``: the result is in the journal; ``"value"``: the result is in ``data``,
             since it could not be recorded; ``"error"``: an exception ended or stopped the run.
         data: the value or the exception, encoded.
-        place: where the run was executed, in words.
+        place: where the run was executed, as text.
         trace: the traceback of the exception, as text.
         suspended: whether the run waits, and continues later.
         refused: whether the workflow could not be called at all.
@@ -498,7 +498,7 @@ def carry_out(order: Order, where: str) -> Reply:
     """Execute a run, and return how it ended, even if it raised.
 
     Args:
-        where: the place of this process, in words: ``on node ...``.
+        where: the place of this process, as text: ``on node ...``.
 
     Raises:
         KeyboardInterrupt: the engine cancelled the task.
@@ -605,7 +605,7 @@ def carry_on(order: Continuation, where: str) -> Reply:
     begins, and steps in flight may end.
 
     Args:
-        where: the place of this process, in words: ``on node ...``.
+        where: the place of this process, as text: ``on node ...``.
     """
     try:
         with RunOutput(order.logs) as output, _drained_by_interrupts():

@@ -271,7 +271,7 @@ class HostedRun(OpenedRun):
         return checkpoint
 
     def record_resumed(self, told: str, step: int, *, if_changed: str = "") -> None:
-        """Record and report that the run resumes, in words and after how many steps.
+        """Record and report how the run resumes, and after how many steps.
 
         Args:
             if_changed: the notice if the program's code has changed.

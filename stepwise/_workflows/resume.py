@@ -137,7 +137,7 @@ def _at(entry: Entry) -> float:
 def record_resumed(
     active: ActiveRun, how: str, step: int, *, code: str, void: bool = False
 ) -> None:
-    """Record how the run resumes, in words, and after how many steps; see :class:`Resumed`."""
+    """Record how the run resumes, and after how many steps; see :class:`Resumed`."""
     now, facts = time.time(), active.facts
     had_ended = facts.end or facts.status in ("failed", "cancelled")
     # Requests to cancel the attempt that ended are void; two may have come at once.
@@ -352,7 +352,7 @@ class WorkflowRun(OpenedRun):
         return f", in its child run {children[0]}{more}" if children else ""
 
     def _with_nothing_done(self) -> str:
-        """Return the reason why the journal answers no step, in words."""
+        """Return the reason why the journal answers no step, as text."""
         active = self.active
         if active.facts.undone:
             return ": its side effects were undone"

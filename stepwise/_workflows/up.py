@@ -118,7 +118,7 @@ class Engine(Protocol):
         """Begin to execute a run, and return at once; call ``job.end()`` when that is over.
 
         Returns:
-            the place of execution, in words; empty for this process, whose output shows the run.
+            the place of execution, as text; empty for this process, whose output shows the run.
         """
 
     def drain(self) -> None:
@@ -281,7 +281,7 @@ class Happening(NamedTuple):
     Args:
         kind: what happened; for ``ended`` and ``left``, ``status`` says more.
         status: of the run at that moment.
-        detail: in words.
+        detail: as text.
         command: the command that continues a run that is left, as a list of words.
     """
 
@@ -402,7 +402,7 @@ class Supervisor:
     # -- the loop --------------------------------------------------------------------------------
 
     def stop(self, by: int = signal.SIGTERM) -> None:
-        """Begin no further run, and end when the runs in progress have reached a good place.
+        """Begin no further run, and end when the runs in progress have reached a safe point.
 
         Call again to end at once.  Signal handlers may call this; ``by`` is the signal.
         """
@@ -417,7 +417,7 @@ class Supervisor:
 
     @property
     def is_executing(self) -> bool:
-        """True if runs are still in progress that did not reach a good place in time."""
+        """True if runs are still in progress that did not reach a safe point in time."""
         return bool(self._jobs)
 
     @property
@@ -766,7 +766,7 @@ class Supervisor:
         self._leave(run, f"{why}: {text}", last=_last(run))
 
     def _drain(self) -> None:
-        """Give the runs in progress time to reach a good place."""
+        """Give the runs in progress time to reach a safe point."""
         if not self._jobs:
             return
         self._say("draining", None, f"{count(len(self._jobs), 'run')} in progress")

@@ -194,9 +194,9 @@ class HiveCheckpointStore:
 
     Args:
         base_path: folder of a session; by default ``$HOME/.hive``.
-        on_corrupt: the result of loading a damaged checkpoint.  ``"fallback"``: the newest intact
-            checkpoint before it, or ``None``.  ``"raise"``: ``CorruptStoreError``.  ``"none"``:
-            ``None``, as with hive, which then starts from the top.
+        on_corrupt: what loading a damaged checkpoint returns or raises.  ``"fallback"``: the
+            newest intact checkpoint before it, or ``None``.  ``"raise"``: ``CorruptStoreError``.
+            ``"none"``: ``None``, as with hive, which then starts from the top.
 
     Raises:
         ConfigurationError: hive's package ``framework`` is missing, or ``on_corrupt`` is unknown.

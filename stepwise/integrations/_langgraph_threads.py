@@ -584,7 +584,7 @@ class ThreadStore:
 
     @contextmanager
     def writing(self, thread_id: str) -> Iterator[Writer]:
-        """Yield a writer of a thread, to which nothing else writes meanwhile.
+        """Yield the only writer of a thread.
 
         Raises:
             RunBusyError: another process has been writing to the thread for a minute.

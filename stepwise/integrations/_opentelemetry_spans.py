@@ -54,7 +54,7 @@ def usage_of(name: str, arguments: str, usage: Mapping[str, Any]) -> dict[str, s
 
     Args:
         name: of its step.
-        arguments: in the form in which they are shown.
+        arguments: in their display form.
         usage: the known facts about its answer.
     """
     asked = _ASKED.match(arguments)

@@ -101,10 +101,10 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         store: a URL (``"disk:/path"``, ``"memory:"``), a path or a store object; by default the
             configured store.
         serde: LangGraph's serializer; by default ``JsonPlusSerializer``.
-        on_corrupt: the reaction to a newest checkpoint that is damaged or lost, or needs a record
-            that is.  ``"raise"``: ``CorruptStoreError``.  ``"fallback"``: use the newest intact
+        on_corrupt: what happens if the newest checkpoint, or a record that it needs, is damaged or
+            lost.  ``"raise"``: ``CorruptStoreError``.  ``"fallback"``: use the newest intact
             checkpoint before it, with a notice.
-        on_stale: the reaction to a writer whose checkpoint is no longer the newest, since another
+        on_stale: what happens to a writer whose checkpoint is no longer the newest, since another
             writer has continued the thread.  ``"raise"``: ``ThreadMovedOnError``.  ``"branch"``:
             accept the write as the newest checkpoint.  A graph that is invoked or updated with the
             ``checkpoint_id`` of an older checkpoint branches there either way.
@@ -186,7 +186,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
             config: restrict the list to its thread, namespace and checkpoint id, if it has these.
             filter: restrict the list to checkpoints whose metadata has these values.
             before: restrict the list to checkpoints with a smaller id than this config's.
-            limit: the maximal number of checkpoints.
+            limit: the maximum number of checkpoints.
         """
         facts = config["configurable"] if config else {}
         only, ns = facts.get("checkpoint_id"), facts.get("checkpoint_ns")

@@ -62,7 +62,7 @@ class StepwiseSession:
         """Return the newest items, the oldest of them first.
 
         Args:
-            limit: the maximal number; ``None`` for all, or for the ``limit`` of
+            limit: the maximum number of items; ``None`` for all, or for the ``limit`` of
                 ``session_settings``.
 
         Raises:

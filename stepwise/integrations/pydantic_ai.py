@@ -399,7 +399,7 @@ def _plain_step(function: Callable[..., Any], name: str) -> Step:
 
 
 class _Operation(NamedTuple):
-    """One operation, in the form in which it is recorded.
+    """One operation, as it is recorded.
 
     Args:
         function: one of the functions above.

@@ -123,7 +123,7 @@ def execute(order: Order) -> Reply:
 
 
 def place_here(url: str) -> str:
-    """Return the place of this process, in words, and register its node for presence checks.
+    """Return the place of this process, as text, and register its node for presence checks.
 
     Args:
         url: the URL of the store that is about to be opened.
@@ -381,8 +381,8 @@ def submit(
     record when this returns.  A completed run returns its recorded result.  A run that a process
     already executes is not executed twice; the handle returns its result as well.
 
-    The task belongs to this process, and ends with it; the run is then ``crashed``.  ``stepwise up
-    --ray`` continues such a run, as does the same ``submit()`` once more.  When the node of the
+    The task belongs to this process, and ends with it; the run is then ``crashed``.  The command
+    ``stepwise up --ray`` continues such a run, as does the same ``submit()``.  When the node of the
     task dies, Ray restarts the task on another node, where the run continues in the middle of its
     function.  Ray never retries after an exception of the workflow: :meth:`RayHandle.result` raises
     the exception.

@@ -129,7 +129,7 @@ class LockFile:
                 self._descriptor = -1
 
     def keep(self) -> None:
-        """Take the held locks again, if the lock file was deleted or replaced meanwhile.
+        """Take the held locks again if the lock file was deleted or replaced.
 
         A lock that another process took first is lost; the epoch reveals that to its owner.
         """

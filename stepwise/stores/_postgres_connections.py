@@ -427,7 +427,7 @@ class Connections:
         where: the store's URL without the password, for messages.
         schema: the schema of the store's tables.
         patience: seconds to wait for a server that went away.
-        size: the maximal number of connections.
+        size: the maximum number of connections.
     """
 
     def __init__(

@@ -56,14 +56,14 @@ __all__ = ["PostgresStore"]
 
 R = TypeVar("R")
 
-_TOGETHER = 16 << 20  # maximal bytes of one statement
+_TOGETHER = 16 << 20  # maximum size of a statement, in bytes
 _FIRST_PAGES, _PAGE = (1, 32), 1000  # rows: many readers need only the first
 _WEIGHT = 4_000_000  # bytes after which a page of records ends
 _RELEASE_SECONDS = 5.0  # to wait for the server when a lease is released
 _TRIES = 20
-_LARGEST_POSTED = 256 << 10  # maximal bytes of a batch that is posted
+_LARGEST_POSTED = 256 << 10  # maximum size of a posted batch, in bytes
 _UNKNOWN = 0  # instead of the epoch of an acquisition without an answer
-_EPOCHS = 10_000  # maximal runs whose epochs are kept in memory
+_EPOCHS = 10_000  # maximum number of runs whose epochs are kept in memory
 
 _Send = Callable[[Connection, str, int, list[RunBatch]], set[int]]
 
@@ -89,7 +89,7 @@ class PostgresStore:
 
     Args:
         url: ``postgresql://user@host/database``, in the form of libpq.  stepwise's own parameters
-            are ``schema`` (of the tables, ``stepwise``) and ``pool_size`` (maximal connections, 4;
+            are ``schema`` (of the tables, ``stepwise``) and ``pool_size`` (maximum connections, 4;
             one more beats and listens).  ``lease_seconds`` (30) is how long a silent process keeps
             its runs; ``patience_seconds`` (60) is how long to wait for a server that went away.
 
@@ -412,7 +412,7 @@ class PostgresStore:
                 return None
             lost = held.lost(row[0])
             if lost is None and not attempt:
-                continue  # another thread may have received an answer meanwhile
+                continue  # another thread may have received an answer since
             if lost is None:
                 raise StoreError(
                     f"the store {self.url}: its server lost what was written last to a run of this "
