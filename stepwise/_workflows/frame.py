@@ -1037,10 +1037,10 @@ class WorkflowFrame(Frame):
     def _wants(self, number: int, values: dict[str, Any]) -> bool:
         """Return whether to take a checkpoint before the next statement.
 
-        A checkpoint is always taken before a statement that may wait.  A statement that certainly
-        calls a step, or has called one, gets a checkpoint if the code before it could draw other
-        values in a second execution: these flow into the step.  A checkpoint that is due is taken
-        early if no value was drawn, since no second checkpoint will be necessary.
+        A checkpoint is always taken before a statement that may wait.  It is also taken before a
+        statement that certainly calls a step, or has called one, if values were drawn since the
+        last checkpoint.  A second execution could draw other values, which flow into the step.  A
+        checkpoint that is due is taken early if no value was drawn: no second one is necessary.
         """
         rewritten, before = self.rewritten, self.drawn
         ahead = rewritten.ahead[number]

@@ -9,9 +9,9 @@
 
 A note is torn if a crash or a reader comes in between; then its seal does not fit.
 
-SQLite refuses to read a database with a log where it cannot write, as on a read-only disk or in a
-store of another user: it may have to make files beside the database.  A temporary copy is read
-instead, and made again when the database has changed.
+SQLite refuses to read a database with a log where it cannot write: it may have to make files beside
+the database.  This happens on a read-only disk, or with a store of another user.  A temporary copy
+is read instead, and made again when the database has changed.
 """
 
 from __future__ import annotations
