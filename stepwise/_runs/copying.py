@@ -1,16 +1,17 @@
-"""Copying runs, and logs that belong to no run, from one store into another.
+"""The copying of runs, and of logs that belong to no run, from one store into another.
 
-An *entry* is what a store has under one name: the records and objects of a run, of its inbox, or of
-a log that belongs to no run.  Bytes are copied as they are: the seal covers the name of the entry
-and the number of the record, and not the store.  Two stores hold the same history of an entry if
-they hold the same record under one number, since a record's seal covers the one before it.
+An *entry* is everything that a store has under one name: the records and objects of a run, of an
+inbox, or of a log that belongs to no run.  Bytes are copied unchanged: the seal covers the name of
+the entry and the number of the record, but not the store.  Each record's seal covers the record
+before it.  Two stores thus hold the same history of an entry if they hold the same record under one
+number.
 
-A run is copied with its child runs and their inboxes, under the leases of both stores, so that
-nobody executes it meanwhile.  Everything is compared first: where something keeps a run from being
-copied, nothing of it is written.  Then each entry is marked as not whole, so that nobody executes
-it, and written in batches; each batch is read back and compared.  The last batch takes the mark
-away.  A copy that was cut off is continued by the next one.  No more than some megabytes, or one
-record or object, are in memory.
+A run is copied with its child runs and their inboxes.  The copier holds the leases of both stores,
+so that no process executes the run in the meantime.  Everything is compared first: if anything
+prevents the copy of a run, nothing of that run is written.  Each entry is then marked as
+incomplete, so that no process executes it, and written in batches.  Each batch is read back and
+compared.  The last batch removes the mark.  The next copy continues a copy that was cut off.
+Memory holds only some megabytes, or one record or object.
 """
 
 from __future__ import annotations
@@ -72,12 +73,12 @@ from stepwise.errors import (
 )
 from stepwise.stores import Batch, Store
 
-_COPIED = "copied"  # an object of the copy: how far the source went
-_OWN = (COPYING, _COPIED)  # what is said of a copy does not travel
+_COPIED = "copied"  # an object of the copy: the end that the source had
+_OWN = (COPYING, _COPIED)  # objects about the copy itself, which do not travel
 _BATCH, _MOST = 4_000_000, 500  # bytes and records of one transaction
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
-_SHORTEST, _LONGEST = 0.05, 0.5  # seconds between two looks at who has a run
-_PATIENCE = 60.0  # seconds for which a log is waited for, whose lease is held for one write
+_SHORTEST, _LONGEST = 0.05, 0.5  # seconds between two attempts to get a lease
+_PATIENCE = 60.0  # seconds to wait for the lease of a log, which is held for one write
 
 Outcome = Literal["copied", "there", "busy", "refused"]
 
@@ -86,11 +87,11 @@ class Copied(NamedTuple):
     """The result of copying a run with its child runs, or a log.
 
     Args:
-        id: of the run; the name of the log.
-        outcome: it was copied, or was there already; somebody executes it; or it was refused.
-        records, size: how many records were copied, and bytes of records and objects.
-        children: how many child runs of it were copied.
-        problem: what kept it from being copied.
+        id: of the run; for a log, its name.
+        outcome: the run was copied, was there already, is being executed, or was refused.
+        records, size: the number of copied records, and the bytes of records and objects.
+        children: the number of child runs that were copied.
+        problem: what prevented the copy.
     """
 
     id: str
@@ -105,12 +106,12 @@ class _Lack(NamedTuple):
     """The part of an entry that another store lacks.
 
     Args:
-        end: where the source ends.
+        end: the end of the source.
         before: the position before the first missing record.
-        records, size: how many records are missing, and bytes of records and objects.
-        put, drop: names of the objects that are missing or others, and of those to delete.
-        ahead: the target has records after the end of the source.
-        rest: something else is missing: the head, the mark, the end of a copy.
+        records, size: the number of missing records, and the bytes of records and objects.
+        put, drop: the names of objects that are missing or different, and of objects to delete.
+        ahead: whether the target has records after the end of the source.
+        rest: whether anything else is missing: the head, the mark, the end of a copy.
     """
 
     end: Position
@@ -124,15 +125,15 @@ class _Lack(NamedTuple):
 
 
 class _StoreEntry:
-    """One entry on its way from a store to another one.
+    """One entry that is copied from a store to another store.
 
     Args:
-        copier: has the stores.
-        name: the id of a run, or what stands in its place.
+        copier: holds the stores.
+        name: the id of a run, or the name of an inbox or log.
         facts: of the run; ``None`` for an inbox, a log, and objects that belong to no run.
 
     Attributes:
-        lack: what the target lacks, since :meth:`compare`.
+        lack: the part that the target lacks, as :meth:`compare` found it.
     """
 
     lack: _Lack
@@ -148,23 +149,22 @@ class _StoreEntry:
 
     @property
     def to_mark(self) -> bool:
-        """Return whether the copy is to be marked as restored from a backup."""
+        """True if the copy must be marked as restored from a backup."""
         unfinished = self.facts is not None and self.facts.status != "completed"
         return self._restored and unfinished and not self.lack.ahead
 
     @property
     def is_whole(self) -> bool:
-        """Return whether the target has all of it."""
         lack = self.lack
         return not (lack.records or lack.put or lack.drop or lack.rest or self.to_mark)
 
     def compare(self) -> _StoreEntry:
-        """Verify the source, and find out what the target lacks.
+        """Verify the source, and determine what the target lacks.
 
         Raises:
-            CorruptStoreError: one of the two is damaged.
+            CorruptStoreError: the entry is damaged in one of the stores.
             RunConflictError: the target has another history.
-            ConfigurationError: one of them was written with another key.
+            ConfigurationError: one of the stores was written with another key.
         """
         if self.source.get(self.name, COPYING) is not None:
             way = "give the command again that made it"
@@ -185,7 +185,7 @@ class _StoreEntry:
         return self
 
     def _records(self, half: bool) -> tuple[_Lack, int]:
-        """Read the records of both; return what is missing, and where the target ends at least."""
+        """Compare the records of both stores; return what is missing, and where the target ends."""
         start = Position(self.facts.pruned, None) if self.facts is not None else self._start_of_log
         theirs, nothing = self.target.read(self.name, after=start.last), (math.inf, b"")
         there: tuple[float, bytes] = next(theirs, nothing)
@@ -224,8 +224,8 @@ class _StoreEntry:
         self, at: Position, number: int, opened: Envelope | None, known: set[int]
     ) -> Position:
         """Return the position after a row, and add the numbers whose loss was given up."""
-        if self.facts is None:  # records of another kind, whose losses others have to judge
-            if opened is None and self._is_inbox:  # the caller has asked the inbox
+        if self.facts is None:  # records of another kind: other code judges their losses
+            if opened is None and self._is_inbox:  # the caller has checked the inbox
                 known.add(number)
             return Position(number, opened.link if opened is not None else None)
         entry, at = followed(at, number, opened)
@@ -234,10 +234,11 @@ class _StoreEntry:
         return at
 
     def _check_follows(self, start: Position) -> None:
-        """Check a source whose first records were pruned, where the target has only such.
+        """Check a source whose first records were pruned, if the target has only such records.
 
         Raises:
-            RunConflictError: nothing proves that both are one history: the target's copy went on.
+            RunConflictError: nothing proves a common history, since the target's copy was
+                continued.
         """
         last, row = 0, b""
         for number, data in self.target.read(self.name):
@@ -271,7 +272,7 @@ class _StoreEntry:
             raise self._damaged(self.source, f"its {name.partition('/')[0]} is damaged") from None
 
     def _other_head(self) -> bool:
-        """Return whether the target's head is missing, or another one."""
+        """Return whether the target's head is missing or different."""
         if self.facts is None:
             return False
         head = self.source.head(self.name)
@@ -282,18 +283,18 @@ class _StoreEntry:
     # -- writing ---------------------------------------------------------------------------------
 
     def begin(self, epoch: int) -> None:
-        """Write that the copy is not whole, with the first missing record.
+        """Mark the copy as incomplete, and write the first missing record.
 
-        The mark of the whole comes with it: a log, which nobody guards, is then recognised as one
-        that lacks its end.
+        The mark of the whole entry comes along.  No process guards a log, so this mark reveals a
+        log that lacks its end.
         """
         first = tuple(next(self._batches(), [])[:1])  # copy() writes it again
-        # Nobody guards a log, which goes on meanwhile: only a run says that it is not whole.
+        # No process guards a log, which may grow in between: only a run is marked as incomplete.
         put = {COPYING: b"by stepwise copy"} if self.facts is not None else {}
         self._write(epoch, Batch(first, put=put, mark=self._mark()))
 
     def copy(self, epoch: int) -> None:
-        """Write what is missing after :meth:`begin`; from now on the copy is whole."""
+        """Write the remaining part after :meth:`begin`; the copy is complete afterwards."""
         for records in self._batches():
             self._write(epoch, Batch(tuple(records), durable=False))
         put: dict[str, Data] = {}
@@ -308,7 +309,7 @@ class _StoreEntry:
         self._finish(epoch)
 
     def _finish(self, epoch: int) -> None:
-        """Write the head and the mark, and take away what says that the copy is not whole."""
+        """Write the head and the mark, and remove the mark of an incomplete copy."""
         put, facts, lack = dict[str, Data](), self.facts, self.lack
         if START in lack.put:
             put[START] = self.source.get(self.name, START) or b""
@@ -320,16 +321,16 @@ class _StoreEntry:
             journal = Journal(self.target, self.seal, self.name, epoch, fsync=True)
             journal.load(lack.end, tolerant=True)
             append_restored(journal, facts)
-            head, last = None, b""  # it has others
+            head, last = None, b""  # append_restored() wrote others
         pruned = facts.pruned if facts is not None else self._start_of_log.last
         delete = (*lack.drop, COPYING)
         self._write(epoch, Batch(put=put, delete=delete, prune=pruned, head=head, mark=last))
-        lift(self.target, self.name)  # what was deleted there comes back on purpose
+        lift(self.target, self.name)  # an entry that was deleted there returns on purpose
         if head is not None and self.target.head(self.name) != head:
             raise self._damaged(self.target, "it does not give back what was written to it")
 
     def _batches(self) -> Iterator[list[tuple[int, Data]]]:
-        """Yield the missing records, verified, as parts of a size that one transaction takes."""
+        """Yield the missing records, verified, in parts that fit one transaction."""
         if not self.lack.records:
             return
         part, weight, at = list[tuple[int, Data]](), 0, self.lack.before
@@ -337,7 +338,7 @@ class _StoreEntry:
         for number, opened, row in verified(self.source, self.seal, self.name, rows, at):
             at = self._follow(at, number, opened, set())
             if opened is None:
-                continue  # it was given up; a missing record says the same as a damaged one
+                continue  # its loss was given up: a missing record says the same as a damaged one
             part.append((number, row))
             weight += len(row)
             if weight >= _BATCH or len(part) == _MOST:
@@ -350,7 +351,7 @@ class _StoreEntry:
             yield part
 
     def _write(self, epoch: int, batch: Batch) -> None:
-        """Write a batch, and compare what the target gives back."""
+        """Write a batch, and verify what the target reads back."""
         self.target.write(self.name, epoch, batch)
         written = 0
         if batch.records:
@@ -362,13 +363,13 @@ class _StoreEntry:
             raise self._damaged(self.target, "it does not give back what was written to it")
 
     def _mark(self) -> bytes:
-        """Return the newest mark of the source; none for a target that is further."""
+        """Return the newest mark of the source; empty if the target is ahead."""
         last, effects, link = newest_mark(self.source, self.seal, self.name)
         if self.lack.ahead or not last:
             return b""
         return mark(self.seal, self.name, Position(last, link, effects))
 
-    # -- what keeps it from being copied ---------------------------------------------------------
+    # -- problems --------------------------------------------------------------------------------
 
     def _damaged(self, store: Store, problem: str, way: str = "") -> CorruptStoreError:
         where = "" if store is self.source else f" --store {shell_word(store.url)}"
@@ -383,7 +384,7 @@ class _StoreEntry:
         )
 
     def _differs(self, number: int, there: bytes) -> StepwiseError | StoreError:
-        """Return the error for a record that the target has with other bytes."""
+        """Return the error for a record whose bytes differ in the target."""
         try:
             self.seal.open(identity(self.name, number), there)
         except ForeignKeyError:
@@ -407,7 +408,7 @@ class _StoreEntry:
 
     @property
     def is_of_run(self) -> bool:
-        """Return whether it is a run or the inbox of one."""
+        """True if the entry is a run or a run's inbox."""
         return self.facts is not None or self._is_inbox
 
     @property
@@ -418,22 +419,22 @@ class _StoreEntry:
 
 
 def _end_text(at: Position) -> bytes:
-    """Return what a copy says of the end that its source had."""
+    """Return the text with which a copy remembers the end of its source."""
     return f"{at.last} {(at.link or b'').hex()}".encode()
 
 
 class Copier:
-    """Copies from one store into another one.
+    """The copying from one store into another.
 
     Args:
         restored: mark the unfinished runs as restored from a backup.
-        wait: wait for runs that somebody executes.
-        messages: copy unfinished runs that may still act on what they were sent, as the copy does.
+        wait: wait for runs that a process executes.
+        messages: also copy unfinished runs with messages on which original and copy may both act.
         dry_run: only compare.
 
     Raises:
-        ConfigurationError: one of them ends with the process, both are the same store, or they were
-            written with different keys.
+        ConfigurationError: one of the stores ends with the process, both are the same store, or
+            they were written with different keys.
     """
 
     def __init__(
@@ -448,7 +449,7 @@ class Copier:
     ) -> None:
         self.source, self.target, self.restored = source, target, restored
         self._wait, self._dry_run = wait, dry_run
-        self._messages = messages or restored  # of a backup, the original is gone
+        self._messages = messages or restored  # the original of a backup is gone
         for store in (source, target):
             if not store.persistent:
                 raise ConfigurationError(
@@ -463,12 +464,12 @@ class Copier:
     def copy_each(
         self, run_ids: Iterable[str], children: Mapping[str, list[str]] | None = None
     ) -> Iterator[Copied]:
-        """Copy runs and logs; yield what became of each.
+        """Copy runs and logs; yield the result of each.
 
-        The first failure of a store itself is raised behind the item that tells of it.
+        The first failure of a store itself is raised after the item that reports it.
 
         Args:
-            run_ids: of runs, whose child runs come along, or names of logs.
+            run_ids: ids of runs, which are copied with their child runs, or names of logs.
             children: the child runs of each run.
         """
         known = children_of(self.source, self.seal) if children is None else children
@@ -487,10 +488,10 @@ class Copier:
         """Copy one run with its child runs, or one log.
 
         Raises:
-            RunBusyError: somebody executes it.
-            RunConflictError: the target holds another history of it.
-            CorruptStoreError: it is damaged, here or there.
-            RunNotFoundError: there is nothing of it.
+            RunBusyError: a process executes the run.
+            RunConflictError: the target holds another history of the run.
+            CorruptStoreError: the run is damaged in one of the stores.
+            RunNotFoundError: the source has nothing under this name.
         """
         facts = self._facts(name)
         known = children_of(self.source, self.seal) if facts and children is None else children
@@ -512,7 +513,7 @@ class Copier:
         return Copied(name, "copied" if lacking else "there", records, size, len(below))
 
     def _entries(self, name: str, children: Mapping[str, list[str]]) -> Iterator[_StoreEntry]:
-        """Yield what is copied under a name, compared: of a run, with what belongs to it."""
+        """Yield the compared entries of a name; for a run, also of its inbox and children."""
         facts = self._facts(name)
         yield _StoreEntry(self, name, facts).compare()
         if facts is not None and is_begun(self.source, inbox_name(name)):
@@ -525,7 +526,7 @@ class Copier:
         """Return the facts of a run; ``None`` for a log, and for objects that belong to no run.
 
         Raises:
-            RunNotFoundError: there is nothing of that name.
+            RunNotFoundError: the source has nothing under this name.
         """
         facts = facts_of(self.source, self.seal, name) if log_kind_of(name) is None else None
         is_there = facts or next(self.source.read(name), None) or self.source.names(name)
@@ -534,22 +535,22 @@ class Copier:
         return facts
 
     def _write(self, entries: list[_StoreEntry], epoch: int) -> None:
-        """Write a run and what belongs to it.
+        """Write a run with its inbox and its child runs.
 
-        The run is there first, not whole: nobody begins it anew.  It is whole when its child runs
-        are.
+        The run comes first, marked as incomplete, so that no process starts it over.  It is
+        complete once its child runs are.
         """
         top = entries[0]
         top.begin(epoch)
         known = {each.name for each in entries}
         inboxes = {inbox_name(each.name) for each in entries if each.facts is not None} - known
-        begun = (name for name in inboxes if is_begun(self.source, name))  # the first message came
+        begun = (name for name in inboxes if is_begun(self.source, name))  # got a first message
         entries += [_StoreEntry(self, name) for name in begun]
         for each in reversed(entries[1:]):
-            # Nobody executes it without the top run; a command may hold it for a moment.
+            # No process executes it without the top run; a command may hold it for a moment.
             held = [self._held(store, each.name, _PATIENCE) for store in (self.source, self.target)]
             with held[0], held[1] as of_it:
-                if each.facts is None:  # others may have sent something
+                if each.facts is None:  # new messages may have arrived
                     before = each.lack.records if each.name in known else 0
                     if each.compare().lack.records > before and not self._messages:
                         self._refuse_messages(top.name, [each])
@@ -559,10 +560,10 @@ class Copier:
         top.copy(epoch)
 
     def _refuse_messages(self, run_id: str, lacking: list[_StoreEntry]) -> None:
-        """Refuse to copy a run that may still act on what it was sent, as its copy would.
+        """Refuse to copy a run if both original and copy would act on the same message.
 
         Raises:
-            ConfigurationError: there is such a message, or a yes; says which.
+            ConfigurationError: there is such a message, or an approval; the error names them.
         """
         found = []
         for each in {each.run_id: None for each in lacking if each.is_of_run}:
@@ -601,7 +602,7 @@ class Copier:
         ]
 
     def _list(self, name: str) -> None:
-        """Put a copied log on the list of logs."""
+        """Add a copied log to the target's index of logs."""
         kind = log_kind_of(name)
         if kind is None or self._dry_run:
             return
@@ -613,10 +614,9 @@ class Copier:
 
     @contextmanager
     def _held(self, store: Store, name: str, patience: float = 0.0) -> Iterator[int]:
-        """Hold the lease of an entry; gives its epoch.
+        """Hold the lease of an entry; yield its epoch.
 
-        A comparison only looks who holds a run, and a source that cannot be written is read
-        without.
+        A comparison only checks for an owner.  A read-only source is read without a lease.
         """
         if self._dry_run:
             if not patience:

@@ -1,6 +1,6 @@
-"""Findings about what could keep stepwise from working here, and what to do about it.
+"""Findings about problems that could keep stepwise from working here, with their solutions.
 
-Nothing is changed.
+The checks change nothing.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from stepwise.stores.disk import DiskStore
 
 _PACKAGES = ("click", "cloudpickle", "diskcache", "tenacity", "wrapt")
 _SQLITE = (3, 31)
-_SPACE = 200 * 2**20  # bytes that should be free
+_SPACE = 200 * 2**20  # free bytes below which there is a warning
 _CLOCKS = 2.0  # seconds between two clocks
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """The result of one check, and what to do about a problem.
+    """The result of one check, with the solution of a problem.
 
     Args:
-        what: the thing that was checked.
-        todo: the way out.
+        what: the subject of the check.
+        todo: the solution.
     """
 
     what: str
@@ -55,8 +55,8 @@ def findings(version: str) -> Iterator[Finding]:
     """
     yield from _versions(version)
     try:
-        store: Any = open_store(settings.store())  # touches nothing
-    except StepwiseError as error:  # what the settings say is no store
+        store: Any = open_store(settings.store())  # creates no file and no connection
+    except StepwiseError as error:  # the settings do not name a store
         yield Finding("store", "problem", str(error))
         yield from (*_locks(is_server=False), *_key(is_server=False, is_untouched=True))
         return
@@ -137,7 +137,7 @@ def _server(store: Any) -> Iterator[Finding]:
     try:
         facts = store.server_facts()
     except (StepwiseError, RunStopped):
-        return  # the finding about the store says so
+        return  # the finding about the store reports the problem
     answered = f"{facts.seconds * 1000:.1f} ms for a request"
     yield Finding("server", "ok", f"PostgreSQL {facts.settings['server_version']}, {answered}")
     yield _durability(facts)
@@ -226,7 +226,7 @@ def _key(*, is_server: bool, is_untouched: bool) -> Iterator[Finding]:
 
 
 def _distrusted(path: pathlib.Path) -> str:
-    """Return why the key, or its future folder, is not trusted; empty if it is."""
+    """Return why the key, or its future folder, is not trusted; empty if it is trusted."""
     try:
         check_file(str(path), path.stat()) if path.exists() else check_folder(str(path.parent))
     except ConfigurationError as error:
@@ -239,7 +239,7 @@ _NO_RUNS = Finding("runs", "ok", "none yet; to see one killed and resumed: stepw
 
 def _runs() -> Iterator[Finding]:
     if not (os.environ.get("STEPWISE_KEY") or pathlib.Path(settings.home(), "key").exists()):
-        return  # the finding about the key says what that means
+        return  # the finding about the key reports the problem
     try:
         counted: Counter[Any] = Counter(each.status for each in listed())
     except (StepwiseError, RunStopped) as error:

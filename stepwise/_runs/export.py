@@ -1,4 +1,4 @@
-"""A run as a page with its child runs, and where two runs begin to differ."""
+"""The export of a run, with its child runs, as a page; and the first difference of two runs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class VariableDifference:
     """The first variable with another value at a checkpoint that two runs share.
 
     Args:
-        step: how many steps were done at the checkpoint.
+        step: the number of completed steps at the checkpoint.
         position: ``file:line`` of the checkpoint.
         values: the text of the value in either run.
     """
@@ -83,7 +83,7 @@ def first_step(one: Run, other: Run) -> StepDifference | None:
 
 
 def first_variable(one: Run, other: Run) -> VariableDifference | None:
-    """Return the first variable in which two runs differ, at checkpoints after as many steps."""
+    """Return the first variable that differs between two runs, at checkpoints of the same step."""
     places = [
         {each.step: each for each in run.checkpoints if each.verified} for run in (one, other)
     ]
@@ -128,20 +128,20 @@ def _equal(one: Any, other: Any) -> bool:
     if _class_name(one) != _class_name(other):
         return _says_equal(one, other)
     if type(one) in _ATOMS:
-        return bool(one == other) or repr(one) == repr(other)  # NaN is what it was
+        return bool(one == other) or repr(one) == repr(other)  # NaN does not equal itself
     # Objects without their own equality, and containers of them, are compared by their text.
     return _says_equal(one, other) or _text(one) == _text(other)
 
 
 def _class_name(value: object) -> tuple[str, str]:
-    """Compare classes by name, since placeholders for missing classes are made at each load."""
+    """Return the name of a class, since each load makes new placeholders for missing classes."""
     return type(value).__module__, type(value).__qualname__
 
 
 def _says_equal(one: Any, other: Any) -> bool:
     try:
         return bool(one == other)
-    except Exception:  # an array, or somebody's __eq__
+    except Exception:  # an array, or a user's __eq__
         return False
 
 
@@ -153,25 +153,24 @@ def _text(value: Any) -> str:
 # -- page -----------------------------------------------------------------------------------------
 
 
-_STEPS = 1000  # the newest ones, those of child runs included
-_CHECKPOINTS = 8  # the newest ones
+_STEPS = 1000  # the newest steps, child runs included
+_CHECKPOINTS = 8  # the newest checkpoints
 _VALUE = 2000  # characters of a value
 
 
 def html_page(run: Run) -> str:
-    """Return a run as one HTML page that needs nothing else."""
+    """Return a run as one self-contained HTML page."""
     return page(_Pages().of(run))
 
 
 class _Pages:
-    """Collects the pages of a run and its child runs, with a limit of steps for all of them."""
+    """A collector of the pages of a run and its child runs, with a common limit of steps."""
 
     def __init__(self) -> None:
         self._left = _STEPS
         self._met: set[str] = set()
 
     def of(self, run: Run) -> RunPage:
-        """Return what the page of a run shows."""
         self._met.add(run.id)
         facts, seen = run._facts(), run._seen(max(1, self._left))
         self._left -= len(seen.steps)
@@ -210,7 +209,7 @@ class _Pages:
 
 
 def _with_error(shown: RunShown, run: Run) -> RunShown:
-    """Return the facts with the whole text of the exception, if it can be had."""
+    """Return the facts with the full text of the exception, if it is available."""
     if shown.status != "failed":
         return shown
     return replace(shown, error=run._error_text() or error_line(shown.error))
@@ -224,7 +223,7 @@ def _result(run: Run) -> str:
 
 
 def _checkpoints(run: Run) -> Iterator[CheckpointShown]:
-    """Return the newest checkpoints, the newest first, with their variables."""
+    """Yield the newest checkpoints, the newest first, with their variables."""
     by_step = {each.step: each for each in run.checkpoints if each.verified}
     for step in sorted(by_step, reverse=True)[:_CHECKPOINTS]:
         title = f"after step {step}, at {by_step[step].position}"
@@ -244,7 +243,7 @@ def _source(run: Run, facts: RunFacts, *, at_position: bool) -> SourceShown | No
     """Return the source of the workflow, if its file is known.
 
     Args:
-        at_position: mark where the run resumes.
+        at_position: whether to mark the line at which the run resumes.
     """
     how = how_started(run.store, run._seal, facts)
     file = how[2] if how is not None else ""
@@ -278,7 +277,7 @@ def _function(
         node = function_like(text, name, state.position, state.prefix, state.visited)
         if node is not None:
             return node, following_line(node, state.position) or here, ""
-    for node in functions_named(text):  # a workflow may have a name= of its own
+    for node in functions_named(text):  # a workflow may have another name than its function
         if fingerprint(node) == facts.code:
             return node, here, ""
     nodes = [*functions_named(text, name)]

@@ -1,8 +1,9 @@
 """A fork: a new run that resumes from a point of another run, with other variables or results.
 
-The records up to that point are copied, sealed anew for the new run, so that nothing done is done
-again and deleting either run leaves the other whole; what comes after is not.  Side effects that
-the fork makes itself get idempotency keys of their own; what it shares is the other run's to undo.
+The records up to that point are copied, and sealed again for the new run; later records are not.
+Completed steps are thus not repeated, and either run can be deleted without harm to the other.
+Side effects that the fork makes itself get new idempotency keys.  Only the source can undo the
+shared side effects.
 """
 
 from __future__ import annotations
@@ -69,9 +70,9 @@ class Change:
 
     Args:
         at: the step up to which records are shared; ``None`` for the newest checkpoint.
-        variables: other values of local variables.
-        results: other results of steps, by number or name.
-        messages: it takes along what was sent to the source, which takes it, too.
+        variables: new values of local variables.
+        results: new results of steps, by number or name.
+        messages: whether the fork also takes the messages to the source, which takes them, too.
     """
 
     at: int | None = None
@@ -81,7 +82,7 @@ class Change:
 
 
 def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | None) -> str:
-    """Write a run that resumes from a point of another one; gives its id."""
+    """Write a run that resumes from a point of another run; return the id of the new run."""
     source = ForkedRun(store, seal, run_id)
     new_id = new_id or random_id(source.facts.label)
     check_values("a fork", run_id=new_id)
@@ -106,11 +107,11 @@ def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | No
 
 
 class ForkedRun:
-    """The run that is forked.
+    """The source of a fork.
 
     Attributes:
-        entries: its records, in order.
-        calls: the last record of each call that has one, by the call's number.
+        entries: the records of the run, in order.
+        calls: the last record of each recorded call, by the call's number.
     """
 
     def __init__(self, store: Store, seal: Seal, run_id: str) -> None:
@@ -134,7 +135,7 @@ class ForkedRun:
         self.calls = {each.step: each for each in self.entries if each.step}
 
     def number_of(self, step: int | str) -> int:
-        """The number of a step that is named by number or name."""
+        """Return the number of a step that is given by number or name."""
         calls = (each.call for each in self.entries if each.call is not None)
         found = {call.number for call in calls if step in (call.number, call.name)}
         if len(found) != 1:
@@ -161,7 +162,7 @@ class ForkedRun:
 def point_of(
     source: ForkedRun, change: Change, results: Mapping[int, Any]
 ) -> tuple[int, Loaded | None]:
-    """The last record to share, and the checkpoint to resume at, if not from the top."""
+    """Return the last record to share, and the checkpoint to resume at; ``None`` for the top."""
     run_id, at = source.facts.run_id, change.at
     if at is None and results:
         at = max(results)
@@ -198,7 +199,7 @@ def point_of(
 
 
 def _end_of(source: ForkedRun, at: int) -> int:
-    """The last record that belongs to the steps up to ``at``."""
+    """Return the last record that belongs to the steps up to ``at``."""
     known = [number for number in source.calls if number <= at]
     if known:
         return end_of_step(source.entries, source.calls[max(known)].number)
@@ -206,17 +207,17 @@ def _end_of(source: ForkedRun, at: int) -> int:
 
 
 def _has_used(source: ForkedRun, state: State, results: Mapping[int, Any]) -> bool:
-    """Return whether the variables at a checkpoint already depend on one of these steps."""
+    """Return whether the variables at a checkpoint already depend on any of these steps."""
     unused = {number for origin, last, *_ in state.unused for number in (origin, last)}
     waiting = {each.step for each in source.entries if each.number in unused and each.call}
     return any(number <= state.calls and number not in waiting for number in results)
 
 
 def _refuse_messages(source: ForkedRun, cut: int, loaded: Loaded | None) -> None:
-    """Refuse a fork that would take messages which its source takes, or has taken, itself.
+    """Refuse a fork that would take messages which also count for its source.
 
     Raises:
-        ConfigurationError: there are such; says which.
+        ConfigurationError: there are such messages; the error names them.
     """
     found = _untaken(source, cut, loaded)
     if found:
@@ -228,7 +229,7 @@ def _refuse_messages(source: ForkedRun, cut: int, loaded: Loaded | None) -> None
 
 
 def _untaken(source: ForkedRun, cut: int, loaded: Loaded | None) -> list[str]:
-    """Return the messages that a fork takes, with those of child runs that have not answered."""
+    """Return the messages that a fork takes, for itself and for its unfinished child runs."""
     store, seal = source.store, source.seal
     shared = [each for each in source.entries if each.number <= cut]
     taken = Taken(loaded.state.taken if loaded is not None else {}, shared)
@@ -267,12 +268,12 @@ def _write(
         error="",
         waits=(),
         cancelling="",
-        cancels=0,  # it has an inbox of its own
+        cancels=0,  # the fork has its own inbox
         undoing=False,
-        pruned=1 if facts.pruned else 0,  # the record of its beginning is made anew
+        pruned=1 if facts.pruned else 0,  # the record of its beginning is written again
         created_at=now,
         updated_at=now,
-        trace={},  # a fork begins a trace of its own
+        trace={},  # a fork begins its own trace
     )
 
     def beside(positions: list[Position]) -> dict[str, Data]:
@@ -295,7 +296,7 @@ def _write(
 
     lease = Lease(source.store, new_id).acquire()
     try:
-        # First: a fork without its messages would wait for what was sent.
+        # First, or a fork without its messages would wait for a message that was already sent.
         inbox = Inbox(source.store, source.seal, new_id)
         Inbox(source.store, source.seal, facts.run_id).copy_to(inbox)
         journal = Journal(source.store, source.seal, new_id, lease.epoch, fsync=True)
@@ -307,7 +308,7 @@ def _write(
 def _with_changes(
     facts: RunFacts, loaded: Loaded | None, variables: Mapping[str, Any]
 ) -> tuple[bytes, list[list[Any]]]:
-    """The variables of a checkpoint, and behind them those that are to have other values."""
+    """Return the pickled variables of a checkpoint, followed by the changed values."""
     if loaded is None:
         return b"", []
     before = loaded.payload
@@ -330,7 +331,7 @@ def _with_changes(
 def _items(
     source: ForkedRun, new_id: str, shared: list[Entry], results: Mapping[int, Any], now: float
 ) -> tuple[list[tuple[Record, Data]], dict[int, int]]:
-    """The records of the fork, and where each shared one of the source stands in it."""
+    """Return the records of the fork, and the new number of each shared record."""
     items: list[tuple[Record, Data]] = []
     numbers: dict[int, int] = {}
     made = {each.step for each in shared if each.call}
@@ -350,13 +351,13 @@ def _items(
             if again is not None:
                 record = record._replace(call=call._replace(key=again.key, child=again.child))
             if isinstance(record, Intent) and (again is None or again.key == call.key):
-                record, payload = record._replace(form=None), b""  # the fork does not undo it
+                record, payload = record._replace(form=None), b""  # the fork must not undo it
             if isinstance(record, Waiting) and record.kind == "approval":
-                # The fork asks anew: a yes is for one call of one run.
+                # The fork asks again: an approval is for one call of one run.
                 record, payload = record._replace(ticket="", digest="", form=None), b""
         elif isinstance(record, (Quarantined, Suspended, Cancelling)):
             continue
-        items.append((uncounted(record), payload))  # the source has spent it
+        items.append((uncounted(record), payload))  # the source has spent the budget
         numbers[entry.number] = len(items)
     if handled.numbers:
         items.append((handled, b""))
@@ -392,7 +393,6 @@ def _call_in_fork(source: ForkedRun, new_id: str, recorded: RecordedCall) -> Cal
 
 
 def _fork_child(source: ForkedRun, new_id: str, child: str) -> str:
-    """Fork a child run that has not answered yet, as a run of its own."""
     if facts_of(source.store, source.seal, child) is None:
         return ""  # killed before it began
     whole = ForkedRun(source.store, source.seal, child)

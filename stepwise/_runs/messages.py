@@ -1,4 +1,4 @@
-"""Messages to a run from outside of it: signals, requests to cancel it, and its inbox."""
+"""Messages to a run from outside: signals and requests to cancel, and the run's inbox."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ class InboxMessage:
 
     Args:
         number: its place in the inbox, from 1.
-        kind: a signal, the answer to a question of the run, or a request to cancel it.
+        kind: a signal, the answer to a question of the run, or a request to cancel the run.
         name: of the signal.
         value: of a signal: its value, as plain data; of an answer: whether it is a yes.
-        key: what the sender gave, so that it is one message however often it is sent; or ``None``.
-        note: what the person said about an answer or a request.
-        by: who sent it, as the sending process knows it (``user@host``).
-        at: when, in seconds since 1970.
-        status: ``kept`` until a call of the run meets it; then ``taken`` or ``refused``.
-        step: the number of the call that met it; of an answer, of the call that it is for.
-        why: it was refused.
+        key: the sender's key, which makes repeated sends one message; or ``None``.
+        note: the person's comment on an answer or a request.
+        by: the sender, as the sending process knows it (``user@host``).
+        at: the time, in seconds since 1970.
+        status: ``kept`` until a call of the run meets the message; then ``taken`` or ``refused``.
+        step: the number of the call that met the message; for an answer, of the call that asked.
+        why: the reason for a refusal.
     """
 
     number: int
@@ -68,18 +68,18 @@ class InboxMessage:
     why: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return its fields as plain data, for JSON."""
+        """Return the fields as plain data, for JSON."""
         return dict(vars(self))
 
 
 def messages_of(store: Store, seal: Seal, facts: RunFacts) -> list[InboxMessage]:
-    """Return what was sent to a run, in the order in which it came."""
+    """Return the messages to a run, in the order of their arrival."""
     inbox = Inbox(store, seal, facts.run_id)
     found = inbox.look(tolerant=True)
     if not found:
         return []
     met = met_messages(read_entries(store, seal, facts.run_id, Position(facts.pruned, None)))
-    if facts.pruned:  # a checkpoint says what the pruned records did
+    if facts.pruned:  # a checkpoint knows which messages the pruned records took
         newest = newest_checkpoint(store, seal, facts.run_id)
         taken = Taken(newest.state.taken if newest is not None else {})
         met |= {each.number: (0, "") for each in found if each in taken and each.number not in met}
@@ -87,7 +87,7 @@ def messages_of(store: Store, seal: Seal, facts: RunFacts) -> list[InboxMessage]
 
 
 def untaken(store: Store, seal: Seal, run_id: str, taken: Taken) -> list[str]:
-    """Return the signals that a run was sent and has not taken, in words."""
+    """Return the signals to a run that the run has not taken, as text."""
     return [
         f"the signal {each.name!r} (message {each.number})"
         for each in Inbox(store, seal, run_id).look(tolerant=True)
@@ -96,7 +96,7 @@ def untaken(store: Store, seal: Seal, run_id: str, taken: Taken) -> list[str]:
 
 
 def unacted(store: Store, seal: Seal, facts: RunFacts) -> list[str]:
-    """Return what a run was sent and has not acted on yet, answers among it, in words."""
+    """Return the messages, answers included, on which a run has not acted yet, as text."""
     entries = [*read_entries(store, seal, facts.run_id, Position(facts.pruned, None))]
     kept = {each.number for each in messages_of(store, seal, facts) if each.status == "kept"}
     asked = Questions(entries)
@@ -132,7 +132,7 @@ def _shown(message: Message, met: tuple[int, str] | None) -> InboxMessage:
 # -- sending --------------------------------------------------------------------------------------
 
 
-LARGEST = 16_000_000  # bytes of JSON; all that was sent is in the memory of the process that waits
+LARGEST = 16_000_000  # bytes of JSON; the waiting process holds all messages in memory
 ENDED = ("completed", "failed", "cancelled")
 
 
@@ -166,22 +166,22 @@ def deliver(
     value: bytes = b"",
     **more: Any,
 ) -> tuple[int, bytes | None]:
-    """Put a message into the inbox of a run that has not ended, and ring for it.
+    """Put a message into the inbox of a run that has not ended, and ring its bell.
 
     Args:
         more: as of :meth:`stepwise._journal.inbox.Inbox.post`.
 
     Returns:
-        its number; and the value of the message with its key that was there already, if one was.
+        the number of the message; and the value of an earlier message with the same key, if any.
 
     Raises:
         RunEndedError: the run has completed, failed or been cancelled.
-        RunNotFoundError: it was deleted meanwhile.
+        RunNotFoundError: the run was deleted in the meantime.
     """
     refuse_ended(facts)
     inbox = Inbox(store, seal, facts.run_id)
     number = inbox.post(kind, name, value, **more)
-    if facts_of(store, seal, facts.run_id) is None:  # deleted meanwhile: nobody else deletes this
+    if facts_of(store, seal, facts.run_id) is None:  # deleted since: clean up the inbox
         inbox.delete()
         raise gone(store, facts.run_id)
     Bell(store, seal).ring(facts.run_id)
@@ -199,10 +199,10 @@ def ended_error(facts: RunFacts) -> RunEndedError:
 
 
 def refuse_ended(facts: RunFacts) -> None:
-    """Refuse what only a run in progress can take.
+    """Refuse an operation that needs an unfinished run.
 
     Raises:
-        RunEndedError: it has completed, failed or been cancelled.
+        RunEndedError: the run has completed, failed or been cancelled.
     """
     if facts.status in ENDED:
         raise ended_error(facts)
@@ -218,7 +218,7 @@ def _report_other_value(run_id: str, name: str, number: int, key: str | None) ->
 
 @reports
 def _report_near_name(run_id: str, name: str, waited_for: set[str]) -> None:
-    """Report a signal that nobody waits for, while the run waits for one with nearly that name."""
+    """Report a signal that the run does not wait for, if it waits for a similar name."""
     if name in waited_for or not waited_for:
         return
     import difflib  # on use: few signals have a wrong name
@@ -235,10 +235,10 @@ def _report_near_name(run_id: str, name: str, waited_for: set[str]) -> None:
 
 
 def _to_json(value: Any, run_id: str, name: str) -> bytes:
-    """Encode what is sent.
+    """Encode the value of a signal.
 
     Raises:
-        SignalRefusedError: it is no data, or too much; says where in the value.
+        SignalRefusedError: the value is not data, or too large; the error says where.
     """
     try:
         data = json_bytes(_plain(value, "value"))
@@ -259,13 +259,13 @@ def _to_json(value: Any, run_id: str, name: str) -> bytes:
 
 
 class _NoDataError(Exception):
-    """A part of a value has no form in JSON."""
+    """A part of a value that has no form in JSON."""
 
 
 def _plain(value: Any, where: str) -> Any:
-    """Return a value as JSON data; what is no such data is asked for its form.
+    """Return a value as JSON data; convert objects that have a plain form.
 
-    What JSON would change silently is refused: keys that are no texts, numbers that it lacks.
+    Values that JSON would change silently are refused: keys other than texts, NaN and infinity.
     """
     kind = type(value)
     if kind in (str, int, bool) or value is None:
@@ -294,7 +294,7 @@ def _check_schemas(schemas: set[str], run_id: str, name: str, data: bytes) -> No
     """Check a value against the schemas of the open waits for its signal.
 
     Raises:
-        SignalRefusedError: it does not fit.
+        SignalRefusedError: the value fits none of the schemas.
     """
     if not schemas or "" in schemas:
         return
@@ -312,10 +312,10 @@ def _check_schemas(schemas: set[str], run_id: str, name: str, data: bytes) -> No
 
 
 def cancel(store: Store, seal: Seal, run_id: str, reason: str) -> None:
-    """Ask for the end of a run; see :meth:`stepwise.Run.cancel`.
+    """Request the end of a run; see :meth:`stepwise.Run.cancel`.
 
-    Its owner, if there is one, finds the request in the inbox.  Otherwise it is recorded now, so
-    that listings show it, and whoever takes the run up next unwinds it.
+    The run's owner, if there is one, finds the request in the inbox.  Otherwise the request is
+    recorded now, so that listings show it, and the next owner unwinds the run.
     """
     facts = _facts(store, seal, run_id)
     if facts.cancelling:
@@ -326,12 +326,12 @@ def cancel(store: Store, seal: Seal, run_id: str, reason: str) -> None:
     except (RunBusyError, RunOwnedError):
         if not _is_asked(store, seal, facts):
             deliver(store, seal, facts, "cancel", note=reason)
-        for each in list(live_runs):  # one that cancels itself executes nothing more
+        for each in list(live_runs):  # a run that cancels itself must stop at once
             if each.run_id == run_id and each.journal.store is store:
                 each.steering.look_soon()
         return
     try:
-        facts = _facts(store, seal, run_id)  # it may have ended a moment ago
+        facts = _facts(store, seal, run_id)  # the run may have ended a moment ago
         if not facts.cancelling:
             _record(store, seal, lease, facts, reason)
     finally:
@@ -343,7 +343,8 @@ def _facts(store: Store, seal: Seal, run_id: str) -> RunFacts:
     """Return the facts of a run that can be cancelled.
 
     Raises:
-        RunNotFoundError, RunEndedError, ConfigurationError: there is none, or it cannot.
+        RunNotFoundError, RunEndedError, ConfigurationError: the run is missing, has ended, or
+            is a child run.
     """
     facts = known_facts(store, seal, run_id)
     refuse_ended(facts)
@@ -356,7 +357,7 @@ def _facts(store: Store, seal: Seal, run_id: str) -> RunFacts:
 
 
 def _is_asked(store: Store, seal: Seal, facts: RunFacts) -> bool:
-    """Return whether a request that the run's owner has not taken lies in the inbox."""
+    """Return whether the inbox holds a request to cancel that the owner has not taken."""
     inbox = Inbox(store, seal, facts.run_id)
     inbox.look()
     new = (each for each in inbox.messages if each.number > facts.cancels)

@@ -1,4 +1,4 @@
-"""Open questions of a run, its calls in doubt, and what a person says of them."""
+"""Open questions of a run, its calls in doubt, and people's answers to both."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from stepwise.stores import Store
 # -- questions ------------------------------------------------------------------------------------
 
 
-_KEY = "answer"  # of every answer: the first one to a question is the only one
+_KEY = "answer"  # the key of every answer, so that only the first answer to a question counts
 
 
 class Decision(NamedTuple):
-    """The answer of a person to a question.
+    """A person's answer to a question.
 
     Args:
-        note: of a no, the reason.
-        key: of an approver, who signs it: a file, or an object that signs; ``None`` for neither.
-        passphrase: asks for that of the file.
+        note: the person's comment; for a no, the reason.
+        key: the approver's key to sign with: a file, or an object that signs; or ``None``.
+        passphrase: asks for the passphrase of the file.
     """
 
     approved: bool
@@ -61,15 +61,16 @@ class Question:
 
     Args:
         run_id: the run that asks; a run's questions include those of its child runs.
-        step: the number of the call that asks; what the command line calls STEP.
+        step: the number of the call that asks; STEP on the command line.
         name: of the tool, or ``stepwise.approve``.
         text: the question.
-        details: everything that a yes is bound to, in full: of a tool, all arguments.
-        asked_at: when it was asked, in seconds since 1970.
-        until: when the call gives up waiting; ``None`` for never.
-        ticket: of this question; a call that asks again has another one.
+        details: everything that a yes covers, in full; for a tool, all arguments.
+        asked_at: the time of the question, in seconds since 1970.
+        until: when the call stops waiting; ``None`` for never.
+        ticket: the id of this question; a call that asks again gets another ticket.
         site: ``file:line`` of the call.
-        approvers: the public keys of those who may answer; empty for anybody with the store's key.
+        approvers: the public keys of the people who may answer; empty for anyone with the store's
+            key.
     """
 
     run_id: str
@@ -82,17 +83,17 @@ class Question:
     ticket: str
     site: str
     approvers: tuple[str, ...]
-    _asked: Any = field(repr=False)  # an Asked: hints of a public class name what is public
+    _asked: Any = field(repr=False)  # an Asked: annotations of a public class name public types
     _where: Any = field(repr=False)  # the store and its seal
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments that the call will be made with, by name; loaded when they are asked for.
+        """The arguments of the pending call, by name; loaded on access.
 
-        Secrets, what a framework injects, and arguments at their default are not among them.
+        Secrets, values that a framework injects, and defaults are left out.
 
         Raises:
-            UnreadableValueError: they need a class that this program does not have.
+            UnreadableValueError: the arguments need a class that this program does not have.
         """
         if not self._asked.payload:
             return {}
@@ -127,19 +128,19 @@ class Question:
         return buttons("", [self])
 
     def to_dict(self) -> dict[str, Any]:
-        """Its attributes as plain data, for JSON; nothing is unpickled."""
+        """Return the attributes as plain data, for JSON, without unpickling."""
         return {name: getattr(self, name) for name in self.__slots__ if name[0] != "_"}
 
 
 def questions_of(store: Store, seal: Seal, facts: RunFacts) -> list[Question]:
-    """Return the questions that a run and its child runs wait with."""
+    """Return the open questions of a run and its child runs."""
     entries = _entries(store, seal, facts)
     asked = open_questions(entries, facts)
     given = _answers(store, seal, facts, asked) if asked else {}
     found = [
         _question(store, seal, facts.run_id, each)
         for each in asked
-        if each.waiting.ticket not in given  # or the run has not taken the answer yet
+        if each.waiting.ticket not in given  # an answer may be there, but not yet taken
     ]
     for child in _unfinished_children(store, seal, entries):
         found += questions_of(store, seal, child)
@@ -177,13 +178,13 @@ def _question(store: Store, seal: Seal, run_id: str, asked: Asked) -> Question:
 
 
 def question_of(store: Store, seal: Seal, facts: RunFacts, step: int | str) -> Question:
-    """Return the open question of a step: of the run's own, else of a child run's.
+    """Return the open question of a step: the run's own, otherwise a child run's.
 
     Args:
         step: its number, or the name of the tool.
 
     Raises:
-        StepNotFoundError: none of them asks, or several do; says who has answered.
+        StepNotFoundError: no step of that name asks, or several do; the error says who answered.
     """
     found = questions_of(store, seal, facts)
     named = [each for each in found if _is_of(step, each.step, each.name)]
@@ -208,10 +209,10 @@ def give_answer(
         ticket: of the question that the person has seen.
 
     Raises:
-        StepNotFoundError: the step does not ask that, or not any more; says who has answered.
+        StepNotFoundError: the step no longer asks this question; the error says who answered.
         RunEndedError: the run has ended.
-        RunNotFoundError: there is no such run any more.
-        ConfigurationError: a no without a reason; an answer that an approver has to sign.
+        RunNotFoundError: the run no longer exists.
+        ConfigurationError: a no without a reason, or an answer that an approver has to sign.
     """
     note = said.note
     if not isinstance(note, str) or not (said.approved or note.strip()):
@@ -227,7 +228,7 @@ def give_answer(
         raise _not_asked(store, seal, facts, step, ticket, found)
     facts = facts if question.run_id == run_id else known_facts(store, seal, question.run_id)
     signature = _signature(question, said)
-    # Of answers with one key the first is the only one; a wrong one must not keep others out.
+    # Only the first answer with a key counts; an unsigned answer must not block the approvers.
     more: Any = {"step": question.step, "approved": said.approved, "note": note}
     more |= {"by": this_person(), "key": "" if question.approvers else _KEY}
     number, before = deliver(store, seal, facts, "answer", ticket, signature.encode(), **more)
@@ -237,10 +238,10 @@ def give_answer(
 
 
 def _signature(question: Question, said: Decision) -> str:
-    """Return the signature of an answer; empty if nobody has to sign it, and no key is given.
+    """Return the signature of an answer; empty if none is needed and no key is given.
 
     Raises:
-        ConfigurationError: an approver has to sign it, and this is no key of one.
+        ConfigurationError: an approver has to sign, and the key is missing or not an approver's.
     """
     approvers = approvers_of(question.approvers)
     names = ", ".join(map(str, approvers))
@@ -276,10 +277,10 @@ def _not_asked(
     ticket: str,
     found: list[Question],
 ) -> StepwiseError:
-    """Return the error for an answer to a step that does not ask that.
+    """Return the error for an answer that no open question of the step expects.
 
     Args:
-        ticket: what the person named; empty for the last question of the step.
+        ticket: the ticket that the person named; empty for the last question of the step.
     """
     run_id, asking = facts.run_id, ", ".join(map(_named, found)) or "none"
     known, last = _last_asked(store, seal, facts, step)
@@ -319,7 +320,7 @@ def _not_asked(
 def _last_asked(
     store: Store, seal: Seal, facts: RunFacts, step: int | str
 ) -> tuple[RunFacts, Asked | None]:
-    """Return the last question of a step, of the run or of a child run, and whose it is."""
+    """Return the last question of a step, in the run or a child run, and the facts of that run."""
     entries = _entries(store, seal, facts)
     asked = Questions(entries).asked
     of_step = [n for n, each in asked.items() if _is_of(step, n, each.waiting.call.name)]
@@ -342,7 +343,7 @@ def _named(question: Question) -> str:
 def _answers(
     store: Store, seal: Seal, facts: RunFacts, asked: Iterable[Asked]
 ) -> dict[str, Message]:
-    """Return the first answer to each question that counts, by its ticket."""
+    """Return the first valid answer to each question, by its ticket."""
     found: dict[str, Message] = {}
     questions = {each.waiting.ticket: each for each in asked}
     for message in Inbox(store, seal, facts.run_id).look():
@@ -355,16 +356,16 @@ def _answers(
 
 
 def _counted(run_id: str, asked: Asked, message: Message) -> Message | None:
-    """Return an answer if it is signed where it has to be, with who has signed it.
+    """Return the answer, with the name of its signer; ``None`` if a needed signature is missing.
 
-    The run itself looks again.
+    The run itself verifies the signature again.
     """
     waiting = asked.waiting
     if not waiting.approvers:
         return message
     try:
         approvers = approvers_of(waiting.approvers)
-    except ConfigurationError:  # without the extra nobody here can say
+    except ConfigurationError:  # the extra for signatures is not installed
         return None
     said = statement(run_id, waiting, approved=message.approved, note=message.note)
     signature = message.value.decode("utf-8", "replace")
@@ -380,10 +381,10 @@ UNSET: Any = object()
 
 
 def choose(run_id: str, step: int | str, among: list[RecordedCall], what: str) -> RecordedCall:
-    """The one of these calls that a number or a name means.
+    """Return the call that a number or a name means.
 
     Raises:
-        StepNotFoundError: none, or more than one.
+        StepNotFoundError: no call matches, or several do.
     """
     number = int(step) if isinstance(step, int) or step.isdecimal() else None
     found = [each for each in among if step == each.call.name or number == each.call.number]
@@ -399,12 +400,12 @@ def choose(run_id: str, step: int | str, among: list[RecordedCall], what: str) -
 
 
 class _Said(NamedTuple):
-    """A person's answer.
+    """A person's answer about a step.
 
     Args:
-        happened: of a step in doubt, whether it did; ``value`` is what it returned.
-        same: of a stopped call, whether it is the recorded one.
-        stop: number of the record that tells of the stopped call; needed if several could be it.
+        happened: for a step in doubt, whether it happened; ``value`` is what it returned.
+        same: for a stopped call, whether it is the recorded call.
+        stop: the number of the stopped call's record; needed if several calls are possible.
     """
 
     happened: bool | None = None
@@ -416,10 +417,10 @@ class _Said(NamedTuple):
 def said_of(
     landed: Any, did_not_happen: bool, same: bool, another: bool, stop: int | None
 ) -> _Said:
-    """Return the answer in the arguments of ``resolve``.
+    """Return the answer that the arguments of ``resolve`` give.
 
     Raises:
-        ConfigurationError: not exactly one thing is said.
+        ConfigurationError: there is not exactly one answer.
     """
     given = [landed is not UNSET, did_not_happen, same, another]
     if sum(map(bool, given)) != 1:
@@ -440,17 +441,17 @@ def said_of(
 def to_record(
     run_id: str, step: int | str, entries: list[Entry], said: _Said, codec: Codec
 ) -> list[tuple[Record, Data]]:
-    """Build the records of a person's answer for a step; none, if it is recorded already.
+    """Build the records of a person's answer for a step; none if the answer is recorded already.
 
     Raises:
-        StepNotFoundError: no such step is in doubt, or no stopped call could be it.
-        ConfigurationError: it contradicts what was said of another stopped call.
+        StepNotFoundError: no such step is in doubt, or no stopped call could be the step.
+        ConfigurationError: the answer contradicts an earlier one about another stopped call.
         NotRecordableError: the value cannot be recorded.
     """
     if said.same is not None:
         ruled = _ruling(run_id, step, entries, said.same, said.stop)
         return [] if ruled is None else [(ruled, b"")]
-    # Those in doubt, and the cancelled calls that the workflow handled.
+    # Steps in doubt, and the cancelled calls that the workflow handled.
     among = [
         each
         for each in Calls(entries)
@@ -467,7 +468,7 @@ def to_record(
 def _ruling(
     run_id: str, step: int | str, entries: list[Entry], same: bool, wanted: int | None
 ) -> Ruled | None:
-    """Build a ruling on a stopped call; return ``None`` if it is recorded already."""
+    """Build a ruling on a stopped call; return ``None`` if the ruling is recorded already."""
     stops = stops_in(entries)
     if not stops:
         raise StepNotFoundError(
@@ -493,7 +494,7 @@ def _ruling(
 
 
 def _were_beside(stop: Stop, entries: list[Entry]) -> bool:
-    """Return whether the stopped tool was called by the attempts that made the recorded calls."""
+    """Return whether the attempts that made the recorded calls also called the stopped tool."""
     made = min(stop.records, default=0)
     for entry in entries:
         if isinstance(entry.record, Resumed) and entry.number > made:

@@ -1,8 +1,8 @@
-"""A look at every stored byte of a run, its repair, its children, its deletion.
+"""The verification of every stored byte of a run, its repair, its children, its deletion.
 
-Nothing is unpickled.  Repairing never guesses: bytes that do not verify are moved aside under
-``quarantine/``, what can be derived again (the listing) is, and what cannot is said.  Where records
-of side effects may be gone, only the user can say that repeating them is harmless.
+Nothing is unpickled.  A repair never guesses: bytes that do not verify are moved to
+``quarantine/``.  Derived data (the listing) is derived again, and any other loss is reported.  If
+records of side effects may be gone, only the user can say that repeating them is harmless.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from stepwise.stores import Batch, Store
 
 
 class ChildRuns:
-    """The child runs of the runs in a store, as it was at the first look.
+    """The child runs of the runs in a store, as of the first look.
 
     Args:
-        store: where the runs are.
-        seal: of its records.
+        store: the store of the runs.
+        seal: of the store's records.
     """
 
     def __init__(self, store: Store, seal: Seal) -> None:
@@ -55,7 +55,8 @@ class ChildRuns:
     def of(self, run_id: str) -> list[str]:
         """Return the ids of a run's child runs.
 
-        Its journal names them.  If that is not whole any more, all runs are asked for their parent.
+        The journal names them.  If the journal is incomplete, all runs are searched by their
+        parent.
         """
         facts = facts_of(self._store, self._seal, run_id)
         if facts is None or facts.pruned:
@@ -82,13 +83,16 @@ class ChildRuns:
 
 
 def erase(store: Store) -> None:
-    """Leave nothing of deleted runs in the files of a store, as far as it can; once after many."""
+    """Remove all traces of deleted runs from the files of a store, if the store supports that.
+
+    Call this once after many deletions.
+    """
     if hasattr(store, "erase"):
         store.erase()
 
 
 def delete_run(store: Store, seal: Seal, run_id: str) -> None:
-    """Delete a run without its child runs, also one of which only marks are left.
+    """Delete a run without its child runs, even if only its marks are left.
 
     Raises:
         RunBusyError: the run is being executed.
@@ -97,10 +101,10 @@ def delete_run(store: Store, seal: Seal, run_id: str) -> None:
     inbox = Inbox(store, seal, run_id)
     try:
         Bell(store, seal).forget(run_id)
-        inbox.delete()  # first: one without its run would be the inbox of the next such run
+        inbox.delete()  # first: the next run with this id would inherit it
         store.delete(run_id, lease.epoch)
         bury(store, run_id)
-        inbox.delete()  # what somebody sent meanwhile
+        inbox.delete()  # messages that arrived since
     finally:
         lease.release()
 
@@ -109,7 +113,7 @@ def delete_run(store: Store, seal: Seal, run_id: str) -> None:
 
 
 QUARANTINE = "quarantine/"
-_MARKS = 4  # appends that overwrite both marks, however a store uses its two slots
+_MARKS = 4  # appends that overwrite both marks, whichever way a store uses its two slots
 
 
 @public
@@ -118,15 +122,15 @@ class Verification:
     """The result of verifying a run.
 
     Args:
-        records, checkpoints: how many verify.
-        lost: numbers of the records that are damaged or missing.
-        tail: how many acknowledged records are gone from the end of the journal.
-        effects: how many announcements of side effects are among them, of which nothing else tells.
-        damaged_checkpoints: numbers of those that do not verify.
-        listing: its entry in the listing of runs verifies.
-        summary: what it keeps for listings verifies, if there is any.
-        messages: how many messages of its inbox verify.
-        lost_messages: numbers of those that are damaged or missing, and not given up.
+        records, checkpoints: how many of each verify.
+        lost: the numbers of the records that are damaged or missing.
+        tail: how many acknowledged records are missing from the end of the journal.
+        effects: how many of these records announced side effects that nothing else records.
+        damaged_checkpoints: the numbers of the checkpoints that do not verify.
+        listing: whether the run's entry in the listing of runs verifies.
+        summary: whether the run's summary for listings verifies, or is absent.
+        messages: how many messages of the inbox verify.
+        lost_messages: the numbers of messages that are damaged or missing, and not given up.
     """
 
     run_id: str
@@ -182,7 +186,7 @@ def verify(store: Store, seal: Seal, run_id: str) -> Verification:
     """Verify every record, checkpoint, mark and listing entry of a run.
 
     Raises:
-        RunNotFoundError: there is nothing of it.
+        RunNotFoundError: the store has nothing of this run.
     """
     facts = facts_of(store, seal, run_id)
     journal = Journal(store, seal, run_id, 0, fsync=True)
@@ -208,16 +212,16 @@ def verify(store: Store, seal: Seal, run_id: str) -> Verification:
 
 
 def note_restored(store: Store, seal: Seal) -> list[str]:
-    """Record in the unfinished runs of a store that it was put back from a backup.
+    """Record in the unfinished runs of a store that the store was restored from a backup.
 
-    What they do next to the outside is asked about, unless it is recorded.  The database counts:
-    marks that tell of more are written over.
+    The runs ask about their next side effects, unless these are recorded.  The database is the
+    truth: marks of more records are overwritten.
 
     Returns:
         the ids of these runs.
 
     Raises:
-        RunBusyError: one of them is being executed.
+        RunBusyError: one of the runs is being executed.
     """
     found = [facts_of(store, seal, head.run_id) for head in store.heads()]
     for facts in filter(None, found):
@@ -237,7 +241,7 @@ def note_restored(store: Store, seal: Seal) -> list[str]:
 
 
 def append_restored(journal: Journal, facts: RunFacts) -> None:
-    """Record in a run that it was put back from a backup."""
+    """Record in a run that it was restored from a backup, and overwrite its marks."""
     for _ in range(_MARKS):
         journal.append((Restored(time.time()), b""), head=facts._replace(restored=True))
 
@@ -245,11 +249,11 @@ def append_restored(journal: Journal, facts: RunFacts) -> None:
 def repair(
     store: Store, seal: Seal, run_id: str, *, fsync: bool, accept_loss: bool = False
 ) -> Verification:
-    """Put right what can be, and verify again.
+    """Repair what can be repaired, and verify again.
 
     Args:
-        accept_loss: what is gone or unreadable is given up: plain steps run again, and so do side
-            effects of which nothing tells any more.  Without it, they stop the run.
+        accept_loss: give up lost and unreadable records.  Plain steps run again, and so do side
+            effects that nothing else records.  By default such side effects stop the run.
 
     Raises:
         RunBusyError: the run is being executed.
@@ -258,7 +262,7 @@ def repair(
     if before.ok:
         return before
     if not (before.records or before.lost) and (accept_loss or not before.effects):
-        delete_run(store, seal, run_id)  # only its marks are left: the next start begins it anew
+        delete_run(store, seal, run_id)  # only marks are left: the next start begins from scratch
         return Verification(run_id, records=0, checkpoints=0)
     lease = Lease(store, run_id).acquire()
     try:
@@ -278,7 +282,7 @@ def repair(
 
 
 def _set_aside(journal: Journal, before: Verification) -> None:
-    """Keep the bytes that do not verify, out of the way."""
+    """Move bytes that do not verify to the quarantine."""
     store, run_id = journal.store, journal.run_id
     kept = {f"{QUARANTINE}record/{number:012d}": data for number, data in _raw(journal, before)}
     vault = Vault(store, journal.seal, run_id)
@@ -301,11 +305,11 @@ def _raw(journal: Journal, before: Verification) -> list[tuple[int, bytes]]:
 
 
 def _give_up(journal: Journal, before: Verification, facts: RunFacts | None) -> None:
-    """Record that damaged records are known to be lost, so that no later start reports them."""
+    """Record that damaged records are given up, so that no later start reports them."""
     lift(journal.store, journal.run_id)
     record = Quarantined(before.lost, before.effects, time.time())
     if facts is not None:
         facts = facts.reopened(time.time())
     journal.append((record, b""), head=facts)
-    for _ in range(_MARKS if before.tail else 0):  # the marks of the old end are written over
+    for _ in range(_MARKS if before.tail else 0):  # overwrite the marks of the old end
         journal.append((record._replace(numbers=(), effects=0), b""))

@@ -1,13 +1,13 @@
-"""Credentials in names, URLs, texts and errors, which are masked before anything is recorded.
+"""The masking of credentials in names, URLs, texts and errors, before anything is recorded.
 
-Their names and the shape of their values tell them.  Three verdicts: a *secret* is masked, so that
-another key is no other request: a field with the name of one, a text with the shape of one
-(``sk-...``, a JWT, a password in a URL).  A *suspect* may be a credential or an id (``key``,
-``session_id``, a random part of a path): a short digest stands for it, so that two ids are never
-taken for one.  All else stays.
+Names of fields and the shape of values reveal credentials.  There are three verdicts.  A *secret*
+is a field with a secret's name, or a text with a secret's shape (``sk-...``, a JWT, a password in a
+URL).  It is masked, so that another key does not make another request.  A *suspect* may be a
+credential or an id (``key``, ``session_id``, a random part of a path).  A suspect is replaced by a
+short digest, so that two ids are never taken for one.  Everything else stays.
 
-The errors of HTTP clients hold the request that failed, with its headers, cookies, query and body.
-What an error is recorded with is a copy without these; the error itself stays as it is.
+Errors of HTTP clients hold the failed request, with its headers, cookies, query and body.  Such an
+error is recorded as a copy without these; the error itself is not changed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stepwise._runtime.settings import plain_name
 
 
 MASK = "***"
-"""The text in place of a secret."""
+"""The text that replaces a secret."""
 
 # -- names ---------------------------------------------------------------------------------------
 
@@ -41,7 +41,7 @@ _OF_KEYS = (
     "api|access|secret|private|signing|encryption|decryption|account|master|license|ssh|deploy|auth"
     "|subscription|shared|consumer|service_account"
 )
-_OF_SECRETS = (  # what is said of a secret, and is none
+_OF_SECRETS = (  # words for facts about a secret, which are not secret
     "(types?|counts?|limits?|length|len|size|hint|policy|names?|ids?|arn|expiry|expires|expiration|ttl"
     "|url|uri|endpoint|file|path|dir|usage|budget|cost|price|format|required|enabled|mode|rules|in"
     "|version|schema|field|header|index|algorithm|at|date|provider|status|kind|location|source|ref"
@@ -102,7 +102,7 @@ _PARTS = re.compile(r"[\-_.~+/=:%@]+")
 
 
 def is_suspect(text: str) -> bool:
-    """Return whether a text looks random: it is no UUID, and none of words, numbers and dates."""
+    """Return whether a text looks random: not a UUID, and not made of words, numbers and dates."""
     if not _TOKEN.fullmatch(text) or _UUID.fullmatch(text):
         return False
     return any(map(_is_random, _PARTS.split(text)))
@@ -120,15 +120,15 @@ def _is_random(part: str) -> bool:
 
 
 def _is_suspect_part(text: str) -> bool:
-    """Return whether a part of a path looks random, and is no hash or number."""
+    """Return whether a part of a path looks random, and is not a hash or a number."""
     return is_suspect(text) and not _HASH.fullmatch(text)
 
 
-_LONG = 16  # characters of a key, at least
+_LONG = 16  # minimum length of a key, in characters
 
 
 def digested(text: str) -> str:
-    """Return what stands for a suspect: it tells two of them apart, and cannot be read."""
+    """Return the replacement of a suspect: it distinguishes suspects, and cannot be read."""
     return MASK + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
@@ -137,8 +137,8 @@ def digested(text: str) -> str:
 _PARAMETER = re.compile(
     "key|sig|signature|auth|code|awsaccesskeyid|x_(amz|goog)_(signature|credential|security_token)"
 )
-_AMBIGUOUS = ("key", "code", "auth", "sig", "signature")  # ``code=DE`` is none
-_HOOKS = re.compile(  # where the path is the key
+_AMBIGUOUS = ("key", "code", "auth", "sig", "signature")  # ``code=DE`` is not a credential
+_HOOKS = re.compile(  # URLs whose path is the key
     r"(//(?:hooks\.slack\.com/[a-z]+|discord(?:app)?\.com/api/webhooks)/)[^\s?#\"'<>]+"
     r"|(//api\.telegram\.org/(?:file/)?bot)[^/\s?#\"'<>]+"
 )
@@ -149,11 +149,11 @@ def _masked_hook(found: re.Match[str]) -> str:
 
 
 def masked_url(url: str, *, in_order: bool = False) -> str:
-    """Return a URL with its user and the secrets of its query masked, and random parts of its path.
+    """Return a URL with its user, the secrets of its query and random parts of its path masked.
 
     Args:
-        url: if it cannot be split, it is returned as it is.
-        in_order: sort the parameters by name, and leave out the fragment, which is not sent.
+        url: returned unchanged if it cannot be split.
+        in_order: sort the parameters by name, and drop the fragment, which is never sent.
     """
     try:
         parts = urlsplit(_HOOKS.sub(_masked_hook, url))
@@ -190,7 +190,7 @@ def _masked_pair(pair: str) -> str:
 
 # -- texts ---------------------------------------------------------------------------------------
 
-_PREFIXED = (  # as their issuers write them
+_PREFIXED = (  # prefixes of the issuers
     r"sk-(?=[\w-]*[0-9])[\w-]{16,}|[spr]k_(?:live|test)_\w{10,}|gh[pousr]_[A-Za-z0-9]{20,}"
     r"|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abeoprs]-[\w-]{10,}|xapp-[\w-]{16,}"
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|ya29\.[\w.-]{20,}"
@@ -234,7 +234,7 @@ _KNOWN_HINTS = (
 
 
 def has_hint(text: str) -> bool:
-    """Return whether a text may hold a field with the name of a secret."""
+    """Return whether a text may hold a field with a secret's name."""
     low = text.lower()
     return any(each in low for each in _HINTS) or any(
         all(part in low for part in each.split("_")) for each in settings.secret_names()
@@ -242,11 +242,11 @@ def has_hint(text: str) -> bool:
 
 
 def masked_prose(text: str) -> str:
-    """Return a text in which what has the shape of a credential is masked."""
+    """Return a text with everything masked that has the shape of a credential."""
     return _masked_prose(text, settings.secret_names())
 
 
-@functools.lru_cache(256)  # each turn of a conversation sends all messages before it again
+@functools.lru_cache(256)  # each turn of a conversation sends all earlier messages again
 def _masked_prose(text: str, _: frozenset[str]) -> str:
     if any(each in text for each in _KNOWN_HINTS):
         text = _KNOWN.sub(MASK, text)
@@ -277,7 +277,7 @@ def _decoded(text: str) -> str:
 
 
 def _without_values(text: str) -> str:
-    """Return a text in which the values of ``password=...`` and ``"token": "..."`` are masked."""
+    """Return a text with the values of ``password=...`` and ``"token": "..."`` masked."""
     kept, end = list[str](), 0
     for separator in _SEPARATOR.finditer(text):
         at = separator.start()
@@ -296,12 +296,12 @@ def _without_values(text: str) -> str:
 
 
 def _is_some_key(name: str) -> bool:
-    """Return whether a name in a text is one of a suspect: ``hmac_key``; a mere key is a word."""
+    """Return whether a name in a text means some key, like ``hmac_key``; ``key`` alone does not."""
     return plain_name(name).endswith("_key") and is_suspect_name(name)
 
 
 def _mask_of(name: str, quoted: str, bare: str) -> str:
-    """Return what stands for a value in a text; empty: it stays."""
+    """Return the replacement of a value in a text, or an empty text if the value stays."""
     if is_secret_name(name):
         return MASK if _is_worth_masking(quoted, bare) else ""
     return digested(quoted or bare) if _is_suspect_part(quoted or bare) else ""
@@ -320,9 +320,10 @@ _QUERY = re.compile(r"(?<=[?&])([\w.\-\[\]%]{1,100})=([^&\s'\"#<>()]{8,})")
 
 
 def masked_error_text(text: str) -> str:
-    """Return the text of an error without credentials, those in URLs included.
+    """Return the text of an error without credentials, also in its URLs.
 
-    A parameter of a query is masked by its value, too: libraries write the whole URL into errors.
+    Values of query parameters are checked for randomness, too, since libraries write the whole
+    URL into their errors.
     """
     if "://" in text:
         text = _ABSOLUTE.sub(lambda found: masked_url(found[0]), text)
@@ -344,7 +345,7 @@ _REQUESTS = ("Request", "PreparedRequest")
 
 
 def without_credentials(error: BaseException) -> BaseException:
-    """Return an error whose requests and responses hold no keys: a copy, if there are any."""
+    """Return the error, or a copy if its requests or responses hold credentials to remove."""
     kept = {name: _bare(value) for name, value in vars(error).items()}
     if all(value is kept[name] for name, value in vars(error).items()):
         return error
@@ -389,7 +390,7 @@ def _bare_response(value: Any) -> Any:
 def _bare_prepared(value: Any) -> Any:
     value = copy.copy(value)
     value.url, value.headers, value.body = _bare_url(value.url), {}, None
-    for name in ("auth", "cookies", "params", "data", "files", "json"):  # of a Request
+    for name in ("auth", "cookies", "params", "data", "files", "json"):  # fields of a Request
         if hasattr(value, name):
             setattr(value, name, None)
     value._cookies = None

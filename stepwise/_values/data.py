@@ -1,11 +1,11 @@
-"""Values as data only: JSON, shaped by the type that a function is annotated to return.
+"""Values as data only: JSON, shaped by the annotated return type of a function.
 
-Whoever reads it makes no object that the annotation does not name.  With ``pydantic`` (the extra
-``json``) that may be models, dataclasses, dates, tuples, sets, enums, bytes; without it, what JSON
-itself has.  What would come back as something else (a tuple as a list) is refused when it is
-recorded: found after a crash, it would be a wrong value.
+The reading process makes only objects that the annotation names.  With ``pydantic`` (the extra
+``json``) these may be models, dataclasses, dates, tuples, sets, enums, bytes; without it, only what
+JSON itself has.  A value that would come back as something else (a tuple as a list) is refused when
+it is recorded: after a crash, it would be a wrong value.
 
-The only module that knows pydantic, and jsonschema, which checks what is sent to a waiting run.
+This module alone knows pydantic, and jsonschema, which checks values sent to a waiting run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ATOMS = (str, int, float, bool, type(None))
 
 
 def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotated types of the parameters and of ``return``; empty if not known."""
+    """Return the annotated types of the parameters and of ``return``; empty if unknown."""
     try:
         return typing.get_type_hints(function, include_extras=True)
     except Exception:  # an annotation may name anything
@@ -34,7 +34,7 @@ def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def returned_type(function: Callable[..., Any]) -> Any:
-    """Return the type that a function is annotated to return; ``Any`` if that is not known."""
+    """Return the annotated return type of a function; ``Any`` if unknown."""
     return parameter_types(function).get("return", Any)
 
 
@@ -42,11 +42,11 @@ def encode_data(value: Any, kind: Any, what: str) -> bytes:
     """Encode a value as JSON.
 
     Args:
-        kind: the type it is annotated with.
-        what: it is, for the message.
+        kind: the annotated type of the value.
+        what: the value's name in messages.
 
     Raises:
-        NotRecordableError: it is not data, or would come back as something else.
+        NotRecordableError: the value is not data, or would come back as something else.
     """
     from stepwise._values.comparison import (  # on use: most programs record pickles
         alike,
@@ -76,10 +76,10 @@ def encode_data(value: Any, kind: Any, what: str) -> bytes:
 
 
 def decode_data(data: bytes, kind: Any) -> Any:
-    """Load what :func:`encode_data` made, from verified bytes.
+    """Load a value that :func:`encode_data` encoded, from verified bytes.
 
     Raises:
-        UnreadableValueError: it does not fit the annotation any more.
+        UnreadableValueError: the value no longer fits the annotation.
     """
     try:
         return _from_json(data, kind)
@@ -93,13 +93,13 @@ def decode_data(data: bytes, kind: Any) -> Any:
 
 
 def json_schema(kind: Any, what: str) -> str:
-    """Return the JSON schema of a type, as JSON; empty for any value, or if there is no schema.
+    """Return the JSON schema of a type, as JSON; empty for any value, or if there is none.
 
     Args:
-        what: names the type, for the message.
+        what: the type's name in messages.
 
     Raises:
-        ConfigurationError: pydantic is missing, or knows nothing about such a type.
+        ConfigurationError: pydantic is missing, or does not support the type.
     """
     if kind in (None, Any):
         return ""
@@ -112,7 +112,7 @@ def json_schema(kind: Any, what: str) -> str:
         return json.dumps(_validator(kind).json_schema(), sort_keys=True)
     except _pydantic().errors.PydanticInvalidForJsonSchema:
         return ""
-    except Exception as error:  # of a class's own __get_pydantic_core_schema__, too
+    except Exception as error:  # also from a class's own __get_pydantic_core_schema__
         why = str(error).split("\n", 1)[0]
         raise ConfigurationError(
             f"{what} is {_name(kind)}, which pydantic cannot validate ({why}). Give a pydantic "
@@ -121,10 +121,10 @@ def json_schema(kind: Any, what: str) -> str:
 
 
 def checked_json(data: bytes, kind: Any) -> Any:
-    """Load JSON that somebody else wrote, as a type.
+    """Load JSON from outside as a value of a type.
 
     Raises:
-        ValueError: it does not fit; says where.
+        ValueError: the JSON does not fit the type; the message says where.
     """
     if kind is Any:
         return json.loads(data)
@@ -139,7 +139,6 @@ def checked_json(data: bytes, kind: Any) -> Any:
 
 
 def _validator(kind: Any) -> Any:
-    """Return pydantic's adapter for a type."""
     try:
         return _adapters(kind)
     except TypeError:  # not hashable
@@ -166,7 +165,7 @@ def _name(kind: Any) -> str:
 def _to_json(value: Any, kind: Any) -> bytes:
     adapter = _adapter(kind)
     if adapter is not None:
-        # Strict: a value of another type would be changed silently.
+        # Without strict warnings, pydantic would silently change a value of another type.
         return bytes(adapter.dump_json(value, warnings="error"))
     return json_bytes(value)
 
@@ -179,10 +178,10 @@ def json_bytes(value: Any) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """Return the JSON data that a model, dataclass, moment or the like stands for.
+    """Return the JSON data of a model, dataclass, date or the like.
 
     Raises:
-        TypeError: it has no such form, or pydantic is needed to know it.
+        TypeError: the value has no form in JSON, or pydantic is needed to find it.
     """
     if _pydantic() is None:
         raise TypeError(
@@ -191,7 +190,7 @@ def plain(value: Any) -> Any:
         )
     try:
         return _pydantic().TypeAdapter(Any).dump_python(value, mode="json", by_alias=True)
-    except Exception as error:  # its serializers are code of the user
+    except Exception as error:  # serializers are code of the user
         raise TypeError(f"it has no form in JSON ({error!s:.200})") from error
 
 
@@ -202,7 +201,7 @@ def _from_json(data: bytes, kind: Any) -> Any:
     return json.loads(data)
 
 
-# An int is at home where a float is annotated, but pydantic writes and reads a float there.
+# An int is valid where a float is annotated, but pydantic writes and reads a float there.
 
 
 def _parts(value: Any) -> dict[Any, Any]:
@@ -212,7 +211,7 @@ def _parts(value: Any) -> dict[Any, Any]:
 
 
 def _with_ints(written: Any, value: Any) -> Any:
-    """The JSON of a value, with an int where the value has one."""
+    """Return the JSON of a value, with an int wherever the value has one."""
     if type(written) is float and type(value) is int:
         return value
     if isinstance(written, dict):
@@ -227,7 +226,7 @@ def _with_ints(written: Any, value: Any) -> Any:
 
 
 def _ints_back(written: Any, value: Any) -> Any:
-    """A value, with an int where its JSON has one."""
+    """Return a value with an int wherever its JSON has one."""
     if type(value) is float:
         return written if type(written) is int and written == value else value
     if isinstance(written, dict):
@@ -265,7 +264,7 @@ def _pydantic() -> Any:
 
 
 def _adapter(kind: Any) -> Any:
-    """Return pydantic's adapter for a type, or ``None`` where plain JSON is enough."""
+    """Return pydantic's adapter for a type, or ``None`` if plain JSON is enough."""
     if kind in (Any, None, type(None), *_ATOMS) or _pydantic() is None:
         return None
     return _validator(kind)
@@ -279,37 +278,37 @@ def _adapters(kind: Any) -> Any:
 # -- schemas --------------------------------------------------------------------------------------
 
 
-_FORMS = 5  # that are described of a value that may have several
+_FORMS = 5  # alternatives that a message describes
 
 
 def misfit(schema: str, value: Any) -> str:
     """Return where plain data does not fit a JSON schema, and why; an empty text if it fits.
 
-    A schema of which a part cannot be applied here (a pattern of another kind of regular
-    expressions) refuses nothing: the program that waits validates the value itself.
+    A schema with a part that cannot be applied here, such as a pattern in another regular
+    expression dialect, refuses nothing: the waiting program validates the value itself.
 
     Raises:
         ConfigurationError: ``jsonschema`` is not installed.
     """
     try:
-        import jsonschema  # on use: only those who send need it
+        import jsonschema  # on use: only programs that send signals need it
         import referencing
     except ImportError as error:
         raise ConfigurationError(
             "the run waits for a value of a certain type; to check the value against its JSON "
             "schema, jsonschema is needed: pip install 'stepwise-agents[json]'"
         ) from error
-    # The registry has nothing in it, so that no schema makes us fetch another one.
+    # The registry is empty, so that no schema makes this process fetch another schema.
     validator = jsonschema.Draft202012Validator(json.loads(schema), registry=referencing.Registry())
     try:
         errors = list(validator.iter_errors(value))
-    except Exception:  # the schema itself, of which the value cannot be blamed
+    except Exception:  # the schema itself is at fault, not the value
         return ""
     return _described(errors, jsonschema.exceptions.relevance) if errors else ""
 
 
 def _described(errors: list[Any], relevance: Callable[[Any], Any]) -> str:
-    """Describe the most telling error; of a value that may have several forms, one for each."""
+    """Describe the most telling error; if the value may have several forms, one error for each."""
     told = max(errors, key=relevance)
     forms: dict[object, list[Any]] = {}
     for each in told.context:

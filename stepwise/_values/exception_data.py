@@ -1,13 +1,13 @@
 """Exceptions as data: the class by its name, arguments and attributes as tagged JSON.
 
-What JSON has no word for carries a tag.  The tags stand for types of the standard library, and for
-enum members, which are looked up among the modules that this process has imported.
+Values that JSON cannot express carry a tag.  The tags represent types of the standard library and
+enum members.  Enums are looked up in the modules that this process has imported.
 
-An exception comes back with its class, or not at all: another class would take another ``except``.
-The class is looked up in modules that are imported already, and must be an exception class.  The
-builtin base makes the object, so that no ``__init__``, ``__new__`` or ``__setattr__`` of a user's
-class is called.  Each exception is made again when it is recorded; what differs then is recorded as
-a summary, with the reason.
+An exception comes back with its class, or not at all: another class would match another ``except``.
+The class is looked up in imported modules, and must be an exception class.  The builtin base makes
+the object, so that no ``__init__``, ``__new__`` or ``__setattr__`` of a user's class is called.
+Each exception is restored once when it is recorded.  If the restored exception differs, a summary
+is recorded, with the reason.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from stepwise.errors import StepFailedError, UnreadableValueError
 # -- tagged json ----------------------------------------------------------------------------------
 
 
-_TAG = "$"  # a dict that has this key is written as pairs
+_TAG = "$"  # a dict with this key is written as pairs
 _ATOMS = (str, int, float, bool, type(None))
 
 
 class NotDataError(Exception):
-    """A value, or a part of it, is not data."""
+    """A value, or a part of a value, is not data."""
 
 
 def dump_tagged(value: Any) -> Any:
-    """Return a value as something that ``json`` writes, and that comes back the same.
+    """Return a value in a form that ``json`` can write, and that comes back the same.
 
     Raises:
-        NotDataError: says which part of it is not data.
+        NotDataError: a part of the value is not data; the message says which.
     """
     try:
         written = _write(value)
@@ -87,7 +87,7 @@ def load_tagged(written: Any) -> Any:
     """Return the value that :func:`dump_tagged` wrote.
 
     Raises:
-        LookupError: an enum is not there, or has no such member any more.
+        LookupError: an enum is missing, or no longer has the member.
     """
     if isinstance(written, list):
         return [load_tagged(item) for item in written]
@@ -105,9 +105,9 @@ def load_tagged(written: Any) -> Any:
 
 
 def imported(module: str, name: str) -> Any:
-    """Return the object of a dotted name in an imported module, or ``None``.
+    """Return the object with a dotted name in an imported module, or ``None``.
 
-    Only the namespaces of the module and of classes in it are read: a module's ``__getattr__``
+    Only the namespaces of the module and of its classes are read, since a module's ``__getattr__``
     and descriptors may execute anything.
     """
     found: Any = sys.modules.get(module)
@@ -199,10 +199,10 @@ _LOADERS = {tag: load for tag, _, load in _FORMS.values()}
 # -- exception data -------------------------------------------------------------------------------
 
 
-_ERROR = "error"  # the tag of an exception among the arguments or attributes of another
+_ERROR = "error"  # the tag of an exception in the arguments or attributes of another exception
 _FIELDS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _LINKED = {"__cause__", "__context__", "__suppress_context__", "__traceback__"}
-# ``obj``: Python sets it for its hint "did you mean", to whatever lacks an attribute.
+# ``obj``: the object that lacks an attribute; Python sets it for the hint "did you mean".
 _NOT_FIELDS = frozenset({"__dict__", "__weakref__", "args", "obj", *_LINKED})
 _is_first = Once()
 _OF_GROUPS = frozenset({"message", "exceptions"})
@@ -214,12 +214,13 @@ def encode_raised(
     then: str = "",
     secrets: Secrets = NO_SECRETS,
 ) -> bytes:
-    """Encode an exception with the exceptions it is linked to.
+    """Encode an exception with the exceptions linked to it.
 
     Args:
-        traceback: gives the text of the traceback of one exception.
-        then: what follows where it cannot come back as it is, for a notice; empty for none.
-        secrets: are masked in what it says and holds, as what has the shape of a credential.
+        traceback: returns the text of the traceback of one exception.
+        then: the consequence if the exception cannot be restored, for a notice; empty for none.
+        secrets: masked in the exception's text and data, like anything that looks like a
+            credential.
     """
     chain, index = linked_to(error, _held)
     texts = [traceback(each) for each in chain]
@@ -229,7 +230,7 @@ def encode_raised(
     for each, text, fact in zip(chain, texts, facts, strict=True):
         fact.update(_facts(each, index, text, secrets), why=secrets.cleaned_text(fact["why"]))
     if why and then and _is_first((type(error), then)):
-        # Not a warning: turned into an error, it would take another ``except``.
+        # Not a warning: a warning turned into an error would match another ``except``.
         notice(
             f"the {type(error).__qualname__} that was raised cannot be recorded as data "
             f"(codec='json'): {why}. {then}. Raise an exception of a class that a module holds, "
@@ -239,13 +240,13 @@ def encode_raised(
 
 
 def decode_raised(data: bytes, *, whole: bool) -> BaseException:
-    """Load what :func:`encode_raised` made, from verified bytes.
+    """Load an exception that :func:`encode_raised` encoded, from verified bytes.
 
     Args:
-        whole: only as what was raised; else ``StepFailedError`` may stand for it.
+        whole: refuse a ``StepFailedError`` as a substitute.
 
     Raises:
-        UnreadableValueError: it cannot come back as what was raised.
+        UnreadableValueError: the exception cannot be restored.
     """
     revived = _Revived(json.loads(data))
     return revived.of(0) if whole else revived.of_or_summary(0)
@@ -255,7 +256,7 @@ def decode_raised(data: bytes, *, whole: bool) -> BaseException:
 
 
 def _held(error: BaseException) -> list[BaseException]:
-    """The members of a group, and the exceptions that are arguments or attributes."""
+    """Return the members of a group, and the exceptions among arguments and attributes."""
     held = [*error.args, *vars(error).values(), *members(error)]
     return [each for each in held if isinstance(each, BaseException)]
 
@@ -310,7 +311,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 def _fields(cls: type) -> dict[str, Any]:
-    """Return the attributes with a place of their own in an exception: slots, builtins'."""
+    """Return the attributes that are stored outside of ``__dict__``: slots, and builtin fields."""
     group = getattr(builtins, "BaseExceptionGroup", ())
     skipped = _NOT_FIELDS | _OF_GROUPS if group and issubclass(cls, group) else _NOT_FIELDS
     return {
@@ -329,7 +330,7 @@ def _value(field: Any, error: BaseException) -> Any:
 
 
 def _verify(chain: list[BaseException], facts: list[dict[str, Any]]) -> None:
-    """Make each exception again; say why of those that come back as something else."""
+    """Restore each exception once; note the reason if the result is different."""
     written = json.loads(json.dumps(facts))
     for number, (error, fact) in enumerate(zip(chain, facts, strict=True)):
         if fact["why"]:
@@ -369,7 +370,7 @@ def _same_part(one: Any, other: Any) -> bool:
 
 
 class _Revived:
-    """The exceptions of one record, each made once."""
+    """The restored exceptions of one record, each made once."""
 
     def __init__(self, facts: list[dict[str, Any]]) -> None:
         self._facts = facts
@@ -379,7 +380,7 @@ class _Revived:
         """Return the exception with its links.
 
         Raises:
-            UnreadableValueError: it cannot come back as what was raised.
+            UnreadableValueError: the exception cannot be restored.
         """
         error = self._bare(number)
         self._link()
@@ -399,7 +400,7 @@ class _Revived:
             return made
 
     def _link(self) -> None:
-        """Set the causes and contexts of all that was made, which makes these in their turn."""
+        """Set the causes and contexts of all restored exceptions, and restore these as well."""
         linked: set[int] = set()
         while waiting := self._made.keys() - linked:
             for number in waiting:
@@ -468,7 +469,7 @@ class _Revived:
 
 
 def _builtin_base(cls: type) -> type:
-    """The builtin class that lays out the exceptions of a class."""
+    """Return the builtin class that determines the layout of an exception class."""
     base: Any = cls
     while getattr(builtins, base.__name__, None) is not base:
         base = base.__base__

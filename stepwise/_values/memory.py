@@ -1,14 +1,14 @@
-"""Objects that share memory, which pickle would store as copies that no longer do.
+"""Objects that share memory, which pickle would store as independent copies.
 
-- A numpy view of an array that is met again, and an array over a ``bytearray``: as a view of it.
-  (One that can be written of an array that cannot comes back as one that cannot, too.)
-- A ``memoryview`` of a whole object: as one of that object.
-- Tensors of torch: as tensors over one storage, with their gradient.
+- A numpy view of an array that occurs elsewhere in the value, or an array over a ``bytearray``, is
+  stored as a view.  (A writeable view of a read-only array comes back read-only.)
+- A ``memoryview`` of a whole object is stored as a view of the object.
+- Tensors of torch are stored as tensors over one storage, with their gradient.
 
-An array whose memory is a file (``np.memmap``, opened for writing) is refused: what is written to a
-copy does not reach the file.  Where another link cannot be kept, that is refused if asked to: a
-part of a memory of which the rest is elsewhere, an object of ctypes over the memory of another one,
-an array and a tensor over one memory, a tensor that is part of a computation.
+An array whose memory is a file (``np.memmap``, opened for writing) is refused: writes to a copy
+would not reach the file.  On request, any other link that cannot be kept is refused, too.  Examples
+are a part of a memory that other objects hold, and a ctypes object over another object's memory.
+An array and a tensor over one memory, and a tensor that is part of a computation, are others.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _LINKED = (bytearray, array.array)
 
 
 class SharedMemoryError(TypeError):
-    """An object shares memory with another one, and a copy would not.
+    """An object shares memory with another object, and a copy would not.
 
     Args:
-        value: that object.
+        value: the object.
     """
 
     def __init__(self, why: str, value: Any) -> None:
@@ -36,7 +36,7 @@ class SharedMemory:
     """The reduction of objects that may share memory.
 
     Args:
-        keeps_links: refuse a link that cannot be kept; else a copy is good enough.
+        keeps_links: refuse a link that cannot be kept; otherwise store a copy instead.
     """
 
     def __init__(self, *, keeps_links: bool) -> None:
@@ -48,7 +48,7 @@ class SharedMemory:
         self._places: dict[str, list[tuple[int, int]]] = {"array": [], "tensor": []}
 
     def shares(self) -> bool:
-        """Return whether arrays of the pickled value share memory; then pickle it once more."""
+        """Return whether arrays of the value share memory, so that it must be pickled again."""
         if not self._viewed:
             return False
         self._shared = frozenset(each for each, count in self._views.items() if count > 1)
@@ -65,7 +65,7 @@ class SharedMemory:
         return self.array(obj) if type(obj).__module__ == "numpy" else self.tensor(obj)
 
     def array(self, array: Any) -> Any:
-        """An array by itself; a view of one that is met again elsewhere as a view of it."""
+        """Reduce an array; a view of an array that occurs elsewhere stays a view of that array."""
         _refuse_mapped(array)
         if type(array).__name__ == "memmap":
             return NotImplemented
@@ -94,10 +94,10 @@ class SharedMemory:
         return _view, (type(array), owner, start, *shape, array.flags.writeable)
 
     def view(self, view: memoryview) -> Any:
-        """A view of a memory as a view of the object that has it; a part of it as a copy."""
+        """Reduce a memoryview: of a whole object to a view of the object, of a part to a copy."""
         whole: Any = None
         if len(view.format) != 1:
-            return NotImplemented  # no view can be made of that
+            return NotImplemented  # no view of such a format can be made
         if type(view.obj) in _LINKED or type(view.obj) is bytes:
             whole = memoryview(view.obj)
         if whole is not None and whole.nbytes == view.nbytes and view.c_contiguous:
@@ -109,14 +109,14 @@ class SharedMemory:
         return _memory, (part, view.format, view.shape, view.readonly)
 
     def c_data(self, data: Any) -> Any:
-        """An object of ctypes that has its memory to itself (``from_buffer`` makes others)."""
+        """Reduce a ctypes object that owns its memory, unlike objects made by ``from_buffer``."""
         if self.keeps_links and not data._b_needsfree_:
             why = "it shares the memory of another object, and a copy would not"
             raise SharedMemoryError(why, data)
         return NotImplemented
 
     def tensor(self, tensor: Any) -> Any:
-        """A tensor of torch over the storage that others are over as well."""
+        """Reduce a torch tensor, over the storage that it shares with other tensors."""
         if self.keeps_links and tensor.grad_fn is not None:
             why = "it is part of a computation, which a copy would not be: use tensor.detach()"
             raise SharedMemoryError(why, tensor)
@@ -155,7 +155,7 @@ class SharedMemory:
         return storage
 
     def _lies_at(self, value: Any, start: int, size: int, kind: str) -> None:
-        """Note the memory of an object; it must not be that of one of the other kind."""
+        """Note the memory of an object; refuse an object of the other kind over the same memory."""
         other = "array" if kind == "tensor" else "tensor"
         if any(start < end and begin < start + size for begin, end in self._places[other]):
             raise SharedMemoryError(f"it shares the memory of another {other}", value)
@@ -163,7 +163,7 @@ class SharedMemory:
 
 
 def _owner_of(array: Any) -> tuple[Any, Any]:
-    """Return the array of which another one is a view, and the object that has the memory."""
+    """Return the array that owns the data of a view, and the object that holds the memory."""
     while True:
         memory = array.base
         while type(memory) is memoryview:
@@ -174,7 +174,7 @@ def _owner_of(array: Any) -> tuple[Any, Any]:
 
 
 def _refuse_mapped(array: Any) -> None:
-    """Refuse an array through which a file is written."""
+    """Refuse an array that writes to a file."""
     if not array.flags.writeable:
         return
     memory = array
@@ -187,7 +187,7 @@ def _refuse_mapped(array: Any) -> None:
 
 
 def _is_held_elsewhere(memory: Any) -> bool:
-    """Return whether an object is held by more than one other and by the caller."""
+    """Return whether anything beside one owner and the caller holds an object."""
     alone = [object()]
     one = alone[0]
     return memory is not None and sys.getrefcount(memory) > sys.getrefcount(one) + 1

@@ -1,12 +1,12 @@
-"""Values as they are shown: shortened to a line, and without secrets.
+"""The display form of values: shortened to a line, and without secrets.
 
-No code of a user's class is called: a ``__repr__`` may load what it shows, or ask a database.  Such
-an object is shown by its fields, if its class has a ``__repr__`` made of them, else by its class.
+No code of a user's class is called: a ``__repr__`` may load data, or query a database.  An object
+is shown by its fields if its class has a generated ``__repr__``, otherwise by its class.
 
-A value is a secret from the moment at which it is passed as one.  Its texts are the value itself,
-if that is a text, bytes or a number, and the texts inside it, if it is a container or an instance.
-Short texts would mask half of every message: below four characters, or eight in a container, they
-are not looked for.
+A value is a secret from the moment at which it is passed as one.  The texts of a secret are the
+value itself, if it is a text, bytes or a number, or else the texts inside a container or instance.
+Short texts would mask half of every message.  They are therefore not searched for: below four
+characters, or below eight in a container.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _ALL = 1 << 60  # characters: no text is that long
 
 
 class _Repr(reprlib.Repr):
-    """``reprlib``, with the large and the address-bearing kept short.
+    """``reprlib`` with shorter texts for large values, and without memory addresses.
 
     Args:
-        text: characters of a text.
-        mask: replaces what must not be shown in a text, before that is shortened.
+        text: the maximum length of a text, in characters.
+        mask: replaces hidden parts of a text, before the text is shortened.
     """
 
     def __init__(self, text: int, mask: Mask | None = None) -> None:
@@ -64,9 +64,10 @@ class _Repr(reprlib.Repr):
         """Return the text of a value.
 
         Args:
-            room: the characters that are needed: a longer text may end anywhere behind them.
+            room: the number of characters that are needed; a longer text may end anywhere after
+                them.
         """
-        kind = type(x)  # the code below is many times as fast as the inherited way
+        kind = type(x)  # the code below is many times as fast as the inherited method
         if kind is str:
             if self.mask is not None:
                 x = self.mask(x)
@@ -75,16 +76,16 @@ class _Repr(reprlib.Repr):
         elif kind in _SHORT or (kind is int and -_SMALL < x < _SMALL):
             return repr(x)
         try:
-            form = _FORMS.get(kind)  # the inherited way looks it up by the name of the type
+            form = _FORMS.get(kind)  # the inherited method looks it up by the type's name
             if form is not None:
                 return form(self, x, level, room)
             known = kind in _KNOWN or kind.__module__ == "array"
             return super().repr1(x, level) if known else self.repr_instance(x, level)
-        except Exception as error:  # of a library's __repr__
+        except Exception as error:  # from a library's __repr__
             return f"<{type(x).__name__}: {type(error).__name__} in repr>"
 
     def long_text(self, x: str, _level: int, _room: int) -> str:
-        """The two ends of a text."""
+        """Return the beginning and the end of a long text."""
         front = (self.maxstring - 3) // 2
         back = self.maxstring - 3 - front
         text = repr(x[:front] + x[len(x) - back :])
@@ -124,7 +125,7 @@ class _Repr(reprlib.Repr):
         if issubclass(cls, dict):  # OrderedDict, Counter
             return f"{cls.__name__}({self.repr_dict(x, level)})"
         if isinstance(x, type):
-            text = type.__repr__(x)  # its metaclass is not asked
+            text = type.__repr__(x)  # the metaclass may have a __repr__
         elif _repr_of(cls) is object.__repr__ or _asks_others(x):
             text = f"<{cls.__name__}>"
         else:
@@ -133,7 +134,7 @@ class _Repr(reprlib.Repr):
         return text if len(text) <= self.maxother else f"{text[:half]}...{text[-half:]}"
 
     def set_(self, x: set[Any] | frozenset[Any], level: int, room: int) -> str:
-        few = [*(x if len(x) <= 50 else itertools.islice(x, _ITEMS + 1))]  # sorting all takes long
+        few = [*(x if len(x) <= 50 else itertools.islice(x, _ITEMS + 1))]  # sorting all is slow
         if _SORTED.issuperset(map(type, few)):
             with contextlib.suppress(TypeError):
                 few.sort()
@@ -164,9 +165,9 @@ class _Repr(reprlib.Repr):
 
 
 def _shown(cls: type) -> list[str] | None:
-    """The fields that the class itself would show; a password is often not one of them."""
+    """Return the fields that the class itself would show; a password is often left out."""
     if hasattr(cls, "__dataclass_fields__"):
-        from dataclasses import fields  # on use, as everywhere in a start: it costs a fiftieth
+        from dataclasses import fields  # on use: importing it takes a fiftieth of a start
 
         return [f.name for f in fields(cls) if f.repr]
     if hasattr(cls, "__pydantic_validator__"):
@@ -177,7 +178,7 @@ def _shown(cls: type) -> list[str] | None:
 
 
 def _field(x: Any, name: str) -> Any:
-    """Return an attribute, without asking the object."""
+    """Return an attribute without calling code of the object's class."""
     if isinstance(x, tuple):
         return tuple.__getitem__(x, type(x)._fields.index(name))  # type: ignore[attr-defined]
     try:
@@ -203,7 +204,7 @@ def _repr_of(cls: type) -> Any:
 def _asks_others(x: Any) -> bool:
     """Return whether the ``repr`` of an object calls, or might call, code that is not Python's.
 
-    What the object holds is looked at as well: its ``repr`` may show it.
+    The objects that it holds are examined as well, since its ``repr`` may show them.
     """
     waiting, met = [x], set[int]()
     while waiting:
@@ -221,13 +222,13 @@ def _asks_others(x: Any) -> bool:
         met.add(id(each))
         if len(met) > _LOOK:
             return True
-        is_error = issubclass(cls, BaseException)  # which holds its traceback, too
+        is_error = issubclass(cls, BaseException)  # which also refers to its traceback
         waiting += _args.__get__(each) if is_error else gc.get_referents(each)
     return False
 
 
 _args: Any = BaseException.args
-_LOOK = 200  # objects
+_LOOK = 200  # maximum number of objects to examine
 _SHOWN_BY_NAME = (type, types.ModuleType, types.FunctionType, types.CodeType)
 _WITH_SHAPES = frozenset(
     (
@@ -243,7 +244,7 @@ _WITH_SHAPES = frozenset(
         "torch",
     )
 )
-"""Packages whose objects are shown by their shapes."""
+"""Packages whose objects are shown with their shapes."""
 
 _KNOWN = frozenset(
     (
@@ -251,7 +252,7 @@ _KNOWN = frozenset(
         *(types.BuiltinFunctionType, types.FunctionType),
     )
 )
-"""Types that the inherited way knows."""
+"""Types that the inherited method handles."""
 
 _FORMS: dict[type, Callable[[_Repr, Any, int, int], str]] = {
     str: _Repr.long_text,
@@ -266,10 +267,10 @@ _alone, _inside = _Repr(_TEXT), _Repr(_INNER_TEXT)
 
 
 def preview(value: object, limit: int = 200, *, mask: Mask | None = None) -> str:
-    """``repr(value)``, shortened to ``limit`` characters; never raises.
+    """Return ``repr(value)``, shortened to ``limit`` characters; never raise.
 
     Args:
-        mask: replaces what must not be shown in a text.
+        mask: replaces hidden parts of a text.
     """
     kind = type(value)
     if mask is None and (kind in _SHORT or (kind is int and -_SMALL < value < _SMALL)):  # type: ignore[operator]
@@ -278,18 +279,18 @@ def preview(value: object, limit: int = 200, *, mask: Mask | None = None) -> str
         short = _alone if kind is str else _inside
         if mask is not None:
             short = _Repr(short.maxstring, mask)
-        room = limit if mask is None else _ALL  # a mask may shorten what it is given
+        room = limit if mask is None else _ALL  # a mask may shorten its text
         try:
             text = short.repr1(value, short.maxlevel, room)
             if mask is not None:
-                text = mask(text)  # of numbers, of keys
-        except Exception as error:  # too deep to be told even that
+                text = mask(text)  # also numbers and keys
+        except Exception as error:  # nested too deeply even for repr1's own handler
             text = f"<{type(error).__name__} in repr>"
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def error_text(error: BaseException) -> str:
-    """``str(error)``; never raises."""
+    """Return ``str(error)``; never raise."""
     try:
         return str(error)
     except Exception:
@@ -297,7 +298,7 @@ def error_text(error: BaseException) -> str:
 
 
 def short_repr(value: object) -> str:
-    """``repr(value)`` in 40 characters; never raises."""
+    """Return ``repr(value)`` in at most 40 characters; never raise."""
     try:
         text = repr(value)
     except Exception:
@@ -311,11 +312,11 @@ def preview_arguments(
     instead: Callable[[str, object], str | None] | None = None,
     mask: Mask | None = None,
 ) -> str:
-    """``name=value, name=value``, shortened.
+    """Return ``name=value, name=value``, shortened.
 
     Args:
-        instead: gives the text of an argument that is not to be shown as it is.
-        mask: replaces what must not be shown in a text.
+        instead: returns the replacement text of a hidden argument; ``None`` for the usual text.
+        mask: replaces hidden parts of a text.
     """
     shown = []
     for name, value in arguments.items():
@@ -329,9 +330,9 @@ def preview_arguments(
 
 
 HIDDEN = "<secret>"
-"""The mark in place of the text of a secret."""
+"""The text that replaces a secret."""
 
-_LEAST, _LEAST_INSIDE = 4, 8  # characters of a text that is looked for, at least
+_LEAST, _LEAST_INSIDE = 4, 8  # minimum length of a text to search for
 _DEPTH = 6
 _MARKS_OF_DATA = (
     "__dataclass_fields__",
@@ -342,9 +343,10 @@ _MARKS_OF_DATA = (
 
 
 def texts_in(value: Any, depth: int = 0) -> Iterator[str]:
-    """Yield the texts of a value: its own, or those in the data that it holds.
+    """Yield the texts of a value: its own, or the texts in the data that it holds.
 
-    A client or another object that is no data holds too much that is no secret (``utf-8``).
+    A client, or any other object that is not data, is left out: it holds too many texts that are
+    no secrets (``utf-8``).
     """
     if isinstance(value, (bytes, bytearray)):
         value = value.decode("utf-8", "replace")
@@ -372,10 +374,10 @@ def _items(value: Any) -> Iterable[Any]:
 
 
 class Secrets:
-    """The secrets of a run and of its child runs, as far as they were passed yet.
+    """The secrets of a run and of its child runs that were passed so far.
 
     Attributes:
-        are_none: no secret was passed; asked several times a step, where ``bool()`` is a call.
+        are_none: whether no secret was passed; faster than ``bool()`` for several checks a step.
     """
 
     def __init__(self) -> None:
@@ -390,7 +392,7 @@ class Secrets:
         return not self.are_none
 
     def add(self, secret: Mapping[str, Any]) -> None:
-        """Know these values, by the names of their parameters."""
+        """Add secret values, by the names of their parameters."""
         with self._mutex:
             for name, value in secret.items():
                 known = self._objects.get(id(value))
@@ -400,7 +402,7 @@ class Secrets:
                 self.are_none = False
                 for text in texts_in(value):
                     self._texts.setdefault(text, name)
-            # The longest first: one may begin with another.
+            # The longest first, since one text may begin with another.
             written = {form: name for text, name in self._texts.items() for form in _forms(text)}
             self._forms = [(_bytes(form), name) for form, name in written.items()]
             forms = sorted(written, key=len, reverse=True)
@@ -411,28 +413,28 @@ class Secrets:
         return self._pattern.sub(HIDDEN, text) if self._pattern is not None else text
 
     def masked(self, value: Any) -> Any:
-        """Replace the texts of secrets in plain data; anything else is returned as it is."""
+        """Replace the texts of secrets in plain data; return anything else unchanged."""
         return _mapped(value, self.mask, self._texts)
 
     def cleaned_text(self, text: str) -> str:
-        """Replace the texts of secrets, and what has the shape of a credential, in an error's."""
+        """Replace secrets, and texts that look like credentials, in the text of an error."""
         from stepwise._values.credentials import masked_error_text  # on use
 
         return masked_error_text(self.mask(text))
 
     def cleaned(self, value: Any) -> Any:
-        """:meth:`cleaned_text` in plain data; anything else is returned as it is."""
+        """Apply :meth:`cleaned_text` to plain data; return anything else unchanged."""
         return _mapped(value, self.cleaned_text, self._texts)
 
     def changes(self, value: Any) -> bool:
-        """Return whether :meth:`cleaned` changes something in plain data."""
+        """Return whether :meth:`cleaned` would change plain data."""
         try:
             return bool(self.cleaned(value) != value)
         except RecursionError:
             return False
 
     def holds(self, value: Any) -> bool:
-        """Return whether a value is one of the secrets."""
+        """Return whether a value is a known secret."""
         known = self._objects.get(id(value))
         if known is not None and known[0] is value:
             return True
@@ -441,21 +443,21 @@ class Secrets:
         return type(value) in (str, int, float) and str(value) in self._texts
 
     def found_in(self, data: Data) -> str:
-        """Return the parameter whose secret text is in these bytes, or an empty text."""
+        """Return the parameter whose secret text occurs in these bytes, or an empty text."""
         if not self._forms:
             return ""
         whole = bytes(data)
         return next((name for form, name in self._forms if form in whole), "")
 
     def preview(self, value: object) -> str:
-        """A preview of a value, masked before it is shortened."""
+        """Return a preview of a value, masked before it is shortened."""
         if isinstance(value, BaseException):
             return preview(value, mask=self.cleaned_text)
         return preview(value, mask=self.mask if self._pattern is not None else None)
 
 
 def _mapped(value: Any, mask: Callable[[str], str], numbers: Container[str]) -> Any:
-    """Return plain data with other texts; a number among the secrets becomes a text, too."""
+    """Return plain data with masked texts; a secret number becomes a text."""
     cls = type(value)
     if cls is str:
         return mask(value)
@@ -474,7 +476,7 @@ def _mapped(value: Any, mask: Callable[[str], str], numbers: Container[str]) -> 
 
 
 def _forms(text: str) -> list[str]:
-    """Return a text as it is, and as ``repr``, JSON, URLs and base64 write it."""
+    """Return a text as it is, and in the forms of ``repr``, JSON, URLs and base64."""
     import json
 
     written = [repr(text)[1:-1], json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]]
@@ -483,7 +485,7 @@ def _forms(text: str) -> list[str]:
 
 
 def _restorable(text: str) -> list[str]:
-    """Return the forms that another secret has, too: as it is, and in URLs."""
+    """Return the forms that can be made from another secret as well: plain, and in URLs."""
     from urllib.parse import quote, quote_plus
 
     data = _bytes(text)
@@ -497,14 +499,14 @@ def _in_urls(text: str) -> list[str]:
 
 
 def _in_base64(text: str) -> list[str]:
-    """Return what is the same in base64 wherever the text stands: ``user:TEXT`` of basic auth."""
+    """Return the part of the text's base64 that is the same at any offset, as in basic auth."""
     from base64 import b64encode
 
     found = []
     for before in range(3):
         data = bytes(before) + _bytes(text)
         whole = b64encode(data + bytes(-len(data) % 3)).decode()
-        end = len(data) * 8 // 6  # characters without a bit of what follows
+        end = len(data) * 8 // 6  # characters without a bit of the following text
         found.append(whole[(before * 8 + 5) // 6 : end])
     urlsafe = [each.replace("+", "-").replace("/", "_") for each in found]
     return [*found, *urlsafe]
@@ -515,19 +517,19 @@ def _bytes(text: str) -> bytes:
 
 
 NO_SECRETS = Secrets()
-"""Those of a run that has none; nothing is ever added."""
+"""The secrets of a run without any; nothing is ever added."""
 
 
 # -- in pickles of variables ---------------------------------------------------------------------
 
 REFERENCE = "?"
-"""The first part of what stands for a secret in a pickle."""
+"""The first part of a reference that replaces a secret in a pickle."""
 
 _Reference = tuple[str, str, Any]
 
 
 class SecretReferences:
-    """Placeholders for the secrets of one call in a pickle: the names of their parameters.
+    """References that replace the secrets of one call in a pickle: the names of their parameters.
 
     Args:
         secret: the values by name.
@@ -546,7 +548,7 @@ class SecretReferences:
         self._pattern = re.compile(f"({'|'.join(map(re.escape, longest))})") if longest else None
 
     def of(self, obj: Any) -> _Reference | None:
-        """Return the reference that replaces a secret, or a text that contains one."""
+        """Return the reference that replaces a secret, or a text with a secret in it."""
         cls = type(obj)
         if cls in (str, int, float):
             name = self._atoms.get((cls, obj))
@@ -566,7 +568,7 @@ class SecretReferences:
 
 
 def restored(reference: _Reference, secret: Mapping[str, Any]) -> Any:
-    """Return the object for a reference, made from the secrets of the current call.
+    """Return the object of a reference, made from the secrets of the current call.
 
     Raises:
         LookupError: the call has no such secret.
@@ -592,7 +594,7 @@ _SELF = "self."
 
 
 def attributes_in(names: Iterable[str]) -> frozenset[str]:
-    """Return the attributes of the instance among names of parameters: ``self.NAME``."""
+    """Return the attributes of the instance (``self.NAME``) among names of parameters."""
     attributes = (name.removeprefix(_SELF) for name in names if name.startswith(_SELF))
     return frozenset(name for name in attributes if name.isidentifier())
 
@@ -601,11 +603,11 @@ class Hiding:
     """The options ``ignore``, ``secret`` and ``redact`` of one step or workflow.
 
     Args:
-        defaults: of the parameters, by name.
+        defaults: the default values of the parameters, by name.
 
     Attributes:
-        secret: parameters whose values are stored nowhere; attributes as ``self.NAME``.
-        hides: some argument may be shown as another text than its own.
+        secret: parameters whose values are never stored; attributes as ``self.NAME``.
+        hides: whether any argument may be shown as another text.
     """
 
     def __init__(
@@ -637,7 +639,7 @@ class Hiding:
         return found
 
     def stored(self, bound: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the arguments of a call without the secret ones."""
+        """Return the arguments of a call without its secrets."""
         if not self.secret:
             return bound
         return {name: value for name, value in bound.items() if name not in self.secret}
@@ -650,19 +652,19 @@ class Hiding:
         return preview_arguments(bound, instead=instead, mask=secrets.mask if secrets else None)
 
     def hidden_in(self, bound: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the names of what is not shown: arguments, and attributes as ``self.NAME``."""
+        """Return the names of hidden arguments, and of hidden attributes as ``self.NAME``."""
         attributes = (name for name in self._instead if name.startswith(_SELF))
         return (*self.names(bound), *attributes)
 
     def names(self, bound: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the names of the arguments that are not shown as they are."""
+        """Return the names of the arguments that are hidden."""
         return tuple(name for name, value in bound.items() if self.instead(name, value) is not None)
 
     def instead(self, name: str, value: Any, *, ignored: bool = True) -> str | None:
         """Return the text shown instead of an argument; ``None`` for the usual text.
 
         Args:
-            ignored: False for somebody who decides about the call, and so is shown what is ignored.
+            ignored: False for a person who decides about the call, and who sees ignored arguments.
         """
         text = self._instead.get(name) if ignored or name not in self._only_ignored else None
         if text is not None or self._redact is None:
@@ -675,11 +677,11 @@ class Hiding:
 
 
 NO_HIDING = Hiding(frozenset(), frozenset(), frozenset(), {})
-"""Where all is stored and shown."""
+"""The options of a call that stores and shows everything."""
 
 
 class _NotShown:
-    """The placeholder for the variable of a hidden parameter."""
+    """The text in place of a variable that holds a hidden parameter."""
 
     def __repr__(self) -> str:
         return "<not shown>"

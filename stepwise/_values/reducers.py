@@ -1,24 +1,24 @@
-"""Reduced forms of what pickle does not take, or stores wrongly: locks, views, iterators, threads.
+"""Reduced forms of objects that pickle refuses or stores wrongly: locks, views, iterators, threads.
 
-- A lock, an event, a semaphore, a condition, a barrier, a queue: whether an event is set, how far a
-  semaphore has counted, the items of a queue.  One that somebody holds or waits for has no state
-  that another process could go on with.  One of asyncio has to forget its loop.
-- An exception whose class has an ``__init__`` of its own: pickle would call that with the final
-  ``args``, which is an error or says things twice (``error: error: no``).
-- What shares memory with something else, of which pickle would make copies: see ``memory``.
+- A lock, an event, a semaphore, a condition, a barrier, a queue.  The form keeps whether an event
+  is set, the count of a semaphore, the items of a queue.  An asyncio object forgets its loop.  An
+  object that a thread or task holds or waits for is refused: another process could not continue.
+- An exception whose class has its own ``__init__``: pickle would call that with the final ``args``,
+  which fails or repeats words (``error: error: no``).
+- Objects that share memory, which pickle would copy: see ``memory``.
 - A view of a dictionary, and an iterator over its values or items: pickle would make a copy, which
   no longer follows the dictionary.
 - ``enumerate``, ``zip`` and the like over an iterator whose ``__iter__`` starts over: pickle would
-  ask for its iterator again.
-- An iterator over a list that has become shorter than the iterator has come: pickle would restore
-  it at the end of the list.
+  request its iterator again.
+- An iterator over a list that is now shorter than the iterator's position: pickle would restore the
+  iterator at the end of the list.
 - A match of a regular expression; a generator, a coroutine, a task, a future or a thread that has
   ended.
 - An object that a module holds under a name and that is compared with ``is``, the environment and
   the namespaces of modules (see ``trees``).
-- What is cleaned up when the object goes or the process ends (``TemporaryDirectory``): a copy would
-  stand for something that is no more.  It is refused.
-- The running event loop: after a restart it is another one.
+- An object that is cleaned up when it goes or the process ends (``TemporaryDirectory``).  This is
+  refused: a copy would refer to a resource that no longer exists.
+- The running event loop: the form is the loop that runs after the restart.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _MACHINERY = frozenset(
         *("all_tasks_done", "_getters", "_putters", "_finished"),
     )
 )
-"""Attributes that are made anew: what waits, and what it waits with."""
+"""Attributes that are made from scratch: waiters, and the objects that they wait with."""
 
 
 @functools.lru_cache(maxsize=1000)
@@ -71,26 +71,26 @@ def _kind_of(cls: Any) -> str:
 
 
 def is_synchronizer(value: object) -> bool:
-    """Return whether tasks or threads coordinate by an object."""
+    """Return whether tasks or threads use an object to coordinate."""
     cls: Any = type(value)
     return bool(_kind_of(cls))
 
 
 def is_lock(value: object) -> bool:
-    """Return whether an object is one of these that holds nothing, as a queue does."""
+    """Return whether an object is a synchronizer that holds no items, unlike a queue."""
     cls: Any = type(value)
     kind = _kind_of(cls)
     return bool(kind) and kind not in (*_SIMPLE, *_QUEUES, *_SHARED)
 
 
 def lock_of(value: Any) -> Any:
-    """Return the lock that a condition enters when it is entered; ``None`` for others."""
+    """Return the lock that a condition acquires on entry; ``None`` for other objects."""
     cls: Any = type(value)
     return value._lock if _kind_of(cls) in _CONDITIONS else None
 
 
 def synchronizer_form(value: Any, entered: int = 0) -> Any:
-    """Return the reduced form of a lock, event or the like; ``NotImplemented`` for others.
+    """Return the reduced form of a lock, event or the like; ``NotImplemented`` for other objects.
 
     Args:
         entered: see :func:`state_of`.
@@ -108,13 +108,13 @@ def synchronizer_form(value: Any, entered: int = 0) -> Any:
 
 
 def state_of(value: Any, entered: int = 0) -> dict[str, Any]:
-    """Return the state of a lock, event or the like; a lock that nobody holds has none.
+    """Return the state of a lock, event or the like; empty for a lock that is free.
 
     Args:
-        entered: how many times the code that goes on later has entered it, and enters it again.
+        entered: how many times the code that continues later has entered it, and enters it again.
 
     Raises:
-        TypeError: it is held, or somebody waits for it.
+        TypeError: the object is held, or a thread or task waits for it.
     """
     cls: Any = type(value)
     kind = _kind_of(cls)
@@ -134,7 +134,7 @@ def state_of(value: Any, entered: int = 0) -> dict[str, Any]:
     if kind == "asyncio.locks.Lock":
         del state["_locked"]
     elif kind in _CONDITIONS:
-        return {}  # its lock is an object of its own, and all else is that of the lock
+        return {}  # its lock is a separate object, and everything else belongs to the lock
     elif kind in _SEMAPHORES:
         state["_value"] += entered
     return state
@@ -144,14 +144,14 @@ def _held(value: Any, kind: str) -> int:
     """Return how many times a lock is held."""
     if kind in ("_thread.lock", "asyncio.locks.Lock"):
         return int(value.locked())
-    if kind in _LOCKS:  # asked otherwise, it answers for the thread that asks
+    if kind in _LOCKS:  # its methods answer only for the calling thread
         count = repr(value).partition(" count=")[2].partition(" ")[0]
         return int(count or 0)
     return 0
 
 
 def _waits(value: Any, name: str) -> bool:
-    """Return whether something waits, as an attribute of a lock or the like shows."""
+    """Return whether a thread or task waits, according to an attribute of a lock or the like."""
     part = getattr(value, name, None) if name else value
     waiting = part if name in ("_waiters", "_getters", "_putters") else None
     if waiting is None:
@@ -160,9 +160,9 @@ def _waits(value: Any, name: str) -> bool:
 
 
 def snapshot(value: Any) -> dict[str, Any] | None:
-    """Return the state of a lock, event or the like to compare later; ``None`` if it is in use.
+    """Return the state of a lock, event or the like for a later comparison; ``None`` if in use.
 
-    Of what it holds, the items as they are now.
+    Items that it holds are copied into a list.
     """
     try:
         state = state_of(value)
@@ -172,7 +172,7 @@ def snapshot(value: Any) -> dict[str, Any] | None:
 
 
 def is_as_it_was(value: Any, before: dict[str, Any] | None, entered: int = 0) -> bool:
-    """Return whether a lock, event or the like has the state that :func:`snapshot` returned."""
+    """Return whether a lock, event or the like still has the state of a :func:`snapshot`."""
     now = state_of(value, entered)
     if before is None or before.keys() != now.keys():
         return False
@@ -187,7 +187,7 @@ def is_as_it_was(value: Any, before: dict[str, Any] | None, entered: int = 0) ->
 
 
 def put_state(value: Any, state: dict[str, Any]) -> None:
-    """Give a lock, event or the like this state."""
+    """Restore the state of a lock, event or the like."""
     vars(value).update(state)
     finished = getattr(value, "_finished", None)
     if finished is not None:  # a queue of asyncio
@@ -227,8 +227,8 @@ class Forms:
     """The reduction of the objects of one value.
 
     Attributes:
-        keeps_links: refuse a shared memory that would be a copy.
-        names_dicts: the pickler itself replaces the namespaces of modules by their names.
+        keeps_links: refuse shared memory that would become a copy.
+        names_dicts: whether the pickler itself replaces the namespaces of modules by their names.
     """
 
     keeps_links = False
@@ -238,7 +238,7 @@ class Forms:
         self._memory: Any = None
 
     def shares(self) -> bool:
-        """Return whether arrays of the pickled value share memory; then pickle it once more."""
+        """Return whether arrays of the value share memory, so that it must be pickled again."""
         return self._memory is not None and self._memory.shares()
 
     def of_memory(self, obj: Any) -> Any:
@@ -276,7 +276,7 @@ def _may_share_memory(cls: Any) -> bool:
 
 
 def _is_of_namespace(obj: Any, cls: Any) -> bool:
-    """Return whether an object is one of those that every namespace of a module begins with."""
+    """Return whether an object is an entry with which every module's namespace begins."""
     return obj is builtins or cls is _ModuleSpec or hasattr(cls, "exec_module")
 
 
@@ -284,7 +284,7 @@ def _exception(error: Any, cls: Any) -> Any:
     if not isinstance(cls.__init__, types.FunctionType):
         return NotImplemented
     if cls.__reduce__ is not BaseException.__reduce__ or cls.__reduce_ex__ is not _reduce_ex:
-        return NotImplemented  # it knows by itself
+        return NotImplemented  # the class defines its own form
     _, args, *state = error.__reduce__()
     return _made_exception, (cls, args), *state
 
@@ -302,9 +302,9 @@ def _made_exception(cls: Any, args: tuple[Any, ...]) -> BaseException:
 def _future(future: Any, cls: Any) -> Any:
     if not future.done():
         return NotImplemented
-    if cls.__name__ == "Task":  # nobody can tell the two apart by what they still do
+    if cls.__name__ == "Task":  # an ended task behaves like a future
         cls = sys.modules["asyncio"].Future
-    # Asked by its methods, it would take its exception for noticed.
+    # Its methods would mark its exception as retrieved.
     return _ended_future, (cls, future.cancelled(), future._exception, future._result)
 
 
@@ -340,7 +340,7 @@ def _running_loop() -> Any:
 
 
 def _dict_view(view: Any) -> Any:
-    """``mapping.keys()`` and the like; only the garbage collector knows the dictionary itself."""
+    """Reduce ``mapping.keys()`` and the like; only the garbage collector reveals the dictionary."""
     return _viewing, (*gc.get_referents(view), _VIEWS[type(view)])
 
 
@@ -372,9 +372,9 @@ def _list_iterator(iterator: Any) -> Any:
 
 
 def iterator_at(items: Any, place: int, backwards: bool = False) -> Any:
-    """Return an iterator over a list at a place, which may be behind the end of the list."""
+    """Return an iterator over a list at a place, possibly beyond the end of the list."""
     missing = place + 1 - len(items)
-    if missing > 0:  # it takes no place that is not there
+    if missing > 0:  # __setstate__ accepts no place beyond the end
         items.extend(bytes(missing))
     iterator: Any = reversed(items) if backwards else iter(items)
     iterator.__setstate__(place)
@@ -384,7 +384,7 @@ def iterator_at(items: Any, place: int, backwards: bool = False) -> Any:
 
 
 def gives_itself(iterator: Any) -> bool:
-    """Return whether ``iter()`` of an iterator certainly returns that iterator and does no more."""
+    """Return whether ``iter()`` of an iterator certainly returns the iterator, without effect."""
     way = getattr(type(iterator), "__iter__", None)
     if not isinstance(way, types.WrapperDescriptorType):
         return False
@@ -392,7 +392,7 @@ def gives_itself(iterator: Any) -> bool:
 
 
 class Iterating:
-    """The items of an iterator whose ``__iter__`` is missing, or may do something."""
+    """The items of an iterator whose ``__iter__`` is missing, or may have effects."""
 
     def __init__(self, iterator: Any) -> None:
         self.iterator = iterator
@@ -423,7 +423,7 @@ def _match(found: re.Match[Any]) -> Any:
         again = getattr(found.re, way)(*ends)
         if again is not None and again.regs == found.regs:
             return _matched, (found.re, way, *ends)
-    return NotImplemented  # one of several
+    return NotImplemented  # a later match of several
 
 
 def _matched(pattern: re.Pattern[Any], way: str, *ends: Any) -> Any:

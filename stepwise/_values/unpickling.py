@@ -1,11 +1,11 @@
-"""The only place where pickles are loaded; and large bytes in pieces beside them.
+"""The only place where pickles are loaded, and large data in pieces.
 
-A pickle can execute code.  Stored ones get here only after their seal was verified, so only
-somebody with the key can have made them.  With ``trust="data"`` (``configure``, or
-``STEPWISE_TRUST``) a process does not believe these either.  Nothing that is stored has a say.
+A pickle can execute code.  Stored pickles get here only after their seal was verified, so that only
+a holder of the key can have made them.  With ``trust="data"`` (``configure``, or
+``STEPWISE_TRUST``) a process refuses even these.  Stored data cannot change that decision.
 
 A value of 100 MB that is pickled, sealed and written as one ``bytes`` exists three times.  Pickle
-hands out large buffers as they are; here they stay in pieces until they are in a file.
+passes large buffers on without a copy; here they stay in pieces until they are in a file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _refuse() -> None:
 
 
 def check_trust(what: str) -> None:
-    """Refuse what this process could not read again: a limit is told at the first run.
+    """Refuse an operation whose result this process could not read: report that at the first run.
 
     Raises:
         ConfigurationError: the process loads no pickles.
@@ -49,7 +49,7 @@ class Unpickler(pickle.Unpickler):
     """An unpickler of verified bytes.
 
     Attributes:
-        stored: false for bytes that this process made itself, just now.
+        stored: false for bytes that this process itself made just now.
 
     Raises:
         UnreadableValueError: this process loads no pickles.
@@ -67,11 +67,11 @@ def loads(data: bytes, *, stored: bool = True) -> Any:
     """Load a plain pickle from verified bytes.
 
     Args:
-        stored: false for bytes that this process made itself, or that a process of the same
-            program sent: these were in no store.
+        stored: false for bytes that were in no store: this process made them, or a process of the
+            same program sent them.
 
     Raises:
-        UnreadableValueError: it was stored, and this process loads no pickles.
+        UnreadableValueError: the bytes were stored, and this process loads no pickles.
     """
     if stored:
         _refuse()
@@ -79,17 +79,17 @@ def loads(data: bytes, *, stored: bool = True) -> Any:
 
 
 class Disassembled(NamedTuple):
-    """A pickled value and its buffers; what is read from JSON is never one, so never loaded."""
+    """A pickled value and its buffers; JSON never yields this class, so it is never loaded."""
 
     head: bytes
     buffers: tuple[Any, ...]
 
 
 def together(content: Disassembled, buffers: Iterable[Any] | None = None) -> Any:
-    """Return the value that was taken apart in this process, or in a pickle that was loaded.
+    """Return a value that was disassembled in this process, or in a pickle that was loaded.
 
     Args:
-        buffers: copies of its own ones, to be used instead.
+        buffers: copies to use instead of the value's own buffers.
     """
     if type(content) is not Disassembled:
         raise UnreadableValueError("it is no value that was taken apart")
@@ -100,11 +100,11 @@ def together(content: Disassembled, buffers: Iterable[Any] | None = None) -> Any
 
 
 _WITH_BUFFERS = 5  # the protocol of pickle
-_LARGE = 1 << 20  # bytes; less is joined: one piece is handled faster than many
+_LARGE = 1 << 20  # bytes; smaller data is joined, since one piece is faster than many
 
 
 class Pieces:
-    """Bytes that lie in several places; ``bytes()`` joins them, ``len()`` is their number."""
+    """Bytes in several places; ``bytes()`` joins them, ``len()`` is their number."""
 
     __slots__ = ("_pieces", "_size")
 
@@ -119,18 +119,18 @@ class Pieces:
         return b"".join(self._pieces)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        """Send the bytes to another process: as buffers, where the pickler takes them as such."""
+        """Reduce to buffers if the protocol supports them, otherwise to joined bytes."""
         if int(protocol) < _WITH_BUFFERS:
             return bytes, (bytes(self),)
         return _received, (*map(pickle.PickleBuffer, self._pieces),)
 
     def after(self, front: bytes) -> Pieces:
-        """The same with ``front`` before it."""
+        """Return the pieces with ``front`` before them."""
         return Pieces([memoryview(front), *self._pieces])
 
     @property
     def views(self) -> tuple[memoryview, ...]:
-        """The pieces in their order."""
+        """The pieces, in order."""
         return tuple(self._pieces)
 
 
@@ -142,14 +142,14 @@ def _received(*buffers: Any) -> Pieces:
 
 
 def collected(views: list[memoryview]) -> Data:
-    """Return the data of these views: joined if small, else in pieces."""
+    """Return the data of these views: joined if small, otherwise in pieces."""
     if sum(view.nbytes for view in views) < _LARGE:
         return b"".join(views)
     return Pieces([stable(view) for view in views])
 
 
 def stable(view: memoryview) -> memoryview:
-    """Return a view that stays as it is: a copy, if other code could change it while it is written.
+    """Return a view whose bytes stay the same: a copy, if other code could change them.
 
     A record with the seal of one state and the bytes of another would be damaged.
     """
@@ -158,7 +158,7 @@ def stable(view: memoryview) -> memoryview:
 
 
 def apart(value: object) -> Disassembled:
-    """Return the pickle of a value, and its buffers beside it, which are not copied."""
+    """Return the pickle of a value, with its buffers beside it, which are not copied."""
     buffers: list[pickle.PickleBuffer] = []
     head = pickle.dumps(value, _WITH_BUFFERS, buffer_callback=buffers.append)
     return Disassembled(head, tuple(each.raw() for each in buffers))

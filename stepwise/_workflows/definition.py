@@ -1,4 +1,4 @@
-"""The definition of a workflow by its decorator, and one call of it: what a run executes."""
+"""The definition of a workflow by its decorator, and a single call of the workflow."""
 
 from __future__ import annotations
 
@@ -41,14 +41,13 @@ if TYPE_CHECKING:
 
 
 Start = Literal["same", "unfinished", "new"]
-"""Which run a call from outside of any run means; see :mod:`stepwise._workflows.begin`."""
+"""The run that a call from outside of any run means; see :mod:`stepwise._workflows.begin`."""
 
 
 class Options:
-    """The options of a workflow, checked where they are given; never changed.
+    """The options of a workflow, checked when they are given, and never changed.
 
-    Its constructor is written out, since making a dataclass of so many fields takes a hundredth of
-    a start.
+    Rejected: a dataclass.  Making one with so many fields takes a hundredth of a start.
     """
 
     name: str | None = None
@@ -73,7 +72,7 @@ class Options:
     timeout: float | None = None
 
     def __init__(self, **chosen: Any) -> None:
-        vars(self).update(chosen)  # the others are those of the class, as most of them always are
+        vars(self).update(chosen)  # the class holds the defaults, which most options keep
 
     def __eq__(self, other: object) -> bool:
         names = Options.__annotations__
@@ -85,7 +84,7 @@ class Options:
         """Return how values are recorded; see :class:`stepwise._values.codec.Codec`.
 
         Args:
-            outer: how the run that calls it as a child workflow does.
+            outer: the recording of the run that calls this workflow as a child.
         """
         if self.codec is None:
             return "json" if settings.trusts_data_only() else outer
@@ -95,7 +94,7 @@ class Options:
         """Return the options with these changes.
 
         Raises:
-            ConfigurationError: two of them exclude each other.
+            ConfigurationError: two of the options exclude each other.
         """
         for option in ("ignore", "secret", "redact"):
             names = changes.get(option)
@@ -116,7 +115,7 @@ class Options:
 
 
 class TakesOptions:
-    """An object that has ``options()``, typed by the options that there are."""
+    """The typed signature of ``options()``, for type checkers."""
 
     __slots__ = ()
 
@@ -152,7 +151,7 @@ class TakesOptions:
 
 
 def _with_start(before: Options, changes: dict[str, Any]) -> dict[str, Any]:
-    """Replace the short form ``fresh=`` by its long form."""
+    """Return the changes with the short form ``fresh=`` replaced by ``start=``."""
     changes = dict(changes)
     fresh, start = changes.pop("fresh"), changes.get("start")
     if start is not None and fresh != (start == "new"):
@@ -170,8 +169,8 @@ _rewriting = process_lock()
 
 
 def is_defined(module: str, label: str) -> bool:
-    """Return whether this process has defined a workflow of that name in a module."""
-    here = canonical_module(module)  # asked for here: few programs ask, and a start is dear
+    """Return whether this process has defined a workflow of this name in a module."""
+    here = canonical_module(module)  # computed here: few programs ask, and a start is costly
     return any(name == label and canonical_module(each) == here for each, name in _defined.copy())
 
 
@@ -179,8 +178,8 @@ class Definition:
     """A workflow function and the facts known when its decorator runs.
 
     Args:
-        like: the same function with other options, whose source is taken over.
-        place: the script that defines it, if it was taken from there to another process.
+        like: the same function with other options, whose source is reused.
+        place: the script that defines the function, if it came from there to another process.
     """
 
     def __init__(
@@ -218,7 +217,7 @@ class Definition:
             theirs = like.options
             given = (options.ignore, options.key, options.secret, options.redact)
             if given == (theirs.ignore, theirs.key, theirs.secret, theirs.redact):
-                return like.parameters  # a copy for each run id costs time and memory
+                return like.parameters  # a copy for each run id would cost time and memory
         return Parameters(
             function,
             ignore=options.ignore,
@@ -229,12 +228,12 @@ class Definition:
         )
 
     def become(self, other: Definition) -> None:
-        """Take over the definition of the edited module."""
+        """Take over the definition from the edited module."""
         self.options = other.options
         self._take(other.function)
 
     def follow(self) -> None:
-        """Follow an edit of the function that a reloader made in place."""
+        """Adopt an edit of the function that a reloader made in place."""
         like = self._like
         if like is not None:
             like.follow()
@@ -247,15 +246,15 @@ class Definition:
             self._take(self.function)
 
     def rewritten(self) -> Rewritten | None:
-        """The function that can be entered in the middle; made at the first run.
+        """Return the function in a form that can be entered in the middle, made at the first run.
 
-        ``None`` if it cannot be, which is told once.
+        Return ``None`` if there is no such form, and warn once.
         """
         if self._like is not None:
             return self._like.rewritten()
         problem: UnsupportedError | None = None
         if not self._tried:
-            with _rewriting:  # a thread that went on without it would execute its run unresumable
+            with _rewriting:  # a thread that did not wait would execute its run unresumable
                 if not (self._tried or self.is_generator or self.is_async_generator):
                     try:
                         self._rewritten = build(self.function, self.source)
@@ -277,7 +276,7 @@ class Definition:
 
     @property
     def place(self) -> str:
-        """The module or script that defines it; asked late: a script is known when it runs."""
+        """The module or script that defines the function; looked up late, when a script runs."""
         return self._place or place_of(self.function.__module__)
 
     @cached
@@ -287,7 +286,7 @@ class Definition:
 
     @cached
     def code(self) -> str:
-        """Fingerprint of the code that it executes; empty without source."""
+        """The fingerprint of the function's code; empty without source."""
         node = self.source.node()
         return fingerprint(node) if node is not None else ""
 
@@ -298,22 +297,22 @@ class Definition:
 
     @cached
     def file(self) -> str:
-        """The file that defines it, in this program; empty if it has none."""
+        """The file that defines the function, in this program; empty if there is none."""
         return "" if self._place else file_of(self.function.__module__)
 
     @cached
     def other_names(self) -> list[str]:
-        """Its full name where that file is started or imported another way."""
+        """The full names that the workflow has if its file is started or imported another way."""
         return [] if self._place else other_names(self.function.__module__, self.label)
 
 
 def is_copy(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    """Return whether two functions are one, as in a class that was pickled by value twice."""
+    """Return whether two functions are copies, as in a class that was pickled by value twice."""
     return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
 
 
 def class_of(function: Callable[..., Any]) -> Any:
-    """Return the place that the qualified name of a function says it is defined in."""
+    """Return the class or module that defines a function, according to its qualified name."""
     return found_at(function.__module__, function.__qualname__.rpartition(".")[0])
 
 
@@ -321,12 +320,12 @@ def class_of(function: Callable[..., Any]) -> Any:
 
 
 class HostProgram(NamedTuple):
-    """The code of a run that is no workflow function: a step loop, a graph, a notebook's cells.
+    """The code of a run without a workflow function: a step loop, a graph, a notebook's cells.
 
     Args:
-        full_name, label, file, other_names: as those of a :class:`Definition`.
-        function: stands for it.
-        code: fingerprint of what it executes; empty if that is not known.
+        full_name, label, file, other_names: as in :class:`Definition`.
+        function: represents the code.
+        code: fingerprint of the executed code; empty if unknown.
     """
 
     full_name: str
@@ -340,22 +339,22 @@ class HostProgram(NamedTuple):
 
 
 class Callee:
-    """The code that a run executes, and what it is called with.
+    """The code that a run executes, with its arguments.
 
     Args:
         bound: the arguments by parameter name, without ``self``.
         digest: of the arguments.
-        parts: what tells the call apart; ``None`` if it has no parts.
+        parts: the values that distinguish calls; ``None`` if there are none.
 
     Attributes:
         instance: the object or class that a method is bound to.
-        method: the parameter that gets it; empty if the workflow is no method.
-        secret: its secrets by name.
-        hiding: what of its arguments is not stored, or not shown.
-        compensates: its side effects are undone when it fails.
-        promised: somebody is told the id of its run at once, and relies on it.
-        tags: names and texts for people who look for its run.
-        budget: what its run may spend; ``None`` for no limit.
+        method: the parameter that receives the instance; empty if the workflow is not a method.
+        secret: the secret arguments by name.
+        hiding: which arguments are not stored, or not shown.
+        compensates: whether the run's side effects are undone when it fails.
+        promised: whether the caller receives the run id at once, and relies on it.
+        tags: names and texts for finding the run.
+        budget: the limit of the run's spending; ``None`` for no limit.
     """
 
     instance: Any = None
@@ -408,7 +407,7 @@ class BoundCall(Callee):
         self.digest = self.parts.arguments
 
     def look(self) -> CallParts:
-        """The parts of the call as its objects are now."""
+        """Return the parts of the call, computed from the current state of its objects."""
         workflow = self.workflow
         parts = CallParts(
             workflow.parameters,
@@ -428,7 +427,7 @@ class BoundCall(Callee):
         return parts
 
     def run_function(self) -> Any:
-        """The plain call."""
+        """Call the plain function."""
         return self.workflow.function(*self.args, **self.kwargs)
 
 

@@ -1,18 +1,19 @@
-"""Runs that another process executes, on behalf of an engine.
+"""The execution of runs in another process, on behalf of an engine.
 
-The output of runs that execute in one process is told apart: each has a log.  ``sys.stdout`` and
-``sys.stderr`` are replaced by writers that look which run is printing: by a context variable in its
-own threads and tasks, and by its scope in threads that its code starts.
+Each run in a shared process has its own log of printed text.  ``sys.stdout`` and ``sys.stderr`` are
+replaced by writers that look up which run is printing.  A context variable names the run in the
+run's own threads and tasks; the scope names it in threads that its code starts.
 
-The submitter decides which run a call means, and puts it on record, so that its id can be relied
-on.  An :class:`Order` travels, in the manner of the engine.  The process that gets it takes the run
-over and executes it; how that ended goes back as an :class:`Reply`.  A recorded result stays in the
-journal, from which the submitter takes it: so it is stored once, and objects of classes of the
-submitter's script are of these classes.
+The submitter decides which run a call means, and records that run, so that callers can rely on its
+id.  The engine carries an :class:`Order` to another process, which takes the run over and executes
+it.  A :class:`Reply` comes back and says how the run ended.  A recorded result stays in the
+journal, where the submitter reads it.  The result is thus stored once, and its objects have the
+classes of the submitter's script.
 
-Rejected: recording nothing at the submission (queued work would vanish with its submitter), a lease
-that the submitter keeps until the run begins (handing it over is a protocol of workers), a detached
-actor for each run (a second way to keep a run alive, beside ``up``).
+Rejected: recording nothing at the submission (queued work would vanish with its submitter).
+Rejected: a lease that the submitter keeps until the run begins (workers would need a protocol for
+the handover).  Rejected: a detached actor for each run (a second way to keep a run alive, beside
+``up``).
 """
 
 from __future__ import annotations
@@ -76,7 +77,10 @@ _LONGEST = 200  # characters of a file's name
 
 
 def log_name(run_id: str) -> str:
-    """Return the name of a run's log: the id, other characters than letters and ``-._~`` as %XX."""
+    """Return the file name of a run's log: the id, with special characters as %XX.
+
+    Letters, digits and ``-._~`` stay as they are.
+    """
     name = urllib.parse.quote(run_id, safe="", errors="surrogatepass")
     if len(name) > _LONGEST:
         import hashlib
@@ -87,28 +91,28 @@ def log_name(run_id: str) -> str:
 
 
 class RunLog:
-    """Where one run's output goes: its file, or the terminal, with its id before each line."""
+    """The output of one run: to its file, or to the terminal with the run id before each line."""
 
     def __init__(self, run_id: str, folder: str, terminal: IO[str]) -> None:
         self.run_id = run_id
         self._path = os.path.join(folder, log_name(run_id)) if folder else ""
         self._terminal = terminal
         self._file: IO[str] | None = None
-        self._rest = ""  # a line that has not ended
+        self._rest = ""  # the last line, still without its end
         self._mutex = threading.RLock()
 
     @property
     def has_file(self) -> bool:
-        """True if it goes to a file."""
+        """True if the output goes to a file."""
         return bool(self._path)
 
     def write(self, text: str) -> None:
-        """Write what the run prints."""
+        """Write text that the run prints."""
         with self._mutex:
             if self._path:
                 try:
                     self._opened().write(text)
-                except OSError as error:  # the disk is full: no reason for a run to fail
+                except OSError as error:  # a full disk must not fail the run
                     self._path, self._file = "", None
                     self.write(f"{text}\nthe log cannot be written: {error}\n")
                 return
@@ -130,7 +134,7 @@ class RunLog:
         return self._file
 
     def close(self) -> None:
-        """End the last line, and close the file; what comes later opens it again."""
+        """End the last line, and close the file; further output opens the file again."""
         with self._mutex:
             if self._rest:
                 self.write("\n")
@@ -143,7 +147,7 @@ _current: ContextVar[RunLog | None] = ContextVar("stepwise_run_log", default=Non
 
 
 class RunOutput:
-    """The logs of the runs of this process, while it is installed.
+    """The logs of the runs in this process, while this object is installed.
 
     Args:
         folder: for the logs; empty to print everything on stderr.
@@ -181,7 +185,7 @@ class RunOutput:
         return log
 
     def enter(self, log: RunLog) -> None:
-        """Have what this context prints go to a log."""
+        """Direct the output of the current context to a log."""
         _current.set(log)
 
     def end(self, log: RunLog) -> None:
@@ -190,7 +194,7 @@ class RunOutput:
         log.close()
 
     def here(self) -> RunLog | None:
-        """Return the log for what is printed here; ``None`` outside of any run."""
+        """Return the log for output of the current code; ``None`` outside of any run."""
         log = _current.get()
         if log is None and (scope := current_scope()) is not None:
             log = self._logs.get(scope.run.root.run_id)
@@ -205,7 +209,7 @@ class RunOutput:
 
 
 class _PrintedBy(io.TextIOBase):
-    """Stands for ``sys.stdout`` or ``sys.stderr``."""
+    """The replacement of ``sys.stdout`` or ``sys.stderr``."""
 
     def __init__(self, terminal: IO[str], output: RunOutput) -> None:
         self._terminal, self._output = terminal, output
@@ -232,7 +236,7 @@ class _PrintedBy(io.TextIOBase):
 
     @property
     def buffer(self) -> Any:
-        """The bytes below, which no run is told apart in."""
+        """The byte stream, whose output is not assigned to runs."""
         return self._terminal.buffer  # type: ignore[attr-defined]
 
 
@@ -240,23 +244,23 @@ class _PrintedBy(io.TextIOBase):
 
 
 WAIT_HERE = 1.0
-"""Seconds that a run waits before it suspends, and gives its place to another run."""
+"""Seconds that a run waits before it suspends and another run takes its place."""
 
 _HOPELESS = 10  # deaths in a row, without a step's end in between
 
 
 class Order(NamedTuple):
-    """A run that another process is to execute.
+    """A run for another process to execute.
 
     Args:
         run_id: of the run.
-        explicit: the user chose the id.
-        resumes: the run is taken up even if it was cancelled.
+        explicit: whether the user chose the id.
+        resumes: whether the run resumes even if it was cancelled.
         store: the URL of the store, without a password.
-        key: identifies the key of the records, and says nothing about the key.
+        key: the id of the records' key, which reveals nothing about the key.
         call: the workflow and its arguments, pickled.
         settings: of the submitter; see :func:`stepwise._runtime.settings.traveling`.
-        end: number of the record that had ended the run when it was submitted; 0 for none.
+        end: number of the record that ended the run before it was submitted; 0 for none.
     """
 
     run_id: str
@@ -270,16 +274,16 @@ class Order(NamedTuple):
 
 
 class Continuation(NamedTuple):
-    """A run that another process is to continue, with its recorded arguments.
+    """A run for another process to continue, with its recorded arguments.
 
     Args:
-        facts: of the run; if they have changed, another process continues it.
+        facts: of the run; if they have changed, another process continues the run.
         store: the URL of the store, without a password.
-        key: identifies the key of the records, and says nothing about the key.
-        modules: to import, so that the workflow is known.
-        folder: in which the modules were found.
-        logs: a folder for what runs print; empty for none.
-        settings: as of an :class:`Order`.
+        key: the id of the records' key, which reveals nothing about the key.
+        modules: the modules to import, which define the workflow.
+        folder: the folder in which the modules were found.
+        logs: a folder for the output of runs; empty for none.
+        settings: as in an :class:`Order`.
     """
 
     facts: RunFacts
@@ -292,16 +296,16 @@ class Continuation(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """How a run that was to be executed elsewhere ended there.
+    """The end of a run that was executed in another process.
 
     Args:
-        kind: ``"recorded"``: the result is in the journal; ``"value"``: here, since it could not
-            be recorded; ``"error"``: the run ended or stopped with an exception.
+        kind: ``"recorded"``: the result is in the journal; ``"value"``: the result is in ``data``,
+            since it could not be recorded; ``"error"``: an exception ended or stopped the run.
         data: the value or the exception, encoded.
-        place: where it was executed, in words.
+        place: where the run was executed, as text.
         trace: the traceback of the exception, as text.
-        suspended: the run waits, and goes on later.
-        refused: the run could not be called at all.
+        suspended: whether the run waits, and continues later.
+        refused: whether the workflow could not be called at all.
     """
 
     kind: Literal["recorded", "value", "error"]
@@ -313,16 +317,16 @@ class Reply(NamedTuple):
 
 
 def key_of(store: Store) -> bytes:
-    """Return what identifies the key of the records in a store."""
+    """Return the id of the key of a store's records."""
     return seal_for(store).key_id
 
 
 def continuation(run: UnfinishedRun, modules: Sequence[str], logs: str) -> Continuation:
-    """Return what travels to a process that is to continue a run.
+    """Return the order to continue a run, for another process.
 
     Args:
-        modules: that have its workflow, found as in the current folder.
-        logs: a folder for what runs print; empty for none.
+        modules: the modules that define the workflow, as found from the current folder.
+        logs: a folder for the output of runs; empty for none.
     """
     folder, key = os.getcwd(), key_of(run.store)
     now = settings.traveling()
@@ -333,10 +337,10 @@ def continuation(run: UnfinishedRun, modules: Sequence[str], logs: str) -> Conti
 
 
 class Placement:
-    """A run that is on record, to be executed elsewhere.
+    """A recorded run that is to be executed in another process.
 
     Attributes:
-        recalled: its recorded result, if it has completed before.
+        recalled: the recorded result, if the run has already completed.
     """
 
     def __init__(self, top: TopLevel, call: bytes) -> None:
@@ -346,21 +350,21 @@ class Placement:
 
     @property
     def store(self) -> Store:
-        """The store that has it."""
+        """The store of the run."""
         return self._top.store
 
     @property
     def run(self) -> Run:
-        """The run, for looking at it."""
+        """The run, for inspection."""
         return run_of(self._top.store, self._top.run_id)
 
     @property
     def key(self) -> tuple[str, str]:
-        """The store and the id."""
+        """The URL of the store and the run id."""
         return self._top.store.url, self._top.run_id
 
     def order(self) -> Order:
-        """Return what travels."""
+        """Return the order for the executing process."""
         top = self._top
         facts = facts_of(top.store, seal_for(top.store), top.run_id)
         return Order(
@@ -375,14 +379,14 @@ class Placement:
         )
 
     def when_due(self, go_on: Callable[[], object], drop: Callable[[], object]) -> None:
-        """Have the run, which is suspended, continued; as :meth:`.Waker.park`."""
+        """Have the suspended run continued when it is due; see :meth:`.Waker.park`."""
         waker.park(self.run, go_on, drop)
 
     def result(self, reply: Reply) -> Any:
         """Return what the workflow returned.
 
         Raises:
-            BaseException: what it raised.
+            BaseException: the workflow's exception.
         """
         if reply.kind == "error":
             error = decode_error(reply.data, stored=False)
@@ -400,7 +404,7 @@ class Placement:
         return recalled.value
 
     def completed(self) -> None:
-        """Count the run: an equal call that comes later means another one."""
+        """Count the run as completed: a later equal call means another run."""
         memory.completed(self._top.store.url, self._top.base, self._top.run_id)
 
 
@@ -412,16 +416,17 @@ def place(
     what: str,
     check: Callable[[Store], None],
 ) -> Placement:
-    """Put the run that a call means on record, so that another process can execute it.
+    """Record the run that a call means, so that another process can execute it.
 
     Args:
-        workflow: as :func:`stepwise.workflow` gives it; bound, if it is a method.
-        what: names the operation, in messages.
+        workflow: a result of :func:`stepwise.workflow`; bound, if it is a method.
+        what: the name of the operation, for messages.
         check: raises if other processes cannot use the store.
 
     Raises:
-        ConfigurationError: it is no workflow, or a generator; this is a run.
-        StepwiseError: as a call of the workflow raises before it begins.
+        ConfigurationError: the argument is not a workflow, or is a generator; or the caller is a
+            run itself.
+        StepwiseError: any error that a call of the workflow raises before it begins.
     """
     definition = getattr(workflow, "definition", None)
     if not isinstance(definition, Definition):
@@ -443,14 +448,14 @@ def _place(
     kwargs: Mapping[str, Any],
 ) -> Placement:
     refuse_start(definition, what)
-    if definition.options.on_owned == "wait":  # its task does that
+    if definition.options.on_owned == "wait":  # the task waits instead
         options = definition.options.changed({"on_owned": "raise"})
         definition = Definition(definition.function, options, definition)
     top = TopLevel(definition, instance, args, kwargs)
     top.promised = True
     top.choose()
     check(top.store)
-    workflow, whole = given  # unbound as it may be, with the instance among the arguments
+    workflow, whole = given  # possibly unbound, with the instance among the arguments
     elsewhere = workflow.options(store=top.store.url, on_owned="wait")
     try:
         call = dump_code((elsewhere, whole, dict(kwargs)))
@@ -474,7 +479,7 @@ def _place(
 
 
 def _put_down(top: TopLevel, opened: WorkflowRun) -> None:
-    """Give up a run that was taken over to put it on record."""
+    """Record the submission of a run that was taken over for that purpose, and release the run."""
     if top.display is not None:
         top.display.close()
         top.display = None
@@ -490,10 +495,10 @@ def _put_down(top: TopLevel, opened: WorkflowRun) -> None:
 
 
 def carry_out(order: Order, where: str) -> Reply:
-    """Execute a run, and return how that ended, whatever it raised.
+    """Execute a run, and return how it ended, even if it raised.
 
     Args:
-        where: this process is, in words: ``on node ...``.
+        where: the place of this process, as text: ``on node ...``.
 
     Raises:
         KeyboardInterrupt: the engine cancelled the task.
@@ -511,7 +516,7 @@ def _carry_out(order: Order, where: str) -> Reply:
     seal = seal_for(store)
     facts = facts_of(store, seal, order.run_id)
     if facts is not None and facts.status == "failed" and facts.end not in (0, order.end):
-        # It failed since it was submitted: in a task whose node died before that was reported.
+        # It failed after the submission, in a task that could not report that before its node died.
         error = error_of(store, seal, facts)
         if error is not None:
             raise error
@@ -537,7 +542,7 @@ def _carry_out(order: Order, where: str) -> Reply:
 
 
 def _prepared(order: Order | Continuation, run_id: str, where: str) -> Store:
-    """Return the store of a run that this process is to execute for another one."""
+    """Prepare this process to execute a run for another process; return the run's store."""
     memory.is_executor = True
     settings.suspend_soon(WAIT_HERE)
     settings.adopt(order.settings)
@@ -566,7 +571,7 @@ def _executed(
 
 
 def _reply(top: TopLevel, where: str) -> Reply:
-    """Execute a run, and return how that ended."""
+    """Execute a run, and return how it ended."""
     handle: Handle[Any] = Handle(run_of(top.store, top.run_id))
     execute_here(top, handle)
     if handle._error is not None:
@@ -594,13 +599,13 @@ def _reply(top: TopLevel, where: str) -> Reply:
 
 
 def carry_on(order: Continuation, where: str) -> Reply:
-    """Continue a run, and return how that ended, whatever it raised.
+    """Continue a run, and return how it ended, even if it raised.
 
-    An interrupt of the main thread, by which the engine cancels a task, drains: no step begins, and
-    those in flight may end.
+    An interrupt of the main thread, with which the engine cancels a task, drains the run: no step
+    begins, and steps in flight may end.
 
     Args:
-        where: this process is, in words: ``on node ...``.
+        where: the place of this process, as text: ``on node ...``.
     """
     try:
         with RunOutput(order.logs) as output, _drained_by_interrupts():
@@ -621,7 +626,7 @@ def carry_on(order: Continuation, where: str) -> Reply:
 
 
 def _import(order: Continuation) -> None:
-    """Import the modules in which the workflow is."""
+    """Import the modules that define the workflow, from the submitter's folder."""
     if os.path.isdir(order.folder) and order.folder not in sys.path:
         sys.path.insert(0, order.folder)
     for name in order.modules:
@@ -646,7 +651,7 @@ def _drained_by_interrupts() -> Iterator[None]:
 
 
 def is_of_the_engine(error: BaseException) -> bool:
-    """Return whether an exception says that the engine ends the task, or the process."""
+    """Return whether an exception means that the engine ends the task or the process."""
     return isinstance(error, KeyboardInterrupt) or hasattr(error, "ray_terminate_msg")
 
 
@@ -657,14 +662,14 @@ def _raised(error: BaseException, where: str, secrets: Secrets | None = None) ->
     return Reply("error", data, where, trace, isinstance(error, RunSuspended))
 
 
-_kept: dict[str, object] = {}  # what was put into this process's __main__, by name
+_kept: dict[str, object] = {}  # names that were added to this process's __main__
 
 
 def _keep_names(function: Any) -> None:
-    """Let the names of the submitter's ``__main__`` stand for its classes and functions here.
+    """Add the classes and functions of the submitter's ``__main__`` to this ``__main__``.
 
-    They came by value.  Recorded by name, they are the script's own where the run is looked at
-    or goes on.
+    These objects came by value.  Recorded by name, they refer to the script's own objects where
+    the run is inspected or resumed.
     """
     here = vars(sys.modules["__main__"])
     space = getattr(function, "__globals__", {})

@@ -1,20 +1,22 @@
-"""The frame of a workflow function: the times and the contents of its checkpoints.
+"""The frame of a workflow function: when checkpoints are taken, and what they contain.
 
-A client in a variable is not recorded, but made again by the statement that made it.
-``client = OpenAI()`` holds locks and sockets, and nothing that the call does not give it.  Where
-the function binds the variable once, outside of loops, by calling the class of a known client, and
-what it gives it is what it was, a resumed run executes that statement again.
+A client in a variable is not recorded; a resumed run executes the statement that made it again.
+A client such as ``client = OpenAI()`` holds locks and sockets, and nothing else but its arguments.
+The statement must call the class of a known client, and bind the variable once, outside of loops.
+Its arguments must be unchanged.
 
 The reasons why a run could not resume inside a statement are reported once each.
 
-What the function declares ``global`` is part of its checkpoints.  It is restored where that takes
-nothing from anybody: the global still has the value that it had when the first run of this process
-began (mostly that of the import), or that this run left, and no other run of the process is alive.
-Containers that are changed in place are not restored: they are named at the first checkpoint after
-that, and on resume.  So are attributes and defaults of the module's classes and functions, globals
-that these assign, and variables of enclosing functions, which the function, or a function that it
-names, captured.  The state of generators of random numbers that the whole process shares is not
-restored either, which the first run says.
+Variables that the function declares ``global`` are part of its checkpoints.  A global is restored
+only if no other run of the process is alive, so that no other code loses a value.  The global must
+also have the value of the time when the first run of this process began (mostly that of the
+import), or the value that this run left.
+
+Containers that are changed in place are not restored: the next checkpoint and the resumed run name
+them.  The same holds for attributes and defaults of the module's classes and functions, and for
+globals that these assign.  It also holds for variables of enclosing functions that the function, or
+a function that it names, captured.  The state of random number generators that the whole process
+shares is not restored either, which the first run says.
 """
 
 from __future__ import annotations
@@ -131,7 +133,7 @@ def remade(
     root, *attributes = made.called.split(".")
     for each in made.read | {root}:
         if each in rewritten.variables:
-            value = values.get(each, function)  # variables of enclosing functions are not restored
+            value = values.get(each, function)  # no free variable is restored
         else:
             value = function.__globals__.get(each, getattr(builtins, each, function))
             if type(value) in _ATOMS:
@@ -163,7 +165,7 @@ def why_shut(manager: Any, *, calls: bool) -> str:
     """Return why a ``with`` block cannot be entered again, and the way out.
 
     Args:
-        calls: its head calls a step.
+        calls: whether the head of the block calls a step.
     """
     cls = type(manager)
     is_function = cls.__module__ == "contextlib" and hasattr(manager, "gen")  # @contextmanager
@@ -192,8 +194,8 @@ class Complaints:
         file: of the function, for messages.
 
     Attributes:
-        culprits: variables that could not be recorded; a coroutine among them is not kept alive,
-            or nobody would notice that it was never awaited.
+        culprits: variables that could not be recorded.  A coroutine among them is not kept
+            alive: otherwise Python would not warn that it was never awaited.
         in_a_row: boundaries that were skipped since the last checkpoint.
     """
 
@@ -236,7 +238,7 @@ class Complaints:
         """Report several steps in an ``except`` or ``finally`` block, if they are in one.
 
         Args:
-            code: of the workflow function, which is being executed below.
+            code: of the workflow function, which is on the stack.
         """
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code is not code:
@@ -277,13 +279,13 @@ class Complaints:
 
     @reports
     def skipping(self, name: str, items: int) -> None:
-        """Report a loop that is begun again, behind the items that it had yielded."""
+        """Report how many items a resumed loop skips, since an earlier attempt received them."""
         where = self._where(self._rewritten.loops[name])
         notice(f"{self._active.run_id}: skips {count(items, 'item')} of the loop at {where}")
 
     @reports
     def changed(self, name: str, variables: str) -> None:
-        """Report a loop that could be begun again if the variables in its head had not changed."""
+        """Report a loop that cannot be resumed, since the variables in its head have changed."""
         self._tell(
             name,
             "a run can no longer resume inside the loop at "
@@ -295,7 +297,7 @@ class Complaints:
     def is_still_there(self, values: Mapping[str, Any]) -> bool:
         """Return whether an object that could not be recorded is where it was found.
 
-        A lock may be free by now.
+        A lock is not counted: it may be free by now.
         """
         for path, reference in self.culprits.items():
             culprit = reference()
@@ -308,10 +310,10 @@ class Complaints:
 
     @reports
     def unpicklable(self, error: UnpicklableError, line: int) -> None:
-        """Report objects that cannot be recorded: all that were found at once, and each kind once.
+        """Report all objects that were found unrecordable at once, but each kind only once.
 
-        A variable that was reported is not again because of another part of it.  An object that
-        stands in for others, an iterator over them, is none of its own.
+        A variable is reported once, even if another part of it fails later.  The iterator of a loop
+        is reported only if nothing else failed: otherwise an item or argument is the reason.
         """
         found, loops = error.culprits.items(), self._rewritten.loops
         others = {n: each for n, (each, _) in found if root_of(n) not in loops}
@@ -363,7 +365,7 @@ class Complaints:
 
     @reports
     def skipped(self, line: int) -> None:
-        """Warn, after some boundaries in a row, of what else of the run is still at work."""
+        """Warn, after several skipped boundaries, which task or thread is still running."""
         another = name_of_another(self._active)
         self.in_a_row += bool(another)
         if another and self.in_a_row >= _PATIENCE and self.first("tasks"):
@@ -454,7 +456,7 @@ class ModuleState:
         return self._namespace.get(name, _MISSING)
 
     def kept(self) -> dict[str, Any]:
-        """Return the part of it that a checkpoint holds, under names that no variable has."""
+        """Return the module's part of a checkpoint, under names that no local variable has."""
         changed = self._differences()
         if not (changed or self._assigned or self._changed):
             return {}
@@ -465,7 +467,7 @@ class ModuleState:
         return {**kept, _CHANGED: changed} if changed else kept
 
     def _differences(self) -> list[str]:
-        """Name what has changed in place."""
+        """Return the names of the values that have changed in place."""
         changed = []
         if self._watched and not self._all_watched.holds():
             changed = [name for name, watch in self._watched.items() if not watch.holds()]
@@ -493,7 +495,7 @@ class ModuleState:
             )
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Give the globals the values of a checkpoint, and report those that cannot be restored."""
+        """Assign the globals of a checkpoint; report any global that cannot be restored."""
         again = self._active.run_id in memory.runs  # globals are as this process left them
         self._changed = list(values.get(_CHANGED, ()))
         mine = memory.runs.get(self._active.run_id, {})
@@ -524,7 +526,7 @@ class ModuleState:
 
     @reports
     def replayed(self) -> None:
-        """Report that the function begins again with globals that were assigned meanwhile."""
+        """Report that the function restarts with globals that this process has changed."""
         changed = [
             n for n in self._assigned if memory.globals[self._key(n)] != _mark(self._value(n))
         ]
@@ -535,26 +537,26 @@ class ModuleState:
             )
 
     def left(self) -> None:
-        """The function is not executed any more: called again, it finds the globals like this."""
+        """Remember the globals as this execution leaves them, so that the next may restore them."""
         marks = {name: _mark(self._value(name)) for name in self._assigned}
         memory.runs[self._active.run_id] = marks
 
 
 _CONTAINERS = (list, dict, set, tuple, deque, defaultdict, OrderedDict, Counter, bytearray)
 _SHALLOW = (deque, defaultdict, OrderedDict, Counter, bytearray)
-"""Containers that no tree has in it."""
+"""Containers that :func:`walk` does not enter."""
 
 _SCALARS = (int, float, str, bytes, bool, type(None))
 
 
 def _has_slots(value: Any) -> bool:
-    """Return whether the attributes of an instance are in slots alone."""
+    """Return whether the attributes of an instance are all in slots."""
     cls: Any = type(value)
     return bool(slots_in(cls)) and cls.__dictoffset__ == 0 and _content(value) is None
 
 
 def _state_of(holder: Any) -> dict[str, Any]:
-    """Return the attributes of an instance with slots, or those of a class but for functions."""
+    """Return the attributes of a slotted instance, or of a class without its functions."""
     if not isinstance(holder, type):
         return attributes(holder)
     return {
@@ -567,7 +569,7 @@ def _state_of(holder: Any) -> dict[str, Any]:
 
 
 def _defaults(holder: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the defaults of a function, or of a class's functions, that can be changed."""
+    """Yield the mutable default values of a function, or of a class's functions, by name."""
     if isinstance(holder, type):
         for name, value in vars(holder).items():
             function = getattr(value, "__func__", value)
@@ -583,7 +585,7 @@ def _defaults(holder: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _items(container: Any) -> list[Any]:
-    """Return what a container holds."""
+    """Return the items of a container; the keys and values of a mapping."""
     return [*container, *(container.values() if isinstance(container, dict) else ())]
 
 
@@ -604,7 +606,7 @@ class _Same:
 
 
 def _mark(value: object) -> object:
-    """Equal for equal values."""
+    """Return a key that is equal for equal values."""
     if value is _MISSING:
         return ""
     try:
@@ -614,13 +616,13 @@ def _mark(value: object) -> object:
 
 
 def _content(value: Any) -> Any:
-    """The container whose changes show that a value was changed; ``None`` for others."""
+    """Return the container that shows changes of a value, or ``None`` if there is none."""
     if type(value) in (list, dict, set, tuple):
         return value
     cls = type(value)
     if not cls.__flags__ & _HEAP_TYPE or issubclass(cls, (type, types.ModuleType)):
         return None
-    try:  # the target of a proxy is not touched
+    try:  # a proxy forwards plain attribute access to its target
         held = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return None
@@ -651,11 +653,11 @@ def _cells(functions: list[types.FunctionType]) -> Iterator[tuple[str, types.Cel
 def _named_by(
     function: types.FunctionType,
 ) -> tuple[set[str], list[types.FunctionType], dict[str, Any]]:
-    """The globals that a function names, and those that the module's functions it names do.
+    """Return the globals that a function uses, itself or through its module's code.
 
     Returns:
-        their names; the function with those of the module's functions; and these and the module's
-        classes, by name.
+        the names of the globals; the function and the module's functions that it uses; and these
+            functions and the module's classes, by name.
     """
     namespace, named = function.__globals__, set[str]()
     functions = [function]
@@ -700,7 +702,7 @@ def _codes_of(cls: type) -> Iterator[types.CodeType]:
 # -- generators of random numbers ----------------------------------------------------------------
 
 _OWN = frozenset({"Random", "SystemRandom", "default_rng", "Generator", "RandomState"})
-"""The maker of a generator that is no other code's."""
+"""Makers of a generator that no other code shares."""
 
 
 def shared_generators(function: types.FunctionType) -> Iterator[str]:
@@ -725,13 +727,13 @@ def shared_generators(function: types.FunctionType) -> Iterator[str]:
 
 
 def _is_helper(value: Any, namespace: Mapping[str, Any]) -> bool:
-    """Return whether a value is a function of the module, and no step: that records its result."""
+    """Return whether a value is a function of the module, but no step, which records results."""
     is_function = type(value) is types.FunctionType and value.__globals__ is namespace
     return is_function and not hasattr(value, "__wrapped__")
 
 
 def _attributes_of(code: types.CodeType, name: str, depth: int) -> list[str]:
-    """Return what code reads of a module: of ``random``, or of ``numpy`` in its ``random``."""
+    """Return the functions that code reads from ``random``, or from ``numpy.random``."""
     import dis  # on use: few workflows name these modules
 
     found: dict[str, None] = {}
@@ -755,14 +757,14 @@ def _attributes_of(code: types.CodeType, name: str, depth: int) -> list[str]:
 
 _MANY = 20  # steps in one statement, by one helper
 _SEVERAL = 3  # steps without a boundary
-_ALLOWED = 0.05  # seconds for checkpoints before statements that only may call a step
+_ALLOWED = 0.05  # seconds for checkpoints before statements that might call a step
 _GUESSES = 0.05  # share of the run's time for such checkpoints, in a long run
 _SHARE, _COST, _SETTLED = 0.1, 0.002, 30.0  # share of the run's time; seconds each; seconds run
 _NO_ITERATORS = ("generator", "async_generator", "coroutine")
 
 
 class RestoreFailedError(BaseException):
-    """The local variables of a checkpoint cannot be brought back; raised before any code ran.
+    """The failure to restore a checkpoint's local variables, raised before the function runs.
 
     Args:
         why: for the user.
@@ -779,7 +781,7 @@ class WorkflowFrame(Frame):
     Args:
         begun: called once the frame stands, before any code of the function runs.
         loaded: the checkpoint to resume at.
-        target: the point at which it was taken, in the function as it is now.
+        target: the point of that checkpoint in today's code of the function.
     """
 
     def __init__(
@@ -807,10 +809,10 @@ class WorkflowFrame(Frame):
         self.known = checkpoints.known_values(active.secrets)
         self.references = References(self.known)
         self.module = ModuleState(active, rewritten.function, rewritten.assigned)
-        self.managers: dict[int, tuple[int, str]] = {}  # steps done before; why it stays shut
+        self.managers: dict[int, tuple[int, str]] = {}  # steps done before; why it cannot resume
         self.inside: dict[tuple[int, int], Any] = {}  # locks that ``with`` statements entered
         self.complaints = Complaints(active, self.file, rewritten)
-        # By what they depend on: see _state() and _shape().
+        # Caches, by everything that their values depend on: see _state() and _shape().
         self.prefixes: dict[tuple[int, int], tuple[list[str], str | None]] = {}
         self.shapes: dict[tuple[object, ...], tuple[set[int], list[str]]] = {}
         self.visited: set[int] = set()  # branches
@@ -826,7 +828,7 @@ class WorkflowFrame(Frame):
         self.drawn = False  # whether an executed statement may produce other values next time
         self.count = self.taken = self.without = 0
         self.cost = self.guessed = self.last = 0.0
-        self.wanted = False  # a checkpoint, at the next boundary where one can be taken
+        self.wanted = False  # whether the next possible boundary takes a checkpoint
         self.helped: dict[CodeType, int] = {}  # steps that helpers made since the last boundary
         self.started = time.perf_counter()
 
@@ -889,11 +891,11 @@ class WorkflowFrame(Frame):
         return self.clients
 
     def _tag(self, data: bytes) -> bytes:
-        """Return a MAC over what a client gets from the environment."""
+        """Return a MAC over a value that a client takes from the environment."""
         return self.active.journal.seal.tag(f"{self.active.run_id}/client", data)
 
     def _stop(self, why: str) -> RunStopped:
-        """Stop the run, whose client could not be made again."""
+        """Stop the run, since its client could not be made again; return the exception to raise."""
         run_id = self.active.run_id
         return self.active.stop(RunStopped(f"run {run_id!r} cannot go on: {why}", run_id=run_id))
 
@@ -901,8 +903,8 @@ class WorkflowFrame(Frame):
         """Return the variables of a checkpoint, with iterators and clients made again.
 
         Raises:
-            LookupError: an iterator is missing, or could not be made again, nor could a client; or
-                a file is not what it was.
+            LookupError: an iterator is missing, an iterator or a client cannot be made again,
+                or a file has changed.
         """
         named = {**values}
         rewritten = self.rewritten
@@ -935,7 +937,7 @@ class WorkflowFrame(Frame):
         return named
 
     def look(self, result: object) -> Looked | None:
-        """Capture a result before it is recorded; return ``None`` if it is not referred to."""
+        """Capture a result before it is recorded; return ``None`` if no reference will be made."""
         return self.known.look(result)
 
     def recorded(self, number: int, record: Record, looked: Looked | None) -> None:
@@ -946,7 +948,7 @@ class WorkflowFrame(Frame):
             self.known.recorded(number, looked)
 
     def done(self, *, effect: bool, helper: Helper | None) -> None:
-        """A step of the workflow's own code, or of a helper that it calls, ended."""
+        """Note that a step ended, called by the workflow's own code or by a helper of it."""
         self.count += 1
         if effect or self.every == 1:
             self.seen.add(self.asked)
@@ -969,7 +971,7 @@ class WorkflowFrame(Frame):
     # -- saving ----------------------------------------------------------------------------------
 
     def save(self, number: int, values: dict[str, Any]) -> None:
-        """Take a checkpoint here, if one is wanted and can be taken; else ``due`` stays."""
+        """Take a checkpoint if one is wanted and can be taken here; otherwise leave it due."""
         active, point = self.active, self.rewritten.points[number]
         entered, names = self._shape(number, point, values)
         self.visited |= entered
@@ -979,13 +981,13 @@ class WorkflowFrame(Frame):
             self._tell_shut(point, values)
         tells = self.wanted  # an event is for due checkpoints only
         if active.stopped is not None or not self._wants(number, values):
-            # A thread may have swallowed what stopped the run: nothing after it counts.
+            # A thread may have swallowed the stop of the run: nothing after it counts.
             self.due = self.wanted and active.stopped is None
             values.clear()
             return
         began = time.perf_counter()
         kept = self._state_of(values, names)
-        values.clear()  # before Python 3.13 it is the frame's, and would keep what the code drops
+        values.clear()  # before Python 3.13 the frame's own dict, which keeps dropped objects alive
         read = self._files_read(point, kept)
         # A stream that was cut may be requested again.
         cut = active.streams and any(each.cut for each in active.streams.values())
@@ -1015,10 +1017,10 @@ class WorkflowFrame(Frame):
         self._note_taken(began, kept)
 
     def _note_taken(self, began: float, kept: dict[str, Any]) -> None:
-        """Note that a checkpoint was taken.
+        """Reset the counters after a checkpoint, and add up its cost.
 
         Args:
-            began: when, on the clock that measures.
+            began: its start, in seconds of ``time.perf_counter()``.
             kept: the variables in it.
         """
         self.due = self.wanted = False
@@ -1035,9 +1037,10 @@ class WorkflowFrame(Frame):
     def _wants(self, number: int, values: dict[str, Any]) -> bool:
         """Return whether to take a checkpoint before the next statement.
 
-        Before what waits, always.  Before what certainly calls a step, or did before: what was
-        executed since the last checkpoint flows into that.  One that is due need not wait for that
-        where nothing does.
+        A checkpoint is always taken before a statement that may wait.  It is also taken before a
+        statement that certainly calls a step, or has called one, if values were drawn since the
+        last checkpoint.  A second execution could draw other values, which flow into the step.  A
+        checkpoint that is due is taken early if no value was drawn: no second one is necessary.
         """
         rewritten, before = self.rewritten, self.drawn
         ahead = rewritten.ahead[number]
@@ -1047,9 +1050,9 @@ class WorkflowFrame(Frame):
         if reach > Reach.UNSURE:
             self.asked = number
             self.tried.add(number)
-        if self.wanted or reach is Reach.WAIT:  # which another process may well go on with
+        if self.wanted or reach is Reach.WAIT:  # another process may continue after a wait
             if reach is Reach.NOTHING and not (ahead.ends or ahead.escapes):
-                return not self.drawn  # else there would be a second one
+                return not self.drawn  # else a second one would follow
             if reach is not Reach.PERHAPS or seen or new:
                 return True
         elif reach <= Reach.UNSURE or (reach is Reach.STEP and self.every > 1 and not seen):
@@ -1063,15 +1066,16 @@ class WorkflowFrame(Frame):
         self.guesses = self.guessed + self.last <= max(_ALLOWED, _GUESSES * elapsed)
         if not self.guesses:
             self.asking[number] = False
-            self.refused.add(number)  # until a step was done
+            self.refused.add(number)  # until the next step is done
         return self.guesses
 
     def _shape(
         self, number: int, point: Point, values: Mapping[str, Any]
     ) -> tuple[set[int], list[str]]:
-        """Return what the names of the variables say: the branches entered, and which are state.
+        """Return the branches entered and the variables that are state, both found by their names.
 
-        Not ours, not those of enclosing functions, not those that an open ``with`` binds again.
+        State excludes internal variables, variables of enclosing functions, and variables that an
+        open ``with`` statement binds again on resume.
         """
         rewritten, here = self.rewritten, (number, *values)
         found = self.shapes.get(here)
@@ -1087,7 +1091,7 @@ class WorkflowFrame(Frame):
         return found
 
     def _state_of(self, values: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-        """Return the variables that are state, and the module's."""
+        """Return the variables that are state, with clients replaced, and the module's state."""
         rewritten = self.rewritten
         kept = {name: values[name] for name in names}
         for name in rewritten.made.keys() & kept.keys() if rewritten.made else ():
@@ -1096,7 +1100,7 @@ class WorkflowFrame(Frame):
             if has_key(cls) and self._sdk_clients().options_of(client) is not None:
                 continue
             anew = remade(name, type(kept[name]), kept, rewritten, self._tag)
-            # Where a global is another one later, an older checkpoint or the journal is needed.
+            # If a global changes, the run needs an older checkpoint or the whole journal.
             if anew is not None and not (anew.globals and self.checkpoints.prunes_journal):
                 kept[name] = anew
         kept.update(self.module.kept())
@@ -1127,7 +1131,7 @@ class WorkflowFrame(Frame):
         return not (complaints.culprits and complaints.is_still_there({**held, **values}))
 
     def _pickled(self, values: dict[str, Any], point: Point, *, tells: bool) -> Data | None:
-        """Return the pickled variables; ``None`` if that cannot be done, which is reported."""
+        """Return the pickled variables; report a failure and return ``None``."""
         try:
             payload = self._referring(values)
             if self.active.secrets:
@@ -1142,7 +1146,7 @@ class WorkflowFrame(Frame):
         return None
 
     def _referring(self, values: dict[str, Any]) -> Data:
-        """Return the variables without values that are stored already or put into chunks now."""
+        """Pickle the variables; refer to values that are stored already or in separate chunks."""
         few = dump_few(values, self.around)
         if few is not None:
             self.references.prepare_none()
@@ -1154,7 +1158,7 @@ class WorkflowFrame(Frame):
         return payload
 
     def _refuse_secrets(self, values: dict[str, Any], payload: Data) -> None:
-        """Refuse a checkpoint that holds a secret which the call of the workflow does not give."""
+        """Refuse a checkpoint with a secret that a resumed call would not pass again."""
         secrets = self.active.secrets
         name = secrets.found_in(payload)
         if not name:
@@ -1184,7 +1188,7 @@ class WorkflowFrame(Frame):
 
     def _state(self, number: int) -> State | None:
         rewritten, point = self.rewritten, self.rewritten.points[number]
-        here = number, len(self.visited)  # branches are only ever added: the count tells which
+        here = number, len(self.visited)  # branches are only added, so their number identifies them
         if here not in self.prefixes:
             node = self.callee.workflow.source.node()
             visited = [rewritten.blocks[n] for n in sorted(self.visited)]
@@ -1216,7 +1220,7 @@ class WorkflowFrame(Frame):
         return isinstance(iterator, Skipped)
 
     def counted(self, name: str, iterator: Iterator[Any], values: dict[str, Any]) -> Iterator[Any]:
-        """Count the items of an iterator that cannot be recorded; on resume, skip the earlier."""
+        """Count the items of an iterator that cannot be recorded; on resume, skip past items."""
         counted = counting(iterator, self.rewritten.heads[name], values, self.rewritten)
         before = values.get(name)
         values.clear()
@@ -1227,9 +1231,9 @@ class WorkflowFrame(Frame):
         return counted
 
     def _files_read(self, point: Point, values: Mapping[str, Any]) -> set[int | None]:
-        """Return the ``with`` statements whose files the loops around a point read.
+        """Return the numbers of the ``with`` statements whose files the surrounding loops read.
 
-        ``None`` for a loop that opens its file itself.
+        A loop that opens its file itself is represented by ``None``.
         """
         files = self.rewritten.files
         if not files:
@@ -1243,11 +1247,11 @@ class WorkflowFrame(Frame):
     # -- with ------------------------------------------------------------------------------------
 
     def opening(self, number: int) -> None:
-        """The managers of a ``with`` statement are about to be evaluated."""
+        """Note that the managers of a ``with`` statement are about to be evaluated."""
         self.managers[number] = self.active.progress.done, ""
 
     def manager(self, number: int, index: int, manager: Any) -> Any:
-        """One of them was."""
+        """Return the manager to enter, or instead the file that was opened again on resume."""
         if number in self.reopened:
             manager.close()
             manager = self.reopened.pop(number)
@@ -1263,14 +1267,14 @@ class WorkflowFrame(Frame):
         return manager
 
     def _entered(self, point: Point) -> Mapping[int, int]:
-        """Count how often the open blocks have entered each lock: a resumed run does so again."""
+        """Return how often the open blocks entered each lock, since a resumed run repeats that."""
         if not self.inside:
             return {}
         entered = [held for (number, _), held in self.inside.items() if number in point.withs]
         return Counter(id(each) for held in entered for each in (held, lock_of(held)))
 
     def _tell_shut(self, point: Point, values: Mapping[str, Any]) -> None:
-        """Report blocks around a point in which a step was done and no checkpoint is possible."""
+        """Report surrounding blocks in which a step was done, but no checkpoint is possible."""
         for number in self.shut.intersection(point.withs) - self._files_read(point, values):
             done, why = self.managers[number]
             if self.active.progress.done > done:
@@ -1283,7 +1287,7 @@ class WorkflowFrame(Frame):
     def _weigh(self, values: dict[str, Any]) -> None:
         """Report once that checkpoints cost too much, and the heaviest variable.
 
-        In a notice: a warning could be made an error, and a busy machine would fail the run.
+        The report is a notice: a warning could become an error, and a busy machine fail the run.
         """
         elapsed = time.perf_counter() - self.started
         dear = self.cost > _SHARE * elapsed and self.cost / self.taken > _COST
@@ -1292,11 +1296,11 @@ class WorkflowFrame(Frame):
         self.complaints.dear(self.cost / elapsed, *self._heaviest(values))
 
     def _heaviest(self, values: Mapping[str, Any]) -> tuple[str, int]:
-        """Return the variable that takes most of a checkpoint, and its bytes; 0 for none."""
+        """Return the heaviest variable of a checkpoint and its size in bytes; 0 for no variable."""
         whole, found = self.around.holding({}), ("", 0)
         whole.references = None
         for name, value in values.items():
-            with contextlib.suppress(UnpicklableError):  # the object was released
+            with contextlib.suppress(UnpicklableError):  # the object may have been released
                 found = max(
                     found, (name, len(dump_values({name: value}, whole))), key=itemgetter(1)
                 )
@@ -1313,11 +1317,11 @@ def state_of(
     visited: list[str],
     arguments: dict[str, str],
 ) -> State:
-    """Return a checkpoint's state of the run; the arguments are the state of the frame."""
+    """Return the state of the run for a checkpoint; the arguments describe the frame."""
     journal, pool, progress = active.journal, active.pool, active.progress
     ordinals, children = active.ordinals.kept()
     with active.lock:
-        facts: tuple[Any, ...] = (  # the constructor would take a Python function more
+        facts: tuple[Any, ...] = (  # the constructor would cost one more Python call
             position,
             line,
             file,
@@ -1346,6 +1350,6 @@ def state_of(
 
 
 def _unused(pool: Pool) -> list[list[Any]]:
-    """Return the records that no call has used, as a checkpoint keeps them."""
+    """Return the records that no call has used, in the form that a checkpoint stores."""
     rulings = [[number, number, False, False, False] for number, _ in pool.rulings.values()]
     return [*([e.origin.number, e.entry.number, *e.flags] for e in pool.all), *rulings]

@@ -1,16 +1,16 @@
-"""How agents, graphs, notebooks and integrations execute something of their own as a run.
+"""The means for agents, graphs, notebooks and integrations to execute their programs as runs.
 
-A host has no workflow function that could be entered in the middle.  It names its program and what
-tells its runs apart, takes a run up (:func:`open_run`), says where it resumes
-(:meth:`HostedRun.resume_at_newest`, :meth:`HostedRun.resume_from_start`), has its steps recorded
-(:func:`call`), and keeps objects of its own beside the records (:class:`HostStore`).
+A host has no workflow function that could be entered in the middle.  The host names its program and
+the values that distinguish its runs, and opens a run (:func:`open_run`).  It chooses where the run
+resumes (:meth:`HostedRun.resume_at_newest`, :meth:`HostedRun.resume_from_start`) and has its steps
+recorded (:func:`call`).  It stores its own objects beside the records (:class:`HostStore`).
 
-A run that is executed piece by piece: the cells of a notebook.
+A run of pieces is executed piece by piece, like the cells of a notebook.
 
-Such a run has no function.  Each piece is a step of it, which takes the run up and gives it up at
-its end, so that another process may look and forget in between.  What is recorded inside a piece
-that did not complete (it raised, or its process was killed) answers the next one that makes the
-same call.
+Such a run has no function.  Each piece is a step of the run.  The piece opens the run and closes it
+at the end, so that another process may look and forget in between.  A piece may fail to complete
+because it raised or its process was killed.  Its inner records then answer the next piece that
+makes the same call.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ __all__ = [
 class _Numbered(Protocol):
     @property
     def step_number(self) -> int:
-        """After how many steps or nodes it was taken."""
+        """The number of steps or nodes before the checkpoint."""
 
 
 NumberedT = TypeVar("NumberedT", bound=_Numbered)
@@ -132,12 +132,12 @@ _NOTHING: Mapping[str, Any] = {}
 def program_of(
     function: Callable[..., Any], label: str, *, module: str = "", code: str = ""
 ) -> HostProgram:
-    """A program of a module, by whatever name its file is started or imported.
+    """Return a program of a module, with all names by which its file is started or imported.
 
     Args:
-        function: stands for it.
-        module: that defines it; by default that of ``function``.
-        code: fingerprint of what it executes.
+        function: represents the program.
+        module: the defining module; by default the module of ``function``.
+        code: fingerprint of the executed code.
     """
     module = module or function.__module__
     file = file_of(module)
@@ -146,12 +146,12 @@ def program_of(
 
 
 def completed_here(store: Store, base: str) -> int:
-    """How many runs that are counted under this id have completed in this process."""
+    """Return how many runs counted under this id have completed in this process."""
     return memory.ordinal(store.url, base)
 
 
 def count_completed(store: Store, base: str) -> None:
-    """Count a run that has completed, or whose result was recalled."""
+    """Count a run that completed, or whose result was recalled."""
     memory.completed(store.url, base, base)
 
 
@@ -165,17 +165,17 @@ def open_run(
     parts: HeldParts | None = None,
     explicit: bool = True,
 ) -> Recall | HostedRun:
-    """Take a run up, or recall its result.
+    """Open a run, or recall its result.
 
     Args:
-        bound: the arguments by name, as they are shown.
+        bound: the arguments by name, in the form that is shown.
         digest: of the arguments.
-        parts: the values that its functions hold, if they tell runs apart.
-        explicit: the run id was chosen by the user.
+        parts: the values that the program's functions hold, if they distinguish runs.
+        explicit: whether the user chose the run id.
 
     Raises:
-        RunBusyError, RunOwnedError: somebody is executing it.
-        RunConflictError: its id belongs to a run with other arguments or parts.
+        RunBusyError, RunOwnedError: another thread or process is executing the run.
+        RunConflictError: the id belongs to a run with other arguments or parts.
     """
     callee = Callee(program, bound, digest, parts)
     return _open_run(Invocation(callee, store, run_id, explicit, fsync=True), HostedRun)
@@ -188,8 +188,8 @@ class HostedRun(OpenedRun):
     """A run that a host executes.
 
     Attributes:
-        newest: the checkpoint after which calls that are made again ask for records; ``None`` for
-            all records.
+        newest: the checkpoint from which repeated calls search for records; ``None`` to search all
+            records.
     """
 
     newest: State | None = None
@@ -197,24 +197,24 @@ class HostedRun(OpenedRun):
 
     @property
     def run_id(self) -> str:
-        """The run's id."""
+        """The id of the run."""
         return self.active.run_id
 
     @property
     def interrupted(self) -> bool:
-        """True if its caller was cancelled: by Ctrl-C or a shutdown."""
+        """True if the run's caller was cancelled, by Ctrl-C or a shutdown."""
         return self.active.interrupted
 
     @property
     def codec(self) -> Codec:
-        """How its values are recorded."""
+        """The codec that records the run's values."""
         return self.active.codec
 
     async def execute(self, body: Callable[[], Awaitable[Any]], *, idle: int = 0) -> Any:
-        """Execute it to its end, and record what ``body`` gives.
+        """Execute the run to its end, and record the result of ``body``.
 
         Args:
-            idle: how many of its tasks only wait for others of it.
+            idle: how many of the run's tasks only wait for other tasks of the run.
         """
         self._body, self.active.idle = body, idle
         try:
@@ -238,21 +238,21 @@ class HostedRun(OpenedRun):
     # -- where it resumes ------------------------------------------------------------------------
 
     def resume_from_start(self) -> str:
-        """Resume from the start, where all records answer calls; return a notice that says so."""
+        """Resume from the start, with answers from all records; return the notice for the user."""
         answered = go_on_from_the_top(self.active)
         return f"resumes from its beginning, {count(answered, 'step')} answered by the journal"
 
     def resume_at_newest(
         self, checkpoints: Iterable[tuple[NumberedT, State | None]], noun: str
     ) -> NumberedT | None:
-        """Resume at the newest checkpoint that still holds; ``None`` if none does.
+        """Resume at the newest checkpoint that still holds; return it, or ``None`` if none does.
 
-        The records after it answer the calls that follow.
+        The records after the checkpoint answer the calls that follow.
 
         Args:
-            checkpoints: the newest first, each with its state; all records answer the calls that
-                follow one without a state.
-            noun: what their ``step_number`` counts.
+            checkpoints: the newest first, each with its state.  A checkpoint without a state lets
+                all records answer.
+            noun: the unit that ``step_number`` counts.
         """
 
         def damaged(checkpoint: NumberedT) -> None:
@@ -271,10 +271,10 @@ class HostedRun(OpenedRun):
         return checkpoint
 
     def record_resumed(self, told: str, step: int, *, if_changed: str = "") -> None:
-        """Record and report that it resumes, in words and after how many steps.
+        """Record and report how the run resumes, and after how many steps.
 
         Args:
-            if_changed: the notice if its code has changed.
+            if_changed: the notice if the program's code has changed.
         """
         code = self.call.callee.workflow.code
         if if_changed and self.active.facts.code != code:
@@ -289,14 +289,14 @@ class HostedRun(OpenedRun):
     # -- its calls -------------------------------------------------------------------------------
 
     def retry_calls(self, *numbers: int) -> None:
-        """Make these calls again when the run continues: their records stop answering."""
+        """Make these calls again when the run continues: their records no longer answer."""
         if numbers:
             self.active.write((Forgotten(numbers, time.time()), b""), durable=False)
 
     async def retry_attempt(self, error: Exception) -> None:
-        """Note that the call in progress failed, and another call retries it.
+        """Record that the current call failed and another call retries it.
 
-        What it has called answers that call, as it answers the retry of a step.
+        Inner calls that completed answer the retry, as with the retry of a step.
         """
         scope = current_scope()
         assert scope is not None
@@ -304,14 +304,15 @@ class HostedRun(OpenedRun):
         scope.inner.clear()
 
     def retry_loop(self, error: Exception | None) -> None:
-        """Note that the body failed and runs again from where the run resumes: it is one attempt.
+        """Record that the body failed and runs again from where the run resumes, as one attempt.
 
         Args:
-            error: that it raised; ``None`` in an earlier process, if it did.
+            error: the body's exception; ``None`` for a failure in an earlier process, if there was
+                one.
         """
         active = self.active
         if error is None and active.facts.status != "failed":
-            return  # it was cut off
+            return  # the earlier attempt was cut off
         with active.lock:
             calls = {each.call.number: each for each in active.pool.all}
             record, _ = left_by(active, 0, calls, error)
@@ -321,7 +322,7 @@ class HostedRun(OpenedRun):
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Execute one of several attempts of the body; after it failed, its tasks make no calls."""
+        """Execute an attempt of the body; tasks of a failed attempt make no more calls."""
         active = self.active
         scope = Scope(active, inner=[])
         token = scope_variable.set(scope)
@@ -334,7 +335,7 @@ class HostedRun(OpenedRun):
             scope_variable.reset(token)
 
     def give_back(self, *, inside: int) -> None:
-        """Let the calls made inside the call of that number answer again."""
+        """Let calls that were made inside the given call answer again."""
         active, journal = self.active, self.active.journal
         since = self.newest.start if self.newest is not None else Position()
         entries = [*read_entries(journal.store, journal.seal, journal.run_id, since)]
@@ -346,22 +347,22 @@ class HostedRun(OpenedRun):
                 active.pool.put_back(recorded)
 
     def count_anew(self, branch: str) -> None:
-        """Number the calls of a branch from 1 again, as another process that makes them does."""
+        """Number the calls of a branch from 1 again, as a process that repeats them does."""
         self.active.ordinals.count_anew(branch)
 
-    # -- what it keeps ---------------------------------------------------------------------------
+    # -- stored objects --------------------------------------------------------------------------
 
     def state(self) -> State:
-        """Where it is; a host's code has no position of its own."""
+        """Return the state of the run; a host's code has no position of its own."""
         return place_in(self.active)
 
     def put(self, name: str, header: dict[str, Any], data: Data = b"", *, durable: bool) -> None:
-        """Keep an object beside its records."""
+        """Store an object beside the run's records."""
         self.active.journal.put(name, header, data, durable=durable)
 
 
 def place_in(active: ActiveRun) -> State:
-    """Where a run is whose code has no position of its own."""
+    """Return the state of a run whose code has no position of its own."""
     return state_of(active, position="", line=0, file="", prefix="", visited=[], arguments={})
 
 
@@ -369,7 +370,7 @@ def place_in(active: ActiveRun) -> State:
 
 
 def is_in_run() -> bool:
-    """Return whether this is executed as part of a run."""
+    """Return whether the current code is executed as part of a run."""
     return current_scope() is not None
 
 
@@ -382,12 +383,12 @@ async def call(
     instance: object = None,
     only_recorded: bool = False,
 ) -> Any:
-    """Call a step of the run in progress: executed and recorded, or answered by the journal.
+    """Call a step of the current run: execute and record it, or answer from the journal.
 
     Args:
-        branch: which of the run's concurrent branches makes the call.
-        instance: the first argument, if the function is a method of it that is not decorated.
-        only_recorded: do nothing if it is not recorded, and give ``None``.
+        branch: the concurrent branch of the run that makes the call.
+        instance: the first argument, if the function is an undecorated method of this object.
+        only_recorded: if the call is not recorded, do nothing and return ``None``.
     """
     scope = current_scope()
     assert scope is not None
@@ -402,21 +403,22 @@ async def call(
 
 
 def name_branches(name: Callable[[str], str]) -> None:
-    """Ask a function for the branch of each call of a run, empty for none; it gets the run's id.
+    """Set the function that names the branch of each call of a run; empty for none.
 
-    Calls of branches are matched apart, so that branches may run side by side, or not again.
+    The function receives the run id.  Calls of different branches are matched separately, so
+    branches may run side by side, or be left out on resume.
     """
     branches.name = name
 
 
 def run_here() -> str:
-    """Return the id of the run that executes this code; empty outside of any."""
+    """Return the id of the run that executes the current code; empty outside of any run."""
     scope = current_scope()
     return scope.run.run_id if scope is not None else ""
 
 
 def continue_branches(prefix: str) -> None:
-    """Note that branches whose names begin so need not repeat their completed calls."""
+    """Let branches with this prefix skip the repetition of their completed calls."""
     scope = current_scope()
     if scope is not None:
         with scope.run.lock:
@@ -424,7 +426,7 @@ def continue_branches(prefix: str) -> None:
 
 
 def call_number() -> int:
-    """The number of the call that is being executed here; 0 if none is."""
+    """Return the number of the current call; 0 outside of any call."""
     scope = current_scope()
     return scope.call.number if scope is not None and scope.call is not None else 0
 
@@ -433,30 +435,30 @@ def call_number() -> int:
 
 
 class HostStore:
-    """A store of runs: facts about them, and the objects that a host keeps beside their records."""
+    """A store of runs: facts about runs, and the objects that a host stores beside the records."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
 
     @cached
     def seal(self) -> Seal:
-        """The seal of its records and objects."""
-        # At first use, which also creates the key of a persistent store.
+        """The seal of the store's records and objects."""
+        # Made at first use, since this also creates the key of a persistent store.
         return seal_for(self.store)
 
     def facts(self, run_id: str) -> RunFacts | None:
-        """The facts about a run; ``None`` if there is no such run."""
+        """Return the facts about a run; ``None`` if there is no such run."""
         return facts_of(self.store, self.seal, run_id)
 
     def is_of_file(self, facts: RunFacts, names: Sequence[str], file: str) -> bool:
-        """Return whether a run's program is defined in a file, by one of these full names."""
+        """Return whether a file defines a run's program under any of these full names."""
         return is_of_file(self.store, self.seal, facts, names, file)
 
     def get(self, run_id: str, name: str) -> tuple[Mapping[str, Any], bytes]:
-        """An object beside the records of a run: its header and its data.
+        """Return an object that is stored beside a run's records: its header and its data.
 
         Raises:
-            DamagedError: it does not verify, or is not there.
+            DamagedError: the object does not verify, or is missing.
         """
         opened = self.seal.open(named(name, run_id), self.store.get(run_id, name) or b"")
         return opened.header, opened.payload
@@ -465,7 +467,7 @@ class HostStore:
     def owned(self, run_id: str) -> Iterator[Journal]:
         """Return the journal of a run, to write objects to: leased, unless the run executes here.
 
-        One thread at a time gets it; the others wait.
+        One thread at a time gets the journal; other threads wait.
 
         Raises:
             RunBusyError: another process is executing the run.
@@ -492,13 +494,13 @@ _turns: dict[str, threading.RLock] = {}
 
 
 class Piece(NamedTuple):
-    """A piece that is to be executed.
+    """A piece to execute.
 
     Args:
-        digest: what tells it from others of its name.
-        inputs: the objects that it is shown with, by name.
-        site: how it is called in listings.
-        body: executes it, and gives what is recorded.
+        digest: distinguishes the piece from others of the same name.
+        inputs: the objects that are shown as its inputs, by name.
+        site: the name of the piece's place in listings.
+        body: executes the piece, and returns the value to record.
     """
 
     name: str
@@ -509,17 +511,17 @@ class Piece(NamedTuple):
 
 
 class RunPieces:
-    """The pieces of one run, as this process knows them.
+    """The pieces of one run, as far as this process knows them.
 
     Args:
-        program: stands for the run.
+        program: represents the code of the run.
         run_id: of the run.
-        module: the one that they count as steps of.
-        noun: what one is called.
+        module: the module whose steps the pieces are.
+        noun: the word for a piece.
 
     Attributes:
-        progress: how many this process has executed, and how many it has skipped.
-        begun: it has executed one.
+        progress: how many pieces this process has executed, and how many it has skipped.
+        begun: whether this process has executed a piece.
     """
 
     def __init__(self, program: HostProgram, run_id: str, module: str, noun: str) -> None:
@@ -532,13 +534,13 @@ class RunPieces:
         self._store: Store | None = None
         self._entries: list[Entry] = []
         self._at = Position()
-        self._whole = False  # everything has been verified under the lease
+        self._whole = False  # whether all records have been verified under the lease
 
     def find(self, store: Store, name: str, digest_: str) -> Entry | None:
-        """The record of a piece, if it is done; the newest, if it was executed again."""
+        """Return the record of a completed piece; the newest record if the piece was repeated."""
         seal = seal_for(store)
         if store is not self._store or not holds(store, seal, self._run_id, self._at):
-            self._forget()  # it is another journal
+            self._forget()  # another journal has taken the place of this one
             self._store = store
         for entry, at in read(store, seal, self._run_id, self._at):
             self._at = at
@@ -554,36 +556,36 @@ class RunPieces:
         return read_one(store, seal, self._run_id, max(found)) if found else None
 
     def skip(self, entry: Entry) -> Any:
-        """Load what a piece gave that is done, and count it as skipped.
+        """Return the recorded value of a completed piece, and count the piece as skipped.
 
         Raises:
-            UnreadableValueError: it cannot be loaded here.
+            UnreadableValueError: the value cannot be loaded here.
         """
         value = load_outcome(Codec(), entry).value
         self.progress.skipped += 1
         return value
 
     def _slim(self, entry: Entry) -> Entry:
-        """An entry without the value of its piece, which is read again when it is needed."""
+        """Return the entry, without the value of a piece: the value is read again on use."""
         outcome = entry.outcome
         is_piece = outcome is not None and outcome.call.module == self._module
         return entry._replace(payload=b"") if is_piece else entry
 
     def open(self, store: Store, piece: Piece) -> PieceRun:
-        """Take the run up, to execute a piece.
+        """Open the run, to execute a piece.
 
         Raises:
-            RunBusyError: somebody executes a piece of it.
+            RunBusyError: another thread or process executes a piece of the run.
         """
         callee = Callee(self._program, {}, digest.combine(self._program.full_name))
         call = Invocation(callee, store, self._run_id, explicit=False, fsync=True)
         run = _open_run(call, PieceRun)
-        assert not isinstance(run, Recall)  # its results are never recorded
+        assert not isinstance(run, Recall)  # the run's result is never recorded
         run.begin_with(self, piece)
         return run
 
     def go_on(self, run: PieceRun) -> None:
-        """Be where the pieces that are done have left the run."""
+        """Put the run into the state in which the completed pieces left it."""
         active, journal = run.active, run.active.journal
         if not self._whole:
             self._forget()
@@ -596,7 +598,7 @@ class RunPieces:
             journal.count(entry)
         for each in recorded:
             if each.call.module == self._module:
-                pool.take(each)  # and the calls inside it, if it is done
+                pool.take(each)  # and the calls inside a completed piece
         loose = {each.call.number for each in pool.all}
         used = [each.call for each in recorded if each.call.number not in loose]
         active.pool = pool
@@ -608,7 +610,7 @@ class RunPieces:
         self._tell(run)
 
     def _tell(self, run: PieceRun) -> None:
-        """Record that the run is in progress; for the first piece here, that it resumes."""
+        """Record that the run is in progress; before the first piece here, that the run resumes."""
         active, now = run.active, time.time()
         unknown = not run.is_new and active.facts.status == "running"  # it was killed
         active.account.resume(active.journal.position.sums)
@@ -642,10 +644,10 @@ class RunPieces:
 
 
 class PieceRun(OpenedRun):
-    """The run while one piece of it is executed."""
+    """A run while one of its pieces is executed."""
 
     def begin_with(self, pieces: RunPieces, piece: Piece) -> None:
-        """Execute this piece."""
+        """Set the piece to execute."""
         self._pieces, self._piece = pieces, piece
         code = self.call.callee.workflow.function.__code__
         self.active.locator = _PieceLocator(code, piece.site)
@@ -656,7 +658,7 @@ class PieceRun(OpenedRun):
         self.active.pool = Pool()  # the remaining records belong to other pieces
 
     async def arun(self) -> None:
-        """Execute a piece that awaits."""
+        """Execute the piece, which awaits."""
         (await adrive(self._begin())).unwrap()
         self.active.pool = Pool()
 
@@ -666,34 +668,32 @@ class PieceRun(OpenedRun):
         return self._pieces.perform(self._piece)
 
     def execute(self) -> None:
-        """Execute the piece, and record what it gives.
+        """Execute the piece, and record its value.
 
         Raises:
-            NotRecordableError: that cannot be recorded.
+            NotRecordableError: the value cannot be recorded.
         """
         execute(self)
 
     async def execute_async(self) -> None:
-        """The same for a piece that awaits."""
+        """Execute a piece that awaits; see :meth:`execute`."""
         await execute_async(self)
 
     def conclude(
         self, value: Any, error: BaseException | None = None, *, again: bool = False
     ) -> None:
-        """Record the outcome; the run never completes, so that there is no result to recall."""
+        """Record the outcome of the piece; the run itself never completes and has no result."""
         super().conclude(value, error, again=True)
 
 
 class _PieceStep(Step):
-    """A piece, as the step that it is."""
-
     def watched(self, bound: Mapping[str, Any]) -> Watched:
-        """Return nothing: the changes are among the cell's outputs."""
+        """Return nothing: changes of the inputs are among the cell's outputs."""
         return NOTHING_WATCHED
 
 
 class _PieceLocator(Locator):
-    """Where calls are made: the piece itself at its site, those inside it at their line."""
+    """The places of calls: a piece is at its site, a call inside it at its line."""
 
     def __init__(self, code: CodeType, site: str) -> None:
         super().__init__(code, None)

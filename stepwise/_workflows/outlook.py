@@ -1,22 +1,21 @@
-"""The prediction whether a statement may call a step; and loops whose iterator is made again.
+"""The prediction whether a statement may call a step, and loops that can be started again.
 
-Some iterators cannot be recorded, but begun again behind the items that they had given.
-``for each in tqdm(items)`` iterates over a generator; ``itertools.pairwise`` does not pickle.  If
-the head of a loop calls nothing but the functions below, and names nothing but local variables of
-plain types, it gives the same items when it is evaluated again, as long as these variables hold
-what they held when the loop began.  That is proved at every checkpoint, by identity: a restored
-list holds the same items in the same order.
+Some iterators cannot be recorded, but can be made again and advanced by the items already yielded.
+``for each in tqdm(items)`` iterates over a generator; ``itertools.pairwise`` does not pickle.  Such
+a loop qualifies if its head calls only the functions below, and names only local variables of plain
+types.  The head yields the same items again as long as these variables hold what they held when the
+loop began.  Every checkpoint proves this by identity: a restored list holds the same items in the
+same order.
 
-A file that is only read is opened again, too.  Its size, time and number and a digest of the items
-that it had given tell whether it is what it was; else the checkpoint does not hold.
+A file that is only read is opened again, too.  Its size, time and number, and a digest of the items
+already read, show whether the file is unchanged; if not, the checkpoint does not hold.
 
-What a statement that is about to be executed names is looked up without calling anything
-(``isinstance`` would, of a proxy): a step, a workflow, something that certainly calls no step
-(builtins, and the parts of the standard library that do not call what they are not given), or
-something of which nobody can tell.
+The names in the next statement are looked up without calling anything (``isinstance`` would call
+code of a proxy).  Each is a step, a workflow, an object that certainly calls no step, or unknown.
+Builtins certainly call no step, nor does most of the standard library: it calls only its arguments.
 
-What calls no step may still leave something in a variable that no checkpoint can hold: an open
-file, a generator.
+A statement that calls no step may still leave an object in a variable that no checkpoint can hold,
+such as an open file or a generator.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ _CALLS = {
     "tqdm": ("tqdm", "tqdm_asyncio", "tqdm_notebook", "trange"),
     "rich": ("track",),
 }
-"""By root package: functions that return their inputs in an order that depends on nothing else."""
+"""Functions, by root package, that return their inputs in an order that nothing else affects."""
 
 _INSIDE = ("accumulate", "compress", "reader", "sorted")  # these read the contents of items
 _ATOMS = (str, bytes, int, float, bool, type(None))
@@ -79,7 +78,7 @@ class FileChangedError(LookupError):
 
 
 class FileState(NamedTuple):
-    """The identity and state of a file, by which a change of it is noticed."""
+    """The identity and state of a file, which reveal a change."""
 
     device: int
     inode: int
@@ -93,7 +92,7 @@ class FileState(NamedTuple):
         return cls(now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns)
 
     def other(self, now: FileState) -> str:
-        """Return what has changed; empty for nothing."""
+        """Return a description of the change, or an empty string for none."""
         if self[:2] != now[:2]:
             return "it is another file"
         if self.size != now.size:
@@ -102,11 +101,11 @@ class FileState(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """The record of an iterator: how many items it had given.
+    """The record of an iterator: the number of items that it had yielded.
 
     Args:
-        file: the file that it reads, when that was recorded.
-        digest: of the items, if it reads a file.
+        file: the state of the file that it reads, when the record was made.
+        digest: of the items, if they come from a file.
     """
 
     items: int
@@ -118,8 +117,8 @@ class Counted:
     """An iterator that counts its items.
 
     Args:
-        held: by name, the variables that the head of the loop names, and what they held.
-        file: what it reads, if it reads a file.
+        held: the variables that the head of the loop names, and their contents, by name.
+        file: the file that it reads, if any.
     """
 
     def __init__(
@@ -142,7 +141,12 @@ class Counted:
         return item
 
     def skip(self, before: Skipped) -> None:
-        """Take what an iterator that is recorded as that had given."""
+        """Consume the items that the recorded iterator had yielded.
+
+        Raises:
+            RuntimeError: fewer items are left.
+            FileChangedError: the items differ.
+        """
         for _ in itertools.islice(self, before.items):
             pass
         if self.given != before.items:
@@ -170,7 +174,10 @@ class Counted:
 def counting(
     iterator: Iterator[Any], head: Ahead, values: Mapping[str, Any], rewritten: Rewritten
 ) -> Iterator[Any]:
-    """Return an iterator as it is if it can be recorded, or can not be made again; else counted."""
+    """Return a counting iterator if the given one cannot be recorded, but made again.
+
+    Otherwise return the given iterator.
+    """
     file = _file_of(iterator) if head.opens else None
     if file is None and (head.opens or _is_recordable(iterator)):
         return iterator
@@ -191,13 +198,13 @@ def reopened(
     values: Mapping[str, Any],
     rewritten: Rewritten,
 ) -> Counted:
-    """Open the file of a loop again, and skip the items that the loop had received.
+    """Open the file of a loop again, and skip the items that the loop has already received.
 
     Args:
         code: the head of the loop, as an expression.
 
     Raises:
-        FileChangedError: the file is not what it was; says in what.
+        FileChangedError: the file has changed; the message says how.
     """
     assert before.file is not None
     counted: Any = None
@@ -227,7 +234,7 @@ def _close(counted: Any) -> None:
 def _file_of(iterator: Any) -> Any:
     """Return the file that an iterator reads from its start, directly or through other iterators.
 
-    ``None`` if it is not certain that it can be opened again.
+    Return ``None`` if the file may not be the same when it is opened again.
     """
     found, around, seen = [], [iterator], set()
     for each in around:
@@ -256,7 +263,7 @@ def _file_of(iterator: Any) -> Any:
 
 
 def names_of(head: Ahead, values: Mapping[str, Any], rewritten: Rewritten) -> set[str] | None:
-    """Return the variables on which the items depend; ``None`` if they may depend on more."""
+    """Return the variables that determine the items; ``None`` if other state may, too."""
     value: Any
     function, found, inside = rewritten.function, set(), head.opens
     for dotted in head.called | head.used:
@@ -291,7 +298,7 @@ def _is_known(value: Any) -> bool:
 
 
 def _plain_type(value: Any) -> str:
-    """The type of a value that can be told to be the same; empty for others."""
+    """Return the type of a value whose contents can be compared; empty for other values."""
     cls = type(value)
     if cls in (*_ATOMS, list, tuple, dict, range):
         return cls.__name__
@@ -304,7 +311,7 @@ def _is_of_package(package: str, cls: type) -> bool:
 
 
 def _held_by(value: Any) -> Any:
-    """Return the direct contents of a value, or a digest of all of it where those are unknown."""
+    """Return the direct contents of a value; a digest of the value if its contents are unknown."""
     if type(value) is dict:
         return [*value, *value.values()]
     if type(value) in (list, tuple):
@@ -325,7 +332,7 @@ def _are_atoms(held: Any) -> bool:
 
 
 def _is_recordable(iterator: Any) -> bool:
-    """Return whether an iterator pickles, with the iterators that it takes its items from."""
+    """Return whether an iterator and all the iterators that it reads from can be pickled."""
     cls: Any = type(iterator)
     if cls is types.GeneratorType or cls.__reduce__ is object.__reduce__:
         return False
@@ -349,7 +356,7 @@ def _is_recordable(iterator: Any) -> bool:
 class Reach:
     """The furthest effect that a statement may have, as numbers in their order.
 
-    No enum: to make one takes as many instructions as to load two small modules.
+    Rejected: an enum.  Making one takes as many instructions as loading two small modules.
     """
 
     NOTHING = 0
@@ -402,7 +409,7 @@ _PURE = _PLAIN | frozenset(
 _CONTAINERS = (list, tuple, dict, set, frozenset, str, bytes, bytearray, range, deque)
 _SCALARS = frozenset((int, float, bool, type(None), complex, *_CONTAINERS))
 _INERT = _SCALARS - {set, frozenset, type(None)}
-"""Types of values that neither call anything nor come in an order of their own."""
+"""Types of values that call nothing and whose order depends on nothing else."""
 
 _SUSPENDED: tuple[type, ...] = (
     types.GeneratorType,
@@ -432,7 +439,7 @@ _MISSING = object()
 
 
 class Outlook:
-    """The expected effect of the code between a point and the next one.
+    """The expected effect of the code between a point and the next point.
 
     Args:
         values: the local variables.
@@ -440,7 +447,7 @@ class Outlook:
 
     Attributes:
         reach: see :class:`Reach`.
-        drawn: executed again, it may come to other values.
+        drawn: whether a second execution may produce other values.
     """
 
     def __init__(
@@ -456,7 +463,7 @@ class Outlook:
         self.at(ahead, entered)
 
     def at(self, ahead: Ahead, entered: Collection[str | int]) -> None:
-        """Look at all of it; at a body only if no checkpoint might be taken in there."""
+        """Examine the code ahead; a body only if no checkpoint may be taken inside."""
         if ahead.unknown or ahead.generates:
             self.found(Reach.PERHAPS if ahead.unknown else Reach.UNSURE, drawn=True)
         for dotted in ahead.called:
@@ -486,7 +493,7 @@ class Outlook:
     def name(self, dotted: str, *, called: bool) -> None:
         """Examine the object that a dotted name denotes."""
         if type(self.values.get(dotted)) in _INERT:
-            return  # mostly: a local variable
+            return  # most names are local variables
         root, *attributes = dotted.split(".")
         if root[0] == "@":  # the iterator of a loop
             cls = type(self.values.get(root))
@@ -514,7 +521,7 @@ class Outlook:
         self.held(value, called=called, attribute=bool(attributes))
 
     def held(self, value: Any, *, called: bool, attribute: bool) -> None:
-        """Look at a value that is named, or called."""
+        """Examine a value that is named or called."""
         cls = type(value)
         if cls is types.MethodType:
             value, cls = value.__func__, types.FunctionType
@@ -540,7 +547,7 @@ class Outlook:
             self.found(Reach.UNSURE)
 
     def call(self, value: Any) -> None:
-        """Look at a builtin or a function of the standard library that is called."""
+        """Examine a builtin or a function of the standard library that is called."""
         module, name = _module_of(value), value.__name__
         plain = module in _PLAIN and name not in _OPEN
         same = module in _SAME and name not in _DRAWING
@@ -548,11 +555,11 @@ class Outlook:
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """An attribute, found without calling anything of the user's."""
+    """Return an attribute without calling any code of the user."""
     if issubclass(type(value), types.ModuleType):
         found = vars(value).get(name, _MISSING)
         if found is _MISSING and vars(value).get("__name__") == "stepwise":
-            return getattr(value, name, _MISSING)  # its functions that wait are loaded on use
+            return getattr(value, name, _MISSING)  # its waiting functions are lazy
         return found
     try:
         own = object.__getattribute__(value, "__dict__")
@@ -585,7 +592,7 @@ def _is_workflow(cls: type) -> bool:
 
 
 def _is_of(modules: Collection[str], value: Any) -> bool:
-    """Return whether a class or function is of one of these modules."""
+    """Return whether a class or function belongs to one of the modules."""
     module = getattr(value, "__module__", None)
     return isinstance(module, str) and module.partition(".")[0].lstrip("_") in modules
 

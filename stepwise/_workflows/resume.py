@@ -1,6 +1,6 @@
-"""The choice where a run resumes: at the newest checkpoint that fits, else at the top.
+"""The choice where a run resumes: at the newest checkpoint that fits, otherwise at the top.
 
-From earlier attempts it takes over the records that answer calls, and the counters.
+The run takes over from earlier attempts the records that answer its calls, and the counters.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ def go_on_at_newest(
     """Continue at the newest checkpoint that holds; return it, or None if none does.
 
     A checkpoint holds if the journal before it is intact, and no call before it has to be made
-    again.  The records after it answer the calls that follow; without a state, all records do.
+    again.  The records after the checkpoint answer the calls that follow.  If a checkpoint has no
+    state, the run continues from the top and all records answer.
 
     Args:
         checkpoints: the newest first, each with its state.
         load: returns the records after a position.
-        damaged: called with a checkpoint before which the journal is damaged.
+        damaged: called with a checkpoint if the journal before it is damaged.
     """
     journal = active.journal
     for checkpoint, state in checkpoints:
@@ -106,7 +107,7 @@ def go_on_from_the_top(active: ActiveRun, entries: list[Entry] | None = None) ->
         entries: the journal, if it is loaded.
 
     Returns:
-        how many recorded calls have an answer.
+        the number of recorded calls that have an answer.
     """
     if entries is None:
         entries = active.journal.load(Position())
@@ -128,7 +129,7 @@ def _is_defined(module: str, name: str) -> bool:
 
 
 def _at(entry: Entry) -> float:
-    """Return when a record was written, in seconds since 1970; 0 if it does not tell."""
+    """Return when a record was written, in seconds since 1970; 0 if the record has no time."""
     at: float = getattr(entry.record, "at", 0.0) or (entry.call.at if entry.call else 0.0)
     return at
 
@@ -136,10 +137,10 @@ def _at(entry: Entry) -> float:
 def record_resumed(
     active: ActiveRun, how: str, step: int, *, code: str, void: bool = False
 ) -> None:
-    """Record that the run resumes, in words, and after how many steps; see :class:`Resumed`."""
+    """Record how the run resumes, and after how many steps; see :class:`Resumed`."""
     now, facts = time.time(), active.facts
     had_ended = facts.end or facts.status in ("failed", "cancelled")
-    # Requests to cancel the attempt that ended are over; two may have come at once.
+    # Requests to cancel the attempt that ended are void; two may have come at once.
     before = active.inbox.messages if had_ended else []
     seen = before[-1].number if before else 0
     command, cwd = process_command(active.secrets.mask) if active.parent is None else ((), "")
@@ -175,7 +176,7 @@ def record_resumed(
 
 
 class WorkflowRun(OpenedRun):
-    """A run of a workflow function, which is called so that it resumes where the run stopped."""
+    """A run of a workflow function, called so that the function continues where the run stopped."""
 
     def __init__(self, call: Invocation, active: ActiveRun, before: bytes, is_new: bool) -> None:
         super().__init__(call, active, before, is_new)
@@ -183,7 +184,7 @@ class WorkflowRun(OpenedRun):
         self._callee = call.callee
         options = call.callee.options
         self._source = call.callee.workflow.source
-        # Without pickles nothing is entered in the middle: checkpoints are some.
+        # Checkpoints are pickles: where only data is trusted, every run replays from the top.
         self._rewritten = None if settings.trusts_data_only() else call.rewritten
         self._void = self._is_first = False
         self._told = ""
@@ -195,7 +196,7 @@ class WorkflowRun(OpenedRun):
         )
 
     def run(self) -> Any:
-        """Call the function, or enter it in the middle."""
+        """Call the function, or enter it at a checkpoint."""
         while True:
             try:
                 return self._enter()
@@ -205,7 +206,7 @@ class WorkflowRun(OpenedRun):
                 self._left()
 
     async def arun(self) -> Any:
-        """The same for a coroutine function."""
+        """Call a coroutine function, or enter it at a checkpoint; see :meth:`run`."""
         while True:
             try:
                 return await self._enter()
@@ -221,7 +222,7 @@ class WorkflowRun(OpenedRun):
             frame.module.left()
 
     def _enter(self) -> Any:
-        """Prepare what fits best; the call itself is left to the function's own first line."""
+        """Prepare the frame, and call the function, whose own first line restores it."""
         loaded = None if self.is_new else self._choose()
         if loaded is None and not self.is_new:
             self._replay()
@@ -254,7 +255,7 @@ class WorkflowRun(OpenedRun):
     # -- choosing --------------------------------------------------------------------------------
 
     def _choose(self) -> Loaded | None:
-        """Continue at the newest checkpoint that verifies, fits the code, and still holds."""
+        """Continue at the newest checkpoint that verifies, fits the code and holds; return it."""
 
         def damaged(loaded: Loaded) -> None:
             self._reasons.append(f"the journal before {loaded.state.where} is damaged")
@@ -287,7 +288,7 @@ class WorkflowRun(OpenedRun):
                 yield loaded, state
 
     def _load(self, position: Position) -> list[Entry]:
-        """The records after a position, without an end that does not count."""
+        """Return the records after a position, without an end that its caller never acted on."""
         entries = self.active.journal.load(position)
         ended = last_end(entries) if self.call.cut_off else None
         if ended is not None:
@@ -302,7 +303,7 @@ class WorkflowRun(OpenedRun):
         return prefix_fingerprint(node, state.position, state.visited) == state.prefix
 
     def _resumes_at(self, state: State) -> str:
-        """The notice of a run that resumes at a checkpoint."""
+        """Return the notice of a run that resumes at a checkpoint."""
         node = self._source.node()
         line = following_line(node, state.position) if node is not None else None
         where = f"at {state.file}:{line}" if line is not None else f"after {state.where}"
@@ -319,7 +320,6 @@ class WorkflowRun(OpenedRun):
         )
 
     def _replay(self) -> None:
-        """Replay the run from the top, answered by the journal."""
         active = self.active
         if active.facts.pruned:
             raise CodeChangedError(
@@ -345,14 +345,14 @@ class WorkflowRun(OpenedRun):
             self._put_arguments_back(entries)
 
     def _in_children(self) -> str:
-        """Name the stopped child runs in which it resumes, too."""
+        """Return the words that name the stopped child runs, which resume as well."""
         left = [each for each in self.active.pool.all if not (each.answers or each.over)]
         children = [each.call.child for each in left if each.call.child]
         more = f" and {len(children) - 1} more" if children[1:] else ""
         return f", in its child run {children[0]}{more}" if children else ""
 
     def _with_nothing_done(self) -> str:
-        """Say why no step is answered."""
+        """Return the reason why the journal answers no step, as text."""
         active = self.active
         if active.facts.undone:
             return ": its side effects were undone"
@@ -381,7 +381,7 @@ class WorkflowRun(OpenedRun):
     # -- beginning -------------------------------------------------------------------------------
 
     def _begun(self) -> None:
-        """The frame stands; nothing of the function has run."""
+        """Record and report that the run begins or resumes, once the frame is ready."""
         self.active.begun = True
         if self.is_new:
             self.active.tell("run_started", detail=self.active.facts.arguments)

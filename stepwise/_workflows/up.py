@@ -1,20 +1,21 @@
-"""``stepwise up``: the executor of runs that somebody has to continue.
+"""``stepwise up``: the executor of unfinished runs.
 
-The supervisor decides which run goes on, and when; an engine executes it: in a thread or a task of
-this process, in a process of its own, or on a cluster (``integrations``).  How a run ended comes
-back as news, so that the supervisor needs to know no engine.
+The supervisor decides which run continues, and when.  An engine executes the run: in a thread or a
+task of this process, in a process of its own, or on a cluster (``integrations``).  The engine
+reports the end of a run as news, so that the supervisor needs to know no engine.
 
-A process goes on with the code that it imported, and reports that a source file has changed.
+A process continues runs with the code that it imported, and reports that a source file has changed.
 Rejected: importing an edited module anew.  Objects of two versions of a class would meet in one
 process.
 
-One thread decides, and everything that happens comes to it as news: a run that ended, a signal.  It
-looks at the heads of all unfinished runs now and then, and in between at the bell of each store and
-at the next due moment.  What a run is waiting for, and how often it died, is read from its records
-alone, so that any number of supervisors come to the same decisions; the lease lets one of them act.
+One thread decides, and every event reaches this thread as news: a run that ended, a signal.  The
+thread reads the heads of all unfinished runs now and then.  In between, it looks at the bell of
+each store and waits for the next due moment.  The records alone say what a run waits for, and how
+often its process died.  Any number of supervisors therefore come to the same decisions; the lease
+lets only one of them act.
 
 Rejected: executing a run that kills its process while nothing else runs (a run of hours would block
-all others), and looking into every inbox each 15 seconds (4,000 reads a minute for 1,000 runs).
+all others).  Rejected: reading every inbox each 15 seconds (4,000 reads a minute for 1,000 runs).
 """
 
 from __future__ import annotations
@@ -82,13 +83,13 @@ class Underway:
     """A run that an engine executes.
 
     Args:
-        news: called once with this object, when the run is not executed any more.
+        news: called once with this object, when the execution of the run is over.
 
     Attributes:
-        error: that stopped it.
-        refused: it could not be called at all.
-        lost: its process ended, and nobody says how; the store tells what became of the run.
-        told: the process that executed it has reported what became of it.
+        error: the exception that stopped the run.
+        refused: whether the workflow could not be called at all.
+        lost: whether the process ended without a report; the store shows what became of the run.
+        told: whether the executing process has already reported what became of the run.
     """
 
     def __init__(self, run: UnfinishedRun, news: Callable[[Underway], None]) -> None:
@@ -105,27 +106,27 @@ class Underway:
         lost: bool = False,
         told: bool = False,
     ) -> None:
-        """Say that the run is not executed any more."""
+        """Report that the run is no longer executed."""
         self.error, self.refused, self.lost, self.told = error, refused, lost, told
         self._news(self)
 
 
 class Engine(Protocol):
-    """Executes the runs that the supervisor begins."""
+    """The executor of the runs that the supervisor begins."""
 
     def begin(self, job: Underway) -> str:
-        """Begin to execute a run, and return at once; ``job.end()`` is called when that is over.
+        """Begin to execute a run, and return at once; call ``job.end()`` when that is over.
 
         Returns:
-            where, in words; empty for this process, whose output shows it.
+            the place of execution, as text; empty for this process, whose output shows the run.
         """
 
     def drain(self) -> None:
-        """Let runs in other processes begin no step; those of this process are told already."""
+        """Keep runs in other processes from starting steps; runs of this process know already."""
 
 
 class Threads:
-    """Executes plain workflows in a thread each, and coroutine workflows in one event loop."""
+    """An engine with a thread for each plain workflow, and one event loop for coroutines."""
 
     def __init__(self, output: RunOutput) -> None:
         self._output = output
@@ -149,10 +150,10 @@ class Threads:
         return ""
 
     def drain(self) -> None:
-        """See :class:`Engine`: there are no others."""
+        """Do nothing: no run is in another process; see :class:`Engine`."""
 
     def _execute(self, job: Underway, log: RunLog) -> None:
-        """Execute a run in this thread."""
+        """Execute a run in the current thread."""
         error: BaseException | None = None
         refused = False
         try:
@@ -168,7 +169,7 @@ class Threads:
             job.end(error, refused=refused)
 
     def _event_loop(self) -> Any:
-        """Return the event loop of the coroutine workflows, in a thread of its own."""
+        """Return the event loop of the coroutine workflows, which runs in its own thread."""
         if self._loop is None:
             import asyncio
 
@@ -180,7 +181,7 @@ class Threads:
         return self._loop
 
     def _start(self, job: Underway, log: RunLog) -> None:
-        """Execute a run in a task of the loop that calls this."""
+        """Execute a run in a task of the current event loop."""
         import asyncio
 
         try:
@@ -200,10 +201,10 @@ class Threads:
 
 
 class OwnProcess:
-    """Executes each run in a process of its own, which a run that kills its process may kill.
+    """An engine with a process for each run, so that a deadly run kills only its own process.
 
     Args:
-        command: returns the command that executes one run, and reports what becomes of it.
+        command: returns the command that executes one run, and reports what becomes of the run.
     """
 
     def __init__(self, command: Callable[[Run], Sequence[str]]) -> None:
@@ -224,7 +225,7 @@ class OwnProcess:
         return f"alone, in process {process.pid}"
 
     def drain(self) -> None:
-        """Tell the processes to end; see :class:`Engine`."""
+        """Terminate the processes; see :class:`Engine`."""
         for process in list(self._processes):
             process.terminate()
 
@@ -233,7 +234,7 @@ class OwnProcess:
 
 
 class ModuleFiles:
-    """Notices that the file of an imported module has changed since it was first looked at."""
+    """The imported modules' files, watched for changes since the first look."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[int, int, int]] = {}
@@ -241,7 +242,7 @@ class ModuleFiles:
     def look(self) -> list[str]:
         """Return the files that have changed since the last look.
 
-        A file that is missing, as in the middle of a deployment, is looked at again.
+        A missing file, as in the middle of a deployment, is checked again at the next look.
         """
         changed = []
         for module in list(sys.modules.values()):
@@ -265,23 +266,23 @@ class ModuleFiles:
 _SCAN = 5.0  # seconds between two looks at all unfinished runs
 _BELL = 0.1  # seconds between two looks at the bells
 _SET_BACK = 2.0  # seconds by which the clock may be corrected without a new look at everything
-_WAIT_HERE = 1.0  # seconds that a run waits before it suspends, and another takes its place
+_WAIT_HERE = 1.0  # seconds that a run waits before it suspends and another run takes its place
 _SWEPT = 20  # inboxes that are looked into at each scan, since a ring may be lost
-_NAMED = 20  # runs of other programs that are named, beside the first of each workflow
-_OWN_TASK = 60.0  # seconds that a submitted run has to be begun by the task that it was given
+_NAMED = 20  # runs of unknown workflows that are named, beside the first of each workflow
+_OWN_TASK = 60.0  # seconds for the task of a submitted run to begin it
 _LONGEST = 300.0  # seconds after a death, at most
 Kind = Literal["ready", "begun", "ended", "left", "changed", "draining", "problem"]
 Key = tuple[str, str]
 
 
 class Happening(NamedTuple):
-    """Something that the supervisor did or found out.
+    """An action or a discovery of the supervisor.
 
     Args:
-        kind: of ``ended`` and ``left``, ``status`` says more.
-        status: of the run, then.
-        detail: in words.
-        command: the command that continues a run that is left; the words of it.
+        kind: what happened; for ``ended`` and ``left``, ``status`` says more.
+        status: of the run at that moment.
+        detail: as text.
+        command: the command that continues a run that is left, as a list of words.
     """
 
     kind: Kind
@@ -292,13 +293,13 @@ class Happening(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """The terms on which runs are executed.
+    """The terms on which the supervisor executes runs.
 
     Args:
-        most: how many at the same time.
-        once: only what is due now.
-        only: only the runs of these ids, also if they died too often; empty for all.
-        alone: returns the command that executes one run in a process of its own.
+        most: how many runs are executed at the same time.
+        once: execute only the runs that are due now.
+        only: execute only the runs with these ids, even if they died too often; empty for all.
+        alone: returns the command that executes one run in its own process.
         continuing: returns the command that continues a run of another program; raises
             :class:`ConfigurationError` if there is none.
         engine: executes the runs; ``None`` for threads of this process.
@@ -315,7 +316,7 @@ class Terms(NamedTuple):
 
 
 def stores_for(modules: Sequence[str]) -> list[Store]:
-    """Return the stores that may have runs of the workflows in imported modules.
+    """Return the stores that may hold runs of the workflows in imported modules.
 
     Raises:
         ConfigurationError: a module has no workflow; or the store does not outlive a process.
@@ -339,11 +340,11 @@ def stores_for(modules: Sequence[str]) -> list[Store]:
 
 
 class _Plan(NamedTuple):
-    """When a run goes on.
+    """The moment at which a run continues.
 
     Args:
-        at: in seconds since 1970; infinite if only a message wakes it.
-        alone: in a process of its own, since it may kill that.
+        at: in seconds since 1970; infinite if only a message wakes the run.
+        alone: whether the run gets its own process, since it may kill the process.
     """
 
     run: UnfinishedRun
@@ -352,19 +353,19 @@ class _Plan(NamedTuple):
 
 
 class _LeftAlone(NamedTuple):
-    """A run that is left until something about it changes."""
+    """A run that the supervisor leaves alone until something about the run changes."""
 
     run: UnfinishedRun
     last: int  # number of its last record; 0 if only its head counts
 
 
 class Supervisor:
-    """Executes what has to go on, until it is told to stop, or with ``once`` until that is done.
+    """The executor of due runs: until it is stopped, or with ``once`` until all due runs ended.
 
     Args:
-        stores: that are looked at.
-        report: called with everything that happens.
-        output: where runs print to.
+        stores: the stores to look for unfinished runs in.
+        report: called with each :class:`Happening`.
+        output: where the runs print.
     """
 
     def __init__(
@@ -379,7 +380,7 @@ class Supervisor:
         self._bells: dict[str, Bell] = {}
         self._plans: dict[Key, _Plan] = {}
         self._agenda: list[tuple[float, float, Key]] = []  # a heap: moment, age of the run, run
-        self._moments: set[tuple[float, Key]] = set()  # what lies in it
+        self._moments: set[tuple[float, Key]] = set()  # the moments and runs in the heap
         self._jobs: dict[Key, Underway] = {}
         self._left: dict[Key, _LeftAlone] = {}
         self._strange: set[str] = set()  # workflows that are not known here
@@ -389,7 +390,7 @@ class Supervisor:
         self._here = Threads(output)
         self._engine: Engine = terms.engine or self._here
         self._apart: Engine = terms.engine or OwnProcess(terms.alone)
-        # Not a condition or event: this one may be put to by a signal handler of this thread.
+        # Not a condition or event: a signal handler of the same thread may put an item.
         self._news: queue.SimpleQueue[Underway | None] = queue.SimpleQueue()
         self._files = ModuleFiles()
         self._is_edited = False
@@ -401,9 +402,9 @@ class Supervisor:
     # -- the loop --------------------------------------------------------------------------------
 
     def stop(self, by: int = signal.SIGTERM) -> None:
-        """Begin no other run, and end when those in progress have come to a good place.
+        """Begin no further run, and end when the runs in progress have reached a safe point.
 
-        Called again, end at once.  Safe to call from a signal handler, whose signal ``by`` is.
+        Call again to end at once.  Signal handlers may call this; ``by`` is the signal.
         """
         self._stops += 1
         self._by_ctrl_c = by == signal.SIGINT
@@ -411,20 +412,20 @@ class Supervisor:
 
     @property
     def is_stopped_twice(self) -> bool:
-        """True if nothing is waited for any more."""
+        """True if the supervisor no longer waits for anything."""
         return self._stops > 1
 
     @property
     def is_executing(self) -> bool:
-        """True if runs are in progress, which have not come to a good place in time."""
+        """True if runs are still in progress that did not reach a safe point in time."""
         return bool(self._jobs)
 
     @property
     def exit_code(self) -> int:
         """The exit code of the process: with ``once``, 1 if a run failed.
 
-        After Ctrl-C it is 130.  SIGTERM is how a service ends, and no failure of it.  75 asks to be
-        started again, since a module has changed.
+        After Ctrl-C the code is 130.  SIGTERM is the usual end of a service, and no failure of it.
+        75 asks for a restart, since a module has changed.
         """
         if self._is_edited and not self._by_ctrl_c:
             return EX_TEMPFAIL
@@ -439,7 +440,7 @@ class Supervisor:
         return self._is_edited or bool(self._stops)
 
     def run(self) -> None:
-        """Execute runs until :meth:`stop`; with ``once``, until all that is due has been done."""
+        """Execute runs until :meth:`stop`; with ``once``, until all due runs are done."""
         memory.is_executor = True
         settings.suspend_soon(_WAIT_HERE)
         self._files.look()
@@ -458,7 +459,7 @@ class Supervisor:
                 break
             self._take_news(self._pause(scanned + _SCAN - time.monotonic()))
             set_back = _behind() > behind + _SET_BACK
-            if set_back:  # what was to be over by the old clock is looked at anew
+            if set_back:  # moments by the old clock would come too late
                 self._plans.clear()
                 self._agenda.clear()
                 self._moments.clear()
@@ -479,7 +480,7 @@ class Supervisor:
         return max(0.0, min(to_scan, ahead, _BELL))
 
     def _take_news(self, pause: float) -> None:
-        """Wait for news, and take what has come."""
+        """Wait for news, and handle all that has arrived."""
         with contextlib.suppress(queue.Empty):
             job = self._news.get(timeout=pause)
             while True:
@@ -491,7 +492,7 @@ class Supervisor:
         return any(plan.at <= horizon for plan in self._plans.values())
 
     def _look_for_edits(self) -> None:
-        """Report that modules have changed; end then, if the terms say so."""
+        """Report changed modules; end if the terms say so."""
         files = self._files.look()
         if files:
             self._is_edited = self._terms.until_edited
@@ -507,7 +508,6 @@ class Supervisor:
     # -- looking ---------------------------------------------------------------------------------
 
     def _scan(self) -> None:
-        """Look at all unfinished runs."""
         for url, backlog in self._backlogs.items():
             try:
                 self._renew_bell(url)
@@ -526,7 +526,7 @@ class Supervisor:
         self._sweep()
 
     def _renew_bell(self, url: str) -> None:
-        """Listen to a bell anew, since the store may have been put back from a backup."""
+        """Renew the bell of a store, since the store may have been restored from a backup."""
         backlog, before = self._backlogs[url], self._bells.get(url)
         fresh = Bell(backlog.store, backlog.seal)
         fresh.look()
@@ -535,7 +535,7 @@ class Supervisor:
         self._bells[url] = fresh
 
     def _hear(self) -> None:
-        """Look at the runs that somebody rang for."""
+        """Look at the runs whose bell rang."""
         for url, bell in self._bells.items():
             with contextlib.suppress(StepwiseError, RunStopped):  # the next scan reports it
                 for run_id in bell.look():
@@ -548,7 +548,7 @@ class Supervisor:
             self._consider(run)
 
     def _sweep(self) -> None:
-        """Look into a few inboxes: a ring may have been lost."""
+        """Read a few inboxes, since a ring may have been lost."""
         if not self._swept:
             self._swept.extend(
                 key for key, plan in self._plans.items() if plan.run.facts.status == "suspended"
@@ -563,7 +563,7 @@ class Supervisor:
     # -- deciding --------------------------------------------------------------------------------
 
     def _consider(self, run: UnfinishedRun) -> None:
-        """Plan when a run goes on, or leave it; one that cannot be read stops no other."""
+        """Plan when a run continues, or leave it; an unreadable run must not stop the others."""
         try:
             self._decide(run)
         except (StepwiseError, RunStopped) as error:
@@ -579,7 +579,7 @@ class Supervisor:
             return
         why = run.why()
         if why is None and facts.status == "running":
-            self._plans.pop(key, None)  # somebody executes it
+            self._plans.pop(key, None)  # a process executes the run
             return
         try:
             definition = known_workflow(facts.workflow).definition
@@ -592,7 +592,7 @@ class Supervisor:
             self._plan(_Plan(run, run.until if why is None else clock.now()))
 
     def _leave_strange(self, run: UnfinishedRun, error: ConfigurationError) -> None:
-        """Leave a run whose workflow is not known here; the first ones are named."""
+        """Leave a run whose workflow is unknown here; report the first of them by name."""
         unknown = run.facts.workflow not in self._strange
         self._strange.add(run.facts.workflow)
         self._left[run.key] = _LeftAlone(run, 0)
@@ -645,7 +645,7 @@ class Supervisor:
         last: int = 0,
         status: str = "",
     ) -> None:
-        """Leave a run until something about it changes, and say so once."""
+        """Leave a run until something about it changes, and report that once."""
         self._left[run.key] = _LeftAlone(run, last)
         self._say("left", run, detail, command=command, status=status)
 
@@ -668,7 +668,7 @@ class Supervisor:
         self._report(Happening(kind, run.run if run else None, status, detail, tuple(command)))
 
     def _tell_of_others(self) -> None:
-        """Report what was not due, in the end."""
+        """Report the runs that were not due when the supervisor ends."""
         for plan in sorted(self._plans.values(), key=lambda each: each.at):
             if plan.run.facts.status == "suspended":
                 self._say("left", plan.run, _waits_for(plan.run))
@@ -706,7 +706,7 @@ class Supervisor:
     # -- how it ended ----------------------------------------------------------------------------
 
     def _note_end(self, job: Underway) -> None:
-        """Take note of an end; if the store is not there, that is found out later."""
+        """Handle the end of a run; retry the run later if the store is not available."""
         try:
             self._ended(job)
         except StoreError as error:
@@ -716,12 +716,12 @@ class Supervisor:
             self._say("problem", None, f"{job.run.facts.run_id}: {error_text(error)}")
 
     def _pause_after_fault(self, run: UnfinishedRun) -> float:
-        """Return the seconds until a run is tried again that the store failed."""
+        """Return the seconds to wait before the retry of a run that the store failed."""
         number = self._faults[run.key] = self._faults.get(run.key, 0) + 1
         return min(_LONGEST, 2.0**number)
 
     def _ended(self, job: Underway) -> None:
-        """Take note of a run that is not executed here any more."""
+        """Handle the end of a run's execution: report it, and plan or leave the run."""
         run, error = job.run, job.error
         del self._jobs[run.key]
         if isinstance(error, RunBusyError) or (
@@ -748,13 +748,13 @@ class Supervisor:
             self._say("ended", run, detail, status="crashed")
         if now is None or self._is_ending:
             return
-        if waits and now.facts.waits == run.facts.waits:  # it was woken for nothing
+        if waits and now.facts.waits == run.facts.waits:  # the run was woken in vain
             self._plan(_Plan(now, max(clock.now() + 1.0, now.until)))
         else:
             self._consider(now)
 
     def _stopped(self, run: UnfinishedRun, error: BaseException | None, *, refused: bool) -> None:
-        """Decide what becomes of a run that stopped, and has not ended."""
+        """Decide what becomes of a run that stopped without an end."""
         self._failed += 1
         lost = isinstance(error, (CorruptStoreError, JournalLostError))
         if isinstance(error, (StoreError, LeaseLostError, MemoryError)) and not lost:
@@ -766,7 +766,7 @@ class Supervisor:
         self._leave(run, f"{why}: {text}", last=_last(run))
 
     def _drain(self) -> None:
-        """Give what is in progress time to come to a good place."""
+        """Give the runs in progress time to reach a safe point."""
         if not self._jobs:
             return
         self._say("draining", None, f"{count(len(self._jobs), 'run')} in progress")
@@ -780,7 +780,7 @@ class Supervisor:
 
 
 def _behind() -> float:
-    """Return by how much the time of day is behind a clock that nobody sets."""
+    """Return how many seconds the time of day is behind the monotonic clock."""
     return clock.elapsed() - clock.now()
 
 

@@ -1,8 +1,8 @@
 """``@workflow``: a function whose progress survives the process.
 
-The :class:`Workflow` object is a wrapt ``FunctionWrapper``: binding to instances and classes is
-what wrapt does best.  Three things are different: it reports its own class, so that stock
-cloudpickle does not take it for the bare function; it is equal only to itself; and it pickles.
+The :class:`Workflow` object is a wrapt ``FunctionWrapper``, since wrapt binds best to instances
+and classes.  Three things differ.  A workflow reports its own class, so that stock cloudpickle does
+not take it for the bare function.  It is equal only to itself, and it can be pickled.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from stepwise._workflows.handles import AsyncHandle, Handle
 
     class FunctionWrapper:
-        """For the type checker only: wrapt's own annotations say less than ours."""
+        """The type checker's view of wrapt's class: wrapt's own annotations say less than ours."""
 
-        # Set here and not in the classes below, where they would hide the function's annotations.
+        # Declared here, not in the classes below: there they would hide the function's annotations.
         __wrapped__: Any
         _self_parent: Workflow[..., Any]
         _self_instance: Any
@@ -78,11 +78,11 @@ def _resume(workflow: Definition, run: Run, inputs: Mapping[str, Any]) -> Any:
 
 
 class _Offers(TakesOptions, Generic[P, R_co]):
-    """The common interface of a bound or unbound workflow, never mistaken for its function."""
+    """The common interface of bound and unbound workflows, never mistaken for the function."""
 
     __slots__ = ()  # a __dict__ here would precede the __dict__ of the wrapper
 
-    _by_name = True  # recorded by name, like a function, if it has one
+    _by_name = True  # recorded by name, like a function, if the workflow has a name
 
     if TYPE_CHECKING:
 
@@ -103,7 +103,7 @@ class _Offers(TakesOptions, Generic[P, R_co]):
     @overload
     def execute(self, /, *args: P.args, **kwargs: P.kwargs) -> Run: ...
     def execute(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the workflow; gives its :class:`Run`, awaitable if the function is a coroutine."""
+        """Call the workflow; return its :class:`Run`, awaitable if the function is a coroutine."""
         return self._with(self.definition, _give_run)(*args, **kwargs)
 
     @overload
@@ -115,23 +115,23 @@ class _Offers(TakesOptions, Generic[P, R_co]):
     def start(self, /, *args: Any, **kwargs: Any) -> Any:
         """Start a run beside the caller; return its handle at once.
 
-        The run is on record then, so that its id can be given away.  A plain workflow executes in a
-        thread, for which the interpreter waits at its end (after Ctrl-C only up to the next step);
-        a coroutine function in a task of the running event loop, which ends with that loop.
+        The run is already recorded, so that its id can be passed on.  A plain workflow executes in
+        a thread.  The interpreter waits for this thread at exit; after Ctrl-C, only up to the next
+        step.  A coroutine function executes in a task of the running event loop, and ends with it.
         """
         return self._with(self.definition, _start)(*args, **kwargs)
 
     if not TYPE_CHECKING:
 
         def options(self, /, **changes: Any) -> Any:
-            """A copy of the workflow with other options: those of :func:`workflow`, and these.
+            """Copy the workflow with other options: any of :func:`workflow`, and two more.
 
             Args:
-                run_id: the run that a call means, instead of the one derived from its arguments.
+                run_id: the run that a call means, instead of the run derived from its arguments.
                 fresh: the same as ``start="new"``.
 
             Raises:
-                ConfigurationError: there is no such option, or it cannot have this value.
+                ConfigurationError: the option is unknown, or cannot have this value.
             """
             definition = self.definition
             _options.check("workflow", definition.label, changes)
@@ -139,17 +139,17 @@ class _Offers(TakesOptions, Generic[P, R_co]):
             return self._with(Definition(definition.function, options, definition), _give_result)
 
     def run_id_for(self, /, *args: P.args, **kwargs: P.kwargs) -> str:
-        """The id of the run that the next call with these arguments will be, here and now.
+        """Return the id of the run that the next call with these arguments will mean, here and now.
 
         Raises:
-            ConfigurationError: it will be a new run, whose id is made up when it starts.
+            ConfigurationError: the call will start a new run, whose id is not yet known.
         """
         run_id: str = self._with(self.definition, next_run_id)(*args, **kwargs)
         return run_id
 
     @property
     def full_name(self) -> str:
-        """``module:name``, or ``/path/script.py:name`` for a workflow of a script."""
+        """The name ``module:name``, or ``/path/script.py:name`` for a workflow of a script."""
         return self.definition.full_name
 
     @property  # type: ignore[misc]
@@ -182,7 +182,7 @@ class _Offers(TakesOptions, Generic[P, R_co]):
 
 
 class _BoundWorkflow(_Offers[P, R_co], BoundFunctionWrapper):
-    """A workflow that was got from an instance or a class."""
+    """A workflow that was looked up on an instance or a class."""
 
     @property
     def definition(self) -> Definition:
@@ -247,10 +247,10 @@ class Workflow(_Offers[P, R_co], FunctionWrapper):
         self, wrapped: Any, definition: Definition, operation: Operation = _give_result
     ) -> None:
         def call(called: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-            if called is definition.function:  # not bound, though it may have a __self__
+            if called is definition.function:  # not bound, though the function may have a __self__
                 instance = None
             if instance is None and args and _is_class_method(args[0], definition.function):
-                instance, *args = args  # since Python 3.13 a classmethod does not bind it
+                instance, *args = args  # since Python 3.13 a classmethod does not bind the class
             definition.follow()
             try:
                 return operation(definition, instance, tuple(args), kwargs)
@@ -293,7 +293,7 @@ class Workflow(_Offers[P, R_co], FunctionWrapper):
 if TYPE_CHECKING:
 
     class ClassWorkflow(Workflow[Concatenate[type[T], Q], R]):
-        """A class method: type checkers take @classmethod away, and leave its first parameter."""
+        """A class method: type checkers drop @classmethod, and keep its first parameter."""
 
         def __get__(  # type: ignore[override]
             self, instance: T | None, owner: type[T] | None = None, /
@@ -326,7 +326,7 @@ def _unbound(held: Any) -> Any:
 
 
 def _is_class_method(owner: object, function: Callable[..., Any]) -> bool:
-    """Return whether a workflow of this function is a class method of ``owner``."""
+    """Return whether a workflow of this function is a class method of the owner."""
     if not isinstance(owner, type):
         return False
     for base in owner.__mro__:  # to the end, since super() calls overridden methods
@@ -382,55 +382,56 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
         name: the workflow's name in run ids and listings; by default the qualified name of the
             function.  It is part of the identity of a run: keep it when you rename the function.
         checkpoint_every: how many steps there are from one checkpoint of position and variables to
-            the next.  There is always one before and after a side effect.  After a crash, the code
-            since the last checkpoint is executed again, on the variables as they were then, and
-            the journal answers its steps.
+            the next.  There is always a checkpoint before and after a side effect.  After a crash,
+            the code since the last checkpoint is executed again, with the variables of that
+            moment, and the journal answers its steps.
         retention: which checkpoints are kept: ``"latest_only"``, ``"prune_old"`` (the newest
-            ``keep``), or ``"all"``, to look back and to fork from any step.
+            ``keep``), or ``"all"``, for inspection and for a fork from any step.
         keep: how many checkpoints ``"prune_old"`` keeps.
-        prune_journal: delete the records that no kept checkpoint needs, for loops without end.  The
-            run can then not be replayed from the top.
+        prune_journal: delete the records that no kept checkpoint needs, for endless loops.  The run
+            can then not be replayed from the top.
         start: the run that a call from outside of any run means.  ``"same"``: the run of
-            these arguments; the n-th equal call of a process is the n-th such run, so that a
-            script that was killed resumes, and a completed one gets its results again.
+            these arguments; the n-th equal call of a process is the n-th such run.  A killed
+            script thus resumes, and a completed script gets its results again.
             ``"unfinished"``: the newest unfinished run of these arguments that no process
-            executes, else a new run (a bot, a job that never runs twice at once).  ``"new"``: a new
-            run, always (a server).  ``None``: as ``STEPWISE_START`` says, else ``"same"``; written
-            out, ``"same"`` does not warn that a run of another process answered a later call.
+            executes, otherwise a new run (a bot, a job that never runs twice at once).  ``"new"``:
+            always a new run (a server).  ``None``: as ``STEPWISE_START`` says, otherwise
+            ``"same"``.  An explicit ``"same"`` silences the warning that a run of another process
+            answered a later call.
         compensate_on_failure: when the workflow raises, undo the completed tools that have a
-            ``compensate=``, the newest first.  Called again, the workflow makes them anew.
+            ``compensate=``, the newest first.  Another call of the workflow repeats them.
         progress: show on the terminal, or in the notebook, the current step, the number of steps
             and the time.  ``None``: as ``STEPWISE_PROGRESS`` says.
         store: where the runs are kept: a URL, a path or a store object.  ``None``: as
             :func:`configure` or ``STEPWISE_STORE`` says.
         codec: how results are recorded: ``"pickle"``, the default; or ``"json"``, as data only,
-            shaped by the types that functions are annotated to return (pydantic models and the
-            like with the extra ``json``).  What would come back as something else is refused.
-            Checkpoints are pickles in any case; whether these are loaded is up to the process that
-            reads: see ``trust`` of :func:`configure`.
+            shaped by the annotated return types of functions (pydantic models and the like with
+            the extra ``json``).  A result that would come back as something else is refused.
+            Checkpoints are pickles in any case; the reading process decides whether to load them:
+            see ``trust`` of :func:`configure`.
         durability: ``"fsync"``, the default: acknowledged records survive a power cut; ``"os"``:
             they survive a killed process, not a power cut.  A child workflow has the durability of
             its caller.
-        on_owned: what a call does if somebody else executes its run: ``"raise"`` a
-            ``RunBusyError``; ``"wait"`` for its result or its exception, and take the run over if
-            its owner dies; ``"skip"`` it: the call raises ``RunSkipped``, and ``execute()``
-            returns the run.
+        on_owned: what a call does if another thread or process executes its run.  ``"raise"``: it
+            raises ``RunBusyError``.  ``"wait"``: it waits for the result or the exception, and
+            takes the run over if its owner dies.  ``"skip"``: it raises ``RunSkipped``, while
+            ``execute()`` returns the run.
         tags: texts by name, ``{"customer": "ann"}``, recorded when the run starts, to find the run
-            with ``stepwise.runs(tags=...)``; no secrets, and they do not distinguish runs.
-        timeout: seconds that a run may take since it began, waits and downtime included.  Then it
-            unwinds, its clean-up runs, and it has failed with :class:`RunTimeoutError`.
+            with ``stepwise.runs(tags=...)``.  Tags hold no secrets, and do not distinguish runs.
+        timeout: seconds that a run may take since it began, waits and downtime included.  Then the
+            run unwinds, its clean-up code runs, and it fails with :class:`RunTimeoutError`.
         budget: what a run may spend: a :class:`stepwise.Budget`.
         key: the values that distinguish two runs, instead of all arguments: names of parameters, or
-            a function that gets the arguments and returns a value.
-        ignore: names of parameters that do not distinguish runs.  They are not shown either.
+            a function that receives the arguments and returns a value.
+        ignore: names of parameters that do not distinguish runs, and whose values are not shown.
         secret: names of parameters whose values are never stored and never shown (``"self.NAME"``:
             an attribute).  They do not distinguish runs, and a resumed run takes them from its
             call.
-        redact: names of parameters that are stored but not shown; or a function of a name and a
+        redact: names of parameters that are stored but not shown.  Or a function of a name and a
             value that returns the text to show, or ``None`` for the usual text.
 
     Raises:
-        ConfigurationError: an option cannot mean anything.
+        ConfigurationError: an option has no meaning.
     """
     decorate = functools.partial(_decorate, given=options)
     return decorate if function is _NOTHING else decorate(function)
@@ -453,7 +454,7 @@ def _decorate(function: Any, given: dict[str, Any]) -> Any:
 
 
 def _follow(old: Any, new: Any) -> None:
-    """Update a workflow that a module defined before with the edited definition."""
+    """Update an earlier workflow of an edited module with the new definition."""
     old, new = (
         each._self_parent if isinstance(each, _BoundWorkflow) else each for each in (old, new)
     )

@@ -1,9 +1,9 @@
-"""A checkpoint store for hive: hive's methods and hive's files, but durable and verified.
+"""A checkpoint store for hive: with hive's methods and files, but durable and verified.
 
-A file is what hive itself would write, between two keys more: the first holds the SHA-256 of all
-that follows it, the last says that there has to be one.  Hive keeps and ignores unknown keys.  A
-single damage cannot take both, and what hive writes again has them in another place, so that a file
-of hive's own is told from a damaged one of ours.
+A file holds what hive itself would write, and two more keys.  The first key holds the SHA-256 of
+everything after it; the last key says that there must be a checksum.  Hive ignores and keeps
+unknown keys.  A single damage cannot remove both keys, and a file that hive rewrites has them in
+another place.  Hive's own files thus differ from damaged files of this store.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _LONGEST = 246  # bytes of a name: hive adds ".json.tmp", and file systems end a
 
 
 class DamagedFileError(Exception):
-    """A file that differs from the written one; the message says why."""
+    """A file differs from what was written; the message says how."""
 
 
 class StrangeFileError(DamagedFileError):
-    """The file is JSON, but neither ours nor hive's."""
+    """A file is JSON, but was written neither by this store nor by hive."""
 
 
 def sealed(model: Any) -> bytes:
@@ -58,7 +58,7 @@ def read(path: Path, model: Any) -> tuple[Any, bool]:
     """Read a model from a file, and return whether a checksum confirms it.
 
     Raises:
-        DamagedFileError: it is not what was written.
+        DamagedFileError: the file is not what was written.
     """
     try:
         data = path.read_bytes()
@@ -82,7 +82,7 @@ def read(path: Path, model: Any) -> tuple[Any, bool]:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Replace a file, durably: a reader finds the old one or the new one, whole."""
+    """Replace a file durably: a reader finds the old content or the new content, whole."""
     draft = path.parent / f".{uuid4().hex}.tmp"
     try:
         with open(draft, "xb", opener=_private) as file:
@@ -108,7 +108,7 @@ def is_file(path: Path) -> bool:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, durably."""
+    """Make a folder and its parents, durably."""
     if not folder.exists():
         make_folder(folder.parent)
         folder.mkdir(0o700, exist_ok=True)
@@ -116,7 +116,7 @@ def make_folder(folder: Path) -> None:
 
 
 def file_name(checkpoint_id: str) -> str:
-    """The id itself, as hive has it, with ``%XX`` for what cannot or must not be in a name."""
+    """Return the file name of a checkpoint: its id, as with hive, but special characters as %XX."""
     name = _ODD.sub(_escaped, checkpoint_id) or "%"
     if name.casefold() == "index":
         name = _escaped(name[0]) + name[1:]
@@ -141,10 +141,10 @@ OnCorrupt = Literal["none", "raise", "fallback"]
 
 
 def hive_module(name: str) -> ModuleType:
-    """A module of hive's package ``framework``.
+    """Return a module of hive's package ``framework``.
 
     Raises:
-        ConfigurationError: it is not there.
+        ConfigurationError: the module is missing.
     """
     try:
         return importlib.import_module(f"framework.{name}")
@@ -153,7 +153,7 @@ def hive_module(name: str) -> ModuleType:
 
 
 def has_hive_module(name: str) -> bool:
-    """Return whether the installed hive has a module; the versions differ in that."""
+    """Return whether the installed version of hive has a module."""
     try:
         return importlib.util.find_spec(f"framework.{name}") is not None
     except ImportError:
@@ -161,7 +161,7 @@ def has_hive_module(name: str) -> bool:
 
 
 def does_not_fit_hive(why: str) -> ConfigurationError:
-    """Return the error for a package ``framework`` that is another version, or not hive's."""
+    """Return the error for a package ``framework`` of another version, or not of hive."""
     return ConfigurationError(
         f"the installed package `framework` does not fit: {why}. It is another package, or a "
         "version of hive that is not known here. Install hive v0.5.1 to v0.11.0, or write the "
@@ -170,7 +170,7 @@ def does_not_fit_hive(why: str) -> ConfigurationError:
 
 
 def _why_not(name: str, missing: str) -> ConfigurationError:
-    """Return why a module of hive's cannot be imported."""
+    """Return the error that explains why a module of hive cannot be imported."""
     if missing == "framework":
         return ConfigurationError(
             "the package `framework` of hive is not installed, and not on the package registry: "
@@ -186,20 +186,20 @@ def _why_not(name: str, missing: str) -> ConfigurationError:
 
 
 class HiveCheckpointStore:
-    """Hive's ``CheckpointStore``: the same methods, the same files, in ``checkpoints/``.
+    """A replacement of hive's ``CheckpointStore``: the same methods and files, in ``checkpoints/``.
 
-    Files of hive's own store are read too, and hive reads these.  Each is durable when the call
-    returns, and carries a checksum; several processes may use one folder.
+    This store also reads the files of hive's own store, and hive reads this store's files.  Each
+    file is durable when the call returns, and carries a checksum.  Several processes may use one
+    folder.
 
     Args:
         base_path: folder of a session; by default ``$HOME/.hive``.
-        on_corrupt: what loading a damaged checkpoint gives: ``"fallback"``: the newest intact one
-            before it, ``None`` if there is none; ``"raise"``: ``CorruptStoreError``; ``"none"``:
-            ``None``, as with hive, which then starts from the top.
+        on_corrupt: what loading a damaged checkpoint returns or raises.  ``"fallback"``: the
+            newest intact checkpoint before it, or ``None``.  ``"raise"``: ``CorruptStoreError``.
+            ``"none"``: ``None``, as with hive, which then starts from the top.
 
     Raises:
-        ConfigurationError: hive's package ``framework`` is not there, or there is no such
-            ``on_corrupt``.
+        ConfigurationError: hive's package ``framework`` is missing, or ``on_corrupt`` is unknown.
     """
 
     def __init__(
@@ -219,14 +219,14 @@ class HiveCheckpointStore:
     async def save_checkpoint(
         self, checkpoint: Any, *, max_retries: int = 3, backoff_base: float = 0.5
     ) -> None:
-        """Keep a checkpoint as it is now; one of the same id is replaced.
+        """Store the current state of a checkpoint, and replace an older one with the same id.
 
         Args:
-            max_retries: how often it is tried again when the disk fails.
-            backoff_base: seconds before the first of these; doubled each time.
+            max_retries: how many times to retry when the disk fails.
+            backoff_base: seconds before the first retry; doubled for each further retry.
 
         Raises:
-            OSError: the disk failed each time; what was there before is still there.
+            OSError: the disk failed each time; the previous content is still there.
         """
         data = sealed(checkpoint)
         summary = self._schema.CheckpointSummary.from_checkpoint(checkpoint)
@@ -244,7 +244,7 @@ class HiveCheckpointStore:
         """Load a checkpoint, or the latest; return ``None`` if it is missing.
 
         Raises:
-            CorruptStoreError: it is damaged or its file is gone, and ``on_corrupt="raise"``.
+            CorruptStoreError: it is damaged or its file is missing, and ``on_corrupt="raise"``.
         """
         return await asyncio.to_thread(self._load, checkpoint_id)
 
@@ -253,23 +253,24 @@ class HiveCheckpointStore:
     ) -> Literal["verified", "unverified", "damaged"] | None:
         """Return the condition of a checkpoint's file, or ``None`` if it is missing.
 
-        ``"unverified"``: hive wrote it, without a checksum, and it can be read.
+        ``"unverified"`` means that hive wrote the file, without a checksum, and that it is
+        readable.
         """
         return await asyncio.to_thread(self._verify, checkpoint_id)
 
     async def load_index(self) -> Any:
-        """Return hive's ``CheckpointIndex`` of the folder; ``None`` if it holds nothing."""
+        """Return hive's ``CheckpointIndex`` of the folder; ``None`` if the folder is empty."""
         index = await asyncio.to_thread(self._index)
         return index.model_copy(deep=True) if index is not None else None
 
     async def list_checkpoints(
         self, checkpoint_type: str | None = None, is_clean: bool | None = None
     ) -> list[Any]:
-        """Hive's ``CheckpointSummary`` of each checkpoint, the oldest first.
+        """Return hive's ``CheckpointSummary`` of each checkpoint, the oldest first.
 
         Args:
-            checkpoint_type: only those of this type.
-            is_clean: only those that are so.
+            checkpoint_type: return only checkpoints of this type.
+            is_clean: return only checkpoints with this value of ``is_clean``.
         """
         index = await self.load_index()
         return [
@@ -280,11 +281,11 @@ class HiveCheckpointStore:
         ]
 
     async def delete_checkpoint(self, checkpoint_id: str) -> bool:
-        """Delete a checkpoint; whether there was one."""
+        """Delete a checkpoint; return whether it existed."""
         return await asyncio.to_thread(self._delete, [checkpoint_id]) == 1
 
     async def prune_checkpoints(self, max_age_days: int = 7) -> int:
-        """Delete checkpoints that are older; how many there were."""
+        """Delete checkpoints older than ``max_age_days`` days; return how many there were."""
         cutoff = (datetime.now() - timedelta(days=max_age_days)).timestamp()  # noqa: DTZ005
         old = [
             each.checkpoint_id
@@ -294,7 +295,7 @@ class HiveCheckpointStore:
         return await asyncio.to_thread(self._delete, old) if old else 0
 
     async def checkpoint_exists(self, checkpoint_id: str) -> bool:
-        """Return whether there is a file for a checkpoint, damaged or not."""
+        """Return whether a checkpoint has a file, damaged or not."""
         return await asyncio.to_thread(lambda: self._path(checkpoint_id).exists())
 
     # -- one checkpoint --------------------------------------------------------------------------
@@ -330,7 +331,7 @@ class HiveCheckpointStore:
         return self._before(checkpoint_id) if self.on_corrupt == "fallback" else None
 
     def _before(self, checkpoint_id: str) -> Any:
-        """The newest intact checkpoint that is older."""
+        """Return the newest intact checkpoint that is older, or ``None``."""
         listed = self._listed()
         older = listed[: listed.index(checkpoint_id)] if checkpoint_id in listed else listed
         for each in reversed(older):
@@ -361,7 +362,7 @@ class HiveCheckpointStore:
         with self._locked() as names:
             index, gone = self._index(names), set(checkpoint_ids)
             if index is not None and gone & {each.checkpoint_id for each in index.checkpoints}:
-                # Before the files: after a kill in between, the checkpoint still exists, undamaged.
+                # Before the files: after a kill in between, the checkpoints still exist, undamaged.
                 kept = [each for each in index.checkpoints if each.checkpoint_id not in gone]
                 self._write_index(index, kept)
             deleted = 0
@@ -376,7 +377,7 @@ class HiveCheckpointStore:
         ours = self.checkpoints_dir / f"{file_name(checkpoint_id)}.json"
         if ours.stem == checkpoint_id or ours.exists() or "\0" in checkpoint_id:
             return ours
-        hives = self.checkpoints_dir / f"{checkpoint_id}.json"  # hive turns slashes into folders
+        hives = self.checkpoints_dir / f"{checkpoint_id}.json"  # hive makes folders of slashes
         odd = {"", ".", ".."} & set(checkpoint_id.split("/")) or checkpoint_id.casefold() == "index"
         return hives if not odd and is_file(hives) else ours
 
@@ -387,12 +388,12 @@ class HiveCheckpointStore:
         return [each.checkpoint_id for each in index.checkpoints] if index is not None else []
 
     def _index(self, names: frozenset[str] | None = None) -> Any:
-        """Return the index, with what it lacks: a process was killed before it wrote it down.
+        """Return the index, with the checkpoints that a killed process did not add to it.
 
-        Nobody changes what is returned: it is known until the file is another one.
+        Callers must not change the index: it is cached until the file changes.
 
         Args:
-            names: of the files in the folder, if somebody has looked already.
+            names: the names of the files in the folder, if the caller has already listed them.
         """
         stamp = _stamp(self.index_path)
         if stamp is None or stamp != self._known.stamp:
@@ -426,7 +427,7 @@ class HiveCheckpointStore:
         return _KnownIndex(stamp, index, self._files(index))
 
     def _summary(self, path: Path) -> tuple[str, Any] | None:
-        """Session and summary of a file that is not in the index; ``None`` if it is none of it."""
+        """Return session and summary of a file outside of the index; ``None`` if foreign."""
         try:
             checkpoint, _ = read(path, self._schema.Checkpoint)
         except StrangeFileError:
@@ -455,7 +456,7 @@ class HiveCheckpointStore:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[frozenset[str]]:
-        """Keep other processes away, and give the names in the folder."""
+        """Lock out other processes, and yield the names of the files in the folder."""
         make_folder(self.checkpoints_dir)
         with exclusively(str(self.checkpoints_dir / ".lock")):
             names = _names(self.checkpoints_dir)
@@ -469,11 +470,11 @@ _Stamp = tuple[int, int, int]
 
 
 class _KnownIndex(NamedTuple):
-    """The index as it was read or written last.
+    """The index as last read or written.
 
     Args:
-        stamp: of its file then; ``None`` if there was none.
-        files: names of the files of its checkpoints, by id.
+        stamp: of its file at that time; ``None`` if there was no file.
+        files: the file names of its checkpoints, by id.
     """
 
     stamp: _Stamp | None
@@ -509,7 +510,7 @@ def _with(index: Any, summaries: list[Any]) -> Any:
 
 
 def _when(summary: Any, otherwise: float) -> float:
-    """When a checkpoint was made, in seconds; times of hive's are local and do not say so."""
+    """Return when a checkpoint was made, in seconds since 1970; hive writes local times."""
     try:
         return datetime.fromisoformat(summary.created_at).timestamp()
     except (TypeError, ValueError, OverflowError, OSError):

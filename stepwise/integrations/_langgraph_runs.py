@@ -1,13 +1,13 @@
-"""A graph that code of a run invokes: which invocation it is, and where that continues.
+"""Invocations of a graph by code of a run: their ids, and the points where they continue.
 
-The beginning of each invocation is a recorded step, whose answer is the invocation's id; the saver
-puts the id on all that the invocation stores.  When the run resumes and its code invokes the graph
-once more, the journal answers with the same id: so the saver knows what that very invocation has
-stored, and the graph continues there instead of starting over from its input.
+The beginning of each invocation is a recorded step, whose result is the invocation's id.  The saver
+puts the id on everything that the invocation stores.  When the run resumes, its code invokes the
+graph once more, and the journal answers with the same id.  The saver then knows what this very
+invocation has stored.  The graph continues there instead of starting over from its input.
 
 Calls of steps and tools made by nodes are matched by node: each node of a superstep is a branch.
-The names of branches do not depend on ids of checkpoints and tasks, which are new if a kill came
-before the checkpoint was stored.
+The names of branches do not contain ids of checkpoints and tasks, since these are new if a kill
+came before the checkpoint was stored.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from stepwise.integrations._langgraph_threads import Stored, Thread
 from stepwise.integrations._supported import does_not_fit
 
 NULL_TASK = "00000000-0000-0000-0000-000000000000"
-"""LangGraph's task of writes that come with the input: those of a ``Command``."""
+"""LangGraph's task of the writes that come with the input, such as those of a ``Command``."""
 
 _PREFIX = "graph "
 _NONE, _MOST = ("", ""), 1000
 _current: ContextVar[tuple[str, str] | None] = ContextVar("stepwise_graph_invocation", default=None)
 _around: ContextVar[tuple[str, str]] = ContextVar("stepwise_graph_around", default=("", ""))
 _addressed: ContextVar[str] = ContextVar("stepwise_graph_addressed", default="")
-_made: set[str] = set()  # ids that were made up in this process
+_made: set[str] = set()  # ids that this process made
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-_latest: dict[str, tuple[str, str]] = {}  # by thread: LangGraph calls back in contexts of its own
+_latest: dict[str, tuple[str, str]] = {}  # by thread: LangGraph calls back in other contexts
 RUNTIME, TASK = "__pregel_runtime", "__pregel_task_id"  # in the config of a graph's loop, a task
 
 
 def current(config: Mapping[str, Any]) -> str:
-    """Return the id of the invocation that this is part of; empty for none."""
+    """Return the id of the invocation around the caller; empty for none."""
     return _invocation(config)[0]
 
 
 def _invocation(config: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the id of the invocation and the id of its run."""
+    """Return the id of the current invocation, and the id of its run."""
     found = _current.get()
     if found is None:
         found = _latest.get(str(config["configurable"].get("thread_id")), _NONE)
@@ -60,12 +60,12 @@ def _invocation(config: Mapping[str, Any]) -> tuple[str, str]:
 
 
 class Whence(NamedTuple):
-    """Where an invocation continues that a crash cut off.
+    """The point where an invocation continues that a crash cut off.
 
     Args:
         stored: the checkpoint; ``None`` for the newest of the thread.
-        goes_on: the graph continues there; else it gets its input again.
-        invocation: of whom writes count; empty for all.
+        goes_on: whether the graph continues there; otherwise it gets its input again.
+        invocation: the invocation whose writes count; empty for all.
     """
 
     stored: Stored | None
@@ -74,7 +74,7 @@ class Whence(NamedTuple):
 
 
 def _invoked(thread_id: str) -> str:  # noqa: ARG001 -- it distinguishes the calls
-    """Make up the id of an invocation."""
+    """Make the id of an invocation."""
     made = uuid4().hex
     _made.add(made)
     return made
@@ -89,9 +89,9 @@ _astep = Step(_ainvoked, kind="step", name="langgraph")
 
 
 def is_begun(config: Mapping[str, Any]) -> bool:
-    """Return whether a graph's loop asks for its checkpoint, as part of a run.
+    """Return whether a graph's loop requests its checkpoint, as part of a run.
 
-    Everything else that asks belongs to no invocation.
+    Any other caller belongs to no invocation.
     """
     facts = config["configurable"]
     if RUNTIME not in facts:
@@ -103,7 +103,7 @@ def is_begun(config: Mapping[str, Any]) -> bool:
     if facts.get("checkpoint_id"):
         _addressed.set(str(facts["thread_id"]))
     elif "checkpoint_id" in facts and _addressed.get() == str(facts["thread_id"]):
-        _addressed.set("")  # the loop looks whether the checkpoint is the newest one
+        _addressed.set("")  # the loop checks whether the checkpoint is the newest
         return False
     if not is_in_run():
         _current.set(_NONE)
@@ -122,10 +122,10 @@ async def abegin(thread_id: str) -> bool:
 
 
 def check_fits() -> None:
-    """Raise if LangGraph is a version whose invocations cannot be told apart.
+    """Check that LangGraph is a version whose invocations can be distinguished.
 
     Raises:
-        ConfigurationError: says so.
+        ConfigurationError: the version is not supported.
     """
     try:
         from langgraph._internal import _constants as found
@@ -175,11 +175,11 @@ def continued(thread: Thread, config: Mapping[str, Any]) -> Whence:
         )
     ]
     if config["configurable"].get("checkpoint_id"):
-        return Whence(None, goes_on=False, invocation="")  # it replays a branch of its own
+        return Whence(None, goes_on=False, invocation="")  # it replays a separate branch
     if own and not with_input:
         newest = max(own, key=lambda each: each.number)
         return Whence(newest, goes_on=True, invocation=invocation)
-    # A Command is applied anew, where it was: to a later checkpoint it would be another answer.
+    # A Command is applied again at its own checkpoint: later, it would answer another question.
     first = min(
         (thread.checkpoints[each].number for each in bases if each in thread.checkpoints), default=0
     )
@@ -188,7 +188,7 @@ def continued(thread: Thread, config: Mapping[str, Any]) -> Whence:
 
 
 def note_nested(config: Mapping[str, Any]) -> None:
-    """Note that a node invokes a graph: the branches of that graph's nodes are inside its own."""
+    """Note that a node invokes a graph, whose nodes' branches are inside the node's own branch."""
     namespace = config["configurable"].get("checkpoint_ns", "")
     if namespace and current(config):
         _around.set((namespace, _name(config)))
@@ -203,7 +203,7 @@ def _branch(run_id: str) -> str:
 
 
 def _node_config() -> Mapping[str, Any] | None:
-    """Return the config of the node that executes this code; ``None`` outside of any."""
+    """Return the config of the node around the caller; ``None`` outside of any node."""
     from langchain_core.runnables.config import var_child_runnable_config
 
     config: Mapping[str, Any] | None = var_child_runnable_config.get()
@@ -221,7 +221,7 @@ def _name(config: Mapping[str, Any]) -> str:
 
 
 def _parts(path: Any) -> list[str]:
-    """Return the names and numbers of a task's path; ids differ from one attempt to the next."""
+    """Return the names and numbers of a task's path, without ids, which differ between attempts."""
     if isinstance(path, (tuple, list)):
         return [part for each in path for part in _parts(each)]
     if isinstance(path, bool) or not isinstance(path, (str, int)) or _UUID.search(str(path)):

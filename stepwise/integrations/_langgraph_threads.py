@@ -1,17 +1,17 @@
-"""The content of LangGraph threads, each value stored once, and their logs in a store.
+"""The content of LangGraph threads, each value stored once, and the threads' logs in a store.
 
-A record of a thread's log is one ``put`` or ``put_writes``.  Its payload are *blobs*, compressed
+A record of a thread's log is one ``put`` or ``put_writes``.  Its payload holds *blobs*, compressed
 together: serialized values that no earlier record holds.  A list is stored by item, so that a
-checkpoint of a long conversation adds its new messages only; a dictionary by key, if a list is in
-it.  A channel whose version is that of the parent checkpoint is not named at all.
+checkpoint of a long conversation adds only its new messages.  A dictionary with a list in it is
+stored by key.  A channel with the version of the parent checkpoint is left out.
 
-Each thread is one sealed log, shared by processes and threads.  What was read of a thread is kept
-in memory; only newer records are read again.  The lease of a thread is held for one write, so that
-any process may make the next one.
+Each thread is one sealed log, shared by processes and threads.  Memory keeps what was read of a
+thread, so that only newer records are read again.  The lease of a thread is held for one write, so
+that any process may make the next one.
 
-Rejected: a version as the key of a value (versions repeat where a thread forks), a lease that is
-held for a thread (the next request of a server comes to another process), and blobs stored as what
-differs from a recent one (a message that has got its id): compressed, they take no more.
+Rejected: a version as the key of a value (versions repeat where a thread forks).  Rejected: a lease
+held for a whole thread (a server's next request goes to another process).  Rejected: storing a blob
+as its difference from a recent blob (a message that got its id): compressed, blobs take no more.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from stepwise.stores import Store, open_store
 
 
 Blob = tuple[str, bytes]
-"""A serialized value: its type, as the serializer calls it, and its bytes."""
+"""A serialized value: its type, as the serializer names it, and its bytes."""
 
 Raw = Union[Blob, list[Blob], "dict[str, Raw]"]
-"""A serialized value, taken apart: one blob, a list of blobs, or a dictionary of these."""
+"""A disassembled serialized value: one blob, a list of blobs, or a dictionary of these."""
 
-_LEVEL = 1  # of zlib: more takes three times as long, and saves a tenth
-_LARGE = 1 << 20  # bytes of a value: an image, a file, which would take 40 ms a MB for nothing
+_LEVEL = 1  # of zlib: a higher level takes three times as long, and saves a tenth
+_LARGE = 1 << 20  # bytes of an image or a file: compressing it takes 40 ms a MB for nothing
 
 Ref = tuple[int, int]
-"""The place of a blob: number of the record, index in it."""
+"""The place of a blob: the number of the record, and the index in it."""
 
 Place = tuple[str, str]
-"""Namespace and id of a checkpoint."""
+"""The namespace and id of a checkpoint."""
 
 WriteKey = tuple[str, int]
-"""Task and index of a write."""
+"""The task and index of a write."""
 
 
 class Items:
-    """A stored list: the first items of an earlier one, and blobs behind them."""
+    """A stored list: the first items of an earlier list, followed by blobs."""
 
     __slots__ = ("base", "kept", "tail")
 
@@ -104,8 +104,8 @@ class Stored(NamedTuple):
         facts: ``v``, ``ts`` and ``updated_channels`` of LangGraph.
         metadata, rest: places of the metadata, and of other fields of the checkpoint.
         graph_run: LangGraph's ``run_id``.
-        invocation: of the graph inside a run of stepwise, that made it; else empty.
-        damaged: a record that it needs is lost.
+        invocation: the invocation of the graph that made it, inside a run of stepwise; else empty.
+        damaged: whether a record that it needs is lost.
     """
 
     number: int
@@ -124,7 +124,7 @@ class Stored(NamedTuple):
 
 
 class About(NamedTuple):
-    """Facts about a checkpoint that is to be stored; see :class:`Stored`."""
+    """Facts about a checkpoint to store; see :class:`Stored`."""
 
     ns: str
     id: str
@@ -138,11 +138,11 @@ class _CheckpointFacts(NamedTuple):
     """The record of a checkpoint, as far as it differs from its base.
 
     Args:
-        parent: empty if that is the base.
+        parent: empty if the base is the parent.
         base: number of the record of the parent checkpoint; 0 for none.
-        values: new and changed ones.
-        gone: names of those that the base has and this one has not.
-        versions: index of the blob with the versions of channels, and those that nodes have seen.
+        values: new and changed values.
+        gone: names of values that only the base has.
+        versions: index of the blob with the versions of channels, and the versions that nodes saw.
         metadata, rest: indexes of blobs.
     """
 
@@ -168,12 +168,12 @@ class Thread:
     Attributes:
         checkpoints: by namespace and id.
         writes: by the checkpoint that they belong to.
-        lost: numbers of records that cannot be read.
-        gone: how many acknowledged records are missing at its end.
+        lost: numbers of unreadable records.
+        gone: how many acknowledged records are missing at the end.
         last: number of the last record.
         size: bytes of all blobs.
-        tips: the checkpoint with the greatest id and the one stored last, by namespace; they are
-            two where clocks disagree.
+        tips: by namespace, the checkpoint with the greatest id and the checkpoint stored last.
+            The two differ if clocks disagree.
     """
 
     def __init__(self, last: int = 0) -> None:
@@ -186,12 +186,12 @@ class Thread:
         self.tips: dict[str, tuple[str, str]] = {}
         self._blobs: dict[int, list[Blob]] = {}
         self._by_number: dict[int, Stored] = {}
-        self._known: dict[bytes, Ref] | None = None  # places by digest, once something is stored
+        self._known: dict[bytes, Ref] | None = None  # places by digest, once a value is stored
 
     # -- from records ----------------------------------------------------------------------------
 
     def add(self, number: int, header: list[Any] | None, payload: bytes) -> None:
-        """Take a record of the log in; ``None``: it is lost."""
+        """Add a record of the log; a header of ``None`` means that the record is lost."""
         self.last = number
         if header is None:
             self.lost.add(number)
@@ -261,7 +261,7 @@ class Thread:
         return Items(base if kept and isinstance(base, Items) else None, kept, tail)
 
     def _holds(self, values: Mapping[str, Value]) -> bool:
-        """Return whether every record that these values need was read."""
+        """Return whether all records that these values need were read."""
         return not self.lost or all(
             self.has(ref) for value in values.values() for ref in _refs(value)
         )
@@ -279,7 +279,7 @@ class Thread:
         """Return the header and payload of the next record, for a checkpoint.
 
         Args:
-            values: the values of its channels; ``None`` for one that its parent has, too.
+            values: the values of its channels; ``None`` for a value that its parent has, too.
             extra: the serialized metadata and other fields.
         """
         base = self.base_of(about.ns, about.parent)
@@ -314,12 +314,12 @@ class Thread:
         invocation: str,
         writes: Iterable[tuple[int, str, Raw]],
     ) -> tuple[list[Any], bytes] | None:
-        """Return header and payload of the next record, for writes; ``None`` if all are there.
+        """Return header and payload of the next record, for writes; ``None`` if all are stored.
 
         Args:
             place: of the checkpoint.
             task: its id and its path.
-            writes: index, channel and value of each.
+            writes: index, channel and value of each write.
         """
         known: Mapping[WriteKey, StoredWrite] = self.writes.get(place, {})
         new = _NewBlobs(self)
@@ -334,7 +334,7 @@ class Thread:
         return new.record("w", facts)
 
     def base_of(self, ns: str, parent: str) -> Stored | None:
-        """Return the checkpoint that a child of it may build on."""
+        """Return the parent checkpoint as a base for its child; ``None`` if missing or damaged."""
         found = self.checkpoints.get((ns, parent)) if parent else None
         return found if found is not None and not found.damaged else None
 
@@ -349,7 +349,7 @@ class Thread:
     # -- reading ---------------------------------------------------------------------------------
 
     def raw(self, value: Value) -> Raw:
-        """Return a stored value."""
+        """Return a stored value in serialized form."""
         if isinstance(value, Items):
             return [self.blob(ref) for ref in value.refs()]
         if isinstance(value, dict):
@@ -371,7 +371,7 @@ class Thread:
             yield self.checkpoints[key]
 
     def moved_past(self, ns: str, checkpoint_id: str) -> bool:
-        """Return whether a namespace has checkpoints, and its newest is another one."""
+        """Return whether another checkpoint of the namespace is the newest."""
         return checkpoint_id not in self.tips.get(ns, (checkpoint_id,))
 
     def pending(self, stored: Stored) -> list[tuple[WriteKey, StoredWrite]]:
@@ -380,7 +380,7 @@ class Thread:
         return sorted(found.items(), key=lambda item: (item[1].path, *item[0]))
 
     def is_certain(self, stored: Stored) -> bool:
-        """Return whether a checkpoint and all of its writes were read."""
+        """Return whether a checkpoint and all its writes were read."""
         if stored.damaged:
             return False
         if not self.lost and not self.gone:
@@ -402,11 +402,11 @@ class Thread:
     def rewritten(
         self, keep: Collection[Place], into: Thread, *, of_runs: bool = True
     ) -> Iterator[tuple[list[Any], bytes]]:
-        """Yield the records that hold some of the checkpoints and their writes in another thread.
+        """Yield the records that hold the given checkpoints and their writes in another thread.
 
         Args:
-            into: takes them in.
-            of_runs: they still belong to the invocations that made them.
+            into: the other thread, to which the records are added.
+            of_runs: whether they still belong to the invocations that made them.
         """
         todo = list[tuple[int, Stored | tuple[Place, str]]]()
         for place in keep:
@@ -461,25 +461,21 @@ class Thread:
 
 
 class _NewBlobs:
-    """The blobs of the next record."""
-
     def __init__(self, thread: Thread) -> None:
         self._known, self._new = thread.known(), dict[bytes, Ref]()
         self._blobs: list[Blob] = []
 
     def append(self, blob: Blob) -> int:
-        """Add a blob; return its index."""
         self._blobs.append(blob)
         return len(self._blobs) - 1
 
     def record(self, kind: str, facts: Any) -> tuple[list[Any], bytes]:
-        """Return the header and the payload of the record."""
         sizes = [[name, len(data)] for name, data in self._blobs]
         level = 0 if any(len(data) > _LARGE for _, data in self._blobs) else _LEVEL
         return [kind, facts, sizes], zlib.compress(b"".join(e for _, e in self._blobs), level)
 
     def put(self, raw: Raw, base: Value | None) -> list[Any]:
-        """Add what no record holds yet of a value; return how the header names the value."""
+        """Add the unrecorded parts of a value; return the header's reference to the value."""
         if isinstance(raw, dict):
             return ["d", {key: self.put(each, None) for key, each in raw.items()}]
         if isinstance(raw, tuple):
@@ -502,7 +498,7 @@ class _NewBlobs:
 
 
 def _runs(refs: list[Ref]) -> list[list[int]]:
-    """Return places that follow each other as record, first index and count."""
+    """Return consecutive places as record number, first index and count."""
     runs: list[list[int]] = []
     for number, index in refs:
         if runs and runs[-1][0] == number and runs[-1][1] + runs[-1][2] == index:
@@ -530,12 +526,12 @@ def _digest(blob: Blob) -> bytes:
 # -- langgraph store ------------------------------------------------------------------------------
 
 
-_MOST, _MOST_THREADS = 64_000_000, 200  # bytes of values, and threads, that are kept in memory
+_MOST, _MOST_THREADS = 64_000_000, 200  # bytes of values, and threads, to keep in memory
 _MOST_OWN = 10_000
 
 
 class _Known:
-    """A thread as far as it was read here."""
+    """The part of a thread that this process has read."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -556,13 +552,13 @@ class ThreadStore:
     def __init__(self, where: object = None) -> None:
         self._where = where
         self._known: OrderedDict[str, _Known] = OrderedDict()
-        self.own: OrderedDict[Place, str] = OrderedDict()  # checkpoints stored here, the last each
+        self.own: OrderedDict[Place, str] = OrderedDict()  # the newest checkpoints stored here
         self._mutex = threading.Lock()
         self._pid = os.getpid()
 
     def __reduce__(self) -> tuple[type[ThreadStore], tuple[object]]:
         where = public_url(self._where) if isinstance(self._where, str) else self._where
-        return ThreadStore, (where,)  # so that a graph can be a variable of a run
+        return ThreadStore, (where,)  # so that a variable of a run can hold a graph
 
     @cached
     def _host(self) -> HostStore:
@@ -575,12 +571,12 @@ class ThreadStore:
         return self._host.store
 
     def forget(self) -> None:
-        """Let go of what was read."""
+        """Release everything that was read."""
         with self._mutex:
             self._known.clear()
 
     def read(self, thread_id: str) -> Thread:
-        """Return a thread as it is now; it only grows afterwards."""
+        """Return the current content of a thread; later reads only add to it."""
         known, log = self._entry(thread_id), self._log(thread_id)
         with known.lock:
             self._refresh(known, log)
@@ -588,10 +584,10 @@ class ThreadStore:
 
     @contextmanager
     def writing(self, thread_id: str) -> Iterator[Writer]:
-        """Give a writer of a thread, which nobody else writes meanwhile.
+        """Yield the only writer of a thread.
 
         Raises:
-            RunBusyError: another process has been writing to it for a minute.
+            RunBusyError: another process has been writing to the thread for a minute.
         """
         known, log = self._entry(thread_id), self._log(thread_id)
         with known.lock, log.owned() as epoch:
@@ -599,7 +595,7 @@ class ThreadStore:
             try:
                 yield Writer(self, thread_id, known, log, epoch)
             except BaseException:
-                known.forget()  # it is not known whether the last write was done
+                known.forget()  # the last write may or may not be done
                 raise
 
     def thread_ids(self) -> list[str]:
@@ -613,11 +609,11 @@ class ThreadStore:
         return found
 
     def register(self, thread_id: str) -> None:
-        """Note that a thread exists."""
+        """Add a thread to the list of threads."""
         self._index.add(thread_id)
 
     def unregister(self, thread_id: str) -> None:
-        """Note that a thread does not exist any more."""
+        """Remove a thread from the list of threads."""
         self._index.remove(thread_id)
 
     @property
@@ -628,7 +624,7 @@ class ThreadStore:
         return SealedLog(self.store, self._host.seal, f"{THREADS.prefix}{thread_id}")
 
     def _entry(self, thread_id: str) -> _Known:
-        if self._pid != os.getpid():  # a lock may be held by a thread that a fork left behind
+        if self._pid != os.getpid():  # a thread that does not exist after a fork may hold a lock
             self._mutex, self._known, self._pid = threading.Lock(), OrderedDict(), os.getpid()
             self.own = OrderedDict()
         with self._mutex:
@@ -645,7 +641,7 @@ class ThreadStore:
     def _refresh(self, known: _Known, log: SealedLog) -> None:
         found = log.read(known.end) if known.end.at.last else None
         whole = found is None
-        for attempt in range(3):  # another process may have rewritten it in between
+        for attempt in range(3):  # another process may have rewritten the log in between
             if found is None:
                 known.forget()
                 found = log.read(known.end)
@@ -661,7 +657,7 @@ class ThreadStore:
             self._compare(known, log)
 
     def _compare(self, known: _Known, log: SealedLog) -> None:
-        """Note acknowledged records that are gone from the end."""
+        """Note acknowledged records that are missing from the end."""
         while log.missing(known.end):
             found = log.read(known.end)  # unless they were written since
             if found is None or found[1] == known.end:
@@ -676,7 +672,7 @@ class Writer:
     """The right to write to a thread.
 
     Attributes:
-        thread: its content.
+        thread: the content of the thread.
     """
 
     def __init__(
@@ -713,7 +709,7 @@ class Writer:
         return self._owner.own.get((self._thread_id, ns)) == self.thread.tips[ns][1]
 
     def keep(self, places: Iterable[Place]) -> None:
-        """Delete all checkpoints and writes but these."""
+        """Delete all checkpoints and writes except the given ones."""
         known, kept = self._known, set(places)
         if not kept:
             return self.delete()
@@ -724,7 +720,7 @@ class Writer:
         """Replace all records.
 
         Args:
-            into: the content that the records make.
+            into: the content that the new records make.
         """
         known = self._known
         if not known.end.at.last:

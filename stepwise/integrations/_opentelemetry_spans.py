@@ -1,11 +1,11 @@
 """Metrics and spans of runs, for OpenTelemetry.
 
-Metrics are made of the events alone, so they cost nothing between them.  The names that begin with
-``gen_ai`` are those of OpenTelemetry's conventions for generative AI.
+Metrics are made from the events alone, so they cost nothing between events.  Names that begin with
+``gen_ai`` follow OpenTelemetry's conventions for generative AI.
 
-A run's span begins before its first record, which holds its place in the trace.  Where code of the
-run or a body is executed, the hooks of :mod:`stepwise._runtime.tracing` make the span current.
-How things ended is taken from the events.
+The span of a run begins before the run's first record, which holds the span's place in the trace.
+Where code of the run or a step's body is executed, the hooks of :mod:`stepwise._runtime.tracing`
+make the span current.  The events say how runs and steps ended.
 
 Rejected: a span for each first attempt.  It would double the spans of ordinary runs.
 """
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 _SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 _TOKENS = tuple(4**power for power in range(14))
-"""The boundaries of buckets that the conventions recommend."""
+"""The bucket boundaries that the conventions recommend."""
 
 _KINDS = {"input_tokens": "input", "output_tokens": "output"}
-_ASKED = re.compile(r"model='([^']+)'")  # what a request's shown arguments begin with
+_ASKED = re.compile(r"model='([^']+)'")  # the beginning of a request's shown arguments
 
 
 def label_of(workflow: str) -> str:
@@ -54,8 +54,8 @@ def usage_of(name: str, arguments: str, usage: Mapping[str, Any]) -> dict[str, s
 
     Args:
         name: of its step.
-        arguments: as they are shown.
-        usage: what is known of its answer.
+        arguments: in their display form.
+        usage: the known facts about its answer.
     """
     asked = _ASKED.match(arguments)
     names = {
@@ -68,7 +68,7 @@ def usage_of(name: str, arguments: str, usage: Mapping[str, Any]) -> dict[str, s
 
 
 class Metrics:
-    """The instruments, and the listener that feeds them.
+    """The instruments of OpenTelemetry, and the listener that feeds them.
 
     Args:
         meter: of OpenTelemetry.
@@ -112,13 +112,13 @@ class Metrics:
         )
 
     def lost(self, workflow: str, step: str, seconds: float, reason: str) -> None:
-        """Count the work of an attempt that has to be made again."""
+        """Count the work of an attempt that has to be repeated."""
         if seconds > 0:
             names = {"gen_ai.workflow.name": workflow, "stepwise.step.name": step}
             self._lost.add(seconds, {**names, "stepwise.reason": reason})
 
     def on_event(self, event: Event) -> None:
-        """Count what happened."""
+        """Count an event."""
         kind, workflow = event.kind, label_of(event.workflow)
         names = {"gen_ai.workflow.name": workflow}
         if event.name:
@@ -140,7 +140,7 @@ class Metrics:
             self._runs.add(1, {**names, "stepwise.run.status": kind.removeprefix("run_")})
 
     def _save(self, event: Event, names: Mapping[str, str]) -> None:
-        """Count what was not repeated."""
+        """Count the work that was not repeated."""
         if event.duration:
             self._saved.add(event.duration, names)
         for tokens, kind in _tokens_of(event):
@@ -155,7 +155,7 @@ class Metrics:
 
 
 def _tokens_of(event: Event) -> list[tuple[int, str]]:
-    """Return how many tokens a request took, by their type."""
+    """Return the numbers of tokens of a request, by their type."""
     known = ((event.usage.get(name), kind) for name, kind in _KINDS.items())
     return [(tokens, kind) for tokens, kind in known if tokens is not None]
 
@@ -164,7 +164,7 @@ def _tokens_of(event: Event) -> list[tuple[int, str]]:
 
 
 _FIRST = "first"
-"""The key under which an attempt that resumes records the ``traceparent`` of the first attempt."""
+"""The key under which a resuming attempt records the ``traceparent`` of the first attempt."""
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 
@@ -177,13 +177,13 @@ _USAGE = {
 
 
 class _TracedStep:
-    """A step that is being executed.
+    """A step in progress.
 
     Attributes:
         span: of the step.
         attempt: number of the attempt.
-        current: the span of the attempt; that of the step for the first one.
-        began, left: when the attempt's body was entered and left the last time, in ns since 1970.
+        current: the span of the attempt; the first attempt has the span of the step.
+        began, left: when the attempt's body was last entered and left, in ns since 1970.
     """
 
     def __init__(self, span: Span, name: str, *, effect: bool) -> None:
@@ -195,17 +195,17 @@ class _TracedStep:
 
     @property
     def seconds(self) -> float:
-        """Return how long the attempt has taken."""
+        """The seconds that the attempt has taken."""
         return (self.left - self.began) / 1e9
 
     def end_attempt(self) -> None:
-        """End the span of a retry, where its body was left."""
+        """End the span of a retry at the time when its body was left."""
         if self.current is not self.span:
             self.current.end(max(self.left, self.began))
 
 
 class _TracedRun:
-    """A run that is being executed, and the steps in progress in it, by number."""
+    """A run in progress, with its steps in progress, by number."""
 
     def __init__(self, span: Span, label: str) -> None:
         self.span = span
@@ -213,7 +213,7 @@ class _TracedRun:
         self.steps: dict[int, _TracedStep] = {}
         self.doubts: set[int] = set()
         self.lost: dict[int, float] = {}
-        self.over = False  # an event has said how the attempt ended
+        self.over = False  # whether an event has reported the end of the attempt
 
 
 class Spans:
@@ -221,8 +221,8 @@ class Spans:
 
     Args:
         tracer: of OpenTelemetry.
-        metrics: are given the seconds that failed attempts took.
-        content: arguments and results are shown, as shortened and masked texts.
+        metrics: receives the seconds of failed attempts.
+        content: whether to show arguments and results, as shortened and masked texts.
     """
 
     def __init__(self, tracer: trace.Tracer, metrics: Metrics, *, content: bool) -> None:
@@ -234,7 +234,7 @@ class Spans:
     # -- runs ------------------------------------------------------------------------------------
 
     def begin(self, run: Any, previous: Mapping[str, str], scope: Any) -> Mapping[str, str]:
-        """Begin the span of a run; one that resumes continues the trace of its first attempt."""
+        """Begin the span of a run; a resuming run continues the trace of its first attempt."""
         parent, links = self._around(scope), list[Link]()
         earlier = _place(previous.get("traceparent", ""), previous.get("tracestate", ""))
         if earlier is not None:
@@ -259,7 +259,7 @@ class Spans:
         )
         place: dict[str, str] = {}
         _PROPAGATOR.inject(place, trace.set_span_in_context(span, Context()))
-        if not place:  # there is no SDK, so nothing is to be done for the run's steps
+        if not place:  # there is no SDK, so the run's steps need no spans
             return previous
         self._runs[run.run_id] = _TracedRun(span, run.label)
         if earlier is not None:
@@ -274,7 +274,7 @@ class Spans:
         return partial(_detach, otel_context.attach(trace.set_span_in_context(run.span)))
 
     def end(self, run_id: str) -> None:
-        """End the span of a run, and those of the steps that it left unfinished."""
+        """End the span of a run, and the spans of its unfinished steps."""
         run = self._runs.pop(run_id, None)
         if run is None:
             return
@@ -290,7 +290,7 @@ class Spans:
         run.span.end()
 
     def end_all(self) -> None:
-        """End everything, since nothing is traced any more."""
+        """End all spans, since tracing has stopped."""
         for run_id, run in list(self._runs.items()):
             run.over = True
             self.end(run_id)
@@ -298,10 +298,10 @@ class Spans:
     # -- steps -----------------------------------------------------------------------------------
 
     def enter_attempt(self, attempt: Any) -> Callable[[BaseException | None], object]:
-        """Make the span of a step current, or that of its retry; begin it, if it is new."""
+        """Make the span of a step or of its retry current; begin the span if it is new."""
         scope = attempt.scope
         run, call = self._runs.get(scope.run.run_id), scope.call
-        if run is None or call.child:  # a child run has a span of its own
+        if run is None or call.child:  # a child run has its own span
             return _nothing
         step = run.steps.get(call.number)
         if step is None:
@@ -356,10 +356,11 @@ class Spans:
         step.began = time.time_ns()
 
     def _around(self, scope: Any, numbers: Iterable[int] | None = None) -> Context:
-        """Return the context below which something begins that is called in a scope.
+        """Return the context for a span that begins in a scope.
 
-        It is the current one, if that belongs to the run: spans of the user's own may lie between.
-        A thread without it gets that of the step that it works for.
+        The context is the current one if that belongs to the run, since the user's own spans may
+        lie between.  A thread without such a context gets the context of the step that it works
+        for.
         """
         here = otel_context.get_current()
         run = self._runs.get(scope.run.run_id) if scope is not None else None
@@ -376,7 +377,7 @@ class Spans:
     # -- events ----------------------------------------------------------------------------------
 
     def on_event(self, event: Event) -> None:
-        """Mark on the spans what happened."""
+        """Mark an event on the spans."""
         run = self._runs.get(event.run_id)
         if run is None:
             return
@@ -457,18 +458,18 @@ class Spans:
 
 _ARGUMENTS = {True: "gen_ai.tool.call.arguments", False: "stepwise.arguments"}
 _RESULT = {True: "gen_ai.tool.call.result", False: "stepwise.result"}
-"""Where arguments and results are shown, by whether it is a tool's."""
+"""The attributes of arguments and results, by whether the step is a tool."""
 
 
 def _place(traceparent: str, tracestate: str) -> SpanContext | None:
-    """Return the span context that was recorded, or ``None``."""
+    """Return the recorded span context, or ``None``."""
     found = _PROPAGATOR.extract({"traceparent": traceparent, "tracestate": tracestate}, Context())
     place = trace.get_current_span(found).get_span_context()
     return place if place.is_valid else None
 
 
 def _request_facts(event: Event) -> dict[str, Any]:
-    """Return the attributes of a request to a model that has an answer; nothing for others."""
+    """Return the attributes of an answered model request; empty for other events."""
     if not event.usage:
         return {}
     return {**usage_of(event.name, event.arguments, event.usage), **_counts(event)}
@@ -480,19 +481,19 @@ def _counts(event: Event) -> dict[str, Any]:
 
 
 def _request_name(facts: Mapping[str, Any]) -> str:
-    """Return the name of a span: ``chat gpt-4o``."""
+    """Return the name of a model request's span, such as ``chat gpt-4o``."""
     model = facts.get("gen_ai.request.model") or facts.get("gen_ai.response.model", "")
     return f"{facts['gen_ai.operation.name']} {model}".strip()
 
 
 def _error_type(detail: str) -> str:
-    """Return the class of an exception that is shown as ``ValueError('no')``."""
+    """Return the class of an exception from its text, such as ``ValueError('no')``."""
     name = detail.partition("(")[0]
     return name if name.isidentifier() else "_OTHER"
 
 
 def _nothing(_: BaseException | None) -> None:
-    """Leave what was not entered."""
+    """Do nothing, for a span that was not entered."""
 
 
 def _detach(token: Any, _: BaseException | None) -> None:
@@ -502,7 +503,7 @@ def _detach(token: Any, _: BaseException | None) -> None:
 def _left(
     token: Any, step: _TracedStep, span: Span, scope: Any, error: BaseException | None
 ) -> None:
-    """Leave the body of a step, whose exception is recorded with secrets masked."""
+    """Leave the body of a step; record its exception with secrets masked."""
     otel_context.detach(token)
     step.left = time.time_ns()
     if error is None or not span.is_recording():

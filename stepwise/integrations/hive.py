@@ -1,14 +1,15 @@
-"""For users of aden-hive/hive: its graph executor, recorded, and its checkpoint store, durable.
+"""For users of aden-hive/hive: a recorded graph executor, and a durable checkpoint store.
 
-:func:`executor_class` gives a subclass of hive's ``GraphExecutor``, which is ``Orchestrator`` since
-v0.10.  It records each visit of a node, and each result of a tool when it returns: killed and
-called again, it repeats neither.  :class:`HiveCheckpointStore` takes the place of hive's
-``CheckpointStore``.  hive's package ``framework`` is imported when one of them is asked for.
+:func:`executor_class` returns a subclass of hive's ``GraphExecutor``, called ``Orchestrator`` since
+v0.10.  The subclass records each visit of a node, and each result of a tool when it returns.  After
+a kill, another call repeats neither.  :class:`HiveCheckpointStore` replaces hive's
+``CheckpointStore``.  hive's package ``framework`` is imported when either is first used.
 
-The session state of a result that failed or paused gets a key of ours: the run, how many visits
-had succeeded, and a digest of each value of its memory.  A call that brings it back executes the
-graph from its beginning, with the first input: what is done is answered.  What was changed in the
-memory is kept in the run, and written where it had stopped, now and in every later process.
+The session state of a failed or paused result gets one more key.  The key holds the run, the number
+of visits that had succeeded, and a digest of each value of the run's memory.  A call with that
+session state executes the graph from its beginning, with the first input, and the journal answers
+everything that is done.  Changes to the memory are stored in the run.  They are written at the
+place where the run had stopped, now and in every later process.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ class Continued:
     """A run that a session state continues.
 
     Args:
-        input_data, session_state: those of its first call.
-        visits: how many had succeeded when it stopped.
-        changed: what has another value in the memory since, by key.
+        input_data, session_state: the arguments of the run's first call.
+        visits: how many visits had succeeded when the run stopped.
+        changed: the values of the memory that have changed since, by key.
     """
 
     run_id: str
@@ -72,11 +73,11 @@ class Continued:
 
 
 def session_of(store: Store, given: Any, input_data: Any) -> Continued | None:
-    """Return the run that a session state continues; ``None`` if it is the beginning of one.
+    """Return the run that a session state continues; ``None`` if it begins a new run.
 
     Raises:
-        ConfigurationError: the store does not hold the run, or not how it began.
-        CorruptStoreError: how it began does not verify.
+        ConfigurationError: the store does not hold the run, or its beginning.
+        CorruptStoreError: the record of the run's beginning does not verify.
     """
     noted = given.get(_KEY) if isinstance(given, Mapping) else None
     if not noted:
@@ -102,12 +103,12 @@ def session_of(store: Store, given: Any, input_data: Any) -> Continued | None:
 
 
 def _memory_of(state: Mapping[str, Any]) -> Any:
-    """Return the memory in a session state, which is called its data buffer since v0.9."""
+    """Return the memory in a session state, which hive calls data buffer since v0.9."""
     return state.get("data_buffer", state.get("memory"))
 
 
 def _changed(values: Any, prints: Mapping[str, str]) -> dict[str, Any]:
-    """Return what has another value; what has no digest counts as it was."""
+    """Return the changed values; a value without a digest counts as unchanged."""
     if not isinstance(values, Mapping):
         return {}
     return {
@@ -127,7 +128,7 @@ def _read(store: Store, run_id: str, name: str) -> Any:
     """Return an object stored beside the records of a run, or ``None`` if it is missing.
 
     Raises:
-        CorruptStoreError: it does not verify.
+        CorruptStoreError: the object does not verify.
     """
     try:
         header, payload = HostStore(store).get(run_id, name)
@@ -163,8 +164,8 @@ class Session:
         """Store the changes since the run stopped, together with earlier changes.
 
         Raises:
-            CorruptStoreError: what was changed before does not verify.
-            NotRecordableError: what was changed cannot be kept.
+            CorruptStoreError: the earlier changes do not verify.
+            NotRecordableError: the new changes cannot be stored.
         """
         run, going_on = self._run, self._going_on
         self._pending = _read(run.call.store, run.run_id, _CHANGED) or {}
@@ -182,7 +183,7 @@ class Session:
         self._run.put(name, {"form": encoded.form}, encoded.data, durable=durable)
 
     def changes(self, visits: int) -> Iterator[tuple[str, Any]]:
-        """Apply the changes that were made when so many visits, or fewer, had succeeded."""
+        """Yield once the changes that were made when at most this many visits had succeeded."""
         for each in sorted(self._pending):
             if each <= visits:
                 yield from self._pending.pop(each).items()
@@ -202,7 +203,7 @@ class Session:
 
 
 class UnfinishedError(Exception):
-    """hive reports that the execution failed: the run is not completed, and can resume."""
+    """A failed execution of hive: the run is not completed, and can resume."""
 
     def __init__(self, result: Any, why: str = "") -> None:
         super().__init__(why or str(result.error))
@@ -224,9 +225,10 @@ class RecordedNode(wrapt.ObjectProxy):  # type: ignore[misc, unused-ignore]
 
 
 def record_workers(workers: Any) -> None:
-    """Have the worker agents of hive v0.9 and later record their visits, inside an execution.
+    """Make the worker agents of hive v0.9 and later record their visits, inside an execution.
 
-    hive waits for the report of a worker, so what stops the run ends the worker as a failure.
+    hive waits for the report of a worker, so an exception that stops the run ends the worker as a
+    failure.
     """
     plain = workers._execute_with_retries
     if getattr(plain, "records", False):
@@ -234,9 +236,9 @@ def record_workers(workers: Any) -> None:
 
     async def execute_with_retries(worker: Any, node: Any, ctx: Any) -> Any:
         execution = _execution.get()
-        if execution is None or _visit.get() is not None:  # a graph inside a node is part of it
+        if execution is None or _visit.get() is not None:  # an inner graph is part of its node
             return await plain(worker, node, ctx)
-        if execution.is_over:  # at its limit of steps, hive leaves agents that it has started
+        if execution.is_over:  # at its limit of steps, hive leaves started agents running
             raise UnfinishedError(None, "the execution has ended")
         if execution.change(worker._gc.buffer):
             ctx = worker._build_node_context()
@@ -252,7 +254,7 @@ def record_workers(workers: Any) -> None:
 
 
 class RecordedValidator(wrapt.ObjectProxy):  # type: ignore[misc, unused-ignore]
-    """Hive's validator: a node whose output it rejects is visited again, as if it had failed."""
+    """Hive's validator: a node with a rejected output is visited again, as if it had failed."""
 
     def validate_all(self, output: Any, *args: Any, **kwargs: Any) -> Any:
         validation = self.__wrapped__.validate_all(output, *args, **kwargs)
@@ -263,7 +265,7 @@ class RecordedValidator(wrapt.ObjectProxy):  # type: ignore[misc, unused-ignore]
 
 
 class _NodeMemory(wrapt.ObjectProxy):  # type: ignore[misc, unused-ignore]
-    """The memory of a node: its writes are noted, to be repeated on resume."""
+    """The memory of a node, which notes writes, to repeat them on resume."""
 
     def __init__(self, memory: Any) -> None:
         super().__init__(memory)
@@ -282,7 +284,7 @@ class _NodeVisit:
     """One attempt at a node.
 
     Attributes:
-        held_as: the name of the memory in its context, which is a buffer since v0.9.
+        held_as: the name of the memory in the context: ``buffer`` since v0.9.
     """
 
     def __init__(self, node: Any, ctx: Any, key: str) -> None:
@@ -294,7 +296,7 @@ class _NodeVisit:
 
 
 def structure(graph: Any) -> str:
-    """Return the digest of what leads where; prompts and the like are not part of it."""
+    """Return the digest of the graph's structure, without prompts and the like."""
 
     def facts(spec: Any, names: str) -> list[str]:
         return [str(getattr(spec, name, "")) for name in names.split()]
@@ -312,7 +314,7 @@ class HiveExecution:
 
     Attributes:
         done: how many visits have succeeded.
-        is_over: hive has returned its result.
+        is_over: whether hive has returned its result.
     """
 
     def __init__(
@@ -332,7 +334,7 @@ class HiveExecution:
         self._ended: dict[str, tuple[Any, int, bool]] = {}  # output, call, executed here; by node
 
     async def execute(self) -> Any:
-        """Run hive's loop from its entry; nodes that are done are answered."""
+        """Run hive's loop from its entry; the journal answers completed nodes."""
         run = self._run
         if run.is_new:
             self._session.begin()
@@ -362,17 +364,17 @@ class HiveExecution:
         return result
 
     def _cut_short(self, result: Any) -> bool:
-        """Return whether hive may have stopped for its steps alone, which it calls a success."""
+        """Return whether the step limit may have cut the graph short, a success for hive."""
         most = getattr(self._graph, "max_steps", None)
         if most is None or result.paused_at or result.steps_executed < most:
             return False
         return result.path[-1:] != [] and result.path[-1] not in self._graph.terminal_nodes
 
     def change(self, memory: Any) -> bool:
-        """Write to hive's memory what a session state changed, where the run had stopped.
+        """Write the changes of a session state to hive's memory, where the run had stopped.
 
         Returns:
-            whether there was something to write.
+            whether there was a change.
         """
         changes = list(self._session.changes(self.done))
         for key, value in changes:
@@ -380,9 +382,10 @@ class HiveExecution:
         return bool(changes)
 
     async def take_turn(self) -> None:
-        """Wait until the worker agent that ended before has reported: one reports at a time.
+        """Wait until the previous worker agent has reported: only one reports at a time.
 
-        hive's event bus takes two that end together, as answered ones do, for the end of the graph.
+        hive's event bus takes two agents that end together, like answered ones, for the end of the
+        graph.
         """
         before, self._ended_last = self._ended_last, asyncio.current_task()
         if before is not None and before is not self._ended_last:
@@ -390,7 +393,7 @@ class HiveExecution:
 
     @contextlib.contextmanager
     def noting_stops(self) -> Iterator[None]:
-        """Remember what stops the run: hive makes an error result of any exception."""
+        """Remember the exception that stops the run, since hive makes an error result of it."""
         try:
             yield
         except RunStopped as error:
@@ -398,7 +401,7 @@ class HiveExecution:
             raise
 
     async def visit(self, node: Any, spec: Any, ctx: Any) -> Any:
-        """One attempt at a node: recorded if it succeeds."""
+        """Make an attempt at a node; record it if it succeeds."""
         if not host.is_in_run():
             return await node.execute(ctx)
         visit = self._visits[spec.id] + 1
@@ -407,7 +410,7 @@ class HiveExecution:
         place = (at.key, self._attempts[spec.id])
         self._open[place] = at
         step = self._steps.get(spec.id)
-        if step is None:  # the number of the attempt does not matter: the successful one counts
+        if step is None:  # the number of the attempt is ignored: only the successful one counts
             step = Step(self._visited, kind="step", name=spec.id, ignore=("attempt",))
             self._steps[spec.id] = step
         try:
@@ -416,7 +419,7 @@ class HiveExecution:
         except RunStopped:
             raise
         except Exception as error:
-            if at.number:  # the resuming process repeats the attempt
+            if at.number:  # a resuming process repeats the attempt
                 self._run.retry_calls(at.number)
             if isinstance(error, _Failed):
                 return error.result
@@ -436,14 +439,14 @@ class HiveExecution:
         return result
 
     def rejected(self, output: Any) -> None:
-        """Note that hive rejected a node's result: the visit has not succeeded."""
+        """Note that hive rejected a node's result, so that the visit has not succeeded."""
         for node, (held, call, executed) in list(self._ended.items()):
             if held is output:
                 del self._ended[node]
                 self._visits[node] -= 1
                 self.done -= 1
                 self._run.retry_calls(call)
-                if not executed:  # but by an earlier process
+                if not executed:  # here, but by an earlier process
                     self._run.give_back(inside=call)
 
     async def _visited(self, visit: str, attempt: int) -> Any:
@@ -455,7 +458,7 @@ class HiveExecution:
         try:
             result = await at.node.execute(at.ctx)
         except Exception as error:
-            await self._run.retry_attempt(error)  # what its tools have done is done
+            await self._run.retry_attempt(error)  # the completed tools answer the next attempt
             raise
         finally:
             setattr(at.ctx, at.held_as, memory)
@@ -470,7 +473,7 @@ class HiveExecution:
 
 
 class _Failed(Exception):  # noqa: N818
-    """A node reported a failure: only the results of its tools are kept."""
+    """A failure reported by a node: only the results of its tools are kept."""
 
     def __init__(self, result: Any) -> None:
         super().__init__(str(result.error))
@@ -481,7 +484,7 @@ class _Failed(Exception):  # noqa: N818
 
 
 class _Use:
-    """A caller of a tool; not a function, whose captured variables would be part of the call."""
+    """A caller of a tool; a function's captured variables would be part of the call's identity."""
 
     def __init__(self, executor: Any, tool_use: Any) -> None:
         self._executor, self._tool_use = executor, tool_use
@@ -501,7 +504,7 @@ class _Use:
 
 
 def recorded_tools(executor: Any) -> Any:
-    """Hive's ``tool_executor``, recorded by visit, tool and input: the ids are the LLM's whim."""
+    """Record hive's ``tool_executor`` by visit, tool and input; the LLM makes up the ids."""
 
     def call(tool_use: Any) -> tuple[Any, tuple[str, str], Step]:
         execution, at = _execution.get(), _visit.get()
@@ -521,7 +524,7 @@ def recorded_tools(executor: Any) -> Any:
         )
         return execution, (same, f"{at.key}, {count}"), step
 
-    @functools.wraps(executor)  # hive also asks it for functions of its own: kill_for_tool
+    @functools.wraps(executor)  # hive also looks for attributes of it: kill_for_tool
     def recorded(tool_use: Any) -> Any:
         execution, key, step = call(tool_use)
         if execution is None:
@@ -554,7 +557,7 @@ def _answered(value: Any, tool_use: Any) -> Any:
 
 
 async def _saved() -> None:
-    """Wait for the checkpoints that hive saves beside its loop: the run's tasks end with it."""
+    """Wait for the checkpoints that hive saves in other tasks, which end with the run."""
     saving = [
         task
         for task in asyncio.all_tasks()
@@ -565,7 +568,7 @@ async def _saved() -> None:
 
 
 def current_execution() -> HiveExecution | None:
-    """Return the execution around the caller, if there is one."""
+    """Return the execution around the caller, or ``None``."""
     return _execution.get()
 
 
@@ -578,25 +581,25 @@ _visit: ContextVar[_NodeVisit | None] = ContextVar("stepwise_hive_visit", defaul
 
 __all__ = ["HiveCheckpointStore", "executor_class"]
 
-CheckpointStore = HiveCheckpointStore  # hive's name, for programs that take it from here
+CheckpointStore = HiveCheckpointStore  # hive's name, for programs that import it from here
 
 
 @functools.cache
 def executor_class() -> Any:
-    """Return hive's class that executes graphs, recorded.
+    """Return hive's class that executes graphs, with recording.
 
-    It is a subclass of hive's ``GraphExecutor``, or of its ``Orchestrator`` since v0.10, and takes
-    the same arguments, and these by name:
+    The class is a subclass of hive's ``GraphExecutor``, or of ``Orchestrator`` since v0.10.  It
+    takes hive's arguments, and the following by name:
 
     - ``store``: a URL, a path or a store; by default the configured one, ``~/.stepwise``.
-    - ``run_id``: by default made of the graph, the goal, the input and the session state.  hive
-      itself has an argument of that name since v0.9, and gets the same.
-    - ``side_effects``: whether repeating a tool would double something outside, so that a process
-      that dies inside it leaves it in doubt.
+    - ``run_id``: by default derived from the graph, the goal, the input and the session state.
+      Since v0.9, hive itself has such an argument, and gets the same value.
+    - ``side_effects``: whether repeating a tool would double an effect outside.  If a process dies
+      inside such a tool, the tool is in doubt.
 
     Raises:
-        ConfigurationError: hive's package ``framework`` is not there, or of a version whose
-            executor cannot be recorded.
+        ConfigurationError: hive's package ``framework`` is missing, or its version has an executor
+            that cannot be recorded.
     """
     if has_hive_module("orchestrator"):  # since v0.10
         base = hive_module("orchestrator.orchestrator").Orchestrator
@@ -613,7 +616,7 @@ def executor_class() -> Any:
 
 
 class _RecordingMixin:
-    """The mixin that precedes hive's own class."""
+    """The recording methods, which override hive's own."""
 
     def __init__(
         self,
@@ -648,14 +651,14 @@ class _RecordingMixin:
         """Execute a graph, or resume where a process was killed or an execution stopped.
 
         Args:
-            session_state: that of a result that failed or was paused by ``request_pause()``
-                continues its run: what is done is answered, and what was changed in its
-                ``"memory"``, or in ``input_data``, is in the memory from there on.
+            session_state: the state of a result that failed, or that ``request_pause()`` paused,
+                continues its run.  The journal answers everything that is done.  Changes of its
+                ``"memory"``, or of ``input_data``, are in the memory from there on.
 
         Raises:
             StepInDoubtError: a tool may or may not have happened.
             RunBusyError: the run is being executed.
-            ConfigurationError: the store does not hold the run that the session state names.
+            ConfigurationError: the store does not hold the run of the session state.
         """
         store = open_store(self._recorded_in if self._recorded_in is not None else settings.store())
         this: Any = self
@@ -696,7 +699,7 @@ class _RecordingMixin:
         session_state: Any,
         going_on: Continued | None,
     ) -> tuple[Recall | HostedRun, str]:
-        """Take over the run of a call; return it, and the id derived from the call."""
+        """Open the run of a call; return it, and the id derived from the call."""
         # A goal holds the time when it was made, so only its id and text count.
         told = (goal.id, getattr(goal, "description", ""), input_data, session_state)
         digest, name = _digest.digest(told), f"hive:{graph.id}"

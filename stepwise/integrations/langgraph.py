@@ -4,9 +4,9 @@
 
     graph = builder.compile(checkpointer=StepwiseSaver())
 
-Everything is sealed and verified before it is deserialized, and stored once: a checkpoint of a long
-conversation adds its new messages.  A graph that a ``@workflow`` invokes continues, after a kill,
-at its last checkpoint, and the steps and tools that its nodes call are answered by the journal.
+All data is sealed, verified before it is deserialized, and stored once: a checkpoint of a long
+conversation adds only its new messages.  A graph that a ``@workflow`` invokes continues at its last
+checkpoint after a kill.  The journal then answers the steps and tools that its nodes call.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ __all__ = ["StepwiseSaver"]
 
 Config = Mapping[str, Any]
 T = TypeVar("T")
-_Tuples = builtins.list  # the class below has a method called list
+_Tuples = builtins.list  # the class below has a method named list
 _FACTS = ("v", "ts", "updated_channels")
 _BRANCHES = "__stepwise_branches_at"  # in the config of a graph's loop: an older checkpoint
 _read_newest: ContextVar[tuple[str, str, str] | None] = ContextVar(
@@ -79,7 +79,7 @@ _KNOWN = {*_FACTS, "id", "channel_values", "channel_versions", "versions_seen"}
 
 
 def _in_thread(method: Callable[..., T]) -> Callable[..., Awaitable[T]]:
-    """Return the async form of a method of the saver: it calls that, also if a subclass has it."""
+    """Return the async form of a saver's method, which also calls an override in a subclass."""
     name = method.__name__
 
     @functools.wraps(method)
@@ -98,20 +98,20 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
     durable when its method returns.  The async methods work in threads.
 
     Args:
-        store: a URL (``"disk:/path"``, ``"memory:"``), a path or a store
-            object; by default the configured store.
+        store: a URL (``"disk:/path"``, ``"memory:"``), a path or a store object; by default the
+            configured store.
         serde: LangGraph's serializer; by default ``JsonPlusSerializer``.
-        on_corrupt: what happens where the newest checkpoint, or a record that it needs, is damaged
-            or lost: ``"raise"``: ``CorruptStoreError``; ``"fallback"``: the newest intact
+        on_corrupt: what happens if the newest checkpoint, or a record that it needs, is damaged or
+            lost.  ``"raise"``: ``CorruptStoreError``.  ``"fallback"``: use the newest intact
             checkpoint before it, with a notice.
-        on_stale: what a writer meets whose checkpoint is no longer the newest, since another one
-            has continued the thread: ``"raise"``: ``ThreadMovedOnError``; ``"branch"``: nothing,
-            and what it writes becomes the newest.  A graph that is invoked or updated with the
+        on_stale: what happens to a writer whose checkpoint is no longer the newest, since another
+            writer has continued the thread.  ``"raise"``: ``ThreadMovedOnError``.  ``"branch"``:
+            accept the write as the newest checkpoint.  A graph that is invoked or updated with the
             ``checkpoint_id`` of an older checkpoint branches there either way.
 
     Raises:
-        ConfigurationError: LangGraph is missing, too old, or a version that does not fit; there is
-            no such ``on_corrupt`` or ``on_stale``; or ``trust="data"`` is set, and ``serde`` is
+        ConfigurationError: LangGraph is missing, too old, or of an unsupported version;
+            ``on_corrupt`` or ``on_stale`` is unknown; or ``trust="data"`` is set, and ``serde`` is
             LangGraph's own.
     """
 
@@ -147,16 +147,16 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         self.close()
 
     def close(self) -> None:
-        """Let go of what was read; the store stays open for others that use it."""
+        """Release everything that was read; the store stays open for other users."""
         self._threads.forget()
 
     # -- reading ---------------------------------------------------------------------------------
 
     def get_tuple(self, config: Config) -> Any:
-        """Return a checkpoint with its writes: that of the config's id, else the newest.
+        """Return the config's checkpoint, otherwise the newest, with its writes.
 
         Returns:
-            LangGraph's ``CheckpointTuple``, or ``None`` if there is none.
+            LangGraph's ``CheckpointTuple``, or ``None`` if the checkpoint is missing.
 
         Raises:
             CorruptStoreError: the checkpoint, or a record that it needs, is damaged or lost.
@@ -180,13 +180,13 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         before: Config | None = None,
         limit: int | None = None,
     ) -> Iterator[Any]:
-        """Yield checkpoints with their writes, the newest first.  Damaged ones are left out.
+        """Yield checkpoints with their writes, the newest first; skip damaged checkpoints.
 
         Args:
-            config: only those of its thread, namespace and checkpoint id, where it has these.
-            filter: only those whose metadata has these values.
-            before: only those with a smaller id than that of this config.
-            limit: how many at most.
+            config: restrict the list to its thread, namespace and checkpoint id, if it has these.
+            filter: restrict the list to checkpoints whose metadata has these values.
+            before: restrict the list to checkpoints with a smaller id than this config's.
+            limit: the maximum number of checkpoints.
         """
         facts = config["configurable"] if config else {}
         only, ns = facts.get("checkpoint_id"), facts.get("checkpoint_ns")
@@ -228,10 +228,10 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
     def get_delta_channel_history(
         self, *, config: Config, channels: Sequence[str]
     ) -> Mapping[str, Any]:
-        """Return the writes of channels since their last stored value, oldest first, and that.
+        """Return channels' last stored values, and the writes since then, oldest first.
 
         Args:
-            config: names the checkpoint; its own writes do not count.
+            config: names the checkpoint, whose own writes are left out.
             channels: names of channels.
         """
         if not channels:
@@ -277,7 +277,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
 
         Raises:
             RunBusyError: another process has been writing to the thread for a minute.
-            ThreadMovedOnError: the parent is not the newest checkpoint any more.
+            ThreadMovedOnError: the parent is no longer the newest checkpoint.
         """
         thread_id, facts = _thread_of(config), config["configurable"]
         ns, parent = facts.get("checkpoint_ns") or "", facts.get("checkpoint_id") or ""
@@ -318,7 +318,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         task_id: str,
         task_path: str = "",
     ) -> None:
-        """Store what a task of a checkpoint wrote; what is stored of it already stays.
+        """Store the writes of a task for a checkpoint; writes that are already stored stay.
 
         Args:
             config: names the checkpoint, which need not be stored yet.
@@ -348,7 +348,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
                 writer.append(record)
 
     def get_next_version(self, current: Any, channel: Any = None) -> Any:
-        """Return the version that follows one: whole numbers from 1."""
+        """Return the version that follows a version: whole numbers from 1."""
         if isinstance(current, str):  # of a thread that another saver began
             return f"{int(current.partition('.')[0]) + 1:032}.{0:016}"
         return 1 if current is None else current + 1
@@ -361,7 +361,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
             writer.delete()
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Delete the checkpoints, with their writes, that runs of LangGraph have made.
+        """Delete the checkpoints, with their writes, that the given runs of LangGraph have made.
 
         A checkpoint that a remaining one needs for its delta channels stays, with a notice.
 
@@ -380,7 +380,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
                 self._keep(thread_id, lambda each: each.graph_run not in unwanted, told=True)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copy all checkpoints and writes of a thread to another one, whose own ones stay.
+        """Copy all checkpoints and writes of a thread to another thread, which keeps its own.
 
         Raises:
             CorruptStoreError: a record of the thread is damaged or lost, and ``on_corrupt`` is
@@ -399,14 +399,14 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
             writer.replace(own + copied, into)
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Delete checkpoints that are not needed, and give back their space.
+        """Delete checkpoints that are no longer needed, and free their space.
 
         Args:
-            strategy: ``"keep_latest"``: the newest checkpoint of each namespace stays, and those
-                before it that its delta channels need; ``"delete"``: none stays.
+            strategy: ``"keep_latest"``: keep the newest checkpoint of each namespace, and the
+                earlier checkpoints that its delta channels need; ``"delete"``: keep none.
 
         Raises:
-            ConfigurationError: there is no such strategy.
+            ConfigurationError: the strategy is unknown.
             CorruptStoreError: a record of a thread is damaged or lost, and ``on_corrupt`` is
                 ``"raise"``.
         """
@@ -429,10 +429,10 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
     def _keep(
         self, thread_id: str, wanted: Callable[[Stored], bool], *, told: bool = False
     ) -> None:
-        """Delete the checkpoints that are not wanted, nor needed by those that are.
+        """Delete all checkpoints that are neither wanted nor needed by a wanted checkpoint.
 
         Args:
-            wanted: is asked for each intact checkpoint, the newest first.
+            wanted: called for each intact checkpoint, the newest first.
         """
         with self._threads.writing(thread_id) as writer:
             thread = writer.thread
@@ -445,7 +445,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
                     f"{self._named(thread_id)}: {len(needed)} checkpoints of deleted runs stay, "
                     "since later ones need them for their delta channels"
                 )
-            coming = thread.writes.keys() - thread.checkpoints.keys()  # theirs is being stored
+            coming = thread.writes.keys() - thread.checkpoints.keys()  # these are being stored
             writer.keep({*places, *needed, *coming})
 
     def _needed(self, thread: Thread, stored: Stored) -> Iterator[Place]:
@@ -469,7 +469,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
                 stored = self._certain(thread_id, thread, place.stored)
                 metadata = self._loads(thread.blob(stored.metadata))
                 if place.goes_on:
-                    # LangGraph continues an invocation that has the run id of its checkpoint.
+                    # LangGraph continues an invocation only with the run id of its checkpoint.
                     metadata = {**metadata, "run_id": (config.get("metadata") or {}).get("run_id")}
                 return self._tuple(thread_id, thread, stored, metadata, place, of=config)
         found = self._found(config, thread)
@@ -489,7 +489,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
     def _certain(
         self, thread_id: str, thread: Thread, stored: Stored, config: Config | None = None
     ) -> Stored:
-        """Return a checkpoint that is intact: this one, or the newest before it."""
+        """Return the checkpoint if it is intact, or the newest intact one before it."""
         if thread.is_certain(stored):
             return stored
         newest = config is not None and not config["configurable"].get("checkpoint_id")
@@ -535,7 +535,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
     def _refuse(
         self, thread_id: str, thread: Thread, ns: str, checkpoint_id: str, own: str
     ) -> None:
-        """Raise since a writer continues a checkpoint that is not the newest any more."""
+        """Raise if a writer continues a checkpoint that is no longer the newest."""
         newest = thread.checkpoints[ns, thread.tips[ns][1]]
         if self._on_stale == "branch" or own == newest.id:
             return
@@ -577,7 +577,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         }
         named = _config(thread_id, stored.ns, stored.id)
         if of and RUNTIME in of["configurable"] and thread.moved_past(stored.ns, stored.id):
-            named["configurable"][_BRANCHES] = stored.id  # LangGraph's loop gives it to put()
+            named["configurable"][_BRANCHES] = stored.id  # LangGraph's loop passes it to put()
         pending = thread.pending(stored)
         if place is not None and place.invocation:
             pending = [each for each in pending if _counts(*each, stored, place)]
@@ -595,7 +595,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
     # -- values ----------------------------------------------------------------------------------
 
     def _raw(self, value: Any) -> Raw:
-        """Serialize a value: a list by item, a dictionary that holds lists by key."""
+        """Serialize a value: a list item by item, a dictionary with lists in it key by key."""
         if type(value) is list and value:
             return [self._dumps(each) for each in value]
         if (
@@ -625,7 +625,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
 
 
 def _noted(config: Config, found: Any) -> Any:
-    """Note which checkpoint was read as the newest, for ``update_state``, which then stores one."""
+    """Remember which checkpoint was read as the newest, for ``update_state``, which stores one."""
     facts = config["configurable"]
     read = found.config["configurable"]["checkpoint_id"] if found is not None else ""
     place = _thread_of(config), facts.get("checkpoint_ns") or "", read
@@ -634,7 +634,7 @@ def _noted(config: Config, found: Any) -> Any:
 
 
 def _goes_on(config: Config, metadata: Mapping[str, Any], parent: str) -> bool:
-    """Return whether a writer took a checkpoint for the newest one, and did not ask for it."""
+    """Return whether a writer took a checkpoint for the newest, and did not name its id."""
     facts, source = config["configurable"], metadata.get("source")
     if source == "update":
         place = _thread_of(config), facts.get("checkpoint_ns") or "", parent
@@ -645,7 +645,7 @@ def _goes_on(config: Config, metadata: Mapping[str, Any], parent: str) -> bool:
 
 
 def _newest_of_each() -> Callable[[Stored], bool]:
-    """Return a function that wants the first checkpoint of each namespace that it gets."""
+    """Return a predicate that accepts the first checkpoint of each namespace."""
     seen = set[str]()
 
     def wanted(stored: Stored) -> bool:
@@ -657,17 +657,17 @@ def _newest_of_each() -> Callable[[Stored], bool]:
 
 
 def _counts(key: tuple[str, int], write: StoredWrite, stored: Stored, place: Whence) -> bool:
-    """Return whether a write belongs to what an invocation sees that continues."""
+    """Return whether a continuing invocation sees a write."""
     if place.goes_on:
         return write.invocation == place.invocation
-    # It began here, and gets its input again: later invocations do not count, nor what came of it.
+    # The invocation began here, and gets its input again: its own results and later writes are out.
     if write.invocation == place.invocation:
         return key[0] != NULL_TASK
     return write.invocation == stored.invocation or not write.invocation
 
 
 def _ancestors(thread: Thread, stored: Stored) -> Iterator[Stored]:
-    """Yield the checkpoints before one, the nearest first; a loop of parents ends."""
+    """Yield the ancestors of a checkpoint, the nearest first; stop at a cycle of parents."""
     seen = {stored.id}
     parent = thread.checkpoints.get((stored.ns, stored.parent))
     while parent is not None and parent.id not in seen:

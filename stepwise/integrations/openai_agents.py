@@ -4,8 +4,8 @@
 
     await Runner.run(agent, "hello", session=StepwiseSession("customer-7"))
 
-Inside a ``@workflow`` each operation is a step: a resumed run sees the conversation as it was when
-it asked, and adds nothing twice.  Model calls are recorded by :func:`stepwise.instrument`.
+Inside a ``@workflow`` each operation is a step: a resumed run sees the conversation as of its first
+request, and adds nothing twice.  :func:`stepwise.instrument` records the model calls.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class StepwiseSession:
         store: a URL, a path or a store; ``None`` for the configured store.
 
     Attributes:
-        session_settings: of the SDK; its ``limit`` applies where ``get_items`` is given none.
+        session_settings: of the SDK; its ``limit`` applies if ``get_items`` gets none.
 
     Raises:
-        ConfigurationError: the id is no text, or empty.
+        ConfigurationError: the id is not a text, or is empty.
     """
 
     def __init__(self, session_id: str, store: str | Store | None = None) -> None:
@@ -62,7 +62,8 @@ class StepwiseSession:
         """Return the newest items, the oldest of them first.
 
         Args:
-            limit: how many at most; ``None`` for all, or what ``session_settings`` says.
+            limit: the maximum number of items; ``None`` for all, or for the ``limit`` of
+                ``session_settings``.
 
         Raises:
             CorruptStoreError: the conversation is damaged, or its end is missing.
@@ -74,7 +75,7 @@ class StepwiseSession:
         """Append items.
 
         Raises:
-            ConfigurationError: an item is no JSON data.
+            ConfigurationError: an item is not JSON data.
             CorruptStoreError: the conversation is damaged, or its end is missing.
         """
         if items:
@@ -89,7 +90,7 @@ class StepwiseSession:
         return await _pop_item(self.session_id, self)
 
     async def clear_session(self) -> None:
-        """Delete all items, from the store too; also those of a damaged conversation."""
+        """Delete all items, also from the store, and even if the conversation is damaged."""
         await _clear(self.session_id, self)
 
     async def _do(self, act: Callable[[_Conversation], T]) -> T:
@@ -97,7 +98,7 @@ class StepwiseSession:
         return await asyncio.to_thread(self._locked, act)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A checkpoint of a workflow may hold it: where it is kept, not what was read."""
+        """Return the state for a checkpoint of a workflow: the store's place, without the items."""
         where = public_url(self._where) if isinstance(self._where, str) else self._where
         return {**self.__dict__, "_where": where, "_conversation": None, "_mutex": None}
 
@@ -117,7 +118,7 @@ class StepwiseSession:
 
 identity(StepwiseSession, fields=("session_id",))
 
-# The parameter `session` is no part of the identity: a resumed program makes another object.
+# The parameter `session` is no part of the identity, since a resumed program makes a new object.
 
 
 @step(name="session.get_items", ignore=("session",))
@@ -145,11 +146,11 @@ async def _clear(session_id: str, session: StepwiseSession) -> None:  # noqa: AR
 
 
 class _Conversation:
-    """The items of a conversation, as the records of its log say.
+    """The items of a conversation, according to the records of its log.
 
-    A record is ``add`` with items, ``pop`` with the item that went, or ``clear``, which takes the
-    place of all before it.  Each has the key of its operation: an operation that a kill cut off
-    after its record was written is not done again.
+    A record is ``add`` with items, ``pop`` with the removed item, or ``clear``, which replaces all
+    earlier records.  Each record has the key of its operation.  An operation that a kill cut off
+    after its record was written is thus not repeated.
     """
 
     def __init__(self, log: SealedLog, index: LogIndex, name: str) -> None:
@@ -162,15 +163,13 @@ class _Conversation:
     def _forget(self) -> None:
         self._end = LogEnd()
         self._items: list[Item] = []
-        self._done: dict[str, Item | None] = {}  # by the key of the operation, what it returned
+        self._done: dict[str, Item | None] = {}  # the results of operations, by key
 
     def read(self) -> list[Item]:
-        """Return the items."""
         self._refresh()
         return json.loads(json.dumps(self._items))  # type: ignore[no-any-return]  # the SDK changes its own
 
     def add(self, key: str, items: list[Item]) -> None:
-        """Append items."""
         try:
             data = json.dumps(items, ensure_ascii=False).encode()
         except (TypeError, ValueError) as error:
@@ -181,7 +180,6 @@ class _Conversation:
         self._write(lambda: (["add", key], data), key)
 
     def pop(self, key: str) -> Item | None:
-        """Remove the newest item."""
         self._write(
             lambda: (["pop", key], json.dumps(self._items[-1]).encode()) if self._items else None,
             key,
@@ -189,7 +187,7 @@ class _Conversation:
         return self._done.get(key)
 
     def clear(self, key: str) -> None:
-        """Delete all items."""
+        """Delete all items, even if the log is damaged."""
         with self._log.owned() as epoch:
             try:
                 self._refresh()
@@ -211,23 +209,23 @@ class _Conversation:
             try:
                 self._end = self._log.append(epoch, self._end, [made])
             except BaseException:
-                self._forget()  # it is not known whether the record was written
+                self._forget()  # the record may or may not have been written
                 raise
             self._apply(*made)
 
     def _list(self) -> None:
-        """Put the conversation on the list of those in the store."""
+        """Add the conversation to the store's list of conversations."""
         if not self._is_listed and not self._index.has(self._name):
             self._index.add(self._name)
         self._is_listed = True
 
     def _refresh(self) -> None:
-        """Read what was written since, here or by another process.
+        """Read the records that this or another process has written since.
 
         Raises:
-            CorruptStoreError: a record is damaged, or the last ones are missing.
+            CorruptStoreError: a record is damaged, or the last records are missing.
         """
-        marked = self._log.newest_mark()  # first: another process may write in between
+        marked = self._log.newest_mark()  # first, since another process may write in between
         found = self._log.read(self._end)
         if found is None:
             self._forget()

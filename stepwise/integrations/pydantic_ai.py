@@ -1,9 +1,9 @@
 """For users of pydantic-ai: agents whose model requests, tools and MCP calls are recorded.
 
-:class:`StepwiseDurability` is a capability, as ``DBOSDurability`` and ``PrefectDurability`` are.
-It is built on pydantic-ai's interface for engines, ``pydantic_ai.durable_exec``: pydantic-ai hands
-over each operation as a coroutine function with what tells it from others, and a step of the run
-executes it.  pydantic-ai is imported when the first capability is made.
+:class:`StepwiseDurability` is a capability, like ``DBOSDurability`` and ``PrefectDurability``.  It
+is built on pydantic-ai's interface for engines, ``pydantic_ai.durable_exec``.  pydantic-ai passes
+each operation as a coroutine function, with values that distinguish it, and a step of the run
+executes the operation.  pydantic-ai is imported when the first capability is made.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ Options = Mapping[str, Any]
 _KEY = "stepwise"  # of the options in a tool's metadata
 _RUNNING = frozenset({"retries", "retry_on", "backoff", "timeout"})
 _EFFECTS = frozenset({"side_effect", "in_doubt", "fails_cleanly", "idempotent"})
-_NOT_SENT = frozenset({"metadata"})  # fields of a tool's definition that no model gets
-_NOT_SAID = frozenset({"extra_headers", "timeout"})  # secrets and trace ids; how long to wait
+_NOT_SENT = frozenset({"metadata"})  # fields of a tool's definition that no model receives
+_NOT_SAID = frozenset({"extra_headers", "timeout"})  # secrets and trace ids; a time limit
 _VALUES = (str, bytes, int, float, type(None), tuple, frozenset)
 _CONTAINERS = (list, dict, set)
 
@@ -64,7 +64,7 @@ def _check(given: Options, allowed: frozenset[str], what: str) -> None:
 
 
 class _Interface(NamedTuple):
-    """The parts of pydantic-ai that are used here."""
+    """The parts of pydantic-ai that this module uses."""
 
     durable: Any
     run_context: Any
@@ -77,7 +77,7 @@ _EXPECTED = {
     "BaseDurabilityCapability": {"in_durable_context", "get_durable_operation_backend"},
     "CallableOperationBackend": {"execute"},
 }
-"""The methods that a user of an abstract class has to define."""
+"""The methods that a user of each abstract class has to define."""
 _NAMES = (
     "CapabilityOperationId DurabilityEngineSpec EventStreamHandlerId JSON_CODEC ModelRequestId "
     "RoleBasedOperationConfig ToolsetCallToolId ToolsetGetInstructionsId ToolsetGetToolsId "
@@ -87,10 +87,10 @@ _NAMES = (
 
 @functools.cache
 def _interface() -> _Interface:
-    """Import pydantic-ai, and check that its interface for engines is the one we build on.
+    """Import pydantic-ai, and check that its interface for engines is the expected one.
 
     Raises:
-        ConfigurationError: it is missing, or of a version that does not fit; says why.
+        ConfigurationError: pydantic-ai is missing, or does not fit; the error says why.
     """
     require("pydantic_ai")
     try:
@@ -120,7 +120,7 @@ def _interface() -> _Interface:
 
 @functools.cache
 def _with_base(cls: type) -> Any:
-    """Return a class of capabilities with pydantic-ai's own base behind it."""
+    """Return a class of capabilities with pydantic-ai's own class as its last base."""
     durable = _interface().durable
     if issubclass(cls, durable.BaseDurabilityCapability):
         return cls
@@ -149,7 +149,7 @@ def _backend_class() -> Any:
 
 
 def _entered_by_steps() -> str:
-    """Return who connects to an MCP server: the first step that needs it, where that is known."""
+    """Return the lifecycle of MCP servers: entered by the first step, if pydantic-ai knows that."""
     lifecycles = importlib.import_module("pydantic_ai.durable_exec._spec")
     known = typing.get_args(getattr(lifecycles, "Lifecycle", None))
     return "enter-in-durable-unit" if "enter-in-durable-unit" in known else "enter-always"
@@ -168,7 +168,7 @@ def _not_recordable(error: Exception) -> NotRecordableError:
 
 
 class _Durability:
-    """The methods that pydantic-ai calls; its own class follows behind."""
+    """The methods that pydantic-ai calls, which override its own."""
 
     name: str
     _options: Mapping[str, Options]
@@ -177,11 +177,11 @@ class _Durability:
 
     @property
     def in_durable_context(self) -> bool:
-        """Whether the code is inside a run."""
+        """True inside a run."""
         return host.is_in_run()
 
     def get_durable_operation_backend(self) -> Any:
-        """Return what executes the operations of this agent as steps."""
+        """Return the backend that executes the operations of this agent as steps."""
         if self._backend is None:
             config = _interface().durable.RoleBasedOperationConfig(
                 model=self._options["model"],
@@ -194,8 +194,7 @@ class _Durability:
         return self._backend
 
     def for_agent(self, agent: Any) -> Any:
-        """Return the capability for one agent."""
-        self._backend = None  # a copy of this is bound, under the agent's name
+        self._backend = None  # a copy of this object is bound, under the agent's name
         return cast("Any", super()).for_agent(agent)
 
     def get_default_run_id(self) -> str | None:
@@ -203,18 +202,18 @@ class _Durability:
         return _plain_step(_run_id, f"{self.name}: run id")() if host.is_in_run() else None
 
     def get_default_conversation_id(self, run_id: str) -> str | None:
-        """Return an id that the id of the agent's run determines."""
+        """Return an id derived from the id of the agent's run."""
         return str(uuid.uuid5(uuid.NAMESPACE_OID, run_id)) if host.is_in_run() else None
 
     async def get_run_start_time(self, run_id: str) -> dt.datetime | None:
-        """Return the recorded start, from which ``agent.run(timeout=...)`` counts."""
+        """Return the recorded start, at which ``agent.run(timeout=...)`` begins to count."""
         if not host.is_in_run():
             return None
         started = _plain_step(_start_time, f"{self.name}: start time")(run_id)
         return dt.datetime.fromisoformat(started)
 
     async def wrap_run(self, ctx: Any, *, handler: Any) -> Any:
-        """Run the agent; warn where it may belong to a run that the code does not see."""
+        """Run the agent; warn if it may belong to a run that the code cannot see."""
         if not host.is_in_run():
             host.warn_if_unseen(f"agent {self.name!r}")
         return await cast("Any", super()).wrap_run(ctx, handler=handler)
@@ -243,29 +242,29 @@ class _Durability:
 
 
 class StepwiseDurability(_Capability[AgentDepsT]):  # type: ignore[misc]
-    """A capability that records what an agent does inside a run.
+    """A capability that records the work of an agent inside a run.
 
     Give it to the agent: ``Agent(..., name="support", capabilities=[StepwiseDurability()])``.
-    Inside a workflow each model request, call of a tool, call and listing of tools of an MCP
-    server, and event for ``event_stream_handler`` is a step.  Outside a run nothing changes.
+    Inside a workflow, each model request, each call of a tool, each call or tool listing of an MCP
+    server, and each event for ``event_stream_handler`` is a step.  Outside a run nothing changes.
 
     Args:
         models: further models by name, for ``agent.run(model=...)`` inside a run.
-        event_stream_handler: gets the events of the model's stream while they come, and those of
-            tools; those that were delivered before a crash are not delivered again.
-        name: begins the names of the steps; by default the name of the agent.
+        event_stream_handler: receives the events of the model's stream as they arrive, and the
+            events of tools.  Events that were delivered before a crash are not delivered again.
+        name: the prefix of the steps' names; by default the name of the agent.
         model_options: options of :func:`stepwise.step` for model requests: ``retries``,
             ``retry_on``, ``backoff``, ``timeout`` (seconds).
-        tool_options: options of :func:`stepwise.tool` for the agent's tools: those above, and
-            ``side_effect``, ``in_doubt``, ``fails_cleanly``, ``idempotent``.  A single tool has its
-            own in its metadata: ``metadata={"stepwise": {"side_effect": True}}``, or
-            ``{"stepwise": False}`` to leave its calls unrecorded.  A tool decorated with ``@tool``
-            or ``@step`` keeps the options of its decorator.
-        mcp_options: the same for the tools of MCP servers.
+        tool_options: options of :func:`stepwise.tool` for the agent's tools: the above, and
+            ``side_effect``, ``in_doubt``, ``fails_cleanly``, ``idempotent``.  A single tool may
+            have its own options in its metadata: ``metadata={"stepwise": {"side_effect": True}}``,
+            or ``{"stepwise": False}`` to leave its calls unrecorded.  A tool decorated with
+            ``@tool`` or ``@step`` keeps the options of its decorator.
+        mcp_options: the same options for the tools of MCP servers.
 
     Raises:
-        ConfigurationError: pydantic-ai is missing, or of a version that does not fit; or an option
-            cannot mean anything.
+        ConfigurationError: pydantic-ai is missing, or its version does not fit; or an option has
+            no meaning.
     """
 
     def __new__(cls, **_: Any) -> Any:  # noqa: D102 -- see _with_base
@@ -298,7 +297,7 @@ def _records_itself(tool: Any, own: Any) -> bool:
     """Return whether the function of a tool is decorated with ``@tool``, ``@step``, ``@workflow``.
 
     Raises:
-        ConfigurationError: the decorator would not be asked, or its options are given twice.
+        ConfigurationError: the decorator would be bypassed, or its options are given twice.
     """
     function = getattr(_function_of(tool), "function", None)
     if function is None:
@@ -335,7 +334,7 @@ class _Name(NamedTuple):
 
 
 class _Namer:
-    """The names of the steps.  They are recorded: changing one repeats what is done under it."""
+    """The names of the steps.  They are recorded: a new name repeats the work of the old."""
 
     def __init__(self, agent: str) -> None:
         self.agent = agent
@@ -371,7 +370,7 @@ class _Namer:
 _body: ContextVar[Body] = ContextVar("stepwise_pydantic_ai_body")
 _spent: ContextVar[list[Any]] = ContextVar("stepwise_pydantic_ai_spent")
 
-# Functions of a module, without captured variables: what tells two steps apart is the name.
+# Functions of the module, without captured variables: only the name distinguishes two steps.
 
 
 async def _request(*, model: Any, messages: Any, settings: Any, parameters: Any) -> Any:  # noqa: ARG001
@@ -403,10 +402,10 @@ class _Operation(NamedTuple):
     """One operation, as it is recorded.
 
     Args:
-        function: one of those above.
+        function: one of the functions above.
         arguments: its arguments by name.
         context: pydantic-ai's ``RunContext``, if the operation is a call of a tool.
-        deps: the object whose method the call counts as.
+        deps: the object that the call counts as a method of.
     """
 
     function: Callable[..., Any]
@@ -416,7 +415,7 @@ class _Operation(NamedTuple):
 
 
 class _Backend:
-    """The mixin that precedes pydantic-ai's own class."""
+    """The methods of the backend, which override pydantic-ai's own."""
 
     _steps: dict[str, tuple[Options, Step]]
 
@@ -425,7 +424,7 @@ class _Backend:
         self._steps = {}
 
     def bind(self, operation: Any) -> Any:
-        """Bind an operation; tools count what they use on an account of their own."""
+        """Bind an operation; the usage of tools is counted separately."""
         if isinstance(operation.operation_id, _interface().durable.ToolsetCallToolId):
             operation = dataclasses.replace(operation, handler=_counting(operation.handler))
         return cast("Any", super()).bind(operation)
@@ -454,7 +453,7 @@ class _Backend:
             _body.reset(tokens[0])
             _spent.reset(tokens[1])
         if not (isinstance(recorded, dict) and recorded.keys() == {"value", "usage"}):
-            # Somebody settled a side effect in doubt: this is what the tool returned.
+            # A person settled a side effect in doubt, and gave the value that the tool returned.
             return {"kind": "tool_return", "result": recorded}
         if recorded["usage"] is not None and context is not None:
             interface = _interface()
@@ -473,15 +472,15 @@ class _Backend:
         return known[1]
 
 
-_SHOWN = 300  # characters of an answer
+_SHOWN = 300  # characters of an answer that are shown
 _KINDS = {_call: "tool", _request: MODEL_REQUEST}
 
 
 class _OperationStep(Step):
-    """A step whose listing shows what the model said or the tool returned."""
+    """A step whose listing shows the model's answer or the tool's result."""
 
     def shown_value(self, value: Any) -> ShownValue | None:
-        """Return the text of an answer of a model, with its usage; or the result of a tool."""
+        """Return the text of a model's answer, with its usage; or the result of a tool."""
         held = value.get("value") if isinstance(value, dict) else None
         if not isinstance(held, dict):
             return None
@@ -507,15 +506,15 @@ class _OperationStep(Step):
 
 
 def _ask(reconcile: Callable[[Any], Any], call: Any) -> Any:
-    """Ask whether a tool was called, with the arguments that it has for pydantic-ai."""
+    """Ask whether a tool was called, with the arguments in pydantic-ai's form."""
     return reconcile(dataclasses.replace(call, arguments=call.arguments["arguments"]))
 
 
 def _counting(handler: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
-    """Give a tool a copy of the agent's usage, and note what it adds to that.
+    """Give a tool a copy of the agent's usage, and record what the tool adds.
 
-    An agent that is called in a tool with ``usage=ctx.usage`` adds to it.  An answered tool has to
-    add the same, so that usage limits hold after a resume.
+    A tool that calls an agent with ``usage=ctx.usage`` adds to the usage.  An answered tool must
+    add the same amount, so that usage limits hold after a resume.
     """
 
     async def counted(params: Any) -> Any:
@@ -531,7 +530,7 @@ def _counting(handler: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Await
 
 
 async def _with_usage(body: Body, spent: list[Any]) -> dict[str, Any]:
-    spent.clear()  # a failed attempt's
+    spent.clear()  # of a failed attempt
     value = await body()
     interface = _interface()
     used = [each for each in spent if each != interface.usage()]
@@ -539,14 +538,14 @@ async def _with_usage(body: Body, spent: list[Any]) -> dict[str, Any]:
     return {"value": value, "usage": dump(interface.usage, used[0]) if used else None}
 
 
-# -- what tells an operation from others ---------------------------------------------------------
+# -- identities of operations --------------------------------------------------------------------
 
 
 def _operation(operation_id: Any, cache_key: tuple[Any, ...]) -> _Operation:
-    """Build the arguments of an operation's step from what tells it from others.
+    """Build an operation's step and arguments from the values that distinguish the operation.
 
     Raises:
-        ConfigurationError: this version of pydantic-ai tells operations apart in another way.
+        ConfigurationError: this version of pydantic-ai distinguishes operations in another way.
     """
     interface = _interface()
     durable = interface.durable
@@ -616,7 +615,7 @@ def _settings(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _without_defaults(value: Any) -> Any:
-    """Return what a dataclass of pydantic-ai says, so that its new fields repeat nothing."""
+    """Return the non-default fields of a dataclass, so that new fields repeat no work."""
     if isinstance(value, list):
         return [_without_defaults(each) for each in value]
     if not dataclasses.is_dataclass(value) or isinstance(value, type):

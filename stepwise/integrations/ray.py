@@ -7,12 +7,12 @@
     handle = submit(agent, "invite the team", num_cpus=2)
     print(handle.result())
 
-Ray places and schedules the tasks, and starts them elsewhere when their node dies.  There a run
+Ray places and schedules the tasks, and restarts them elsewhere when their node dies.  There a run
 continues in the middle of its function, at the statement where it stopped, and no completed step
-runs twice.  The store must be one that all nodes reach (``STEPWISE_STORE=postgresql://...``), and
-``STEPWISE_KEY`` the same secret on all of them.
+runs twice.  All nodes must reach the store (``STEPWISE_STORE=postgresql://...``), and have the same
+secret in ``STEPWISE_KEY``.
 
-``RayExecutor(num_gpus=1)`` is the executor of a step whose body alone is a task of the cluster:
+``RayExecutor(num_gpus=1)`` executes the body of a single step as a task of the cluster:
 ``@step(executor="ray", resources={"num_gpus": 1})``.
 """
 
@@ -63,10 +63,10 @@ def job() -> str:
 
 
 def check_options(resources: Mapping[str, Any]) -> None:
-    """Refuse options of Ray's tasks that would change what a task is.
+    """Refuse options of Ray's tasks that stepwise itself sets.
 
     Raises:
-        ConfigurationError: one of these.
+        ConfigurationError: there is such an option.
     """
     for option in _OURS_OF_RUNS:
         if option in resources:
@@ -80,10 +80,10 @@ def check_reach(store: Store, nodes: Iterable[Mapping[str, Any]]) -> None:
     """Refuse a store that other nodes of the cluster cannot use.
 
     Args:
-        nodes: as ``ray.nodes()`` lists them.
+        nodes: the result of ``ray.nodes()``.
 
     Raises:
-        ConfigurationError: it is in memory; or in a folder, and nodes are on other machines.
+        ConfigurationError: the store is in memory; or in a folder, and nodes are on other machines.
     """
     url = store.url
     if not store.persistent:
@@ -106,27 +106,27 @@ def check_reach(store: Store, nodes: Iterable[Mapping[str, Any]]) -> None:
 def sent(
     function: Callable[[Any], Reply], order: Any, run_id: str, resources: Mapping[str, Any]
 ) -> Any:
-    """Submit the task of an order about a run; return Ray's reference to its reply."""
+    """Submit the task that executes an order; return Ray's reference to its reply."""
     options = {"max_retries": -1, **resources}
     options |= {"retry_exceptions": False, "name": f"stepwise {run_id}"}
     return loaded().remote(function).options(**options).remote(order)
 
 
 def watch(ref: Any, ended: Callable[[Any], None]) -> None:
-    """Call ``ended`` with Ray's future in a thread of Ray's, once a task has ended."""
+    """Call ``ended`` with Ray's future, in a thread of Ray, once a task has ended."""
     ref.future().add_done_callback(ended)
 
 
 def execute(order: Order) -> Reply:
-    """Execute an order.  This is what Ray calls in its worker processes."""
+    """Execute an order in a worker process of Ray."""
     return carry_out(order, place_here(order.store))
 
 
 def place_here(url: str) -> str:
-    """Return where this process is, in words, and let a store know the node that it is on.
+    """Return the place of this process, as text, and register its node for presence checks.
 
     Args:
-        url: of the store that is about to be opened.
+        url: the URL of the store that is about to be opened.
     """
     node: str = loaded().get_runtime_context().get_node_id()
     knows_deaths(url, node)
@@ -134,14 +134,14 @@ def place_here(url: str) -> str:
 
 
 def knows_deaths(url: str, node: str = "") -> None:
-    """Let a store that many machines share take Ray's word for the death of a node.
+    """Let a shared store trust Ray about the death of a node.
 
     Args:
-        url: of the store.
-        node: the id of the node of this process; empty if it executes no runs.
+        url: the URL of the store.
+        node: the id of this process's node; empty if the process executes no runs.
     """
     if not url.startswith("postgresql:"):
-        return  # the system knows which processes of this machine are alive
+        return  # the operating system knows which processes of this machine are alive
     from stepwise.stores import _postgres_presence as presence
 
     if node:
@@ -151,7 +151,7 @@ def knows_deaths(url: str, node: str = "") -> None:
 
 
 def _is_dead(process: Any) -> bool:
-    """Return whether Ray says that the node of a process died; an unknown node may be alive."""
+    """Return whether Ray reports the node of a process as dead; an unknown node may be alive."""
     ray, node = loaded(), process.node
     if not node or not ray.is_initialized():
         return False
@@ -162,12 +162,12 @@ def _is_dead(process: Any) -> bool:
 
 
 class RayEngine:
-    """Executes each run in a task of a Ray cluster.
+    """An engine that executes each run in a task of a Ray cluster.
 
     Args:
-        address: of the cluster; ``"auto"`` finds the one of this machine.
-        modules: that the workers import.
-        logs: a folder, on the machine that executes a run, for what the run prints.
+        address: of the cluster; ``"auto"`` finds the cluster of this machine.
+        modules: the modules that the workers import.
+        logs: a folder for the output of runs, on the executing machine.
 
     Raises:
         ConfigurationError: Ray is not installed, or there is no such cluster.
@@ -182,7 +182,7 @@ class RayEngine:
         """Refuse stores that other nodes cannot use.
 
         Raises:
-            ConfigurationError: one is in a folder, and nodes are on other machines.
+            ConfigurationError: a store is in a folder, and nodes are on other machines.
         """
         for store in stores:
             check_reach(store, self._ray.nodes())
@@ -192,13 +192,13 @@ class RayEngine:
         """Submit a run; see :class:`stepwise._workflows.up.Engine`."""
         run_id = job.run.facts.run_id
         order = continuation(job.run, self._modules, self._logs)
-        # The supervisor waits before it tries a run again whose process died: Ray does not try.
+        # Ray must not retry: the supervisor waits before it retries a run whose process died.
         ref = self._refs[run_id] = sent(go_on, order, run_id, {"max_retries": 0})
         watch(ref, lambda future: self._ended(job, future))
         return "on the cluster"
 
     def drain(self) -> None:
-        """Let no step begin on the cluster; see :class:`stepwise._workflows.up.Engine`."""
+        """Let no further step begin on the cluster; see :class:`stepwise._workflows.up.Engine`."""
         for ref in list(self._refs.values()):
             self._ray.cancel(ref, force=False, recursive=False)
 
@@ -214,13 +214,13 @@ class RayEngine:
 
 
 def go_on(order: Continuation) -> Reply:
-    """Continue a run.  This is what Ray calls in its worker processes."""
+    """Continue a run in a worker process of Ray."""
     return carry_on(order, place_here(order.store))
 
 
 # -- runs that a program submits -------------------------------------------------------------------
 
-_LOOK = 1.0  # seconds between two looks whether this process is still connected
+_LOOK = 1.0  # seconds between two checks whether this process is still connected
 
 
 class RayHandle(Generic[R]):
@@ -248,7 +248,7 @@ class RayHandle(Generic[R]):
 
     @property
     def run(self) -> Run:
-        """The run, for looking at it."""
+        """The run, for inspection."""
         return self._placement.run
 
     @property
@@ -260,7 +260,7 @@ class RayHandle(Generic[R]):
     def ref(self) -> Any:
         """Ray's reference to the task, for ``ray.wait`` and the like; ``None`` if none was needed.
 
-        What it refers to is internal: :meth:`result` gives the result.
+        The referenced value is internal: :meth:`result` returns the result.
         """
         return self._ref
 
@@ -270,7 +270,7 @@ class RayHandle(Generic[R]):
         return self._ended.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the run has ended or stopped; False if it has not after ``timeout`` seconds.
+        """Wait until the run has ended or stopped; return False after ``timeout`` seconds.
 
         Ctrl-C ends the waiting, not the run.
 
@@ -293,14 +293,14 @@ class RayHandle(Generic[R]):
     def result(self, timeout: float | None = None) -> R:
         """Wait for the run, and return its result, or raise its exception.
 
-        A run that suspends goes on by itself when what it waits for has come, so this waits on.
+        A suspended run continues by itself when its signal or time has come; this method waits on.
 
         Args:
             timeout: in seconds; ``None`` waits for as long as it takes.
 
         Raises:
-            TimeoutError: it has not ended after ``timeout`` seconds; it continues.
-            ray.exceptions.RayError: Ray has given the task up; the run is ``crashed``.
+            TimeoutError: the run has not ended after ``timeout`` seconds; it continues.
+            ray.exceptions.RayError: Ray has given up the task; the run is ``crashed``.
             StepwiseError: this process has left the cluster, which ended the task.
         """
         if not self.wait(timeout):
@@ -326,12 +326,12 @@ class RayHandle(Generic[R]):
     def cancel(self, reason: str = "") -> None:
         """Cancel the run; see :meth:`stepwise.Run.cancel`.
 
-        Its clean-up runs on the cluster, and :meth:`result` raises :class:`stepwise.RunCancelled`.
+        The clean-up runs on the cluster, and :meth:`result` raises :class:`stepwise.RunCancelled`.
         """
         self.run.cancel(reason)
 
     def _is_connected(self) -> bool:
-        """Return whether this process still has the connection that the task belongs to."""
+        """Return whether this process still has the connection to which the task belongs."""
         return self._job == job()
 
     # -- internal --------------------------------------------------------------------------------
@@ -377,29 +377,29 @@ def submit(
 ) -> RayHandle[Any]:
     """Have a Ray cluster execute a run; return its handle at once.
 
-    Which run is meant is decided here, as for a call: the run of these arguments, or ``run_id``.
-    It is on record when this returns.  A run that has completed gives its recorded result; one
-    that somebody executes is not executed twice, and the handle gives its result as well.
+    The arguments decide which run is meant, as in a call; ``run_id`` overrides them.  The run is on
+    record when this returns.  A completed run returns its recorded result.  A run that a process
+    already executes is not executed twice; the handle returns its result as well.
 
-    The task belongs to this process.  When the process ends, so does the task, and the run is
-    ``crashed``: ``stepwise up --ray`` continues it, as does the same ``submit()`` once more.  When
-    the node of the task dies, Ray starts it on another node, where the run continues in the middle
-    of its function.  An exception of the workflow is no reason for Ray to try again, whatever it
-    is: it is raised by :meth:`RayHandle.result`.
+    The task belongs to this process, and ends with it; the run is then ``crashed``.  The command
+    ``stepwise up --ray`` continues such a run, as does the same ``submit()``.  When the node of the
+    task dies, Ray restarts the task on another node, where the run continues in the middle of its
+    function.  Ray never retries after an exception of the workflow: :meth:`RayHandle.result` raises
+    the exception.
 
     Args:
-        workflow: decorated with ``@workflow``; a method is bound to its object.  What a module
-            defines is imported by the workers; what a script or a notebook defines travels.
+        workflow: decorated with ``@workflow``; a method is bound to its object.  Workers import the
+            definitions of modules; the definitions of a script or a notebook are sent along.
         args: of the workflow.
-        run_id: the run that is meant, instead of the one derived from the arguments.
+        run_id: the id of the run, instead of the one derived from the arguments.
         kwargs: keyword arguments of the workflow.
         resources: options of Ray's tasks: ``num_cpus``, ``num_gpus``, ``memory`` (bytes),
             ``resources``, ``runtime_env``, ``scheduling_strategy``, ``max_retries`` (-1: no limit).
 
     Raises:
-        ConfigurationError: Ray is not installed; the store is out of reach of other nodes; it is
-            called inside a run; the workflow is a generator.
-        StepwiseError: as a call of the workflow raises before it begins.
+        ConfigurationError: Ray is not installed; other nodes cannot reach the store; the caller is
+            a run; the workflow is a generator.
+        StepwiseError: any error that a call of the workflow raises before it begins.
     """
     ray = connected()
     check_options(resources)
@@ -429,11 +429,11 @@ def _checks(ray: Any) -> Callable[[Store], None]:
     return check
 
 
-# -- what comes of the tasks -------------------------------------------------------------------
+# -- results of the tasks ----------------------------------------------------------------------
 
 
 def _news() -> queue.SimpleQueue[tuple[RayHandle[Any], Any]]:
-    """Return the queue of the tasks that ended, which a thread of ours empties."""
+    """Return the queue of ended tasks, and start the thread that empties it."""
     with _mutex:
         if not _threads or not _threads[0].is_alive():
             thread = threading.Thread(target=_take_news, name="stepwise ray", daemon=True)
@@ -458,15 +458,15 @@ def _take_news() -> None:
 
 
 def _send_when_due(handle: RayHandle[Any], reply: Reply) -> None:
-    """Submit a suspended run again, as soon as it has to go on."""
+    """Submit a suspended run again, as soon as it is due."""
 
     def send() -> None:
         try:
             handle._send()
-        except BaseException as error:  # Ray's: whoever waits gets it
+        except BaseException as error:  # Ray's error: the waiting caller gets it
             handle._end(reply, error)
 
     try:
         handle._placement.when_due(send, lambda: handle._end(reply))
-    except BaseException as error:  # the store's
+    except BaseException as error:  # the store's error
         handle._end(reply, error)

@@ -2,16 +2,16 @@
 
 ``marks/RUN`` is a small file beside the database, written without waiting for the disk::
 
-    0    64  the run's mark before the last one
-    64   64  the last one
+    0    64  the run's second newest mark
+    64   64  the newest mark
     128  4   length of the note
-    132  ..  the note: which steps are in progress, for displays
+    132  ..  the note: the steps in progress, for displays
 
 A note is torn if a crash or a reader comes in between; then its seal does not fit.
 
-Where nothing can be written (a read-only disk, a store of another user), SQLite does not read a
-database with a log: it may have to make files beside it.  So a copy is read, in a folder for a
-while, and made again when the database has changed.
+SQLite refuses to read a database with a log where it cannot write: it may have to make files beside
+the database.  This happens on a read-only disk, or with a store of another user.  A temporary copy
+is read instead, and made again when the database has changed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NETWORK = (
 
 
 def check_path(path: str) -> None:
-    """Refuse a path that diskcache would silently expand; before each opening, it says when."""
+    """Refuse a path that diskcache would silently expand; checked before each opening."""
     if os.path.expandvars(path) != path:
         raise ConfigurationError(
             f"the store's path {path} names an environment variable; write the path out"
@@ -55,10 +55,10 @@ def make_folder(database: str, beside: Iterable[str]) -> None:
     """Make a store's folder and an empty database, readable by their owner only, if missing.
 
     Args:
-        beside: the names of the files and folders that the store has beside the database.
+        beside: the names of the store's files and folders beside the database.
 
     Raises:
-        StoreError: others may write there, or it is on a network file system.
+        StoreError: others may write there, or the folder is on a network file system.
     """
     path = os.path.dirname(database)
     check_path(path)
@@ -79,10 +79,10 @@ def make_folder(database: str, beside: Iterable[str]) -> None:
 
 
 def _check_others(database: str, beside: Iterable[str]) -> None:
-    """Refuse a folder in which others could replace files, and what they made there before.
+    """Refuse a folder in which others could replace files, or have already done so.
 
     Raises:
-        StoreError: they could, or have.
+        StoreError: others could, or have.
     """
     folder = os.path.dirname(database)
     names = [f"{database}{end}" for end in ("", "-wal", "-shm")]
@@ -107,10 +107,10 @@ def _check_others(database: str, beside: Iterable[str]) -> None:
 
 
 def _make_database(path: str) -> None:
-    """An empty file that only its owner can read; SQLite gives its other files the same mode.
+    """Make an empty file that only its owner can read; SQLite copies the mode to its other files.
 
-    It is made under another name: closing any descriptor of the database itself would drop the
-    locks that SQLite holds on it in this process.
+    The file is made under another name.  Closing any descriptor of the database itself would drop
+    SQLite's locks on the database in this process.
     """
     if os.path.exists(path):
         return
@@ -124,7 +124,7 @@ def _make_database(path: str) -> None:
 
 
 def _network_kind(path: str) -> str | None:
-    """The type of the file system, if it is one whose locks are not to be trusted."""
+    """Return the type of a network file system, whose locks cannot be trusted, or ``None``."""
     try:
         with open("/proc/self/mounts", encoding="utf-8", errors="replace") as file:
             mounts = [line.split()[1:3] for line in file]
@@ -143,7 +143,7 @@ def _network_kind(path: str) -> str | None:
 
 
 def write_file(path: str, value: Data, top: str) -> None:
-    """Write a new file under the folder ``top``, durably; nothing is left of it if that fails."""
+    """Write a new file under the folder ``top``, durably; leave nothing of it on failure."""
     folder = os.path.dirname(path)
     descriptor = _create(path)
     try:
@@ -191,7 +191,7 @@ def flush(descriptor: int) -> None:
 
 
 def inode(path: str) -> tuple[int, int] | None:
-    """Return an id that tells a file from a later one of the same name, or ``None`` without one."""
+    """Return an id that changes when a file is replaced; ``None`` if the file is missing."""
     try:
         there = os.stat(path)
     except FileNotFoundError:
@@ -200,7 +200,7 @@ def inode(path: str) -> tuple[int, int] | None:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether there is a process of that id on this machine."""
+    """Return whether a process with this id exists on this machine."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -264,7 +264,7 @@ def store_error(path: str, error: Exception) -> StoreError:
 
 
 def _cause(folder: str, code: int | None) -> int | None:
-    """Return why SQLite failed, where it tells of a limit as of a bad disk or a missing right."""
+    """Return the cause of an SQLite error that may hide a limit or a full disk."""
     if code not in (errno.EIO, errno.EACCES):
         return code
     try:
@@ -292,16 +292,16 @@ def damaged(path: str, what: str) -> CorruptStoreError:
 
 # -- large values in files -----------------------------------------------------------------------
 #
-# A large value has a file of its own beside the database, which is on the disk before the commit; a
-# row holds the file's name.  What cannot be read whole is ``b""``, which never verifies; and a row
-# that somebody changed leads to no other file.
+# A large value has its own file beside the database, which is on the disk before the commit; a row
+# holds the file's name.  A file that cannot be read whole yields ``b""``, which never verifies.  A
+# tampered row leads to no other file.
 
 IN_FILES = 1 << 20  # bytes; from here on a flushed file is faster than a row (measured)
 _NAME = r"[0-9a-f]{2}/[0-9a-f]{2}/[0-9a-f]{28}\.val"
 
 
 class Values:
-    """The value files of a folder, and which of them the open transaction made or gave up."""
+    """The value files of a folder, and the files that the open transaction made or gave up."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -309,7 +309,7 @@ class Values:
         self._doomed: list[object] = []
 
     def write(self, value: Data) -> str:
-        """Write a new file, durably; its name."""
+        """Write a new file durably; return its name."""
         digits = os.urandom(16).hex()
         name = f"{digits[:2]}/{digits[2:4]}/{digits[4:]}.val"
         self._fresh.append(name)
@@ -317,7 +317,7 @@ class Values:
         return name
 
     def read(self, name: object, size: object) -> bytes:
-        """The bytes of a file; ``b""`` if it is missing, is of another size, or no such file."""
+        """Return the bytes of a file; ``b""`` if it is missing, of another size, or not a value."""
         if _is_ours(name):
             path, flags = os.path.join(self._folder, str(name)), os.O_NONBLOCK | os.O_NOFOLLOW
             with contextlib.suppress(OSError):
@@ -329,21 +329,21 @@ class Values:
         return b""
 
     def give_up(self, name: object) -> None:
-        """No row names this file after the commit."""
+        """Delete this file after the commit, when no row names it."""
         self._doomed.append(name)
 
     def begin(self) -> None:
-        """A transaction begins."""
+        """Begin a transaction."""
         self._fresh, self._doomed = [], []
 
     def keep(self) -> None:
-        """The transaction was committed."""
+        """Complete a committed transaction: delete the files that it gave up."""
         self._fresh = []
         while self._doomed:
             self._remove(self._doomed.pop())
 
     def undo(self) -> None:
-        """Undo a transaction: delete its new value files, and keep the replaced ones."""
+        """Undo a transaction: delete its new value files, and keep the replaced files."""
         self._doomed = []
         while self._fresh:
             self._remove(self._fresh.pop())
@@ -372,14 +372,14 @@ _LENGTH = struct.Struct("<I")
 class _File:
     def __init__(self, descriptor: int, marks: bytes) -> None:
         self.descriptor = descriptor
-        self.marks = marks  # the last two
+        self.marks = marks  # the two newest marks
 
 
 class Marks:
-    """The files of one store, by run; each stays open until its run is given up.
+    """The mark files of one store, by run; each stays open until its run is given up.
 
-    The mutex keeps a write from using a descriptor that has been closed meanwhile, and may belong
-    to another file by then.  It is reentrant, since a finalizer may give a run up anywhere.
+    The mutex keeps a write from using a closed descriptor, whose number may belong to another file
+    by then.  It is reentrant, since a finalizer may give up a run at any point.
     """
 
     def __init__(self, folder: str) -> None:
@@ -400,14 +400,14 @@ class Marks:
         return slots, data[at : at + size]
 
     def mark(self, run: str, mark: bytes) -> None:
-        """Write a mark behind the last one."""
+        """Write a mark after the newest one, and drop the oldest."""
         with self._mutex:
             file = self._open.get(run) or self._file(run)
             file.marks = file.marks[_SLOT:] + mark.ljust(_SLOT, b"\0")
             os.pwrite(file.descriptor, file.marks, 0)  # within a sector, so that it cannot be torn
 
     def note(self, run: str, note: bytes) -> None:
-        """Write a note in the place of the last one."""
+        """Replace the note of a run."""
         with self._mutex:
             file = self._open.get(run) or self._file(run)
             os.pwrite(file.descriptor, _LENGTH.pack(len(note)) + note, _NOTE_AT)
@@ -427,7 +427,7 @@ class Marks:
             sync(self._folder)
 
     def forget(self) -> None:
-        """In a forked child: the parent's files are the parent's."""
+        """Forget the parent's files in a forked child."""
         self._mutex = threading.RLock()
         self._open = {}
 
@@ -452,7 +452,7 @@ _COPIES = 5
 
 
 def unwritable(database: str) -> int:
-    """The ``errno`` of writing to a database that is there; 0 if nothing speaks against it."""
+    """Return the ``errno`` of writing to an existing database; 0 if writing seems possible."""
     folder = os.path.dirname(database)
     try:
         if os.statvfs(database).f_flag & os.ST_RDONLY:
@@ -467,12 +467,12 @@ class Copy:
     """A copy of a database and its log.
 
     Attributes:
-        folder: where it lies.
-        close: deletes it; called at the end of this object.
+        folder: the temporary folder that holds it.
+        close: deletes it; called when this object goes.
     """
 
     def __init__(self, database: str) -> None:
-        import shutil  # on use: hardly a database is read-only, and these two load twelve modules
+        import shutil  # on use: databases are rarely read-only, and both load twelve modules
         import tempfile
 
         self._files = [database, f"{database}-wal"]

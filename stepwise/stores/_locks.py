@@ -1,17 +1,17 @@
 """Locks for leases on this machine: one file for a store, one byte of it for each run.
 
-The kernel frees a record lock when its process dies, however it dies.  Where the system has them,
-locks of *open file descriptions* (OFD, Linux) are taken.  A POSIX lock has a trap: *all* locks of a
-process on a file are dropped when it closes *any* descriptor of that file, so that an agent which
-searches its own home gives its run away.  An OFD lock has another trap: a forked child holds it,
-too, so that it outlives its owner; the child closes its copies at once.  Neither kind excludes its
-own process here (one descriptor for each lock file): a registry answers for it.
+The kernel frees a record lock when the holder's process dies, however it dies.  Where the system
+has them, locks of *open file descriptions* (OFD, Linux) are used.  A POSIX lock has a trap: a
+process drops *all* its locks on a file when it closes *any* descriptor of that file.  An agent that
+searches its own home would thus give its run away.  An OFD lock has another trap: a forked child
+holds the lock, too, so that it outlives its owner.  The child therefore closes its copies at once.
+Neither kind excludes its own process here (one descriptor for each lock file), so a registry does.
 
-SQLite's own locks on a database are POSIX locks.  Dropped, they let another process delete or reset
-the log that this one writes into, and acknowledged records are gone: seen.  A :class:`Guard` holds
-the same bytes as an OFD lock.
+SQLite's own locks on a database are POSIX locks.  Once they are dropped, another process may delete
+or reset the log into which this process writes.  Acknowledged records were seen to vanish that
+way.  A :class:`Guard` holds the same bytes as an OFD lock.
 
-``filelock`` was measured and not taken: it uses ``flock``, which an orphaned child keeps held.
+Rejected, after measuring: ``filelock``.  It uses ``flock``, which an orphaned child keeps held.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FLOCK = struct.Struct("@hhqqi0q" if _LINUX else "@qqihh")
 
 @functools.cache
 def has_ofd() -> bool:
-    """Return whether locks survive when this process reads and closes the locked file."""
+    """Return whether a lock survives when this process reads and closes the locked file."""
     if not _LINUX or not hasattr(fcntl, "F_OFD_GETLK"):
         return False
     query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
@@ -54,10 +54,10 @@ def has_ofd() -> bool:
 
 
 def _lock(descriptor: int, kind: int, offset: int, size: int = 1) -> None:
-    """Take or give up a lock of some bytes, without waiting.
+    """Take or release a lock of some bytes, without waiting.
 
     Raises:
-        OSError: another process holds it (EAGAIN, EACCES), or it cannot be had.
+        OSError: another process holds the lock (EAGAIN, EACCES), or the lock is not available.
     """
     if has_ofd():
         wanted = _FLOCK.pack(kind, os.SEEK_SET, offset, size, 0)
@@ -74,16 +74,16 @@ _LOCKF = {
 
 
 class LockFile:
-    """One lock file of this process.  Use :func:`lock_file` to get the one for a path."""
+    """A lock file of this process.  Use :func:`lock_file` to get the object for a path."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._mutex = threading.RLock()  # a finalizer may release a lease anywhere
+        self._mutex = threading.RLock()  # a finalizer may release a lease at any point
         self._descriptor = self._open()
         self._held: set[str] = set()
 
     def acquire(self, name: str) -> bool:
-        """Lock ``name``; False if this process or another holds it."""
+        """Lock ``name``; return False if this or another process holds it."""
         with self._mutex:
             self._reopen_if_replaced()
             if name in self._held:
@@ -98,7 +98,7 @@ class LockFile:
             return True
 
     def release(self, name: str) -> None:
-        """Unlock ``name``; no error if it is not held."""
+        """Unlock ``name``; do nothing if it is not held."""
         with self._mutex:
             if name in self._held:
                 self._held.discard(name)
@@ -106,9 +106,9 @@ class LockFile:
                     _lock(self._descriptor, fcntl.F_UNLCK, _offset(name))
 
     def holder(self, name: str) -> int | None:
-        """Return the process id of the holder of ``name``, maybe our own; ``None`` if it is free.
+        """Return the process id of the holder of ``name``, possibly our own; ``None`` if free.
 
-        0 if another process does, and the system does not say which.
+        Return 0 if another process holds it, and the system does not say which.
         """
         with self._mutex:
             self._reopen_if_replaced()
@@ -122,29 +122,29 @@ class LockFile:
         return bool(self._held)
 
     def close(self) -> None:
-        """Close the file, if this process holds no lock of it; the next use opens it again."""
+        """Close the file if this process holds no lock of it; the next use opens the file again."""
         with self._mutex:
             if self._descriptor >= 0 and not self._held:
                 os.close(self._descriptor)
                 self._descriptor = -1
 
     def keep(self) -> None:
-        """Take the held locks again if the lock file was deleted or replaced meanwhile.
+        """Take the held locks again if the lock file was deleted or replaced.
 
-        A lock that another process took first is lost; the epoch tells its owner.
+        A lock that another process took first is lost; the epoch reveals that to its owner.
         """
         try:
-            # Without the mutex: a file that is replaced right now is looked at the next time.
+            # Without the mutex: a file that is replaced at this moment is noticed the next time.
             if os.fstat(self._descriptor).st_nlink:
                 return
         except OSError:
-            pass  # closed, or never opened: what is held is looked at below, with the mutex
+            pass  # closed, or never opened: the code below checks the held locks, with the mutex
         with self._mutex:
             if self._held and not os.fstat(self._descriptor).st_nlink:
                 self._reopen_if_replaced()
 
     def forget(self) -> None:
-        """In a forked child: the parent's locks are not ours, and must not outlive it in here."""
+        """Forget the parent's locks in a forked child: its copies must not outlive the parent."""
         self._mutex = threading.RLock()
         self._held = set()
         descriptor, self._descriptor = self._descriptor, -1
@@ -161,7 +161,7 @@ class LockFile:
         try:  # a read-only file can still be queried for lock holders
             return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return -1  # nobody
+            return -1  # no process holds a lock
         except OSError as error:
             raise _failed(self.path, error) from error
 
@@ -222,7 +222,7 @@ _files_mutex = threading.Lock()
 
 
 def lock_file(path: str) -> LockFile:
-    """The lock file of this process for an absolute path; opened once, closed after a test only."""
+    """Return the lock file of this process for an absolute path; only tests close it."""
     with _files_mutex:
         file = _files.get(path)
         if file is None:
@@ -233,7 +233,7 @@ def lock_file(path: str) -> LockFile:
 
 
 def close_lock_files(folder: str) -> None:
-    """Close the unused lock files below a folder, when a test ends."""
+    """Close the unused lock files below a folder, at the end of a test."""
     with _files_mutex:
         files = [file for path, file in _files.items() if path.startswith(folder + os.sep)]
     for file in files:
@@ -247,16 +247,16 @@ def _after_fork() -> None:
         file.forget()
 
 
-# -- what SQLite holds ---------------------------------------------------------------------------
+# -- locks of SQLite -----------------------------------------------------------------------------
 
-_SHARED = 0x40000002, 510  # offset and bytes that SQLite locks in an open database
-_OPEN_LOG = 128, 1  # and in the index of its log
+_SHARED = 0x40000002, 510  # offset and size of SQLite's lock in an open database
+_OPEN_LOG = 128, 1  # and of its lock in the index of the log
 
 
 class Guard:
-    """Holds what SQLite holds of a database that this process has open, in a way that stays.
+    """A lasting copy of SQLite's locks on a database that this process has open.
 
-    Use :func:`guarded` to get the one for a path.
+    Use :func:`guarded` to get the object for a path.
     """
 
     def __init__(self, database: str) -> None:
@@ -266,7 +266,7 @@ class Guard:
         self._held: Any = None
 
     def begin(self) -> None:
-        """A connection was opened, and has read something."""
+        """Guard the database after a connection was opened and has read something."""
         self._uses += 1
         if not has_ofd() or (self._descriptors and _is_same(self._database, self._held)):
             return
@@ -283,7 +283,7 @@ class Guard:
 
     @contextlib.contextmanager
     def end(self) -> Iterator[None]:
-        """Around the end of a connection: the last one must be able to tidy up."""
+        """Unlock around the end of the last connection, which must be able to clean up."""
         self._uses -= 1
         gone = self._descriptors if self._uses <= 0 else []
         if gone:
@@ -297,7 +297,7 @@ class Guard:
             self._close(gone)  # not earlier: closing would have dropped SQLite's own locks
 
     def forget(self) -> None:
-        """In a forked child: the parent's guard must not outlive it in here."""
+        """Forget the guard in a forked child, where it must not outlive the parent."""
         gone, self._descriptors, self._uses = self._descriptors, [], 0
         self._close(gone)
 
@@ -321,14 +321,14 @@ def _forget_guards() -> None:
 
 
 def guarded(database: str) -> Guard:
-    """The guard of this process for the absolute path of a database."""
+    """Return the guard of this process for the absolute path of a database."""
     _watch_forks()
     return _guards.setdefault(database, Guard(database))
 
 
 @contextlib.contextmanager
 def exclusively(path: str) -> Iterator[None]:
-    """Hold a whole lock file, waiting for other threads and processes that hold it.
+    """Hold a whole lock file; wait for other threads and processes that hold it.
 
     Raises:
         OSError: the lock file cannot be opened.

@@ -1,4 +1,4 @@
-"""Batches as statements, one for each run; what several runs want written is one transaction."""
+"""Batches as SQL statements, one for each run; the batches of several runs are one transaction."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 from stepwise.stores._postgres_connections import Connection, Statement
 from stepwise.stores.base import Batch, Head, Owner
 
-_KEPT = 32 << 20  # bytes of a run's batches that are kept until they are flushed
-_MANY_KEPT = 1000  # the same, batches
+_KEPT = 32 << 20  # bytes of a run's batches to keep until they are flushed
+_MANY_KEPT = 1000  # batches of a run to keep until then
 
 
 class HeldLease:
     """A lease that this process holds.
 
     Attributes:
-        turn: the number of its last batch; ``None`` while a write has no answer.
-        unsure: a write failed, and nobody knows whether it was done, or will be.
-        unanswered: the last batch was posted, and its answer is not there.
+        turn: the number of the last batch; ``None`` while a write has no answer.
+        unsure: whether a write failed, and may be done, or still be under way.
+        unanswered: whether the last batch was posted, and has no answer so far.
         lock: held while a turn is begun.
-        is_empty: nobody had the lease before, and nothing has been written: there is nothing to
-            read, which saves a new run half of its requests.
+        is_empty: whether the lease is new and nothing has been written.  There is nothing to read
+            then, which saves a new run half of its requests.
     """
 
     __slots__ = (
@@ -51,9 +51,9 @@ class HeldLease:
         self._size = self._until = 0
 
     def written(self, batch: RunBatch, *, flushed: bool, answered: bool = True) -> None:
-        """Note that a batch was written, or posted.
+        """Note that a batch was written or posted.
 
-        What a crash of the server, or a lost connection, could still take back is kept.
+        Batches that a crash of the server or a lost connection could take back are kept.
         """
         if flushed or batch.size >= _KEPT:
             self._kept, self._size = [], 0
@@ -69,16 +69,16 @@ class HeldLease:
         self.unsure, self.unanswered = False, not answered
 
     def skipped(self, turn: int) -> None:
-        """Note that the server is at a turn, durably, and nothing is on its way."""
+        """Note that the server is durably at a turn, and no statement is under way."""
         self._kept, self._size = [], 0
         self.turn = self._until = turn
         self.unsure = self.unanswered = False
 
     def lost(self, turn: int) -> list[RunBatch] | None:
-        """Return the batches that a server that is at a turn does not have.
+        """Return the batches that a server at the given turn lacks.
 
         Returns:
-            ``None`` if some of them are not kept.
+            ``None`` if some of them are no longer kept.
         """
         until = self._until
         found = [each for each in self._kept if turn <= each.turn < until]
@@ -86,12 +86,12 @@ class HeldLease:
 
 
 class RunBatch:
-    """The batch of one run, with its bytes collected: all that can raise, before anything is sent.
+    """The batch of one run, with its bytes collected, so that nothing raises during the sending.
 
     Attributes:
         turn: the number of the batch before it.
-        sent: the server may know it.
-        error: why it was not written.
+        sent: whether the server may have received it.
+        error: the reason why it was not written.
         size: bytes.
     """
 
@@ -113,7 +113,7 @@ class RunBatch:
 
 @functools.lru_cache(maxsize=1024)
 def hashed(name: str) -> bytes:
-    """Return the hash that replaces an id or a name, whatever its characters."""
+    """Return the hash that replaces an id or a name, with any characters."""
     return hashlib.blake2b(to_bytes(name), digest_size=16).digest()
 
 
@@ -128,20 +128,20 @@ def to_text(data: bytes) -> str:
 
 
 def channel(schema: str) -> str:
-    """Return the channel on which the names that were written to are announced."""
+    """Return the channel that announces the names of writes."""
     return f"stepwise_{schema}"
 
 
 def is_announced(name: str) -> bool:
-    """Return whether writes under a name are announced: it ends with a colon, as no run id does."""
+    """Return whether writes under a name are announced: if it ends with a colon, unlike run ids."""
     return name.endswith(":")
 
 
 # -- one statement -------------------------------------------------------------------------------
 #
-# Its text depends on nothing but the tables that it changes, and whether in one row each: so it is
-# made once, and the server plans it once.  Several rows come as arrays, one for each column; one
-# row comes as parameters of its own, in half the time.
+# The text of a statement depends only on the tables that it changes, and on whether it changes one
+# row in each.  It is made once, and the server plans it once.  Several rows are arrays, one for
+# each column; one row is a list of parameters, which takes half the time.
 
 _COLUMNS = {
     "records": "number bigint, data bytea",
@@ -162,7 +162,7 @@ def send_batches(connection: Connection, schema: str, me: int, batches: list[Run
     """Write the batches of several runs in one transaction.
 
     Returns:
-        the runs whose batch was written: those whose lease this process still holds.
+        the runs whose batch was written, since this process still holds their leases.
     """
     durable = any(each.batch.durable for each in batches)
     statements = [_statement(schema, me, each, durable) for each in batches]
@@ -170,14 +170,13 @@ def send_batches(connection: Connection, schema: str, me: int, batches: list[Run
 
 
 def post_batch(connection: Connection, schema: str, me: int, batch: RunBatch) -> bool:
-    """Send a batch, and do not wait for the answer; return False behind a pooler."""
+    """Send a batch without waiting for the answer; return False behind a pooler."""
     if connection.direct:
         connection.post(_statement(schema, me, batch, batch.batch.durable))
     return connection.direct
 
 
 def _statement(schema: str, me: int, each: RunBatch, durable: bool) -> Statement:
-    """Return the statement that writes a batch."""
     tables = {name: rows for name, rows in _rows(each).items() if rows}
     values: list[Any] = [me, each.held.run, each.held.epoch, each.turn, each.batch.mark]
     for rows in tables.values():
@@ -187,7 +186,6 @@ def _statement(schema: str, me: int, each: RunBatch, durable: bool) -> Statement
 
 
 def _rows(each: RunBatch) -> dict[str, list[Any]]:
-    """Return the rows of a batch by table."""
     batch, head, removed = each.batch, each.batch.head, {*each.batch.delete} - each.put.keys()
     return {
         "records": [(number, bytes(data)) for number, data in each.records.items()],
@@ -206,10 +204,10 @@ def _head_row(head: Head) -> tuple[Any, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _text(schema: str, durable: bool, tables: tuple[tuple[str, bool], ...]) -> str:
-    """Return a statement: common table expressions, of which the first one takes the turn.
+    """Return a statement of common table expressions, the first of which takes the turn.
 
     Args:
-        tables: those that it changes, and whether in one row.
+        tables: the tables to change, and whether one row in each.
     """
     held = (
         f"held AS (UPDATE {schema}.leases SET turn = turn + 1, "
@@ -248,7 +246,7 @@ def _text(schema: str, durable: bool, tables: tuple[tuple[str, bool], ...]) -> s
 def send_deletion(
     connection: Connection, schema: str, me: int, batches: list[RunBatch]
 ) -> set[int]:
-    """Delete all of a run but its lease."""
+    """Delete everything of a run except its lease."""
     (each,) = batches
     sent = (each.held.run, each.held.epoch, each.turn, me)
     return {row[0] for row in connection.execute(_deletion(schema), sent, binary=True)}

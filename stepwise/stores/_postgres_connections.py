@@ -1,10 +1,11 @@
-"""Connections to a Postgres server: its URL, its tables, and what is kept open.
+"""Connections to a Postgres server: the URL, the tables, and the open connections.
 
-The URL of a Postgres store: what libpq gets, what people see, and settings of ours.
+The URL of a Postgres store has three parts: the parameters of libpq, the public form, and
+stepwise's own settings.
 
-Imports psycopg only to open a store: a command may have to show the URL without it.
+A command that only shows a URL uses ``stepwise._runtime.store_urls``, which needs no psycopg.
 
-The tables of a Postgres store: made under a lock of the transaction.
+The tables of a Postgres store are made under a lock of the transaction.
 
 ::
 
@@ -16,13 +17,13 @@ The tables of a Postgres store: made under a lock of the transaction.
     objects    run, hash of the name, name, data
     processes  id, host, boot, namespace of process ids, pid, its start, node, lease, beat
 
-A lease is the small row that each batch changes in place: no index holds what a batch changes.
-Texts are bytes, since Postgres stores neither NUL nor half a surrogate pair.  Instead of names and
-run ids, which may be longer than an entry of an index, hashes are in the indexes.
+A lease is the small row that each batch changes in place: no index contains a column that a batch
+changes.  Texts are stored as bytes, since Postgres stores neither NUL nor half a surrogate pair.
+Indexes contain hashes instead of names and run ids, which may be too long for an index entry.
 
-Connections to a Postgres server: few, kept open, and made again when they break.
+A process keeps few connections open, and makes them again when they break.
 
-Facts of a Postgres server that ``stepwise doctor`` asks for.
+The last section reads the server facts for ``stepwise doctor``.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ _DEFAULTS = {
 
 
 class PostgresOptions(NamedTuple):
-    """Settings of a store in its URL."""
+    """Settings of the store in its URL."""
 
     schema: str = "stepwise"
     lease_seconds: float = 30.0
@@ -125,10 +126,10 @@ def _options(parameters: list[str], url: str) -> PostgresOptions:
 
 
 def check_schema_name(name: str) -> str:
-    """Return the name of a schema, if it needs no quotes.
+    """Return the name of a schema if it needs no quotes.
 
     Raises:
-        ConfigurationError: it has other characters, or too many.
+        ConfigurationError: the name has other characters, or too many.
     """
     if not _SCHEMA.fullmatch(name):
         raise ConfigurationError(
@@ -199,14 +200,14 @@ INSERT INTO {schema}.meta VALUES ({version});
 
 
 def prepare_schema(connection: psycopg.Connection[Any], schema: str, where: str) -> None:
-    """Make the tables, unless they are there.
+    """Make the tables, unless they exist.
 
     Raises:
-        StoreError: they are of another format; another role could have made them.
+        StoreError: the tables have another format, or another role could have made them.
     """
     if _version(connection, schema, where) == FORMAT:
         return
-    # Many processes may start at once; the lock ends with the transaction, also behind a pooler.
+    # Many processes may start at once; the lock ends with the transaction, even behind a pooler.
     key = int.from_bytes(
         hashlib.blake2b(schema.encode(), digest_size=8).digest(), "big", signed=True
     )
@@ -239,7 +240,7 @@ WITH RECURSIVE ours (oid) AS (
 SELECT current_user::text, (SELECT min(owner)::text FROM foreigners),
     EXISTS (SELECT 1 FROM objects WHERE name = 'meta')
 """
-"""Whether there are tables, and a role that owns a schema or a table and could have added to it."""
+"""Whether tables exist, and a foreign role that owns the schema or a table in it."""
 # Not to_regclass(): its answer may be from before the transaction waited for the lock.
 
 
@@ -247,7 +248,7 @@ def _version(connection: psycopg.Connection[Any], schema: str, where: str) -> in
     """Return the version of the tables; 0 if there are none.
 
     Raises:
-        StoreError: another role owns the schema: a trigger of its would run with our rights.
+        StoreError: another role owns the schema, so that its triggers would run with our rights.
     """
     row = connection.execute(_statement(_LOOK), (schema, _NAMES)).fetchone()
     assert row is not None
@@ -276,12 +277,12 @@ def _statement(text: str) -> Any:
 
 T = TypeVar("T")
 Statement = tuple[str, Sequence[Any]]
-"""A text and its parameters."""
+"""The text of a statement, and its parameters."""
 
-_FIRST_SECONDS = 10.0  # for which a server that was never reached is awaited
-_SHORTEST, _LONGEST = 0.05, 1.0  # seconds between two tries to connect
-_SILENCE = 20.0  # seconds after which a connection without an answer is given up
-_BYTES_PER_SECOND = 1_000_000  # of a network that is slow and not dead
+_FIRST_SECONDS = 10.0  # to wait for a server that was never reached
+_SHORTEST, _LONGEST = 0.05, 1.0  # seconds between two attempts to connect
+_SILENCE = 20.0  # seconds without an answer after which a connection is given up
+_BYTES_PER_SECOND = 1_000_000  # of a network that is slow, but not dead
 _PREPARE_AFTER = 3  # executions of a statement
 _MOST_POSTED = 32  # statements without an answer
 
@@ -305,53 +306,53 @@ _WRONG = {
     "does not support SSL": "correct sslmode in the store's URL",
     "invalid connection option": "correct the store's URL",
 }
-"""Parts of messages of libpq that no other try changes, and the way out of each."""
+"""Parts of libpq's messages about errors that no retry solves, with the way out of each."""
 
 
-# psycopg logs that a pipeline broke with its connection; so does the error that follows.
+# psycopg logs that a pipeline broke with its connection; the error that follows says so, too.
 logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
 
 class LostError(Exception):
-    """The connection was lost; nobody knows what became of the statement."""
+    """The connection was lost, and the outcome of the statement is unknown."""
 
 
 class Connection(psycopg.Connection[Any]):
-    """A connection that gives up a server from which nothing comes.
+    """A connection that gives up a silent server.
 
     Attributes:
         until: when a wait for the server ends, by the monotonic clock.
-        direct: there is no pooler between it and the server.
+        direct: whether there is no pooler between the process and the server.
     """
 
     until: float | None = None
     direct = False
     _stack: contextlib.ExitStack | None = None  # holds the pipeline, once there is one
     _posting: psycopg.Pipeline
-    _posted = 0  # statements that have no answer yet
+    _posted = 0  # statements without an answer so far
 
     def post(self, statement: Statement) -> None:
-        """Send a statement as a transaction of its own, and do not wait for the answer.
+        """Send a statement as a separate transaction, without waiting for the answer.
 
-        The server executes what it was sent, whatever becomes of this process.
+        The server executes a sent statement, whatever becomes of this process.
         """
         self._begin_pipeline()
         if self._posted >= _MOST_POSTED:
             self._execute_in_pipeline(())
         try:
             super().execute(*statement, binary=True)
-            # Pipeline.sync() would wait for the answer.  Without one after each statement, nothing
-            # is committed, and one that is refused takes with it what is posted behind it.
+            # Pipeline.sync() would wait for the answer.  Without a sync after each statement,
+            # nothing is committed, and a refused statement takes all later posted ones with it.
             self.pgconn.pipeline_sync()
             self._posting.result_queue.append(None)
-            self.wait(generators.send(self.pgconn))  # until the system has all of it
+            self.wait(generators.send(self.pgconn))  # until the operating system has all of it
         except BaseException:
-            self.close()  # nobody knows how much of it was sent
+            self.close()  # an unknown part of it was sent
             raise
         self._posted += 1
 
     def execute_all(self, statements: Sequence[Statement]) -> list[Any]:
-        """Execute statements in one transaction, behind what was posted; return the rows."""
+        """Execute statements in one transaction, after all posted statements; return the rows."""
         if len(statements) == 1:
             return self.execute(*statements[0], binary=True).fetchall()  # type: ignore[no-any-return]
         self._begin_pipeline()
@@ -359,7 +360,7 @@ class Connection(psycopg.Connection[Any]):
         return [row for each in cursors for row in each]
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:
-        """Execute a statement, behind what was posted."""
+        """Execute a statement after all posted statements."""
         if self._stack is None:
             return super().execute(*args, **kwargs)
         (cursor,) = self._execute_in_pipeline([args], **kwargs)
@@ -374,7 +375,7 @@ class Connection(psycopg.Connection[Any]):
         """Execute statements in one transaction.
 
         Raises:
-            LostError: perhaps something posted has failed: whoever tries again finds that out.
+            LostError: a posted statement may have failed; a retry finds that out.
         """
         posted, self._posted = self._posted, 0
         try:
@@ -388,7 +389,7 @@ class Connection(psycopg.Connection[Any]):
         return cursors
 
     def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
-        """Wait for the server's answer, but not for ever."""
+        """Wait for the server's answer until the time limit."""
         if self.until is None:
             return super().wait(gen, *args, **kwargs)
         try:
@@ -399,13 +400,13 @@ class Connection(psycopg.Connection[Any]):
 
     @property
     def is_idle(self) -> bool:
-        """Return whether another statement can be executed."""
+        """True if another statement can be executed."""
         idle = self.pgconn.transaction_status == TransactionStatus.IDLE
         return not self.closed and (idle or self._posted > 0)
 
 
 def _until(gen: Any, until: float) -> Generator[Any, Any, Any]:
-    """Do what a generator of psycopg does, until it is too late."""
+    """Run a generator of psycopg until the time limit; raise LostError after that."""
     try:
         ready = yield next(gen)
         while True:
@@ -419,14 +420,14 @@ def _until(gen: Any, until: float) -> Generator[Any, Any, Any]:
 class Connections:
     """The connections of a store in this process: as many as are needed at once, kept open.
 
-    The one that was used last is used next: what it posted is then before what comes.
+    The last used connection is used next, so that its posted statements come first.
 
     Args:
-        conninfo: what libpq takes, password and all.
+        conninfo: the connection string for libpq, with the password.
         where: the store's URL without the password, for messages.
         schema: the schema of the store's tables.
-        patience: seconds for which a server that went away is awaited.
-        size: how many connections there are at most.
+        patience: seconds to wait for a server that went away.
+        size: the maximum number of connections.
     """
 
     def __init__(
@@ -452,10 +453,10 @@ class Connections:
         patience: float | None = None,
         size: int = 0,
     ) -> T:
-        """Call ``work`` with a connection; once more for each connection that breaks.
+        """Call ``work`` with a connection, and again after each connection that breaks.
 
         Args:
-            work: may be called several times; it finds out what an earlier call has done.
+            work: may be called several times; each call finds out what an earlier call has done.
             patience: seconds, instead of the store's.
             size: bytes that go through the connection.
 
@@ -463,7 +464,7 @@ class Connections:
             StoreError: the server refuses, or stays away.
         """
         patience = self.patience if patience is None else patience
-        if not self._prepared:  # nobody knows whether there is such a server
+        if not self._prepared:  # such a server may not exist
             patience = min(patience, _FIRST_SECONDS)
         until = time.monotonic() + patience
         silence = min(_SILENCE, patience) + size / _BYTES_PER_SECOND
@@ -481,7 +482,7 @@ class Connections:
             pause = min(2 * pause, _LONGEST)
 
     def post(self, work: Callable[[Connection], bool]) -> bool:
-        """Let ``work`` post something with a connection, if one is free; return whether it did."""
+        """Let ``work`` post a statement if a connection is free; return whether it did."""
         if not self._slots.acquire(blocking=False):
             return False
         try:
@@ -523,7 +524,7 @@ class Connections:
     def _give_back(self, connection: Connection) -> None:
         connection.until = None
         if not connection.closed and not connection.is_idle:
-            connection.close()  # the server rolls back what it was doing
+            connection.close()  # the server rolls back the open transaction
         if connection.closed:
             self._lose()
             return
@@ -534,7 +535,7 @@ class Connections:
         connection.close()
 
     def _lose(self) -> None:
-        """Close what nobody uses: it broke with the connection that broke."""
+        """Close the idle connections, which broke together with the broken one."""
         with self._lock:
             idle, self._idle = self._idle, []
         for each in idle:
@@ -543,7 +544,7 @@ class Connections:
     # -- connecting ------------------------------------------------------------------------------
 
     def connect(self) -> Connection:
-        """Open a connection, for the caller to close; the first one makes the tables.
+        """Open a connection, for the caller to close; the first connection makes the tables.
 
         Raises:
             LostError: the server is away; it may come back.
@@ -595,7 +596,7 @@ class Connections:
         )
 
     def translated(self, error: psycopg.Error) -> StoreError:
-        """Return our error for one of Postgres."""
+        """Return our error for an error of Postgres."""
         code, hint = _HINTS.get(error.sqlstate or "", (None, "remove the cause"))
         return StoreError(
             f"the store {self.where} failed: {_one_line(error)}. Nothing recorded is lost; {hint} "
@@ -607,12 +608,12 @@ class Connections:
     # -- end -------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close all connections that nobody uses; the others when they are given back."""
+        """Close all idle connections; close the others when they are returned."""
         self.closed = True
         self._lose()
 
     def abandon(self) -> None:
-        """In a forked child: the parent's connections are neither used nor closed."""
+        """Forget the parent's connections in a forked child, without closing them."""
         _abandoned.append(self._idle)
         self._begin()
 
@@ -631,24 +632,24 @@ _HINTS: dict[str, tuple[int | None, str]] = {
 _LOST = (
     "08", "26000", "40001", "40P01", "42P05", "57P01", "57P02", "57P03", "57P05",
 )  # fmt: skip
-"""The beginnings of codes after which the same is tried again, with another connection.
+"""Prefixes of error codes after which the work is retried, with another connection.
 
-26000 and 42P05: somebody (``DISCARD ALL``) took the prepared statements of the connection away.
+26000 and 42P05: another client (``DISCARD ALL``) removed the connection's prepared statements.
 """
 
 
 def is_lost(connection: Connection, error: psycopg.Error) -> bool:
-    """Return whether the connection broke, or the server is about to end or to begin."""
+    """Return whether the connection broke, or the server is shutting down or starting."""
     return connection.closed or (error.sqlstate or "").startswith(_LOST)
 
 
 def _configure(connection: Connection) -> None:
-    # Integers have one type, whatever their size: another type would be another statement.
+    # All integers have one type, whatever their size: another type would need another statement.
     connection.adapters.register_dumper(int, Int8BinaryDumper)
     connection.adapters.register_dumper(list, ListBinaryDumper)
     row = connection.execute("SELECT pg_backend_pid()").fetchone()
     connection.commit()
-    # A pooler tells its clients a process id that is not the server's.
+    # A pooler reports a process id that is not the server's.
     connection.direct = row is not None and row[0] == connection.info.backend_pid
     if connection.direct:
         connection.prepare_threshold = _PREPARE_AFTER
@@ -658,7 +659,7 @@ def _one_line(error: Exception) -> str:
     told = "".join(
         line
         for line in str(error).splitlines(keepends=True)
-        if not line.lstrip().startswith("Is the server running")  # our sentence asks that
+        if not line.lstrip().startswith("Is the server running")  # our message says that
     )
     return " ".join(told.split()).rstrip(".")
 
@@ -670,21 +671,21 @@ _SETTINGS = ("server_version", "fsync", "full_page_writes", "synchronous_commit"
 
 
 class Standby(NamedTuple):
-    """A server that follows this one; ``sync`` is empty where the user may not see it."""
+    """A server that follows this one; ``sync`` is empty if the user may not see it."""
 
     name: str
     sync: str
 
 
 class ServerFacts(NamedTuple):
-    """Facts of a server, as one connection sees them.
+    """Facts about a server, as one connection sees them.
 
     Args:
         settings: values by name.
-        seconds: that one request took.
-        ahead: seconds by which the server's clock is ahead of ours.
-        standby: it follows another server, and takes no writes.
-        direct: there is no pooler in between.
+        seconds: the duration of one request.
+        ahead: seconds by which the server's clock is ahead of this machine's.
+        standby: whether the server follows another one, and refuses writes.
+        direct: whether there is no pooler in between.
     """
 
     settings: dict[str, str]
@@ -697,7 +698,7 @@ class ServerFacts(NamedTuple):
 
 
 def server_facts(connection: Connection) -> ServerFacts:
-    """Ask a server."""
+    """Query the facts of a server."""
     rows = connection.execute(
         "SELECT name, setting FROM pg_settings WHERE name = ANY($1::text[])", (list(_SETTINGS),)
     ).fetchall()

@@ -1,8 +1,9 @@
-"""Which processes hold leases, and whether they live: one row for each, and its beat.
+"""The processes that hold leases, and whether they live: one row for each, with its beat.
 
-A lease belongs to a process, not to a connection.  It is held while the process beats: until
-``lease_seconds`` after the last beat, or after the start of the server if that was later, by the
-server's clock.  Sooner, a lease is free only if the death of its holder is proven.
+A lease belongs to a process, not to a connection.  The lease is held while the process beats: until
+``lease_seconds`` after the last beat, by the server's clock.  If the server started later, its
+start counts instead of the beat.  Before that time, a lease is free only if its holder is proven
+dead.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ HELD = (
     "greatest(p.beat, pg_postmaster_start_time()) + make_interval(secs => p.lease_seconds) "
     "> clock_timestamp()"
 )
-"""The condition for a lease of the process ``p`` to be held."""
+"""The SQL condition under which the lease of a process ``p`` is held."""
 
 
 _FORGOTTEN = "7 days"  # after which the row of a process without leases is deleted
-_SHORTEST, _LONGEST = 0.05, 1.0  # seconds between two tries to connect
+_SHORTEST, _LONGEST = 0.05, 1.0  # seconds between two attempts to connect
 
 
 class ProcessFacts(NamedTuple):
-    """A row of a process: enough to prove its death.
+    """The row of a process, with enough facts to prove its death.
 
     Args:
-        boot: id of the start of its machine; empty if that is not known.
+        boot: id of the start of its machine; empty if unknown.
         namespace: of its process id.
-        started: when it started, as its machine says.
-        node: what an engine calls its machine; empty if no engine started it.
+        started: when the process started, according to its machine.
+        node: the engine's name of its machine; empty if no engine started it.
     """
 
     id: int
@@ -60,14 +61,14 @@ class ProcessFacts(NamedTuple):
 FACTS = ", ".join(f"p.{name}" for name in ProcessFacts._fields)
 
 proofs: list[Callable[[ProcessFacts], bool]] = []
-"""Functions that know of dead processes; an engine adds one.  ``True`` is a proof of death."""
+"""Functions that know of dead processes, added by engines.  ``True`` is a proof of death."""
 
 node = ""
-"""The name that an engine gave to the machine of this process."""
+"""The engine's name of the machine of this process."""
 
 
 def set_node(name: str) -> None:
-    """Say what an engine calls the machine of this process."""
+    """Set the engine's name of the machine of this process."""
     global node  # noqa: PLW0603
     node = name
 
@@ -80,12 +81,12 @@ def is_dead(facts: ProcessFacts) -> bool:
 def _proves(proof: Callable[[ProcessFacts], bool], facts: ProcessFacts) -> bool:
     try:
         return proof(facts)
-    except Exception:  # whatever an engine raises that is away itself: it proves nothing
+    except Exception:  # an engine that is unavailable itself proves nothing
         return False
 
 
 def _is_gone(facts: ProcessFacts) -> bool:
-    """Return whether a process of this machine, with process ids as here, is no more."""
+    """Return whether a process has ended that ran on this machine, in our process namespace."""
     boot, namespace = _here()
     if not boot or (facts.boot, facts.namespace) != (boot, namespace):
         return False
@@ -95,7 +96,7 @@ def _is_gone(facts: ProcessFacts) -> bool:
 
 @functools.cache
 def _here() -> tuple[str, str]:
-    """Return the id of this start of the machine, and the namespace of process ids."""
+    """Return the id of this start of the machine, and of the namespace of process ids."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip(), os.readlink("/proc/self/ns/pid")
@@ -106,8 +107,8 @@ def _here() -> tuple[str, str]:
 def _started(pid: int) -> str | None:
     """Return when a process started, in ticks since the start of the machine.
 
-    Empty if it has ended, and only its parent has not noticed.  ``None`` if nothing can be seen of
-    it: ``/proc`` may hide the processes of other users.
+    Return an empty text if the process has ended and its parent has not noticed yet.  Return
+    ``None`` if nothing is visible: ``/proc`` may hide the processes of other users.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -118,7 +119,7 @@ def _started(pid: int) -> str | None:
 
 
 class Presence:
-    """The row of this process, its beat, and the notifications that it hears.
+    """The row of this process, its beat, and the notifications that it receives.
 
     Args:
         connections: of the store.
@@ -136,32 +137,32 @@ class Presence:
         self._schema, self._lease_seconds = connections.schema, lease_seconds
         self._lock = threading.Lock()
         self._id: int | None = None
-        self._beaten = 0.0  # when, by a clock that counts while the machine is suspended
+        self._beaten = 0.0  # time of the last beat, by a clock that counts during suspension
         self._wake, self._woken = -1, -1  # the ends of a pipe
         self._pipe = threading.RLock()  # a finalizer may wake the thread
         self._started = self._closed = False
         self._listens = self._hears = False
         self._counts = Counter[str]()
-        self._first = 0  # what each count begins with; grows when notifications may be missing
+        self._first = 0  # the base of each count; grows when notifications may be missing
 
     # -- the row ---------------------------------------------------------------------------------
 
     @property
     def id(self) -> int:
-        """The number of this process among those that hold leases; 0 if it never held any."""
+        """The number of this process among the holders of leases; 0 if it never held one."""
         return self._id or 0
 
     def enter(self) -> int:
         """Let this process hold leases; return its number.
 
-        A process that slept for longer than its leases last beats first: a lease that it took now
+        A process that slept for longer than its leases last beats first: otherwise its next lease
         would be free again at once.
         """
         if self._id is None:
             with self._lock:
                 if self._id is None:
                     made = self._connections.use(self._new_row)
-                    self._start()  # raises where there are too many threads
+                    self._start()  # raises if there are too many threads
                     self._id = made
         elif elapsed() - self._beaten > self._lease_seconds / 2:
             self._connections.use(self._beat)
@@ -205,7 +206,7 @@ class Presence:
     # -- notifications ---------------------------------------------------------------------------
 
     def changes(self, name: str) -> int | None:
-        """Return how often a name was announced; ``None`` while nothing would be heard."""
+        """Return how often a name was announced; ``None`` if announcements cannot be received."""
         if not self._listens:
             with self._lock:
                 self._start()
@@ -215,9 +216,9 @@ class Presence:
 
     def _listen(self, connection: Connection) -> None:
         if connection.direct:  # a pooler may give another connection of the server to the next
-            connection.add_notify_handler(self._hear)  # for what comes with an answer
+            connection.add_notify_handler(self._hear)  # for those that come with an answer
             connection.execute(f"LISTEN {channel(self._schema)}")
-            self._first += 1  # what was not heard counts as a change
+            self._first += 1  # missed notifications count as a change
             self._hears = True
 
     def _hear(self, notify: psycopg.Notify) -> None:
@@ -226,8 +227,8 @@ class Presence:
     # -- the thread ------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Let the thread look at once at what there is to do."""
-        with self._pipe, contextlib.suppress(OSError):  # it is awake, or gone
+        """Wake the thread, so that it does its work at once."""
+        with self._pipe, contextlib.suppress(OSError):  # the thread is awake, or gone
             os.write(self._woken, b"w")
 
     def _start(self) -> None:
@@ -236,8 +237,8 @@ class Presence:
                 self._wake, self._woken = os.pipe()
                 for end in (self._wake, self._woken):
                     os.set_blocking(end, False)
-            # Not a threading.Thread: nobody waits for it, and it does not make a program one with
-            # several threads, whose large values are copied before they are written.
+            # Not a threading.Thread: the interpreter would wait for it, and the program would count
+            # as one with several threads, whose large values are copied before they are written.
             _thread.start_new_thread(self._serve, ())
             self._started = True
 
@@ -276,19 +277,19 @@ class Presence:
         connection.until = None
 
     def _rest(self, connection: Connection) -> None:
-        """Hear notifications until the next beat is due, or somebody wakes this thread."""
+        """Receive notifications until the next beat is due, or until this thread is woken."""
         until = time.monotonic() + self._lease_seconds / 3
         while not self._closed and (left := until - time.monotonic()) > 0:
             if self._doze(left, connection.fileno()):
                 return
-            # Not connection.notifies(), which waits, and without a wait reads nothing.
+            # Not connection.notifies(): with a timeout it waits, and without one it reads nothing.
             connection.pgconn.consume_input()
             while heard := connection.pgconn.notifies():
                 self._counts[heard.extra.decode()] += 1
 
     def _doze(self, seconds: float, *files: int) -> bool:
-        """Wait for a while, for bytes in a file, or until woken; return whether it was that."""
-        poll = select.poll()  # not select(), which refuses large numbers of files
+        """Wait for some seconds, for bytes in a file, or for a wake; return True if woken."""
+        poll = select.poll()  # not select(), which refuses large file numbers
         for file in (self._wake, *files):
             poll.register(file, select.POLLIN)
         if self._wake not in dict(poll.poll(1000 * seconds)):
@@ -299,6 +300,6 @@ class Presence:
         return True
 
     def close(self) -> None:
-        """End the beat."""
+        """End the thread, and with it the beat."""
         self._closed = True
         self.wake()

@@ -1,4 +1,4 @@
-"""``memory:``: a store that ends with the process.  For tests, and for runs not worth keeping."""
+"""``memory:``: a store that ends with the process, for tests and for runs not worth keeping."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class _StoredRun:
 
 
 class MemoryStore:
-    """Keeps runs in dictionaries.
+    """A store that keeps runs in dictionaries.
 
     Args:
-        name: the part of the URL after ``memory:``; stores of other names share nothing.
+        name: the part of the URL after ``memory:``; stores with different names share nothing.
     """
 
     persistent = False
@@ -81,7 +81,7 @@ class MemoryStore:
 
     @for_several(write)
     def write_all(self, wanted: Sequence[tuple[str, int, Batch]]) -> Sequence[BaseException | None]:
-        """Write a batch for each of several runs; return what came of each instead."""
+        """Write a batch for each of several runs; return the outcome of each instead of raising."""
         return [error_of(self.write, *each) for each in wanted]
 
     def read(self, run_id: str, after: int = 0) -> Iterator[tuple[int, bytes]]:
@@ -112,14 +112,14 @@ class MemoryStore:
         )
 
     def newest_heads(self, *, unfinished: bool = False) -> Iterator[Head]:
-        """Yield the heads of all runs, or of unfinished ones, those of the newest runs first."""
+        """Yield the heads of all runs, or of all unfinished runs, the newest first."""
         with self._lock:
             found = sorted(self._runs.values(), key=lambda run: -run.place)
             heads = [run.head for run in found if run.head is not None]
         return (head for head in heads if not (unfinished and head.finished))
 
     def count_heads(self) -> int:
-        """Return how many runs there are, child runs included."""
+        """Return the number of runs, child runs included."""
         with self._lock:
             return sum(run.head is not None for run in self._runs.values())
 

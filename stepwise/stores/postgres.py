@@ -1,14 +1,15 @@
-"""``postgresql://user@host/database``: the store of many machines, on a Postgres server.
+"""``postgresql://user@host/database``: the store for many machines, on a Postgres server.
 
-A batch is one statement: it changes the row of the lease, if that still has the epoch and the turn
-of the writer, and everything else is inserted from that row.  What several runs of a process want
-written at once is one transaction.
+A batch is one statement.  The statement changes the row of the lease, if the row still has the
+writer's epoch and turn, and inserts everything else from that row.  Concurrent batches of several
+runs of a process are one transaction.
 
-A checkpoint need not be on a disk: it has to survive the process.  It does so once it was handed to
-the operating system, since the server executes what it was sent.  So it is *posted*: sent before
-the body of its step begins, and not waited for.  The next batch of the run goes behind it, on the
-same connection, and names the turn that it has taken.  If that turn is missing, the connection was
-lost, or the server crashed: then the checkpoint, which is kept until then, is written again.
+A checkpoint has to survive the process, but need not be on a disk.  It survives once the operating
+system has it, since the server executes a sent statement.  A checkpoint is therefore *posted*: sent
+before the body of its step begins, without waiting for the answer.  The next batch of the run
+follows on the same connection, and names the turn that the checkpoint has taken.  If that turn is
+missing, the connection was lost, or the server crashed.  The checkpoint, which is kept until then,
+is then written again.
 """
 
 from __future__ import annotations
@@ -55,25 +56,25 @@ __all__ = ["PostgresStore"]
 
 R = TypeVar("R")
 
-_TOGETHER = 16 << 20  # bytes that go in one statement
+_TOGETHER = 16 << 20  # maximum size of a statement, in bytes
 _FIRST_PAGES, _PAGE = (1, 32), 1000  # rows: many readers need only the first
 _WEIGHT = 4_000_000  # bytes after which a page of records ends
-_RELEASE_SECONDS = 5.0  # for which a release waits for the server
+_RELEASE_SECONDS = 5.0  # to wait for the server when a lease is released
 _TRIES = 20
-_LARGEST_POSTED = 256 << 10  # bytes of a batch that is not waited for
-_UNKNOWN = 0  # instead of the epoch of an acquisition that got no answer
-_EPOCHS = 10_000  # runs whose epochs are kept in memory
+_LARGEST_POSTED = 256 << 10  # maximum size of a posted batch, in bytes
+_UNKNOWN = 0  # instead of the epoch of an acquisition without an answer
+_EPOCHS = 10_000  # maximum number of runs whose epochs are kept in memory
 
 _Send = Callable[[Connection, str, int, list[RunBatch]], set[int]]
 
 
 class _LeaseRow(NamedTuple):
-    """A lease as the server knows it.
+    """A lease according to the server.
 
     Args:
-        process: that holds it, or held it last; ``None`` if it was released.
-        lives: the lease has not run out, and nothing proves the death of the process.
-        is_dead: its death is proven.
+        process: the current or last holder; ``None`` if the lease was released.
+        lives: whether the lease has not run out, and nothing proves the death of the process.
+        is_dead: whether the death of the process is proven.
     """
 
     epoch: int
@@ -84,13 +85,13 @@ class _LeaseRow(NamedTuple):
 
 
 class PostgresStore:
-    """Runs in a Postgres database, for any number of machines.
+    """A store of runs in a Postgres database, for any number of machines.
 
     Args:
-        url: ``postgresql://user@host/database``, as libpq takes it.  Parameters of ours:
-            ``schema`` (of the tables, ``stepwise``), ``lease_seconds`` (for which a process that
-            is silent keeps its runs, 30), ``patience_seconds`` (for which a server that went away
-            is awaited, 60), ``pool_size`` (connections at most, 4; and one that beats and listens).
+        url: ``postgresql://user@host/database``, in the form of libpq.  stepwise's own parameters
+            are ``schema`` (of the tables, ``stepwise``) and ``pool_size`` (maximum connections, 4;
+            one more beats and listens).  ``lease_seconds`` (30) is how long a silent process keeps
+            its runs; ``patience_seconds`` (60) is how long to wait for a server that went away.
 
     Raises:
         ConfigurationError: the URL cannot be used as it is written.
@@ -116,8 +117,8 @@ class PostgresStore:
         self._lock = threading.Lock()
         self._held: dict[str, HeldLease] = {}
         self._acquiring: dict[str, Owner] = {}
-        self._epochs: dict[str, int] = {}  # the newest that are known
-        self._to_release: dict[str, int] = {}  # epochs, of leases that the server may still have
+        self._epochs: dict[str, int] = {}  # the newest known epochs
+        self._to_release: dict[str, int] = {}  # epochs of leases that the server may still have
         self._presence = Presence(self._connections, self._options.lease_seconds, self._chores)
 
     # -- lease -----------------------------------------------------------------------------------
@@ -138,7 +139,7 @@ class PostgresStore:
         except RunOwnedError:
             raise
         except BaseException:
-            # The server may have given it all the same, to a process that lives and beats.
+            # The server may have granted the lease anyway, to a process that lives and beats.
             self._held.pop(run_id, None)
             self._to_release[run_id] = _UNKNOWN
             self._presence.wake()
@@ -149,11 +150,11 @@ class PostgresStore:
     def _acquire(self, connection: Connection, me: int, run_id: str, owner: Owner) -> HeldLease:
         """Take the lease; each statement names the epoch that it ends.
 
-        So one that was sent by a connection that broke, and arrives late, takes nothing.
+        A statement of a broken connection that arrives late therefore takes nothing.
         """
         last, process, is_dead = self._epochs.get(run_id, 0), me, False
         for _ in range(_TRIES):
-            # A lease that this process has without knowing: an acquisition, or a release, got no
+            # This process may have the lease without knowing, if an acquisition or a release got no
             # answer.
             row = connection.execute(
                 self._acquisition,
@@ -184,7 +185,7 @@ class PostgresStore:
         )
 
     def _note_epoch(self, run_id: str, epoch: int) -> None:
-        """Remember an epoch: whoever takes the lease again needs one request less."""
+        """Remember an epoch, which saves a request when the lease is taken again."""
         if len(self._epochs) >= _EPOCHS:
             self._epochs.clear()
         self._epochs[run_id] = epoch
@@ -202,7 +203,7 @@ class PostgresStore:
         return _LeaseRow(epoch, process, _owner(owner), bool(is_held) and not dead, dead)
 
     def release(self, run_id: str, epoch: int) -> None:
-        with contextlib.suppress(StoreError):  # as if the process had been killed before it
+        with contextlib.suppress(StoreError):  # as if the process had been killed earlier
             self._settle(run_id, _RELEASE_SECONDS)
         with self._lock:
             held = self._held.get(run_id)
@@ -216,15 +217,15 @@ class PostgresStore:
         try:
             self._connections.use(self._chores, patience=_RELEASE_SECONDS)
         except StoreError:
-            self._presence.wake()  # tries again
+            self._presence.wake()  # its thread retries
 
     def _chores(self, connection: Connection) -> None:
-        """Release what could not be released."""
+        """Release the leases that could not be released before."""
         for run_id, epoch in list(self._to_release.items()):
             known = epoch
             if epoch == _UNKNOWN:
                 found = self._look(connection, run_id)
-                if run_id not in self._to_release:  # it may be acquired again, by a new epoch
+                if run_id not in self._to_release:  # it may be acquired again, under a new epoch
                     continue
                 known = found.epoch if found is not None else epoch
             connection.execute(
@@ -254,7 +255,7 @@ class PostgresStore:
 
     @for_several(write)
     def write_all(self, wanted: Sequence[Wanted]) -> Sequence[BaseException | None]:
-        """Write a batch for each of several runs, in as few transactions as is reasonable."""
+        """Write a batch for each of several runs, in a reasonably small number of transactions."""
         found: list[RunBatch | LeaseLostError] = []
         for run_id, epoch, batch in wanted:
             try:
@@ -265,7 +266,7 @@ class PostgresStore:
         return [each.error if isinstance(each, RunBatch) else each for each in found]
 
     def _post(self, each: RunBatch) -> bool:
-        """Send a batch, if it is a checkpoint, without waiting; return whether it was sent."""
+        """Post a batch if it is a checkpoint; return whether it was sent."""
         held, batch = each.held, each.batch
         if (
             batch.durable
@@ -279,7 +280,7 @@ class PostgresStore:
         def send(connection: Connection) -> bool:
             if not connection.direct:
                 return False
-            # Whatever is raised from here on, nobody knows whether it is written.
+            # After any exception from here on, it is unknown whether the batch is written.
             each.turn, each.sent = held.turn or 0, True
             held.turn, held.unsure = None, True
             return post_batch(connection, self._schema, self._presence.id, each)
@@ -304,7 +305,7 @@ class PostgresStore:
         return held
 
     def _write_together(self, waiting: list[RunBatch]) -> None:
-        """Write the batches of several runs, so many with a statement as are not too large."""
+        """Write the batches of several runs, as many in one statement as its size allows."""
         together: list[RunBatch] = []
         size = 0
         for each in sorted(waiting, key=lambda each: each.held.run):
@@ -317,17 +318,17 @@ class PostgresStore:
             self._write(together, send_batches)
 
     def _settle(self, run_id: str, patience: float | None = None) -> bool:
-        """See that what was posted is written; return whether there can be something to read."""
+        """Make sure that posted batches are written; return whether there may be data to read."""
         held = self._held.get(run_id)
         if held is None:
             return True
         if held.unanswered:
-            # Where the lease was lost, the next write says so.
+            # If the lease was lost, the next write reports that.
             self._connections.use(lambda each: self._catch_up(each, held), patience=patience)
         return not held.is_empty
 
     def _write(self, batches: list[RunBatch], send: _Send, patience: float | None = None) -> None:
-        """Write batches with one statement; each that was not written gets its own error."""
+        """Write batches with one statement; each batch that was not written gets its own error."""
         left = list(batches)
         try:
             try:
@@ -336,7 +337,7 @@ class PostgresStore:
                     patience=patience,
                     size=sum(each.size for each in batches),
                 )
-            finally:  # also where an answer was asked for, and that failed
+            finally:  # even if the query for the outcome failed
                 for each in batches:
                     each.held.unsure = each.held.unsure or each.held.turn is None
         except StoreError as error:
@@ -344,12 +345,12 @@ class PostgresStore:
             for each in left:
                 if away or len(batches) == 1:
                     each.error = StoreError(*error.args, path=error.path, errno=error.errno)
-                else:  # one by one, so that no run gets the error of another
+                else:  # one by one, so that no run gets the error of another run
                     each.sent = False
                     self._write([each], send)
 
     def _try(self, connection: Connection, left: list[RunBatch], send: _Send) -> None:
-        """Write what is not written yet; called again when a connection was lost."""
+        """Write the batches that are not written yet; called again after a lost connection."""
         me = self._presence.id
         if any(each.sent for each in left):
             self._resolve(connection, left)
@@ -368,14 +369,14 @@ class PostgresStore:
                 if each.held.run in done:
                     each.held.written(each, flushed=flushed)
             left[:] = [each for each in left if each.held.run not in done]
-            if left:  # another epoch; a first statement that arrived late; a crash of the server
+            if left:  # another epoch, a first statement that arrived late, or a crash of the server
                 self._resolve(connection, left)
         for each in left:
             each.error = LeaseLostError(run_id=each.run_id)
         left.clear()
 
     def _resolve(self, connection: Connection, left: list[RunBatch]) -> None:
-        """Find out what became of statements that got no answer, or changed nothing."""
+        """Find out the outcome of statements that got no answer, or changed nothing."""
         for each in [each for each in left if each.sent]:
             try:
                 turn = self._catch_up(connection, each.held)
@@ -389,16 +390,16 @@ class PostgresStore:
                 left.remove(each)
 
     def _catch_up(self, connection: Connection, held: HeldLease) -> int | None:
-        """Return the turn of a run on the server, once nothing that was written is missing there.
+        """Return the turn of a run on the server, once the server lacks nothing that was written.
 
-        A server process that is still at work on a statement is waited for.  A statement that
-        arrives even later finds another turn.
+        This waits for a server process that still executes a statement.  A statement that arrives
+        even later finds another turn.
 
         Returns:
             ``None`` if the lease is lost.
 
         Raises:
-            StoreError: the server lost what is not kept here.
+            StoreError: the server lost batches that are no longer kept here.
         """
         me = self._presence.id
         for attempt in range(_TRIES):
@@ -411,7 +412,7 @@ class PostgresStore:
                 return None
             lost = held.lost(row[0])
             if lost is None and not attempt:
-                continue  # another thread may have had an answer meanwhile
+                continue  # another thread may have received an answer since
             if lost is None:
                 raise StoreError(
                     f"the store {self.url}: its server lost what was written last to a run of this "
@@ -423,17 +424,17 @@ class PostgresStore:
                 return int(row[0])
             for each in lost:
                 if not send_batches(connection, self._schema, me, [each]):
-                    break  # what was on its way has arrived
+                    break  # the statement that was under way has arrived
         return None
 
     def _begin_turn(self, connection: Connection, each: RunBatch) -> None:
-        """Give a batch its turn: one that no statement under way can have."""
+        """Give a batch a turn that no statement under way can have."""
         if each.held.turn is None and not self._skip_turn(connection, each.held):
             each.error = LeaseLostError(run_id=each.run_id)
         each.turn = each.held.turn or 0
 
     def _skip_turn(self, connection: Connection, held: HeldLease) -> bool:
-        """Skip the turn of a write that failed: if it comes late, it finds another one."""
+        """Skip the turn of a failed write: if the write arrives late, it finds another turn."""
         with held.lock:
             for _ in range(_TRIES):
                 if not held.unsure:  # or another thread has begun a write meanwhile
@@ -441,7 +442,7 @@ class PostgresStore:
                 turn = self._catch_up(connection, held)
                 if turn is None:
                     return False
-                # It names the turn that it ends: a late one must not look like a batch of its turn.
+                # It names the turn that it ends, or a late one would look like a batch of its turn.
                 row = connection.execute(
                     f"UPDATE {self._schema}.leases SET turn = turn + 1 WHERE run = $1 "
                     "AND epoch = $2 AND holder = $3 AND turn = $4 RETURNING turn",
@@ -458,7 +459,7 @@ class PostgresStore:
             return
         held = self._held.get(run_id)
         if held is not None and held.unsure:
-            # Whoever reads now decides by it what was written, so nothing may come later.
+            # The reader decides by the result what was written, so nothing may arrive later.
             self._connections.use(lambda each: self._skip_turn(each, held))
         # The length of a value is known without reading it.
         sql = (
@@ -507,19 +508,19 @@ class PostgresStore:
         return itertools.starmap(_head, self._pages(page, 1 << 62))
 
     def newest_heads(self, *, unfinished: bool = False) -> Iterator[Head]:
-        """Yield the heads of all runs, or of unfinished ones, those of the newest runs first."""
+        """Yield the heads of all runs, or of all unfinished runs, the newest first."""
         which = " AND NOT finished" if unfinished else ""
         columns = "run, name, flow, finished, data"
 
         def page(before: int, size: int) -> list[Any]:
-            # The place is the cursor: it comes first.
+            # The place is the cursor, so it comes first.
             sql = f"SELECT place, {columns} FROM {self._schema}.runs WHERE place < $1{which} "
             return self._rows(f"{sql}ORDER BY place DESC LIMIT $2", before, size)
 
         return (_head(*row[1:]) for row in self._pages(page, 1 << 62))
 
     def count_heads(self) -> int:
-        """Return how many runs there are, child runs included."""
+        """Return the number of runs, child runs included."""
         return int(self._rows(f"SELECT count(*) FROM {self._schema}.runs")[0][0])
 
     def marks(self, run_id: str) -> list[bytes]:
@@ -535,19 +536,19 @@ class PostgresStore:
         return self._presence.changes(name)
 
     def server_facts(self) -> ServerFacts:
-        """Return what is known of the server, for ``stepwise doctor``."""
+        """Return the facts about the server, for ``stepwise doctor``."""
         return self._connections.use(server_facts)
 
     def compact(self) -> int:
-        """Let later rows fill the space of deleted ones; return the bytes that the disk got back.
+        """Free the space of deleted rows for later rows; return the bytes that the disk got back.
 
-        Not ``VACUUM FULL``, which keeps every owner of a run waiting for as long as it takes.
+        Rejected: ``VACUUM FULL``, which blocks every owner of a run for as long as it takes.
         """
 
         def squeeze(connection: Connection) -> int:
             before = self._size(connection)
             for table in ("records", "objects", "runs", "leases", "processes"):
-                connection.until = None  # it takes as long as it takes
+                connection.until = None  # there is no time limit
                 connection.execute(f"VACUUM (ANALYZE) {self._schema}.{table}")
             return max(0, before - self._size(connection))
 
@@ -575,7 +576,7 @@ class PostgresStore:
         )
 
     def _pages(self, page: Callable[[int, int], list[Any]], cursor: int) -> Iterator[Any]:
-        """Row by row, read page by page; nothing stays open between two pages."""
+        """Yield rows, read page by page; nothing stays open between two pages."""
         for size in itertools.chain(_FIRST_PAGES, itertools.repeat(_PAGE)):
             found = page(cursor, size)
             yield from found
