@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("psycopg", reason="needs the extra postgres")
 
 from harness import python
-from posted import ME, draft, record
+from posted import ME, draft, impatient, record
 from server import until, with_options
 
 from stepwise import LeaseLostError, StoreError
@@ -215,11 +215,11 @@ def test_an_owner_whose_drafts_a_crash_lost_keeps_its_run(store, other, forgets,
 @pytest.mark.parametrize("late_by", [1, 2, 3])
 def test_what_gives_a_turn_and_comes_late_is_no_written_batch(postgres, proxy, late_by):
     """A record is not taken for written since a late statement has changed the row of its lease."""
-    store = PostgresStore(proxy.url(with_options(postgres, patience_seconds=1)))
+    store = PostgresStore(proxy.url(postgres))
     epoch = store.acquire("run", ME)
     store.write("run", epoch, record(1))
     proxy.refuse()
-    with pytest.raises(StoreError):
+    with impatient(store), pytest.raises(StoreError):
         store.write("run", epoch, record(2))
     proxy.accept()
     proxy.lose("late", at={1}, of="leases", late_by=late_by)
@@ -261,12 +261,11 @@ def test_an_owner_writes_again_what_a_crash_of_the_server_took_back(server, post
 
 def test_a_write_that_failed_changes_nothing_after_a_read(postgres, proxy):
     """Whoever looks what became of a failed write may rely on the answer: it comes no later."""
-    separator = "&" if "?" in postgres else "?"
-    store = PostgresStore(f"{proxy.url(postgres)}{separator}patience_seconds=1")
+    store = PostgresStore(proxy.url(postgres))
     epoch = store.acquire("run", ME)
     store.write("run", epoch, record(1))
     proxy.lose("late")
-    with pytest.raises(StoreError):
+    with impatient(store), pytest.raises(StoreError):
         store.write("run", epoch, Batch(((2, b"two"), (3, b"three"))))
     proxy.lose("")
     assert [each for each, _ in store.read("run")] == [1]

@@ -7,7 +7,7 @@ import signal
 import threading
 
 import pytest
-from posted import ME, draft, record
+from posted import ME, draft, impatient, record
 from server import let_pass, name_in, until, with_options
 
 from stepwise import StoreError
@@ -28,11 +28,11 @@ def test_a_large_draft_that_a_crash_lost_is_written_whole(store, forgets):
 
 def test_a_lease_that_nobody_heard_of_is_given_up(postgres, proxy):
     """An acquisition that failed, and was done all the same, keeps nobody from the run."""
-    cut_off = PostgresStore(proxy.url(with_options(postgres, patience_seconds=1)))
+    cut_off = PostgresStore(proxy.url(postgres))
     other = PostgresStore(postgres)
     cut_off.acquire("another", ME)
     proxy.lose("answer", of="leases")
-    with pytest.raises(StoreError):
+    with impatient(cut_off), pytest.raises(StoreError):
         cut_off.acquire("run", ME)
     proxy.lose("")
     until(lambda: other.owner("run") is None, "a lease that is free", 20)
@@ -192,11 +192,11 @@ def test_a_process_that_can_start_no_thread_does_so_later(postgres, monkeypatch)
 
 def test_a_reader_beside_a_writer_that_goes_on_takes_no_turn(postgres, proxy, monkeypatch):
     """A reader in another thread that saw a failed write disturbs no later write."""
-    store = PostgresStore(proxy.url(with_options(postgres, patience_seconds=2)))
+    store = PostgresStore(proxy.url(postgres))
     epoch = store.acquire("run", ME)
     store.write("run", epoch, record(1))
     proxy.refuse()
-    with pytest.raises(StoreError):
+    with impatient(store), pytest.raises(StoreError):
         store.write("run", epoch, record(2))
     proxy.accept()
     skip, resolve = store._skip_turn, store._resolve
