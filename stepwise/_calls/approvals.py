@@ -1,17 +1,18 @@
-"""Approvals: calls that a person has to allow before they are made, and ``approve``.
+"""Approvals: calls that a person must allow before they run, and ``approve``.
 
-The call asks before its intent is written.  The question is a record with a random ticket, the
+A call asks before its intent is written.  The question is a record with a random ticket, the
 arguments, and the digests of its *terms*: everything that the yes is bound to.  An answer names the
-ticket.  So a yes is good for one call with these arguments: for its retries, and for another try
-after a crash.  When the yes has come, the terms are compared again.  Equal: the call is made with
-copies of the recorded arguments, so that nobody can change them in between.  Different: it asks
-anew.
+ticket.  So a yes is good for one call with these arguments, for its retries, and for another
+attempt after a crash.  When the yes arrives, the terms are compared again.  If they are equal, the
+call runs with copies of the recorded arguments, so that nobody can change them in between.  If they
+differ, the call asks again.
 
-All arguments belong to the terms, also those that ``key=`` and ``ignore=`` leave out of the
-identity of the call, and those at their default.  Secrets, the instance of a method, and what a
-framework injects come from the call; all but the last are compared with what they were when the
-question was asked.  A digest of an argument is an authentication code under the key of the store:
-nobody can find a secret, or one of few possible values, by trying.
+All arguments belong to the terms, including arguments at their default and arguments that ``key=``
+and ``ignore=`` leave out of the identity of the call.  Secrets, the instance of a method, and
+arguments injected by a framework come from the call.  All of them but the injected ones are
+compared with their values when the question was asked.  The digest of an argument is an
+authentication code under the key of the store: nobody can find a secret, or one of few possible
+values, by trying.
 """
 
 from __future__ import annotations
@@ -91,10 +92,10 @@ class Agreement(NamedTuple):
     """The terms of one call, as they are now.
 
     Args:
-        stored: the passed arguments, encoded; secrets and injected ones are not among them.
-        arguments: the same, as they come back from there.
-        encoded: canonical bytes of everything that counts, by the name of the part.
-        details: what the person is shown.
+        stored: the passed arguments, encoded, without secrets and injected arguments.
+        arguments: the same arguments, decoded again.
+        encoded: canonical bytes of every part of the terms, by the name of the part.
+        details: the text that the person is shown.
     """
 
     stored: Encoded
@@ -103,7 +104,7 @@ class Agreement(NamedTuple):
     details: str
 
     def digest(self, seal: Seal, ticket: str) -> str:
-        """Return the text of the digests that is recorded with a question."""
+        """Return the digests of the terms, as the text that is recorded with a question."""
         tags = {name: _tag(seal, ticket, name, held) for name, held in self.encoded.items()}
         return json.dumps(tags)
 
@@ -145,12 +146,12 @@ def terms_of(tool: Asks, codec: Codec, bound: Mapping[str, Any], instance: objec
 
 
 def digested(tool: Asks, bound: Mapping[str, Any], instance: object) -> Mapping[str, bytes]:
-    """Return canonical bytes of everything that counts, as it is now."""
+    """Return the canonical bytes of every part of the terms, as they are now."""
     return _encodings(tool, *tool.parameters.all_of(bound), instance)
 
 
 def differing_parts(digest: str, terms: Mapping[str, bytes], seal: Seal, ticket: str) -> list[str]:
-    """Return the names of the parts in which terms differ from those of a question."""
+    """Return the names of the parts in which terms differ from the terms of a question."""
     tags = json.loads(digest) if digest else {}
     names = dict.fromkeys([*terms, *tags])
     return [n for n in names if n not in terms or not _is_tag(seal, ticket, n, terms[n], tags)]
@@ -197,10 +198,10 @@ def load_arguments(
     """Load the arguments that were recorded with a question.
 
     Args:
-        tool: whose annotations say what they are; ``None`` for plain data.
+        tool: the tool whose annotations give their types; ``None`` for plain data.
 
     Raises:
-        UnreadableValueError: they cannot be loaded here.
+        UnreadableValueError: the arguments cannot be loaded here.
     """
     if form != JSON:
         loaded: dict[str, Any] = codec.decode(data, form)
@@ -241,14 +242,14 @@ def _strictly(tool: Asks, name: str, value: Any) -> bytes:
 def _leniently(value: Any, instance: object) -> bytes:
     try:
         return _digest.encode(value)
-    except DigestError:  # by its class, and what is known of it
+    except DigestError:  # use the class, and what is known of the value
         return digest_part(value, () if instance is None else (instance,))[0].encode()
 
 
 def _of_subject(tool: Asks, instance: object) -> dict[str, Any]:
-    """The attributes of the instance, and captured variables other than functions.
+    """Return the attributes of the instance, and captured variables other than functions.
 
-    What ``==`` and ``ignore=`` leave out counts, too: the call may act on it.
+    Attributes that ``==`` and ``ignore=`` leave out are included: the call may act on them.
     """
     found: dict[str, Any] = {}
     instance = _made_of(tool.function) if instance is None else instance
@@ -267,7 +268,7 @@ def _of_subject(tool: Asks, instance: object) -> dict[str, Any]:
 
 
 def _made_of(function: Any) -> Any:
-    """Return the object that a tool is made of: one that can be called, or the one of a method."""
+    """Return the callable object, or the instance of the bound method, that a tool wraps."""
     given = getattr(function, "__wrapped__", function)
     while isinstance(given, functools.partial):
         given = given.func
@@ -297,14 +298,14 @@ def _details(
 
 
 def _line(name: str, text: str) -> str:
-    """``name = text``; a text of several lines below, where each begins with a bar."""
+    """Return ``name = text``; the lines of a longer text follow below, each after a bar."""
     if "\n" not in text:
         return f"{name} = {text}"
     return "\n".join([f"{name} =", *(f"  | {line}" for line in text.split("\n"))])
 
 
 def in_full(value: Any, mask: Callable[[str], str]) -> str:
-    """Return a value as text, with nothing left out; a text of several lines as it is."""
+    """Return the whole value as text; a text of several lines is returned as it is."""
     if isinstance(value, str) and "\n" in value:
         return mask(value)
     if isinstance(value, (str, int, float, bytes, type(None))):
@@ -312,7 +313,7 @@ def in_full(value: Any, mask: Callable[[str], str]) -> str:
     import pprint  # on use: few programs ask for an approval
 
     class Printer(pprint.PrettyPrinter):
-        """Shows an instance whose class has no ``__repr__`` by its attributes."""
+        """A printer that shows the attributes of an instance whose class has no ``__repr__``."""
 
         def format(
             self, obj: Any, context: dict[int, int], maxlevels: int, level: int
@@ -343,11 +344,11 @@ _SHOWN = "what the person is shown"
 
 
 class _Permission(NamedTuple):
-    """A call that may be made.
+    """A call that may run.
 
     Args:
-        call: with copies of the arguments.
-        asked: the question that was answered with yes; ``None`` if none was needed.
+        call: the call, with copies of the arguments.
+        asked: the question that was answered with yes; ``None`` if no approval was needed.
     """
 
     call: ApprovedCall
@@ -360,7 +361,7 @@ class ApprovedCall(Performance):
     __slots__ = ()
 
     def conduct(self, call: Call, origin: Origin, match: Match) -> Core:
-        """Ask for the call, make it, and record its outcome."""
+        """Ask for permission, run the call, and record its outcome."""
         active, answer = self.scope.run, (yield from self.decided(call, match))
         while answer is None:
             permission = yield from self._permission(call, match)
@@ -396,7 +397,7 @@ class ApprovedCall(Performance):
         return answer
 
     def watched(self) -> Watched:
-        """Return the arguments, which are copies: the caller sees nothing of a change."""
+        """Return the arguments, marked as copies: the caller does not see changes to them."""
         return (
             super()
             .watched()
@@ -414,7 +415,7 @@ class ApprovedCall(Performance):
 
     @property
     def _instance(self) -> Any:
-        """The instance that the method is called on: the argument that is not bound by name."""
+        """The instance of the method: the argument that is not bound by name."""
         taken = self._tool.parameters.has_instance(self.args, self.bound)
         return self.args[0] if taken else None
 
@@ -422,7 +423,7 @@ class ApprovedCall(Performance):
         return terms_of(self._tool, active.codec, self.bound, self._instance)
 
     def _with(self, arguments: Mapping[str, Any]) -> ApprovedCall:
-        """Return the call with other objects as its arguments."""
+        """Return this call with other objects as its arguments."""
         args, kwargs = self._tool.parameters.replaced(self.args, self.kwargs, self.bound, arguments)
         return self._replace(bound={**self.bound, **arguments}, args=args, kwargs=kwargs)
 
@@ -431,19 +432,19 @@ class ApprovedCall(Performance):
         return differing_parts(waiting.digest, terms, seal, waiting.ticket)
 
     def _why_anew(self, call: Call, asked: Asked | None, terms: Agreement) -> list[str]:
-        """Return the parts in which a call differs from what its question shows; empty for none."""
+        """Return the parts in which a call differs from what its question shows."""
         if asked is None:
             return []
         why = self._differs(asked, terms.encoded)
         if not why and self._tool.approvers:
-            # An approver signs what is shown, so that has to be what the call is made with.
+            # An approver signs the shown text, so the call must run with exactly what is shown.
             now, then = self._question(call, terms).waiting, asked.waiting
             same = (now.name, now.details) == (then.name, then.details)
             why = [] if same else [_SHOWN]
         return why
 
     def _changed(self, asked: Asked | None) -> bool:
-        """Return whether the call is no longer what was allowed."""
+        """Return whether the call differs from what was allowed."""
         return asked is not None and bool(
             self._differs(asked, digested(self._tool, self.bound, self._instance))
         )
@@ -451,7 +452,7 @@ class ApprovedCall(Performance):
     # -- the permission --------------------------------------------------------------------------
 
     def _permission(self, call: Call, match: Match) -> Generator[Any, Result, _Permission | Result]:
-        """Return the call that may be made, or how it failed: by a no, by a cancellation."""
+        """Return the call that may run, or the failure: a denial or a cancellation."""
         active, recorded = self.scope.run, next(iter(match.recorded), None)
         doubtful = match.verdict is Verdict.DOUBT and self._tool.in_doubt == "retry"
         asked = _asked_before(active, recorded, self._tool.approvers)
@@ -475,7 +476,7 @@ class ApprovedCall(Performance):
             answer = asked.answer
             assert answer is not None
             problem = _why_unsigned(active, self._tool.approvers, asked.waiting, answer)
-            if problem:  # somebody has written it into the journal
+            if problem:  # somebody wrote the answer into the journal
                 if doubtful and recorded is not None:
                     raise active.stop(in_doubt(active, recorded, _no_yes(call, [])))
                 notice(f"run {active.run_id}: {call.name} asks again: of its answer, {problem}")
@@ -496,7 +497,7 @@ class ApprovedCall(Performance):
 
     def _is_needed(self, terms: Agreement) -> Generator[Any, Result, bool]:
         asking = self
-        if callable(self._tool.approve):  # with copies of its own: it may change what it is given
+        if callable(self._tool.approve):  # with copies: the function may change its arguments
             codec, (data, form) = self.scope.run.codec, terms.stored
             asking = self._with(load_arguments(codec, self._tool, bytes(data), form))
         return (yield from _is_needed(self._tool, asking.args, asking.kwargs))
@@ -529,7 +530,7 @@ class ApprovedCall(Performance):
             recorded,
             asked.payload,
         )
-        assert found is not None  # it waits without end
+        assert found is not None  # the wait has no time limit
         if found.error is not None:
             return found
         record = answer_in(found.value, call, self._tool.approvers)
@@ -541,14 +542,14 @@ class ApprovedCall(Performance):
 
 
 def new_ticket() -> str:
-    """Return a text that names one question, and that nobody can guess."""
+    """Return an unguessable text that names one question."""
     return f"ask-{os.urandom(6).hex()}"
 
 
 def answered(
     active: ActiveRun, waiting: Waiting, approvers: Collection[Approver] = ()
 ) -> Result | None:
-    """Return the first answer to a question that counts, once it is there."""
+    """Return the first valid answer to a question, or None while there is none."""
     while (message := active.inbox.answer(waiting.ticket)) is not None:
         call = waiting.call
         problem = _why_unsigned(active, approvers, waiting, answer_in(message, call))
@@ -575,7 +576,7 @@ def answer_in(message: Message, call: Call, approvers: Collection[Approver] = ()
 def _why_unsigned(
     active: ActiveRun, approvers: Collection[Approver], waiting: Waiting, answer: Answered
 ) -> str:
-    """Return why an answer is not signed as a tool wants it; empty if it is."""
+    """Return why an answer lacks the signature that a tool requires, or "" if it has one."""
     if not approvers:
         return ""
     said = statement(active.run_id, waiting, approved=answer.approved, note=answer.note)
@@ -583,7 +584,7 @@ def _why_unsigned(
 
 
 def denied(run_id: str, call: Call, answer: Answered) -> ApprovalDenied:
-    """Return the error of a call that a person denied."""
+    """Return the error for a call that a person denied."""
     why = f": {answer.note}" if answer.note else ""
     return ApprovalDenied(
         f"{answer.by or 'somebody'} denied step {call.number} of run {run_id!r}, "
@@ -600,14 +601,14 @@ def _asked_before(
 ) -> Asked | None:
     """Return the question of a recorded call that still holds.
 
-    That is one without an answer, or with an answer that the call has not acted on yet.  Of a call
-    that was begun since, a yes holds until the call has happened.
+    A question holds while it has no answer, or an answer that the call has not acted on yet. If the
+    call has begun since, a yes holds until the call has happened.
     """
     if recorded is None:
         return None
     wait = recorded.wait
     if wait is not None:
-        wait = wait._replace(approvers=tuple(map(" ".join, approvers)))  # as the code says now
+        wait = wait._replace(approvers=tuple(map(" ".join, approvers)))  # as in the code now
         asked = Asked(wait, recorded.origin.payload, recorded.answer)
         return asked if wait.kind == "approval" and wait.ticket else None
     journal = active.journal
@@ -654,7 +655,7 @@ def _tell_changed(active: ActiveRun, call: Call, asked: Asked | None, why: list[
 
 
 def refuse_outside(tool: Asks, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Core:
-    """Refuse a call that is made outside of any run and needs an approval.
+    """Refuse a call that needs an approval and is made outside a run.
 
     Raises:
         OutsideRunError: nobody could be asked.
@@ -693,27 +694,28 @@ def approve(
     details: Any = None,
     timeout: float | dt.timedelta | None = None,
 ) -> Any:
-    """Ask a person, and return the note of the one who says yes.
+    """Ask a person, and return the note of the person who says yes.
 
-    It is answered by ``stepwise approve RUN STEP`` or ``Run.approve(step)``, from any process, and
-    in a notebook.  In a coroutine function the call is awaited; elsewhere it blocks.  For the call
-    of a tool, ``@tool(side_effect=True, approve=True)`` binds the yes to the arguments.
+    ``stepwise approve RUN STEP`` or ``Run.approve(step)`` answers the question, from any process or
+    a notebook.  In a coroutine function the call is awaited; elsewhere it blocks.  To approve a
+    call of a tool, use ``@tool(side_effect=True, approve=True)``, which binds the yes to the
+    arguments.
 
     Args:
-        question: what the person is asked.
-        details: what the person is shown with it, as text: any value.  With other details it is
-            another question, which an earlier yes does not answer.
-        timeout: seconds, or a ``timedelta``, after which nobody answered in time; ``None`` for
-            never.
+        question: the question for the person.
+        details: any value, shown as text with the question.  Other details make another question,
+            which an earlier yes does not answer.
+        timeout: seconds, or a ``timedelta``, after which the call stops waiting; ``None`` to wait
+            without limit.
 
     Returns:
-        the note, a text; empty if there was none.
+        the note, a text; empty if the person wrote none.
 
     Raises:
         ApprovalDenied: a person said no.
         WaitTimeoutError: nobody answered in time.
-        OutsideRunError: it was called outside of any run, so that nobody could answer.
-        ConfigurationError: an argument cannot mean anything, or the call is made inside a step.
+        OutsideRunError: the call was made outside a run, where nobody could answer.
+        ConfigurationError: an argument is invalid, or the call is made inside a step.
     """
     if not isinstance(question, str) or not question.strip():
         raise ConfigurationError(
@@ -739,7 +741,7 @@ class _Approval(Waiter):
         self._question, self._length = question, length
 
     def identity(self) -> Identity:
-        # All of the digests: a yes is for these very details.
+        # The full digests, not prefixes: a yes is for exactly these details.
         asked = {"question": self._question, "details": self._details}
         parts = {name: digest.digest(text) for name, text in asked.items()}
         return Identity(digest.combine(*parts.values()), parts)

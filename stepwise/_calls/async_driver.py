@@ -1,4 +1,4 @@
-"""Awaits the operations of a call; the counterpart of ``driver`` for coroutine functions.
+"""The asynchronous driver: awaits the operations of a call; the counterpart of ``driver``.
 
 Imported at the first asynchronous call, so that a synchronous program does not load asyncio.
 """
@@ -33,7 +33,7 @@ from stepwise._runtime import tracing
 
 
 async def adrive(core: Core) -> Result:
-    """Await a call to its end."""
+    """Await a call until it ends."""
     try:
         operation = start(core)  # not next(core): see location._BELOW
         while not isinstance(operation, Result):
@@ -43,11 +43,11 @@ async def adrive(core: Core) -> Result:
         result: Result = stop.value
         return result
     finally:
-        core.close()  # so that a Ctrl-C or a cancellation leaves nothing of the call open
+        core.close()  # a Ctrl-C or a cancellation leaves nothing of the call open
 
 
 async def auntil_body(core: Core) -> Attempt | Result:
-    """Await a call up to its body, which is left to the caller; or to its result."""
+    """Await a call up to its body, which the caller runs, or to its result if it has no body."""
     operation = start(core)
     try:
         while not (isinstance(operation, Result) or is_body(operation)):
@@ -64,10 +64,10 @@ async def aresume(
     execute: Callable[[Operation], Awaitable[Result]] | None = None,
     done: Result | None = None,
 ) -> Result:
-    """Await a call that has begun; ``execute`` does its operations, if this loop does not.
+    """Await a call that has begun; ``execute`` runs its operations, by default :func:`arun`.
 
     Args:
-        done: the result of the operation, if there is one already.
+        done: the result of ``operation``, if it is already known.
     """
     execute = execute or arun
     try:
@@ -82,7 +82,7 @@ async def aresume(
 
 
 async def afinish(unfinished: Unfinished, awaited: str) -> Result:
-    """Await a call whose body has been called, and returned an awaitable."""
+    """Await a call whose body has been called and has returned an awaitable."""
     core, operation, value = unfinished
     try:
         if not isinstance(operation, Attempt):
@@ -98,7 +98,7 @@ async def afinish(unfinished: Unfinished, awaited: str) -> Result:
 
 
 async def arun(operation: Operation) -> Result:
-    """Await an operation of a call."""
+    """Await one operation of a call."""
     if isinstance(operation, Attempt):
         body = _of_body if tracing.tracer is None else in_task_of
         return await body(operation)
@@ -148,7 +148,7 @@ async def _wait(operation: Wait) -> Result:
 
 
 async def in_task_of(attempt: Attempt, value: object = None) -> Result:
-    """Await a body; ``value`` is its awaitable, if the body has been called already."""
+    """Await a body; ``value`` is its awaitable if the body has been called already."""
     if tracing.tracer is None:
         return await _of_body(attempt, value)
     left = tracing.enter_attempt(attempt)
@@ -162,7 +162,7 @@ async def _of_body(attempt: Attempt, value: object = None) -> Result:
     token = scope_variable.set(attempt.scope)
     try:
         if token.old_value is token.MISSING or token.old_value is None:
-            joins()  # a task outside of the run awaits the call
+            joins()  # a task outside the run awaits the call
         if value is None:
             value = attempt.function(*attempt.args, **attempt.kwargs)
         if not inspect.isawaitable(value):
@@ -177,7 +177,7 @@ async def _of_body(attempt: Attempt, value: object = None) -> Result:
 
 
 async def _limited(attempt: Attempt, task: asyncio.Future[object]) -> Result:
-    # Not asyncio.wait_for: when time runs out just as the task ends, its value must not be lost.
+    # Not asyncio.wait_for: if time runs out just as the task ends, its value must not be lost.
     try:
         done, _ = await asyncio.wait({task}, timeout=attempt.timeout)
         if done:
@@ -197,14 +197,14 @@ async def _limited(attempt: Attempt, task: asyncio.Future[object]) -> Result:
 
 
 class _Written(asyncio.Future[None]):
-    """The future of a write; it ignores cancellation until the outcome of the write is known."""
+    """The future of a write, which ignores cancellation until the outcome of the write is known."""
 
     def cancel(self, msg: object = None) -> bool:
         return False
 
 
 async def _write(operation: Write) -> Result:
-    """Append a record in another thread; records that wait by then share the transaction."""
+    """Append a record in another thread, in one transaction with other waiting records."""
     written = _Written(loop=asyncio.get_running_loop())
     share = operation.run.journal.submit(operation.item, durable=operation.durable, future=written)
     cancelled = None

@@ -1,8 +1,8 @@
-"""Calls that end when they are awaited: of functions that return an awaitable, and forgotten ones.
+"""Calls that end when they are awaited: how they are handed out, and how forgotten ones are found.
 
-Such a call is handed out as a coroutine (a task, if the function returned a future), which its run
-knows until somebody awaits it.  A coroutine function's call is known only when Python finds that
-nobody awaited it.
+A plain function that returns an awaitable makes such a call.  The caller gets a coroutine (a task,
+if the function returned a future), which its run tracks until somebody awaits it.  The call of a
+coroutine function is known only when Python reports that nobody awaited it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ made_by: set[CodeType] = set()
 
 
 def coroutine_of(function: Callable[..., Any], name: str, *args: Any) -> Any:
-    """Return the coroutine of a function of ours that a user's code calls under a name.
+    """Return the coroutine of one of our functions, under the name that the user calls.
 
-    Inside a run it keeps so much of its origin that the user's line is part of it.
+    Inside a run the coroutine keeps enough of its origin to include the user's line.
     """
     made_by.add(function.__code__)
     depth = sys.get_coroutine_origin_tracking_depth()
@@ -45,7 +45,7 @@ def coroutine_of(function: Callable[..., Any], name: str, *args: Any) -> Any:
     finally:
         if depth:
             sys.set_coroutine_origin_tracking_depth(depth)
-    coroutine.__name__ = coroutine.__qualname__ = name  # Python shows it, too
+    coroutine.__name__ = coroutine.__qualname__ = name  # Python shows the name, too
     return coroutine
 
 
@@ -99,10 +99,10 @@ def _close(value: Any) -> None:
 
 
 def check_awaited(active: ActiveRun, value: object) -> None:
-    """Refuse the end of a workflow that forgot to await a call, or returns a coroutine.
+    """Refuse to complete a workflow that forgot to await a call, or that returns a coroutine.
 
     Raises:
-        NotRecordableError: names the call and its line.
+        NotRecordableError: the message names the call and its line.
     """
     forgotten = _end(active)
     if forgotten:
@@ -134,26 +134,26 @@ def _end(active: ActiveRun) -> list[Unawaited]:
 
 _mutex = process_lock()
 _watching: dict[int, int] = {}  # runs, by the thread in which they are executed
-_depths: dict[int, int] = {}  # how much of its origin a coroutine of a thread kept before
+_depths: dict[int, int] = {}  # origin depths of threads before the first run
 _original: Callable[[Any], None] | None = None
 
 
 @contextmanager
 def noticing_forgotten(active: ActiveRun) -> Iterator[None]:
-    """Notice coroutines of steps that die without having been awaited, and where they were made."""
+    """Detect coroutines of steps that die without being awaited, and where they were made."""
     here = threading.get_ident()
     _watch(here, 1)
     try:
         yield
     finally:
-        active.frame = None  # a variable in it may hold an unrecordable value
+        active.frame = None  # a variable in the frame may hold an unrecordable value
         _watch(here, -1)
         if sys.exc_info()[0] is not None:
             _end(active)
 
 
 def _watch(thread: int, change: int) -> None:
-    """Watch the coroutines of a thread for one run more, or less."""
+    """Add a run to the runs of a thread whose coroutines are watched, or remove one."""
     global _original  # noqa: PLW0603
     with _mutex:
         before = _watching.get(thread, 0)
@@ -176,10 +176,10 @@ def _watch(thread: int, change: int) -> None:
 
 
 def _in_collector() -> bool:
-    """Return whether garbage is being collected: what dies then need not be of the run in progress.
+    """Return whether garbage is being collected: what dies then may belong to another run.
 
-    A collection begins no other one.  A function in ``gc.callbacks`` would know it, too, but a
-    Ctrl-C that comes while Python executes one is lost.
+    A collection does not begin another one, so its counter stays.  A function in ``gc.callbacks``
+    was rejected: a Ctrl-C that arrives while Python executes the callback is lost.
     """
     before = gc.get_stats()[0]["collections"]
     gc.collect(0)
@@ -187,7 +187,7 @@ def _in_collector() -> bool:
 
 
 def _unawaited(coroutine: Any) -> None:
-    """Called by Python for a coroutine that dies unawaited, instead of its own warning."""
+    """Record a coroutine that dies unawaited; Python calls this instead of its own warning."""
     original, scope = _original, current_scope()
     code, origin = getattr(coroutine, "cr_code", None), getattr(coroutine, "cr_origin", None)
     if scope is not None and origin and code in made_by and not _in_collector():

@@ -1,10 +1,10 @@
-"""Compensation: undoing the side effects of a run, the newest first.
+"""Compensation: undoing the side effects of a run, newest first.
 
 A tool with ``compensate=`` records its arguments with its intent.  Each compensation is announced
-in the journal before it is made and recorded after it, as side effects are, so that a process that
-dies in between repeats none: one that was started and never finished is in doubt.  What was undone
-counts as not done: called again, the workflow makes those calls anew, and plain steps are still
-answered.
+in the journal before it runs and recorded after it, as side effects are.  So a process that dies in
+between repeats no compensation: a compensation that was started and never finished is in doubt.
+Undone calls count as not done: called again, the workflow makes these calls anew, while plain steps
+are still answered from the journal.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ Item = tuple[Record, bytes]  # a record with its payload
 
 
 class _Effects:
-    """The side effects in a journal that are to be undone, the newest first.
+    """The side effects in a journal that are to be undone, newest first.
 
     Attributes:
-        undone: something was undone since the run's last attempt.
+        undone: True if something was undone since the run's last attempt.
     """
 
     def __init__(self, entries: list[Entry], codec: Codec) -> None:
@@ -67,11 +67,11 @@ class _Effects:
         self.newest_first = sorted(effects, key=lambda each: each.entry.number, reverse=True)
 
     def can_be_undone(self, effect: RecordedCall) -> bool:
-        """Return whether its tool had a compensation, so that its arguments are recorded."""
+        """Return whether the tool had a compensation, so that its arguments are recorded."""
         return bool(self.announced[effect.call.number].payload)
 
     def arguments(self, effect: RecordedCall) -> dict[str, Any]:
-        """The arguments of the call as it was made last, by name."""
+        """Return the arguments of the last attempt at the call, by name."""
         announced = self.announced[effect.call.number]
         form = getattr(announced.record, "form", None)
         arguments: dict[str, Any] = self.codec.decode(announced.payload, form)
@@ -80,7 +80,8 @@ class _Effects:
     def forgotten_with(self, number: int) -> tuple[int, ...]:
         """Return the steps around a call, which would otherwise answer without making it again.
 
-        None, if one of them is a side effect: that happened, so it goes on to answer.
+        Return no step if one of them is a side effect: the side effect happened, so its record
+        keeps answering.
         """
         around = self._around.get(number, ())
         if any(call.effect for call in around):
@@ -89,10 +90,10 @@ class _Effects:
 
 
 def compensate(journal: Journal, facts: RunFacts) -> Core:
-    """Undo the side effects of a run, and of its child runs, the newest first.
+    """Undo the side effects of a run and of its child runs, newest first.
 
-    The result's value says how many were undone; its error is what a compensation raised, and then
-    what is older stays.
+    The value of the result is the number of undone side effects.  Its error is what a compensation
+    raised; older side effects then stay.
     """
     if facts.pruned:
         return Result(
@@ -137,10 +138,10 @@ def _compensate_child(
             return 0  # compensation of shared records belongs to the original run
         its = _Effects(child[0].load(Position(child[1].pruned, None)), Codec())
         if any(its.can_be_undone(each) or each.call.child for each in its.newest_first):
-            # If this process dies in there, the caller's next resume finishes the undoing first.
+            # If this process dies meanwhile, the caller's next resume finishes the undoing first.
             journal.append(head=_touched(facts))
         done: int = (yield from compensate(*child)).unwrap()
-    # A child run that is undone in part only stays to be undone, by the next attempt at it.
+    # A partly undone child run is left for the next attempt at undoing it.
     if its.undone or done:
         compensated = Compensated(effect.call.number, at=time.time())
         journal.append(*_undoing(effects, effect.call, compensated), head=_touched(facts))
@@ -166,7 +167,7 @@ def _compensate_one(
 ) -> Generator[Any, Result, int]:
     call = effect.call
     if not effects.can_be_undone(effect):
-        return 0  # its tool has no compensation
+        return 0  # the tool has no compensation
     tool = _tool(call)
     if effect.undoing and not tool.idempotent:
         raise compensation_in_doubt(journal, call)
@@ -185,7 +186,7 @@ def _compensate_one(
     if not happened:
         return 0
     key = compensation_key(call.key)
-    # The steps around the call are forgotten now.  If this process dies, and a person settles the
+    # The steps around the call are forgotten now.  If this process dies and a person settles the
     # call as undone, nothing else would show that these steps have to run again.
     announced = Compensating(call.number, key, time.time())
     journal.append(*_undoing(effects, call, announced), head=_touched(facts))
@@ -215,7 +216,7 @@ def _compensate_one(
 
 
 def _undoing(effects: _Effects, call: Call, record: Compensating | Compensated) -> list[Item]:
-    """A record of the undoing of a call, and that the steps around it no longer answer."""
+    """Return the record of an undoing, with one that stops the steps around it from answering."""
     around = effects.forgotten_with(call.number)
     forgotten: list[Item] = [(Forgotten(around, record.at), b"")] if around else []
     return [(record, b""), *forgotten]
@@ -224,7 +225,7 @@ def _undoing(effects: _Effects, call: Call, record: Compensating | Compensated) 
 def _ask(
     tool: Step, effects: _Effects, effect: RecordedCall
 ) -> Generator[Any, Result, tuple[bool | None, Any]]:
-    """Ask the tool's ``reconcile`` whether a call in doubt happened, and with which result."""
+    """Ask the tool's ``reconcile`` whether a call in doubt happened, and what it returned."""
     if not callable(tool.in_doubt):
         return None, None
     call = effect.call

@@ -1,4 +1,4 @@
-"""Doubt: the answers to "did it happen?", and the messages until there is an answer."""
+"""Doubt: the answers to "did it happen?", and the errors that ask a person for an answer."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ _EXCLUDE = (
 @public
 @dataclass(frozen=True)
 class Landed:
-    """The answer to "did it happen?": yes, and it returned ``value``."""
+    """The answer "yes, it happened, and returned ``value``"."""
 
     value: Any = None
 
 
 @public
 class DidNotHappen:
-    """The answer to "did it happen?": no; the call runs."""
+    """The answer "no, it did not happen"; the call runs."""
 
 
 @public
 class Inconclusive:
-    """The answer to "did it happen?": nobody can tell; the run stops and asks a person."""
+    """The answer "nobody can tell"; the run stops and asks a person."""
 
 
 @public
@@ -55,11 +55,11 @@ class InDoubtCall:
     """The argument of a ``reconcile`` function: a side effect that was started and never finished.
 
     Args:
-        name: of the tool.
-        arguments: by parameter name, as they are passed now.
-        idempotency_key: that the recorded attempt was given.
+        name: the name of the tool.
+        arguments: the arguments of the current call, by parameter name.
+        idempotency_key: the key that the recorded attempt was given.
         started_at: seconds since 1970.
-        error: what it raised, if it is known to have raised.
+        error: the exception of the recorded attempt, or ``None`` if none is known.
     """
 
     name: str
@@ -75,11 +75,11 @@ class CompletedCall:
     """The argument of a ``compensate`` function: a completed side effect that is to be undone.
 
     Args:
-        name: of the tool.
-        arguments: by parameter name, without ``self``; those left at their default are not in it.
-        result: what it returned.
-        idempotency_key: that it was given.
-        compensation_key: the same for its undoing; equal whenever that is tried again.
+        name: the name of the tool.
+        arguments: the passed arguments by parameter name, without ``self`` and defaults.
+        result: the return value of the call.
+        idempotency_key: the key that the call was given.
+        compensation_key: the idempotency key of the undoing; every retry gets the same key.
         finished_at: seconds since 1970.
     """
 
@@ -95,10 +95,10 @@ InDoubt = Union[Literal["raise", "retry", "skip"], Callable[[InDoubtCall], Any]]
 
 
 def in_doubt(active: ActiveRun, recorded: RecordedCall, why: str = "") -> StepInDoubtError:
-    """The error for a call whose side effect was started and never finished.
+    """Return the error for a call whose side effect was started and never finished.
 
     Args:
-        why: what is known instead, if something is.
+        why: the first sentence of the message, instead of the usual one.
     """
     call = recorded.call
     outcome = recorded.outcome
@@ -127,7 +127,7 @@ def in_doubt(active: ActiveRun, recorded: RecordedCall, why: str = "") -> StepIn
 
 
 def compensation_in_doubt(journal: Journal, call: Call) -> StepInDoubtError:
-    """The error for a call whose undoing was started and never finished."""
+    """Return the error for a call whose undoing was started and never finished."""
     option = _store_option(journal)
     command = f"  stepwise resolve {shell_word(journal.run_id)} {call.number}"
     return StepInDoubtError(
@@ -151,7 +151,8 @@ def stopped_at(active: ActiveRun, call: Call, match: Match) -> RunStopped | None
     """Stop the run at a call that could be a recorded side effect, and record which calls wait.
 
     Returns:
-        the error, for this call and all later ones; what others stopped the run with comes first;
+        the error for this call and all later ones, or an earlier error that stopped the run;
+        ``None`` if another thread has taken the record that the call waited for.
         ``None`` if another thread has taken what the call waited for.
     """
     with active.lock:
@@ -166,7 +167,7 @@ def stopped_at(active: ActiveRun, call: Call, match: Match) -> RunStopped | None
 
 
 def _record_stops(active: ActiveRun, call: Call, match: Match) -> list[Stop]:
-    """Record this call, and the calls that wait beside it, so that a person can resolve them."""
+    """Record this call and the calls that wait beside it, so that a person can resolve them."""
     others = [(each, its) for each, its in active.flows.blocked() if each is not call]
     stopped, now = [], time.time()
     waiting: list[tuple[Call, Match]] = [(call, match), *others]
@@ -184,7 +185,7 @@ def _record_stops(active: ActiveRun, call: Call, match: Match) -> list[Stop]:
 def _may_be_another(
     active: ActiveRun, call: Call, match: Match, stops: list[Stop]
 ) -> StepInDoubtError:
-    """The error for a call that could be a recorded side effect with other arguments."""
+    """Return the error for a call that could be a recorded side effect with other arguments."""
     stop = next(each for each in stops if each.call is call)
     run_id, store = active.run_id, _store_option(active.journal)
     others = [each.call for each in match.recorded]
@@ -249,10 +250,11 @@ def _why_it_stops(call: Call, stop: Stop, match: Match) -> str:
 def ruling_commands(
     run_id: str, stop: Stop, stops: list[Stop], store: str = ""
 ) -> list[tuple[str, str]]:
-    """Return the commands that say which act a stopped call is, and what each of them means.
+    """Return the commands that resolve a stopped call, each with its meaning.
 
     Args:
-        stops: all that the run has; where several wait for one recorded call, this one is named.
+        stops: all stops of the run.  If several wait for one recorded call, the command names the
+            stop.
     """
     commands = []
     for word, why, steps in (
@@ -268,7 +270,7 @@ def ruling_commands(
 
 
 def waiting_text(call: Call, match: Match) -> str:
-    """Return the text about a call that waits for other tasks and threads."""
+    """Return the message about a call that waits for other tasks and threads."""
     others = ", ".join(
         f"step {each.call.number} {each.call.name}({each.call.arguments})"
         for each in match.recorded[:_MOST]
@@ -280,7 +282,7 @@ def waiting_text(call: Call, match: Match) -> str:
 
 
 def changed_text(call: Call, recorded: RecordedCall) -> str:
-    """The warning for a side effect that was answered although its arguments changed."""
+    """Return the warning for a side effect that was answered although its arguments changed."""
     if recorded.call.name != call.name:
         return (
             f"{call.name} at {call.site} was answered by the recorded "
@@ -314,7 +316,7 @@ def _commands(active: ActiveRun, call: Call) -> list[str]:
 
 
 def _store_option(journal: Journal) -> str:
-    """Return the command line's ``--store`` option for a journal; empty where it needs none."""
+    """Return the ``--store`` option that commands need for a journal; "" for the default."""
     url, default = journal.store.url, settings.store_of_commands()
     if not journal.store.persistent or url in (public_url(default), open_store(default).url):
         return ""

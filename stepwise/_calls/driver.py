@@ -1,4 +1,4 @@
-"""The operations that a call asks for, and the driver that executes them in this thread."""
+"""The operations of a call, and the driver that executes them in this thread."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from stepwise._runtime.messages import notice, shell_word
 from stepwise._values.unpickling import Data
 from stepwise.errors import RunStopped, StepTimeoutError
 
-_DEPTH = 20  # decorators around each other
-_LATE = 1.0  # seconds after which a call is not cancelled as it was
+_DEPTH = 20  # the longest chain of decorators that is followed
+_LATE = 1.0  # seconds beyond the recorded duration to wait for the cancellation
 
 
 class Result:
@@ -30,7 +30,8 @@ class Result:
     Exceptions travel as values: thrown through a generator, a ``StopIteration`` would change type.
 
     Args:
-        awaited: as what the body of a plain function handed it out; see :class:`Outcome`.
+        awaited: the kind of awaitable in which a plain function's body returned the value; see
+            :class:`Outcome`.
     """
 
     __slots__ = ("awaited", "error", "value")
@@ -53,7 +54,7 @@ class Result:
 
 
 class Attempt(NamedTuple):
-    """One try of a body, inside the scope of its call; ``kind`` is that of the callee."""
+    """One try of a body, inside the scope of its call; ``kind`` is the kind of the callee."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -65,19 +66,19 @@ class Attempt(NamedTuple):
 
 
 class Sleep(NamedTuple):
-    """Wait between two attempts."""
+    """A pause between two attempts."""
 
     seconds: float
 
 
 class Cancelled(NamedTuple):
-    """Wait to be cancelled again, as the recorded call was; the error is this cancellation.
+    """A wait for the cancellation that ended the recorded call; the error is this cancellation.
 
-    The value is true if that did not happen within ``seconds``.  A call that is not awaited cannot
+    The value is true if no cancellation came within ``seconds``.  A call that is not awaited cannot
     be cancelled, so it does not wait.
 
     Args:
-        awaited: as what the body of a plain function handed its outcome out.
+        awaited: the kind of awaitable in which a plain function's body returned its outcome.
     """
 
     seconds: float
@@ -85,12 +86,12 @@ class Cancelled(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Wait until a bell rings; the value says whether it did within ``seconds``.
+    """A wait for a bell; the value says whether the bell rang within ``seconds``.
 
     A Ctrl-C or a cancellation meanwhile is the error of the result.
 
     Args:
-        seen: how often it had rung when there was a reason to wait.
+        seen: how often the bell had rung when the caller decided to wait.
     """
 
     bell: Gong
@@ -99,17 +100,18 @@ class Wait(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The journal has been asked, and nothing was done yet."""
+    """The point at which the journal has been asked, and nothing was done yet."""
 
 
 class Write(NamedTuple):
-    """Append a record with its payload to the journal of a run.
+    """The append of a record with its payload to the journal of a run.
 
-    The value of its result is the record's number.  An error beside it is a cancellation of the
-    caller, not a failure of the journal.
+    The value of the result is the record's number.  An error beside a value is a cancellation of
+    the caller, not a failure of the journal.
 
     Args:
-        at_once: before any other code runs, so that the caller cannot be cancelled meanwhile.
+        at_once: True to write before any other code runs, so that nobody cancels the caller
+            meanwhile.
     """
 
     run: ActiveRun
@@ -129,9 +131,9 @@ Core = Generator[Operation, Result, Result]
 def cancelled_again(scope: Scope, recorded: RecordedCall) -> Generator[Cancelled, Result, Result]:
     """Wait for what cancelled the recorded call: a timeout, a task group, the workflow itself.
 
-    Answered at once, ``wait_for`` would raise a cancellation that nobody asked for instead of its
-    ``TimeoutError``.  A code that does not cancel any more, or later, has a plain step run again:
-    the value of the result is then true.  A side effect is not repeated.
+    An immediate answer would make ``wait_for`` raise a cancellation that nobody asked for, instead
+    of its ``TimeoutError``.  If the code no longer cancels, or cancels later, the value of the
+    result is true, and a plain step runs again.  A side effect is not repeated.
     """
     call, outcome = recorded.call, recorded.outcome
     assert outcome is not None
@@ -153,16 +155,16 @@ def cancelled_again(scope: Scope, recorded: RecordedCall) -> Generator[Cancelled
 
 
 def drive(core: Core) -> Result:
-    """Execute a call to its end."""
+    """Execute a call until it ends."""
     return resume(core, start(core))
 
 
 class Unfinished(NamedTuple):
-    """A call that is to be awaited from here on.
+    """A call that has to be awaited from here on.
 
     Args:
-        core: what executes it.
-        operation: an attempt of a body that returned an awaitable; or what is to be awaited.
+        core: the core that executes the call.
+        operation: the attempt whose body returned an awaitable, or the operation to await.
         value: the awaitable.
     """
 
@@ -172,7 +174,7 @@ class Unfinished(NamedTuple):
 
 
 def drive_on(core: Core) -> Result | Unfinished:
-    """Execute a call to its end, or to where it must be awaited."""
+    """Execute a call until it ends, or until it has to be awaited."""
     goes_on = False
     try:
         operation = next(core)
@@ -197,7 +199,7 @@ def drive_on(core: Core) -> Result | Unfinished:
 
 
 def start(core: Core) -> Operation | Result:
-    """Begin a call; its first operation, or its result if it needed none."""
+    """Begin a call; return its first operation, or its result if it needs none."""
     try:
         return next(core)
     except StopIteration as stop:
@@ -206,7 +208,7 @@ def start(core: Core) -> Operation | Result:
 
 
 def until_body(core: Core) -> Attempt | Result:
-    """Execute a call up to its body, which is left to the caller; or to its result."""
+    """Execute a call up to its body, which the caller runs, or to its result if it has no body."""
     operation = start(core)
     try:
         while not (isinstance(operation, Result) or is_body(operation)):
@@ -218,7 +220,7 @@ def until_body(core: Core) -> Attempt | Result:
 
 
 def is_body(operation: Operation) -> bool:
-    """Return whether an operation is an attempt of the body, not a question to a function."""
+    """Return whether an operation is an attempt of the body, not of a ``reconcile`` function."""
     return isinstance(operation, Attempt) and operation.scope is not None
 
 
@@ -228,10 +230,10 @@ def resume(
     execute: Callable[[Operation], Result] | None = None,
     done: Result | None = None,
 ) -> Result:
-    """Execute a call that has begun; ``execute`` does its operations, if this thread does not.
+    """Execute a call that has begun; ``execute`` runs its operations, by default :func:`run`.
 
     Args:
-        done: the result of the operation, if there is one already.
+        done: the result of ``operation``, if it is already known.
     """
     execute = execute or run
     try:
@@ -242,11 +244,11 @@ def resume(
         result: Result = stop.value
         return result
     finally:
-        core.close()  # so that a Ctrl-C leaves nothing of the call open
+        core.close()  # a Ctrl-C leaves nothing of the call open
 
 
 def run(operation: Operation) -> Result:
-    """Execute an operation in this thread; a body with a timeout in one of its own."""
+    """Execute an operation in this thread; a body with a timeout gets a thread."""
     if isinstance(operation, Attempt):
         at_once = operation.timeout is None or gives_awaitable(operation.function)
         execute = in_thread_of if at_once else _in_thread
@@ -293,7 +295,7 @@ def write(operation: Write) -> Result:
 
 
 def written(active: ActiveRun, result: Result) -> tuple[int, BaseException | None]:
-    """Return a record's number, and a cancellation that came meanwhile; a failure stops the run."""
+    """Return a record's number and a cancellation that came meanwhile; a failure stops the run."""
     if isinstance(result.error, RunStopped):
         raise active.stop(result.error) from result.error.__cause__
     if result.value is None:
@@ -303,7 +305,7 @@ def written(active: ActiveRun, result: Result) -> tuple[int, BaseException | Non
 
 
 def in_thread_of(attempt: Attempt) -> Result:
-    """Execute a body in the thread that calls this."""
+    """Execute a body in the current thread."""
     token = scope_variable.set(attempt.scope)
     try:
         value = attempt.function(*attempt.args, **attempt.kwargs)
@@ -317,7 +319,7 @@ def in_thread_of(attempt: Attempt) -> Result:
 
 
 def _awaited(value: Awaitable[Any]) -> Any:
-    """Await in a thread of its own, so that it does not matter whether a loop runs in this one."""
+    """Await a value in another thread, since this thread may run an event loop."""
     import asyncio
 
     results: list[Result] = []
@@ -338,7 +340,7 @@ def _awaited(value: Awaitable[Any]) -> Any:
 
 
 def _in_thread(attempt: Attempt) -> Result:
-    """A thread cannot be stopped: past the timeout it is abandoned and its result dropped."""
+    """Execute a body in a new thread, abandoned past the timeout since it cannot be stopped."""
     done = threading.Event()
     results: list[Result] = []
 
@@ -347,7 +349,7 @@ def _in_thread(attempt: Attempt) -> Result:
         done.set()
 
     context = contextvars.copy_context()
-    # A daemon: an abandoned body must not keep the process alive.
+    # A daemon thread: an abandoned body must not keep the process alive.
     threading.Thread(
         target=context.run, args=(target,), name=f"stepwise {attempt.name}", daemon=True
     ).start()
@@ -357,7 +359,7 @@ def _in_thread(attempt: Attempt) -> Result:
 
 
 def timed_out(attempt: Attempt) -> StepTimeoutError:
-    """The error of an attempt that took too long."""
+    """Return the error for an attempt that took too long."""
     return StepTimeoutError(
         f"an attempt of {attempt.name!r} took longer than its timeout of {attempt.timeout} s",
         step=attempt.name,

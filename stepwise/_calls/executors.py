@@ -1,12 +1,11 @@
-"""Bodies of steps that an executor executes: in threads, in processes, on a cluster.
+"""Bodies of steps that run in an executor: in threads, in processes, on a cluster.
 
-Only the body is executed there.  The owner of the run has asked the journal, has written an intent,
-and records the outcome.  The decorated function goes to a worker with its arguments, and its
-outcome comes back as bytes, so that a value or an exception that cannot be sent names itself and
-breaks no pool.
+Only the body runs there.  The owner of the run asks the journal, writes the intent, and records the
+outcome.  The decorated function goes to a worker with its arguments, and its outcome comes back as
+bytes.  So a value or an exception that cannot be sent is reported by name, and breaks no pool.
 
-An executor is one of ``concurrent.futures``.  One that reaches further may have more (see
-:class:`Far`): it is asked for by ``getattr``, since users write executors too.
+An executor is an executor of ``concurrent.futures``.  Executors of a cluster may have more methods
+(see :class:`Far`), looked up by ``getattr``, since users write executors too.
 """
 
 from __future__ import annotations
@@ -53,26 +52,26 @@ if TYPE_CHECKING:
 
 
 _BEAT = 0.5  # seconds after which a coroutine's body can be interrupted, at the latest
-_LOOK = 0.5  # seconds between two looks whether the run is to end, while a thread waits for a body
+_LOOK = 0.5  # seconds between two checks whether the run must end, while a thread waits for a body
 
 _NAMES = ("ray",)
-"""The executors that have a name, and are made with the ``resources`` of the step."""
+"""The names of executors, which are made with the ``resources`` of the step."""
 
 
 class Far(Protocol):
-    """Methods beyond ``submit`` of an executor whose workers are no children of this process.
+    """The methods beyond ``submit`` of an executor whose workers are not children of this process.
 
     Attributes:
-        far: True: ``__main__`` is another program there, so that its code goes by value.
+        far: True: ``__main__`` is another program there, so its code is sent by value.
     """
 
     far: bool
 
     def connect(self) -> None:
-        """Reach the workers.  Called before anything of a call begins."""
+        """Reach the workers, before anything of a call begins."""
 
     def put(self, value: object) -> object:
-        """Store a value near the workers; the result stands for it in the arguments of ``send``."""
+        """Store a value near the workers; return a reference to pass to ``send`` instead."""
 
     def send(self, name: str, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """Submit a function under the name of a step."""
@@ -81,20 +80,20 @@ class Far(Protocol):
         """Wait for a future in this thread; return whether it has ended."""
 
     def lend(self, over: Callable[[], bool]) -> None:
-        """Let others use what this thread occupies while threads of its process wait."""
+        """Let others use the resources of this thread while threads of its process wait."""
 
     def died(self, error: BaseException) -> str:
-        """Say how the worker of a future that ended with ``error`` died; empty if it did not."""
+        """Return how the worker of a future that ended with ``error`` died; "" if it did not."""
 
 
 # -- which executor ------------------------------------------------------------------------------
 
 
 def check_executor(what: str, executor: object, resources: object = None) -> None:
-    """Refuse an executor that cannot be one, and resources that belong to none.
+    """Refuse an invalid executor, and resources without a named executor.
 
     Raises:
-        ConfigurationError: names the values that are possible.
+        ConfigurationError: the message names the possible values.
     """
     from concurrent.futures import Executor
 
@@ -112,10 +111,10 @@ def check_executor(what: str, executor: object, resources: object = None) -> Non
 
 
 def find_executor(executor: Executor | str, resources: Mapping[str, Any] | None = None) -> Executor:
-    """Return the executor that an option means.
+    """Return the executor for a value of the option ``executor=``.
 
     Raises:
-        ConfigurationError: its package is not installed, or it cannot have these resources.
+        ConfigurationError: its package is not installed, or it does not support these resources.
     """
     if not isinstance(executor, str):
         return executor
@@ -133,10 +132,10 @@ def _plainly(kind: Callable[[], Executor]) -> Executor:
 
 
 class Elsewhere:
-    """Runs the bodies of one call's attempts in an executor; a driver of operations.
+    """A driver of operations that runs the bodies of one call's attempts in an executor.
 
     Args:
-        find: returns the executor.  Called when the journal has not answered the call.
+        find: returns the executor; called when the journal has not answered the call.
         function: the decorated function.
         args, kwargs: the arguments of the call.
     """
@@ -158,7 +157,7 @@ class Elsewhere:
         self._put: object = None
 
     def prepare(self) -> None:
-        """Reach the executor, and pack the call, before anything of the call begins.
+        """Reach the executor and serialize the call, before anything of the call begins.
 
         Raises:
             NotRecordableError: the call cannot be sent to another process.
@@ -187,7 +186,7 @@ class Elsewhere:
         return _packed(self._function, args, kwargs, far=far)
 
     def __call__(self, operation: Operation) -> Result:
-        """Execute an operation of a call; a body in the executor, for which this thread waits."""
+        """Execute an operation of a call; a body runs in the executor while this thread waits."""
         if isinstance(operation, Ready):
             self.prepare()
             return Result()
@@ -196,13 +195,13 @@ class Elsewhere:
         return tracing.trace(self._waited, operation)
 
     async def awaited(self, operation: Operation) -> Result:
-        """Await an operation of a call; a body in the executor."""
+        """Await an operation of a call; a body runs in the executor."""
         from stepwise._calls.async_driver import arun
 
         if isinstance(operation, Ready):
             import asyncio
 
-            await asyncio.to_thread(self._connect)  # it may take seconds to reach a cluster
+            await asyncio.to_thread(self._connect)  # reaching a cluster may take seconds
             self._pack()
             return Result()
         if not (isinstance(operation, Attempt) and is_body(operation)):
@@ -239,7 +238,7 @@ class Elsewhere:
             if end is not None and time.monotonic() >= end:
                 return self._late(future, attempt)
             if scope.run.steering.would_end(scope.call) and future.cancel():
-                # A body that cannot be called back ends as it would in this thread.
+                # A body that cannot be cancelled runs to its end, as it would in this thread.
                 scope.run.steering.check(scope.call, answered=False)
 
     async def _awaited(self, attempt: Attempt) -> Result:
@@ -254,7 +253,7 @@ class Elsewhere:
                 waiting.cancel()
                 return self._late(future, attempt)
             if not waiting.cancelled():
-                waiting.exception()  # so that asyncio does not report it as never retrieved
+                waiting.exception()  # so that asyncio does not report the error as never retrieved
             return self._came_of(future, attempt)
         except BaseException as error:  # travels as a value, and is raised by the step's wrapper
             if future is not None:
@@ -272,7 +271,7 @@ class Elsewhere:
         assert scope.call is not None
         work = _Work(scope.call, scope.attempt, scope.run.run_id)
         packed: object = self._packed
-        if attempt.args is not self._args:  # a call that was approved is made with copies
+        if attempt.args is not self._args:  # an approved call runs with copies
             packed = self._encoded(attempt.args, attempt.kwargs)
         elif hasattr(executor, "put"):
             if self._put is None:  # once for all attempts
@@ -286,10 +285,10 @@ class Elsewhere:
         return future
 
     def _late(self, future: Future[Any], attempt: Attempt) -> Result:
-        """Give a body up; unless it has ended at this very moment, so that its value counts."""
+        """Abandon a body at its timeout, unless it has just ended, so that its value counts."""
         if not future.cancel() and future.done() and not future.cancelled():
             return self._came_of(future, attempt)
-        return Result(error=timed_out(attempt))  # a body that nobody can call back is abandoned
+        return Result(error=timed_out(attempt))  # a body that cannot be cancelled is abandoned
 
     def _came_of(self, future: Future[Any], attempt: Attempt) -> Result:
         try:
@@ -356,7 +355,7 @@ def _packed(
 
 
 def _in_this_thread(attempt: Attempt) -> Result:
-    """Execute a body in a thread of an executor: a coroutine in a loop of its own."""
+    """Execute a body in a thread of an executor; a coroutine gets an event loop."""
     if not inspect.iscoroutinefunction(attempt.function):
         return in_thread_of(attempt)
     import asyncio
@@ -374,7 +373,7 @@ def _in_this_thread(attempt: Attempt) -> Result:
 
 
 class _Work(NamedTuple):
-    """The facts of a call that its body can ask for in a worker process."""
+    """The facts of a call that its body can read in a worker process."""
 
     call: Call
     attempt: int
@@ -382,7 +381,7 @@ class _Work(NamedTuple):
 
 
 class _Purse:
-    """The account of a body in a worker process: it goes back with its outcome."""
+    """The account of a body in a worker process, which is sent back with its outcome."""
 
     def __init__(self) -> None:
         self.spent: tuple[float, float] = (0, 0)
@@ -415,18 +414,18 @@ class _NotHere:
 
 
 def ready() -> None:
-    """Do nothing: the executor starts its processes, before there are more threads."""
+    """Do nothing; makes the executor start its processes before there are more threads."""
 
 
 def call_plainly(function: Any, item: Any) -> Any:
-    """Call a function with an item, outside of any run; a coroutine in a loop of its own."""
+    """Call a function with an item, outside any run; a coroutine gets an event loop."""
     return _ended(function(item)) if inspect.iscoroutinefunction(function) else function(item)
 
 
 def execute(encoded: codec.Encoded, work: _Work) -> tuple[Any, Any, str, tuple[float, float]]:
-    """Execute a body: its value or exception, encoded, the text of its traceback, what it spent."""
+    """Execute a body; return its encoded value or exception, its traceback text, what it spent."""
     call, run_id = work.call, work.run_id
-    # The body can read its idempotency key; steps that it calls are refused.
+    # The body can read its idempotency key; calls of steps are refused.
     here: Any = _NotHere(run_id)
     token = scope_variable.set(Scope(here, call, (call.number,), work.attempt, []))
     try:
@@ -455,14 +454,14 @@ def _raised(error: BaseException, account: _Purse) -> tuple[Any, Any, str, tuple
 
 
 def _ended(coroutine: Any) -> Any:
-    """Run a coroutine to its end."""
+    """Run a coroutine until it ends."""
     import asyncio
 
     async def main() -> Any:
         loop = asyncio.get_running_loop()
 
         def beat() -> None:
-            # A loop that only waits executes no code, between which Ray could interrupt it.
+            # An idle event loop executes no bytecode, and Ray can interrupt only between bytecodes.
             loop.call_later(_BEAT, beat)
 
         beat()
@@ -473,7 +472,7 @@ def _ended(coroutine: Any) -> Any:
 
 @contextmanager
 def _named_in_main(names: Mapping[str, Any]) -> Iterator[None]:
-    """Let ``__main__`` have what the owner's has: so a value of its classes goes back by name."""
+    """Put the owner's names into ``__main__``, so that values of its classes go back by name."""
     main = vars(sys.modules["__main__"])
     before = {name: main[name] for name in names if name in main}
     main.update(names)
@@ -486,10 +485,10 @@ def _named_in_main(names: Mapping[str, Any]) -> Iterator[None]:
 
 
 def refuse_awaitables(what: str, function: Any) -> None:
-    """Refuse a plain function that returns an awaitable: it would have to be awaited here.
+    """Refuse a plain function that returns an awaitable, since only this process could await it.
 
     Raises:
-        ConfigurationError: says how to write it.
+        ConfigurationError: the message says how to write the function.
     """
     if gives_awaitable(function) and not inspect.iscoroutinefunction(function):
         raise ConfigurationError(

@@ -53,25 +53,25 @@ def map(  # noqa: A001
     """Call a step (or a child workflow) with each item, at most ``max_workers`` at a time.
 
     Plain functions run in threads, coroutine functions in tasks (the call is then awaited).  The
-    journal is asked in the order of the items, so that what answers is the same in every attempt.
+    journal is asked in the order of the items, so that every attempt gets the same answers.
 
     Args:
         step: a function of one argument.
-        items: what to call it with.
-        max_workers: how many at a time, 1 or more.
-        executor: executes the bodies: a ``ProcessPoolExecutor`` or another executor of
-            ``concurrent.futures``, or the name of one: ``"ray"``.  ``None``: that of the step, if
-            it has one.  The journal is asked and written in this process, before and after each
-            body.  What the body is given and returns is pickled where it is executed in another
-            process; steps that it calls there are refused.  A worker that dies is a failure of the
-            calls it had (:class:`WorkerDiedError`), and leaves side effects in doubt.
+        items: the arguments, one for each call.
+        max_workers: the number of calls at a time, 1 or more.
+        executor: executes the bodies: a ``ProcessPoolExecutor``, another executor of
+            ``concurrent.futures``, or the name ``"ray"``.  ``None`` uses the executor of the step,
+            if it has one.  This process asks the journal before each body and writes the outcome
+            after it.  Arguments and results are pickled if a body runs in another process; calls of
+            steps in such a body are refused.  A worker that dies fails its calls
+            (:class:`WorkerDiedError`), and leaves side effects in doubt.
 
     Returns:
         the results, in the order of the items.
 
     Raises:
-        Exception: what the first failing call (in the order of the items) raised, once the calls
-            that had begun have ended; calls not begun by then are not made.
+        Exception: the exception of the first failing call in the order of the items, once the calls
+            that had begun have ended.  Calls that have not begun by then are not made.
     """
     if isinstance(max_workers, bool) or not isinstance(max_workers, int) or max_workers < 1:
         raise ConfigurationError(f"max_workers={max_workers!r} of map(): it must be 1 or more")
@@ -98,7 +98,7 @@ def _check(step: Any, executor: Any) -> None:
 
 
 def _finder(step: Any, executor: Any) -> Callable[[], Any] | None:
-    """Return a function that finds the executor of the bodies; ``None`` if they run here."""
+    """Return a function that finds the executor of the bodies, or ``None`` if they run here."""
     recorded = step_of(step)
     own = recorded if isinstance(recorded, SentStep) and recorded.executor is not None else None
     if own is not None and (executor is None or executor == own.executor):
@@ -107,7 +107,7 @@ def _finder(step: Any, executor: Any) -> Callable[[], Any] | None:
 
 
 class _Begun:
-    """A call that the journal has not answered: executed once, or not at all."""
+    """A call that the journal has not answered, executed once or not at all."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -116,16 +116,16 @@ class _Begun:
         self._taken = threading.Lock()  # held by the thread that executes or cancels the call
 
     def __call__(self) -> Any:
-        """Execute it in this thread."""
+        """Execute the call in this thread."""
         if self._taken.acquire(blocking=False):
             try:
                 return resume(self._core, self._operation, self.elsewhere).unwrap()
             finally:
-                self.elsewhere = None  # with what it holds of the call
+                self.elsewhere = None  # drops the arguments of the call, too
         raise RuntimeError("the call was cancelled before it began")
 
     async def acall(self) -> Any:
-        """Await it."""
+        """Await the call."""
         from stepwise._calls.async_driver import aresume
 
         self._taken.acquire(blocking=False)
@@ -140,17 +140,17 @@ class _Begun:
         return isinstance(self._operation, Result)
 
     def close(self) -> None:
-        """Close the call if nobody has begun to execute it.
+        """Close the call unless it is being executed.
 
-        A thread may just execute it that the pool does not know of: Ctrl-C can hit between the
-        start of a thread and the pool's noting it.
+        A thread unknown to the pool may be executing it: Ctrl-C can hit between the start of a
+        thread and the pool's noting it.
         """
         if self._taken.acquire(blocking=False):
             self._core.close()
 
 
 def _begin(step: Any, items: list[Any], find: Callable[[], Any] | None) -> list[_Begun] | None:
-    """Look up each item in the journal, in order; return ``None`` if nothing is recorded here."""
+    """Look up each item in the journal, in order; return ``None`` outside a run or for no step."""
     scope, recorded = current_scope(), step_of(step)
     if scope is None or recorded is None:
         return None
@@ -171,7 +171,7 @@ def _begin(step: Any, items: list[Any], find: Callable[[], Any] | None) -> list[
 def _send(
     begun: list[_Begun], find: Callable[[], Any], step: Any, calls: list[tuple[Any, ...]]
 ) -> None:
-    """Run the remaining bodies in an executor."""
+    """Run the bodies of unanswered calls in an executor."""
     waiting = [(each, args) for each, args in zip(begun, calls, strict=True) if not each.answered]
     try:
         for each, args in waiting:
@@ -179,7 +179,7 @@ def _send(
             each.elsewhere.prepare()
         executor = find() if waiting else None
         if executor is not None and not hasattr(executor, "connect"):
-            executor.submit(ready)  # it starts its processes before there are more threads
+            executor.submit(ready)  # so that it starts its processes before there are more threads
     except BaseException:
         _close(begun)
         raise
@@ -215,7 +215,7 @@ def _map(
             find().lend(lambda: _settled(futures))
         wait(futures, return_when=FIRST_EXCEPTION)
     finally:
-        # After a failure, and after Ctrl-C: calls that have begun end and are recorded.
+        # After a failure or Ctrl-C, calls that have begun end and are recorded.
         pool.shutdown(wait=True, cancel_futures=True)
         _close(begun)
     for future in futures:
@@ -225,7 +225,7 @@ def _map(
 
 
 def _settled(futures: list[Any]) -> bool:
-    """Return whether all have ended, or one has failed."""
+    """Return whether all calls have ended, or one has failed."""
     ended = [each for each in futures if each.done()]
     return len(ended) == len(futures) or any(each.exception() for each in ended)
 

@@ -1,6 +1,6 @@
 """Bodies of steps as tasks of a Ray cluster: an executor of ``concurrent.futures`` over Ray.
 
-Ray places a task, and never repeats it: whether a body is executed again is the step's decision.
+Ray places a task and never repeats it: the step decides whether a body is executed again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stepwise._runtime.messages import RemoteTraceback
 from stepwise.errors import ConfigurationError
 
 _GRACE = 5.0  # seconds between the interrupt of a cancelled task and the end of its process
-_LEND = 1.0  # seconds after which a thread that lends looks around, at the latest
+_LEND = 1.0  # seconds after which a lending thread checks again, at the latest
 _BETWEEN = 0.005  # seconds
 _PATIENCE = 10.0  # seconds for a cluster to answer
 _OURS = ("max_retries", "retry_exceptions", "num_returns", "max_calls")
@@ -29,7 +29,7 @@ _DEATHS = (
     "LocalRayletDiedError",
     "OutOfMemoryError",
     "ObjectLostError",  # its node died with the outcome
-    "TaskCancelledError",  # by somebody else: a call of ours that is cancelled is over
+    "TaskCancelledError",  # cancelled by somebody else: our own cancelled futures are already over
 )
 
 _connecting = threading.Lock()
@@ -55,8 +55,8 @@ def connected(address: str | None = None) -> Any:
     """Return the module ``ray``, connected to a cluster.
 
     Args:
-        address: of the cluster, if the program has not connected yet; ``None`` as ``ray.init()``
-            chooses it: ``RAY_ADDRESS``, else a new one on this machine.
+        address: the address of the cluster, if the program has not connected yet.  ``None`` leaves
+            the choice to ``ray.init()``: ``RAY_ADDRESS``, else a new cluster on this machine.
 
     Raises:
         ConfigurationError: Ray is not installed, or there is no such cluster.
@@ -74,24 +74,25 @@ def connected(address: str | None = None) -> Any:
 
 
 def _knock(address: str) -> None:
-    """Raise OSError if nothing answers at HOST:PORT: Ray would try for minutes, then abort."""
+    """Raise OSError if nothing answers at HOST:PORT: Ray would retry for minutes, then abort."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdecimal() and "/" not in host:
         socket.create_connection((host.strip("[]"), int(port)), _PATIENCE).close()
 
 
 class RayExecutor(Executor):
-    """An executor whose workers are those of a Ray cluster.
+    """An executor whose workers are the workers of a Ray cluster.
 
-    It connects on use, as Ray does: to the cluster of ``ray.init(...)`` if that was called, else to
-    that of ``RAY_ADDRESS``, else it starts Ray on this machine.
+    The executor connects on first use, as Ray does: to the cluster of ``ray.init(...)`` if that was
+    called, else to ``RAY_ADDRESS``.  Without either, it starts Ray on this machine.
 
     Args:
         options: options of a Ray task: ``num_cpus``, ``num_gpus``, ``resources``, ``runtime_env``,
             ``scheduling_strategy`` and others.
 
     Raises:
-        ConfigurationError: Ray is not installed or has no such option, or stepwise decides it.
+        ConfigurationError: Ray is not installed, Ray has no such option, or stepwise sets the
+            option.
     """
 
     far = True
@@ -114,12 +115,12 @@ class RayExecutor(Executor):
         self._closed = False
 
     def connect(self) -> None:
-        """Connect to the cluster, unless that was done."""
+        """Connect to the cluster, unless already connected."""
         with _connecting:
             connected()
 
     def put(self, value: object) -> object:
-        """Store a value in Ray's object store; the reference is sent in its place."""
+        """Store a value in Ray's object store; return the reference to send in its place."""
         return self._ray.put(value)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -129,7 +130,7 @@ class RayExecutor(Executor):
     def send(
         self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Future[Any]:
-        """Execute a function as a task of a name, which Ray's dashboard shows."""
+        """Execute a function as a task under a name that Ray's dashboard shows."""
         if self._closed:
             raise RuntimeError("cannot schedule new futures after shutdown")
         self.connect()
@@ -141,19 +142,19 @@ class RayExecutor(Executor):
     def wait(self, future: Future[Any], seconds: float | None) -> bool:
         """Wait for a future in this thread; return whether it has ended.
 
-        In a task of Ray, Ray is the one that waits: so it lends the CPUs of a task that waits to
-        others, which may be the very task that is waited for.
+        Inside a task of Ray, use Ray's own wait: Ray then lends the CPUs of the waiting task to
+        other tasks, possibly the very task that is waited for.
         """
         if isinstance(future, _TaskFuture) and not future.done() and self._is_in_a_task():
             if not self._ray.wait([future.ref], timeout=seconds)[0]:
                 return False
-            seconds = None  # its callback is on its way
+            seconds = None  # the callback of the future is about to run
         return bool(wait([future], seconds).done)
 
     def lend(self, over: Callable[[], bool]) -> None:
-        """Lend the CPUs of the task that this is executed in, until something is over.
+        """Lend the CPUs of the current Ray task to others until ``over()`` is true.
 
-        Ray lends them for its main thread alone, and :meth:`wait` may be called in others.
+        Ray lends CPUs only while the main thread waits, and :meth:`wait` may be called in others.
         """
         if not self._is_in_a_task():
             return
@@ -165,17 +166,17 @@ class RayExecutor(Executor):
                 time.sleep(_BETWEEN)  # outcomes are being recorded
 
     def _is_in_a_task(self) -> bool:
-        worker = getattr(self._ray.get_runtime_context(), "worker", None)  # a client has none
+        worker = getattr(self._ray.get_runtime_context(), "worker", None)  # a client has no worker
         return bool(getattr(worker, "mode", None) == self._ray.WORKER_MODE)
 
     def died(self, error: BaseException) -> str:
-        """Say how the worker of a task that ended with an error died; empty if it did not."""
+        """Return how the worker of a task that ended with an error died; "" if it did not."""
         if not any(isinstance(error, getattr(self._ray.exceptions, each)) for each in _DEATHS):
             return ""
         return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more; see :meth:`concurrent.futures.Executor.shutdown`.  Ray stays connected."""
+        """Refuse new tasks; Ray stays connected.  See ``concurrent.futures.Executor.shutdown``."""
         self._closed = True
         for future in list(self._open):
             if cancel_futures:
@@ -185,7 +186,7 @@ class RayExecutor(Executor):
 
 
 def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function in a worker: one task for all functions, so that Ray exports one."""
+    """Call a function in a worker: one task for all functions, so that Ray exports only one."""
     return function(*args, **kwargs)
 
 
@@ -197,15 +198,15 @@ class _Waitable(Protocol):
 
 
 class _TaskFuture(Future[Any]):
-    """The future of a task.  Cancelled, it is over at once, and Ray ends the task."""
+    """The future of a task; when cancelled, it is over at once and Ray ends the task."""
 
     def __init__(self, ref: _Waitable) -> None:
         super().__init__()
-        self.ref = ref  # Ray forgets the outcome of a task that nobody refers to
+        self.ref = ref  # Ray drops the outcome of a task without references
         ref.future().add_done_callback(self._ended)
 
     def _ended(self, done: Future[Any]) -> None:
-        with contextlib.suppress(InvalidStateError):  # it was cancelled meanwhile
+        with contextlib.suppress(InvalidStateError):  # the future was cancelled meanwhile
             error = done.exception()  # Ray never cancels such a future
             if error is None:
                 self.set_result(done.result())
@@ -213,12 +214,12 @@ class _TaskFuture(Future[Any]):
                 self.set_exception(_own(error))
 
     def cancel(self) -> bool:
-        """Cancel the task, also while it is being executed; return False if it had ended."""
+        """Cancel the task, even while it is running; return False if it had ended."""
         if self.cancelled():
             return True
         if not super().cancel():
             return False
-        self.set_running_or_notify_cancel()  # else nobody who waits for it would know
+        self.set_running_or_notify_cancel()  # else waiters would not be notified
         _stop(self.ref, force=False)
         later = threading.Timer(_GRACE, _stop, (self.ref,), {"force": True})
         later.daemon = True
@@ -234,12 +235,12 @@ def _own(error: BaseException) -> BaseException:
         isinstance(error, loaded().exceptions.RayTaskError) and isinstance(cause, BaseException)
     ):
         return error
-    cause.__cause__ = RemoteTraceback(f"{error}")  # its other attributes are those of the cause
+    cause.__cause__ = RemoteTraceback(f"{error}")  # the cause carries all other attributes
     return cause
 
 
 def _stop(ref: Any, *, force: bool) -> None:
-    """Interrupt a task, which then cleans up; or end its process, which may be stuck in C."""
-    # Ray may be shut down by now, and its tasks are gone then.
+    """Interrupt a task, so that it cleans up; or kill its process, which may be stuck in C."""
+    # Ray may be shut down by now; its tasks are gone then.
     with contextlib.suppress(Exception):
         loaded().cancel(ref, force=force)

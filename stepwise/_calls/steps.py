@@ -1,12 +1,12 @@
-"""``@step``, ``@tool`` and ``spend``.
+"""The decorators ``@step`` and ``@tool``, and ``spend``.
 
-The decorators hand out a real function in the manner of ``functools.wraps``, around a small
-:class:`Step`.  A wrapt proxy was measured and rejected here: stock cloudpickle loses it in
-``__main__``, function-keyed caches take it for the raw function, and SDKs that rebuild a function
-from its ``__code__`` bypass it.
+The decorators return a real function, as ``functools.wraps`` makes it, around a small
+:class:`Step`.  A wrapt proxy was measured and rejected: stock cloudpickle loses it in ``__main__``,
+function-keyed caches take it for the raw function, and SDKs that rebuild a function from its
+``__code__`` bypass it.
 
-A cache around a side effect is warned of: it is empty after a resume, so that the effect would
-happen twice.
+A cache around a side effect causes a warning: the cache is empty after a resume, so that the effect
+would happen twice.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 # -- caches ---------------------------------------------------------------------------------------
 
 
-_DEPTH = 20  # functions that call each other
+_DEPTH = 20  # the number of frames that are searched
 _WAY_OUT = (
     "It is empty when a run resumes, so that a call which it answered before happens again. Remove "
     "it: a run records each call. To share one call, make it once and keep its value"
@@ -62,7 +62,7 @@ _WAY_OUT = (
 def _caches(value: object) -> bool:
     """Return whether a value is a cache such as ``functools.lru_cache``, cachetools or async_lru.
 
-    Values of users are asked nothing: some of them are proxies, which answer for others.
+    Only classes are asked, not the users' values: some values are proxies that answer for others.
     """
     if isinstance(value, FunctionType):
         return "cache_clear" in vars(value)
@@ -71,7 +71,7 @@ def _caches(value: object) -> bool:
 
 @reports
 def warn_if_caching(function: object, what: str) -> None:
-    """Warn of a side effect whose body is a cache: the decorator stands above it."""
+    """Warn if the body of a side effect is itself a cache, below the decorator."""
     if _caches(function):
         warn(
             f"{what} has side effects, and a cache inside (functools.cache). {_WAY_OUT}", RunWarning
@@ -82,12 +82,12 @@ def warn_if_caching(function: object, what: str) -> None:
 def warn_if_cached(
     module: str, function: Any, args: tuple[Any, ...], what: str, is_it: Callable[[Any], bool]
 ) -> None:
-    """Warn of a side effect that is called through a cache; looked for where it can be named.
+    """Warn if a side effect is called through a cache, as far as the cache can be found by name.
 
     Args:
-        function: the plain one.
-        args: of a call.
-        is_it: whether a value leads to this very step.
+        function: the undecorated function.
+        args: the positional arguments of a call.
+        is_it: returns whether a value wraps this very step.
     """
     if any(_caches(value) and is_it(value) for value in _around(module, function, args)):
         warn(
@@ -104,7 +104,7 @@ def warn_if_cached(
 
 
 def _cached_caller() -> str:
-    """Return the name of a function behind a cache that is being executed; empty for none."""
+    """Return the name of a cached function that is being executed, or "" if there is none."""
     frame = caller()
     for _ in range(_DEPTH):
         if frame is None:
@@ -127,7 +127,7 @@ def _cached_caller() -> str:
 
 
 def _around(module: str, function: Any, args: tuple[Any, ...]) -> Iterator[Any]:
-    """Yield what may hold the cache: its name in its module, variables, an instance, its class."""
+    """Yield the objects that may be the cache: module names, variables, the instance, its class."""
     yield found_at(module, function.__qualname__)
     frame = caller()
     if frame is not None:
@@ -155,26 +155,29 @@ known_steps: set[tuple[str, ...]] = {
 """The steps that this program has defined: (module, name), and (module, name, qualified name)."""
 
 _roots: dict[tuple[str, str], set[str]] = {}
-"""The names by which a module holds the functions behind steps of one module and name; empty for
-functions that it need not hold: made by functions, or given another name."""
+"""The root names under which a module holds the functions behind its steps of one name.
+
+A root name is empty if the module need not hold the function: a factory made it, or it has another
+name.
+"""
 
 compensated_tools: dict[tuple[str, str], Step] = {}
 """The defined steps that have a compensation."""
 
 _siblings: dict[tuple[str, str], set[weakref.ref[Step]]] = {}
-"""References to the live steps of one name and qualified name: what a factory or a loop made."""
+"""Weak references to the live steps of one name and qualified name: made by a factory or a loop."""
 
 _lambdas: WeakKeyDictionary[ActiveRun, dict[tuple[str, str], CodeType]] = WeakKeyDictionary()
-"""The live steps that a run has called."""
+"""The code of the lambda steps that each run has called, by module and name."""
 
-_NOTHING = object()  # None is the result of a decorator that forgot its return
+_NOTHING = object()  # not None, which is the result of a decorator that forgot its return
 
 
 def is_defined_now(module: str, name: str) -> bool:
-    """Return whether this program defines a step of that name.
+    """Return whether this program defines a step of that name now.
 
-    A step that was defined and whose function is no longer in its module was renamed or removed
-    while the program ran (a module that was loaded again).
+    A step whose function is no longer in its module was renamed or removed while the program ran
+    (the module was loaded again), and does not count.
     """
     if (module, name) not in known_steps:
         return False
@@ -182,11 +185,11 @@ def is_defined_now(module: str, name: str) -> bool:
 
 
 class Step(Performer):
-    """A function that is recorded once per run, and its options."""
+    """A function whose calls are recorded once per run, and its options."""
 
     fold = staticmethod(fold)
     unrecorded = ""
-    """Why the changes that its bodies make to their arguments are not recorded."""
+    """The reason why changes to the arguments of its bodies are not recorded."""
 
     def __init__(
         self,
@@ -259,7 +262,7 @@ class Step(Performer):
         _roots.setdefault((self.module, self.name), set()).add(root)
         known_steps.add((self.module, self.name))
         known_steps.add((self.module, self.name, self.qualname))
-        # Each call asks for their number, which a WeakSet finds out in Python.
+        # Each call asks for the number of siblings, which a WeakSet computes in Python.
         self._siblings = _siblings.setdefault((self.name, self.qualname), set())
         self._siblings.add(weakref.ref(self, self._siblings.discard))
         if self.compensate is not None:
@@ -268,32 +271,32 @@ class Step(Performer):
     # -- the interface of a Performer -------------------------------------------------------------
 
     def may_change(self, bound: Mapping[str, Any]) -> bool:
-        """Return whether an argument or a default can be changed."""
+        """Return whether an argument or a default is mutable."""
         defaults = self.parameters.changeable_defaults
         return bool(defaults) or not ATOMS.issuperset(map(type, bound.values()))
 
     def watched(self, bound: Mapping[str, Any]) -> Watched:
-        """Return the arguments that the body of a call may change, defaults among them."""
+        """Return the arguments that the body of a call may change, including defaults."""
         defaults = self.parameters.changeable_defaults
         given = {**defaults, **bound} if defaults else bound
         hidden = self.hiding.hidden_in(given) if self.hiding.hides else ()
         return Watched(given, hidden, self.unrecorded, self.function)
 
     def attempts(self) -> Attempts:
-        """The attempts that one call may have."""
+        """Return the attempts that one call may have."""
         return Attempts(self.retries, self.retry_on, self.backoff, self.what)
 
     def body(self, call: Call) -> Callable[..., Any]:
-        """The plain function."""
+        """Return the undecorated function."""
         return self.function
 
     @cached
     def returns(self) -> Any:
-        """The type that it is annotated to return."""
+        """The annotated return type of the function."""
         return returned_type(self.function)
 
     def to_undo(self, bound: Mapping[str, Any], codec: Codec) -> Encoded | None:
-        """The arguments, if the call can be compensated."""
+        """Return the encoded arguments if the call can be compensated, else None."""
         if self.compensate is None:
             return None
         arguments = {
@@ -315,7 +318,7 @@ class Step(Performer):
     # -- calling ---------------------------------------------------------------------------------
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the function: recorded inside a run, plainly outside."""
+        """Call the function: recorded inside a run, directly outside."""
         scope = current_scope()
         if scope is None:
             warn_if_unseen(self.what)
@@ -330,7 +333,7 @@ class Step(Performer):
         return ending.value if ending.error is None else ending.unwrap()
 
     async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Await the coroutine function: recorded inside a run, plainly outside."""
+        """Await the coroutine function: recorded inside a run, directly outside."""
         from stepwise._calls.async_driver import adrive  # on use: it loads asyncio
 
         scope = current_scope()
@@ -355,7 +358,7 @@ class Step(Performer):
         """Return the core that executes a call inside a run.
 
         Args:
-            instance: the first argument, if the function is a method of it that is not decorated.
+            instance: the instance of a bound method that is not passed as an argument.
             asks_first: see :meth:`Performance.core`.
         """
         if self._is_lambda:
@@ -409,16 +412,16 @@ class Step(Performer):
 
     @property
     def has_siblings(self) -> bool:
-        """True if a factory or a loop made other live steps of its name."""
+        """True if a factory or a loop made other live steps of the same name."""
         return len(self._siblings) > 1
 
     def _is_behind(self, value: Any) -> bool:
-        """Return whether a value is a cache around this step: of a function or bound method."""
+        """Return whether a value is a cache around this step, as a function or bound method."""
         inner = getattr(value, "__wrapped__", None)
         return self in (step_of(value), step_of(inner), step_of(getattr(inner, "__func__", None)))
 
     def _check_only(self, run: ActiveRun) -> None:
-        """Refuse a second lambda of the same name: their calls could not be told apart."""
+        """Refuse a second lambda of the same name: calls of the two could not be told apart."""
         lambdas = _lambdas.setdefault(run, {})
         code = self.function.__code__
         other = lambdas.setdefault((self.module, self.name), code)
@@ -431,7 +434,7 @@ class Step(Performer):
             )
 
     def binds(self, first: object) -> bool:
-        """Return whether the first argument is the instance or class this method is bound to."""
+        """Return whether the first argument is the instance or class of this method."""
         cls = first if isinstance(first, type) else type(first)
         found = self._bindings.get(cls)
         if found is None:
@@ -444,7 +447,7 @@ class Step(Performer):
         return found
 
     def _is(self, other: Step | None) -> bool:
-        """Return whether ``other`` is this step, or a copy in a class pickled by value."""
+        """Return whether ``other`` is this step, or a copy of it in a class pickled by value."""
         return other is not None and (other.module, other.name) == (self.module, self.name)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -459,9 +462,9 @@ class Step(Performer):
 
 
 class SentStep(Step):
-    """A step whose bodies an executor executes, in a run; outside they are called plainly.
+    """A step whose bodies run in an executor inside a run, and directly outside.
 
-    A class of its own, so that a call of any other step does not ask for an executor.
+    The class is separate so that calls of other steps need not check for an executor.
     """
 
     decorated: Any = None
@@ -495,7 +498,7 @@ class SentStep(Step):
         return self._found
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the function: recorded inside a run, its body elsewhere; plainly outside."""
+        """Call the function: recorded with its body in the executor in a run; directly outside."""
         scope = current_scope()
         if scope is None or self.executor is None:
             return super().__call__(*args, **kwargs)
@@ -506,7 +509,7 @@ class SentStep(Step):
         return resume(core, start(core), elsewhere).unwrap()
 
     async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Await the coroutine function: recorded inside a run, its body elsewhere."""
+        """Await the coroutine function: recorded with its body in the executor in a run."""
         scope = current_scope()
         if scope is None or self.executor is None:
             return await super().acall(*args, **kwargs)
@@ -518,25 +521,25 @@ class SentStep(Step):
         return (await aresume(core, start(core), elsewhere.awaited)).unwrap()
 
     def __getstate__(self) -> dict[str, Any]:
-        # An executor stays in the process that made it; a name means one in any process.
+        # An executor stays in the process that made it; a name works in any process.
         executor = self.executor if isinstance(self.executor, str) else None
         return {**super().__getstate__(), "executor": executor, "_found": None}
 
 
 def step_of(function: object) -> Step | None:
-    """The step behind what ``@step`` or ``@tool`` handed out."""
+    """Return the step behind a function decorated with ``@step`` or ``@tool``, or None."""
     found = getattr(function, DECORATED, None)
     return found if isinstance(found, Step) else None
 
 
 def steps_around(function: object) -> list[Step]:
-    """Return the steps whose body is this plain function."""
+    """Return the steps whose body is this undecorated function."""
     live = [reference() for each in list(_siblings.values()) for reference in [*each]]
     return [each for each in live if each is not None and each.function is function]
 
 
 def _inside(held: Any) -> Any:
-    """Return the function inside an attribute of a class: a class method, a property."""
+    """Return the function inside a class attribute, such as a class method or a property."""
     if isinstance(held, property):
         return held.fget
     if isinstance(held, functools.cached_property):
@@ -545,7 +548,7 @@ def _inside(held: Any) -> Any:
 
 
 def _as_function(given: Any) -> Any:
-    """Return a function that calls a partial, or an object that can be called; others as given."""
+    """Return a function that calls a partial or a callable object; return others unchanged."""
     named = given
     while isinstance(named, functools.partial):
         named = named.func
@@ -586,40 +589,41 @@ def step(
     resources: Mapping[str, Any] | None = None,
 ) -> Callable[[F], F]: ...
 def step(function: Any = _NOTHING, /, **options: Any) -> Any:
-    """Record a function's calls: each is made once per run, and answered from the journal after.
+    """Record a function's calls: each is made once per run, then answered from the journal.
 
-    Outside a run the decorated function behaves as the plain one.
+    Outside a run the decorated function behaves like the undecorated one.
 
     Args:
         name: the step's name in the journal; by default the qualified name of the function.  Keep
-            it when you rename the function, so that recorded calls still answer.
-        retries: how many more attempts may follow a failed one; 0 for none.
+            the name when you rename the function, so that recorded calls still answer.
+        retries: the number of further attempts after a failed one; 0 for none.
         retry_on: the exceptions that are worth another attempt: a class, a tuple of classes, or a
             function of the exception that returns True or False.
         backoff: the pause before the next attempt: seconds, a function that returns them (its
             argument is the number of the failed attempt, from 1), or a wait strategy of tenacity.
             ``None``: 0.1 s, doubled with each attempt up to 30 s, with jitter.
         timeout: seconds that one attempt may take; ``None`` for no limit.  A coroutine is
-            cancelled.  A plain function cannot be stopped: it runs on in its thread, and its late
-            result is dropped.
+            cancelled.  A plain function cannot be stopped: it keeps running in its thread, and its
+            late result is dropped.
         key: the values that distinguish two calls, instead of all arguments: names of parameters,
             or a function that gets the arguments and returns a value.
         ignore: names of parameters that do not distinguish calls, such as clients and trace ids.
-            They are not shown either.  ``"self.NAME"`` is an attribute of a method's instance.
+            Their values are not shown either.  ``"self.NAME"`` is an attribute of a method's
+            instance.
         secret: names of parameters whose values are never stored and never shown; ``"self.NAME"``
-            is an attribute of a method's instance.  They do not distinguish calls, and a resumed
+            is an attribute of a method's instance.  Secrets do not distinguish calls, and a resumed
             run takes them from its call.
         redact: names of parameters that are stored but not shown; or a function of a name and a
             value that returns the text to show, or ``None`` for the usual text.
         executor: executes the bodies of calls in a run: an executor of ``concurrent.futures``, or
-            the name of one: ``"ray"`` for the tasks of a Ray cluster.  The journal is asked and
-            written by the process of the run.  The arguments, secret ones too, are sent to the
-            worker; changes that the body makes to them, ``self`` included, stay there.
-        resources: options of an executor that is given by name.  For ``"ray"``, options of a task:
-            ``num_cpus``, ``num_gpus``, ``resources``, ``runtime_env`` and others.
+            the name ``"ray"`` for the tasks of a Ray cluster.  The process of the run asks and
+            writes the journal.  The arguments, secrets included, are sent to the worker; changes
+            that the body makes to them, including to ``self``, stay there.
+        resources: options of a named executor.  For ``"ray"``, the options of a task: ``num_cpus``,
+            ``num_gpus``, ``resources``, ``runtime_env`` and others.
 
     Raises:
-        ConfigurationError: an option cannot mean anything.
+        ConfigurationError: an option is invalid.
     """
     return _decorate(function, "step", options)
 
@@ -649,11 +653,13 @@ def tool(
     resources: Mapping[str, Any] | None = None,
 ) -> Callable[[F], F]: ...
 def tool(function: Any = _NOTHING, /, **options: Any) -> Any:
-    """A step that an agent may choose.  Takes all the options of :func:`step`, and these.
+    """Record the calls of a function that an agent may choose.
+
+    Takes all the options of :func:`step`, and these.
 
     Args:
-        side_effect: True if repeating a call would double something outside.  The call is then
-            announced in the journal before its body runs.  A call that was announced and has no
+        side_effect: True if repeating a call would repeat an effect outside the program.  The call
+            is then announced in the journal before its body runs.  An announced call without a
             recorded outcome is *in doubt*.
         in_doubt: what a resumed run does with a call in doubt: ``"raise"`` a
             :class:`StepInDoubtError`, so that somebody looks; ``"retry"`` it with the recorded
@@ -663,21 +669,21 @@ def tool(function: Any = _NOTHING, /, **options: Any) -> Any:
         fails_cleanly: exceptions that prove that nothing happened.  Any other exception leaves the
             call in doubt, unless the workflow handles it.
         idempotent: True if repeating a call with the same ``current_step().idempotency_key`` is
-            safe: ``retries`` then apply to every exception.
-        approve: True if a person has to allow each call before it is made; or a function of the
-            tool's arguments, plain or ``async``, that returns True for the calls that need it.  The
-            run waits for ``stepwise approve RUN STEP`` or ``Run.approve()``.  The yes is bound to
-            all arguments, and the call is made with copies of them.  A no is
+            safe; ``retries`` then apply to every exception.
+        approve: True if a person must allow each call before it runs; or a function of the tool's
+            arguments, plain or ``async``, that returns True for the calls that need an approval.
+            The run waits for ``stepwise approve RUN STEP`` or ``Run.approve()``.  The yes is bound
+            to all arguments, and the call runs with copies of them.  A no raises
             :class:`ApprovalDenied`.
         approvers: public keys of the people who may answer, as ``stepwise approver-key`` prints
             them; an answer without the signature of one of them does not count.  By default anybody
             who has the store and its key may answer.  Needs the extra ``approvers``.
-        compensate: a function of a :class:`CompletedCall` that undoes the call, whose arguments
-            are then recorded.  ``Run.compensate()`` calls it, and so does a workflow with
-            ``compensate_on_failure=True`` that fails.
+        compensate: a function of a :class:`CompletedCall` that undoes the call; the arguments of
+            the call are then recorded.  ``Run.compensate()`` calls the function, and so does a
+            workflow with ``compensate_on_failure=True`` that fails.
 
     Raises:
-        ConfigurationError: an option cannot mean anything.
+        ConfigurationError: an option is invalid.
     """
     return _decorate(function, "tool", options)
 
@@ -706,7 +712,7 @@ def _decorate(function: Any, kind: str, options: dict[str, Any]) -> Any:
         warn_if_caching(function, recorded.what)
     wrapper: Any
     # The wrappers name no globals: pickled by value in __main__, a function includes every global
-    # that it names.  They look up what they record at each call, since a reloader replaces it.
+    # that it names.  The wrappers look up their step at each call, since a reloader replaces it.
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
@@ -729,7 +735,7 @@ def _decorate(function: Any, kind: str, options: dict[str, Any]) -> Any:
 
     setattr(wrapper, DECORATED, recorded)
     if isinstance(recorded, SentStep):
-        recorded.decorated = wrapper  # a worker gets it by its name
+        recorded.decorated = wrapper  # a worker imports the function by its name
     return wrapper
 
 
@@ -757,18 +763,19 @@ def _made(function: Any, kind: str, options: dict[str, Any]) -> Step:
 
 
 def spend(usd: float = 0, tokens: int = 0) -> None:
-    """Say that money or tokens were spent, for the budget of the run and for ``stepwise show``.
+    """Report spent money or tokens to the budget of the run and to ``stepwise show``.
 
-    In the body of a step, the amounts are recorded with the outcome of the step; those of failed
-    attempts count, too.  In the workflow's own code it is a recorded call: answered by the journal,
-    it counts nothing again.  Outside of a run it does nothing, so that a tool works there as well.
+    In the body of a step, the amounts are recorded with the outcome of the step, including amounts
+    of failed attempts.  In the workflow's own code, ``spend`` is a recorded call: answered from the
+    journal, it counts nothing again.  Outside a run it does nothing, so that tools work there as
+    well.
 
-    Instrumented model requests (:func:`stepwise.instrument`) and those of pydantic-ai's engine
-    report by themselves what they spend.
+    Instrumented model requests (:func:`stepwise.instrument`) and requests of pydantic-ai's engine
+    report their usage automatically.
 
     Args:
         usd: US dollars, 0 or more.
-        tokens: of a language model, 0 or more.
+        tokens: tokens of a language model, 0 or more.
 
     Raises:
         ConfigurationError: an amount is not a number, or negative.
@@ -784,7 +791,7 @@ def spend(usd: float = 0, tokens: int = 0) -> None:
         scope.run.account.spend(scope.call.number, usd, tokens)
         return
     try:
-        with _one_maker:  # a second step of its name would change what tells its calls apart
+        with _one_maker:  # a second step of this name would change the identity of its calls
             recorded = _recorded()
         recorded(usd=usd, tokens=tokens)
     except BaseException as error:
@@ -800,5 +807,5 @@ _one_maker = process_lock()
 
 @functools.cache
 def _recorded() -> Step:
-    _spend.__module__ = SPENDS  # no step of the budget: the money is gone
+    _spend.__module__ = SPENDS  # not counted as a step in the budget: the money is already spent
     return Step(_spend, kind="step", name="spend")

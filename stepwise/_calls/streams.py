@@ -1,9 +1,9 @@
-"""Calls whose value arrives piece by piece, after their body has returned: streams.
+"""Streams: calls whose value arrives piece by piece, after their body has returned.
 
-Such a call is recorded when its stream ends.  A stream that its reader closed before is recorded as
-far as it was read, but only once the workflow has gone on from it: made another call, or returned,
-or raised an exception that did not close it.  A stream that an exception or a kill cut off is
-requested again, and so is one that ended without its end mark, unless another call follows.
+A call is recorded when its stream ends.  If the reader closes a stream early, the part that was
+read is recorded, but only once the workflow has continued: it made another call, returned, or
+raised an exception that did not close the stream.  A stream that an exception or a kill cut off is
+requested again.  So is a stream that ended without its end mark, unless another call follows.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ class _StreamedCall(OpenStream):
     """The journal's side of a stream.
 
     Args:
-        core: of the call, which waits for the result of its body.
+        core: the core of the call, which waits for the result of its body.
         body: the attempt that opened the stream.
-        value: makes the call's result of the pieces, and of the call's number if the reader left.
-        complete: whether pieces are all that a reader waits for, although the stream goes on.
-        finishing: whether what follows them is only the formal end of the stream.
-        broken: whether pieces after which nothing came are not the whole stream.
+        value: builds the call's result from the pieces, and from the call's number if the reader
+            left.
+        complete: returns whether the pieces are all that a reader waits for, although the stream
+            goes on.
+        finishing: returns whether only the formal end of the stream follows the pieces.
+        broken: returns whether the pieces, if nothing follows, are not the whole stream.
     """
 
     def __init__(
@@ -60,12 +62,12 @@ class _StreamedCall(OpenStream):
         self.pieces: list[bytes] = []
         self.unread: deque[bytes] = deque()
         self.ended = False
-        self.exhausted = False  # what ended before goes on unrecorded: its run is over
+        self.exhausted = False  # an ended stream can be read on, unrecorded: its run is over
         self._error: BaseException | None = None
         self._run.streams[self._number] = self
 
     def leave(self) -> None:
-        """Record the stream as far as it was read."""
+        """Record the part of the stream that was read."""
         number = 0 if self.cut or self._complete(self.pieces) else self._number
         self._end(lambda: self._value([*self.pieces], number))
 
@@ -99,15 +101,15 @@ class _StreamedCall(OpenStream):
         return self._value(self.pieces, 0)
 
     def _closed(self) -> bool:
-        """Note that the reader closed the stream; return whether it is to be recorded now."""
+        """Note that the reader closed the stream; return whether to record it now."""
         if self.ended:
             return False
         run = self._run
         if run.stopped is not None or run.ended or run.interrupted:
             self.drop()
             return False
-        # Nothing is written while the generator of a reader, which left its loop and closed
-        # nothing, is collected: whatever code is executing may hold a lock.
+        # Write nothing while a reader's generator is garbage-collected after its loop was left
+        # unclosed: the code that is executing may hold a lock.
         collected = isinstance(run.unwinding.interrupt(), GeneratorExit)
         self.left = collected or not self._complete(self.pieces)
         if self.left:
@@ -115,7 +117,7 @@ class _StreamedCall(OpenStream):
         return not self.left
 
     def _ran_out(self) -> bool:
-        """Note that nothing more comes; return whether the stream is to be recorded now."""
+        """Note that the stream has ended; return whether to record it now."""
         self.exhausted = True
         if self._broken(self.pieces):
             self.left = self.cut = True
@@ -128,18 +130,18 @@ class _StreamedCall(OpenStream):
         return not self.cut
 
     def _is_over(self) -> bool:
-        """Return whether there is nothing more to read; raise what cut the stream off."""
+        """Return whether there is nothing more to read; raise the error that cut the stream off."""
         if self._error is not None:
             raise self._error
         return self.exhausted or self.left
 
     def _failed(self, error: BaseException) -> Result:
-        """Keep what cut the stream off for its reader, if another reads for it."""
+        """Keep the error for the reader of the stream, if another reads in its place."""
         self._error = error
         return Result(error=error)
 
     def _is_first(self) -> bool:
-        """Return whether the call is not over yet, which it is from now on.
+        """Mark the call as over; return whether it was open until now.
 
         Readers, and calls of other tasks and threads, may end it at the same time.
         """
@@ -151,7 +153,7 @@ class Streamed(_StreamedCall):
     """The pieces of a synchronous stream, recorded when it ends.
 
     Args:
-        source: yields them.
+        source: yields the pieces.
     """
 
     def __init__(
@@ -173,8 +175,8 @@ class Streamed(_StreamedCall):
             with self._mutex:
                 piece = self.unread.popleft() if self.unread else self._read()
                 if self._finishing(self.pieces):
-                    # Some readers (litellm) stop here, and close nothing.  What cuts off the rest
-                    # is raised if they read on.
+                    # Some readers (litellm) stop here and close nothing.  An error in the remaining
+                    # stream is raised if they read on.
                     with contextlib.suppress(Exception):
                         self.read_rest()
             if piece is None:
@@ -182,17 +184,17 @@ class Streamed(_StreamedCall):
             yield piece
 
     def can_read_rest(self, *, awaits: bool) -> bool:
-        """Return true: it blocks."""
+        """Return true: reading blocks."""
         return True
 
     def read_rest(self) -> None:
-        """Read all that is left."""
+        """Read all remaining pieces."""
         with self._mutex:
             while (piece := self._read()) is not None:
                 self.unread.append(piece)
 
     def close(self) -> None:
-        """Its reader reads no more."""
+        """Note that the reader stops reading."""
         with self._mutex:
             if self._closed():
                 self._end(self._whole)
@@ -244,16 +246,16 @@ class AsyncStreamed(_StreamedCall):
             yield piece
 
     def can_read_rest(self, *, awaits: bool) -> bool:
-        """Return whether it can be awaited here: its connection belongs to an event loop."""
+        """Return whether reading can be awaited here: the connection belongs to one event loop."""
         return awaits and asyncio.get_running_loop() is self._loop
 
     async def read_rest(self) -> None:
-        """Read all that is left, in a task of its own: to cancel this cuts nothing off."""
+        """Read all remaining pieces, in a separate task so that a cancellation cuts nothing off."""
         await asyncio.shield(asyncio.ensure_future(self._read_behind_reader()))
 
     async def _read_behind_reader(self) -> None:
         async with self._mutex:
-            with contextlib.suppress(Exception):  # its reader sees it
+            with contextlib.suppress(Exception):  # the reader gets the error
                 await self._read_rest()
 
     async def _read_rest(self) -> None:
@@ -261,7 +263,7 @@ class AsyncStreamed(_StreamedCall):
             self.unread.append(piece)
 
     async def aclose(self) -> None:
-        """Its reader reads no more."""
+        """Note that the reader stops reading."""
         if self._closed():
             await self._aend(self._whole)
 
@@ -283,5 +285,5 @@ class AsyncStreamed(_StreamedCall):
 
 
 def forget_beginning(run: ActiveRun, number: int) -> None:
-    """Let a stream that was recorded as far as it was read be requested again at the next start."""
+    """Forget a partly read stream, so that the next start requests it again."""
     run.write((Forgotten((number,), time.time()), b""))

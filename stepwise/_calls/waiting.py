@@ -1,7 +1,7 @@
 """Calls that wait for a time, a signal or a person: ``sleep``, ``sleep_until``, ``wait_for``.
 
-The record :class:`Waiting` is durable before anything is waited for, so that a resumed run goes on
-with the end, and the ticket, that the wait began with.
+The record :class:`Waiting` is durable before the wait begins, so that a resumed run keeps the end
+and the ticket of the wait.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ if TYPE_CHECKING:
 
 
 Look = Callable[[Waiting], Result | None]
-"""Returns what a call waits for, once it is there; it is given the wait as it began."""
+"""A function of the wait as it began that returns the awaited result, or None until it is there."""
 
 _LONGEST = 15.0  # seconds until a waiting call looks at the clock again: somebody may have set it
 
 
 def check_may_wait(scope: Scope, what: str) -> None:
-    """Refuse a call that waits inside a step.
+    """Refuse a waiting call inside a step.
 
     Raises:
-        ConfigurationError: it is made there.
+        ConfigurationError: the call is made inside a step.
     """
     if scope.call is not None:
         raise ConfigurationError(
@@ -78,17 +78,17 @@ def waited(
     recorded: RecordedCall | None = None,
     payload: Data = b"",
 ) -> Generator[Wait | Write, Result, Result | None]:
-    """Wait until ``look`` returns a result; ``None`` if the time is over before.
+    """Wait until ``look`` returns a result; return ``None`` if the time is over before.
 
     A cancellation or a Ctrl-C is a result with that error.
 
     Args:
-        waiting: the wait as it begins now.  If it is in progress since an earlier attempt, it keeps
-            its beginning, its ticket, and its end, unless that would be earlier now.
+        waiting: the wait as it begins now.  A wait in progress since an earlier attempt keeps its
+            beginning, its ticket, and its end, unless the end would be earlier now.
         look: called at the beginning, and each time the call was woken: by a message for the run,
-            by the clock, by ``active.flows.change()``.
-        recorded: the recorded call that this one continues.
-        payload: of the record.
+            by the clock, or by ``active.flows.change()``.
+        recorded: the recorded call that this call continues.
+        payload: the payload of the record.
     """
     active, known = scope.run, recorded.wait if recorded is not None else None
     if known is not None:
@@ -124,7 +124,7 @@ def waited(
 
 
 def _watch(active: ActiveRun) -> RunWatch:
-    """Wake the calls that wait when something may have come for the run."""
+    """Wake the waiting calls when a message for the run may have arrived."""
     from stepwise._execution.watching import watcher  # on use: few programs wait
 
     def ring() -> None:
@@ -160,17 +160,17 @@ _INSIDE = ("<listcomp>", "<genexpr>", "<setcomp>", "<dictcomp>", "<lambda>")
 
 @waits
 def sleep(seconds: float | dt.timedelta) -> Any:
-    """Wait for a time, which a run that is resumed does not begin anew.
+    """Wait for a time; a resumed run continues the wait instead of starting it again.
 
-    In a coroutine function it is awaited; elsewhere it blocks.  Outside a run it just sleeps.  A
-    time of more than ``configure(suspend_after=60)`` seconds suspends the run; see
+    In a coroutine function the call is awaited; elsewhere it blocks.  Outside a run it just sleeps.
+    A wait of more than ``configure(suspend_after=60)`` seconds suspends the run; see
     :class:`RunSuspended`.
 
     Args:
-        seconds: how long: seconds, or a ``timedelta``.
+        seconds: the duration: seconds, or a ``timedelta``.
 
     Raises:
-        ConfigurationError: that is no duration, or the call is made inside a step.
+        ConfigurationError: the duration is invalid, or the call is made inside a step.
     """
     length = in_seconds(seconds, "sleep")
     return paused(_TimeWait("sleep", {"seconds": seconds}, None, length))
@@ -178,13 +178,13 @@ def sleep(seconds: float | dt.timedelta) -> Any:
 
 @waits
 def sleep_until(when: dt.datetime) -> Any:
-    """Wait until a moment; as :func:`sleep`.
+    """Wait until a moment; otherwise like :func:`sleep`.
 
     Args:
-        when: the moment, with its time zone.  One in the past is over at once.
+        when: the moment, with its time zone.  A moment in the past is over at once.
 
     Raises:
-        ConfigurationError: it has no time zone, or the call is made inside a step.
+        ConfigurationError: the moment has no time zone, or the call is made inside a step.
     """
     if not isinstance(when, dt.datetime) or when.utcoffset() is None:
         what = "has no time zone" if isinstance(when, dt.datetime) else "is no datetime"
@@ -204,20 +204,21 @@ def wait_for(
 ) -> Any:
     """Wait for a value that somebody sends to this run, and return it.
 
-    It is sent by ``Run.send(name, value)`` or ``stepwise send RUN NAME JSON``; one that came before
-    the run waited for it is kept.  Each is taken by one call, once.  In a coroutine function the
-    call is awaited; elsewhere it blocks.
+    ``Run.send(name, value)`` or ``stepwise send RUN NAME JSON`` sends a value.  A value that
+    arrives before the run waits for it is kept.  Each value is taken by one call, once.  In a
+    coroutine function the call is awaited; elsewhere it blocks.
 
     Args:
-        name: of the signal.
-        type: what the value must be, for pydantic (``pip install 'stepwise-agents[json]'``).  One
-            that does not fit is refused, and the wait goes on.  ``None`` for any JSON.
-        timeout: seconds, or a ``timedelta``, after which nothing came in time; ``None`` for never.
+        name: the name of the signal.
+        type: the type of the value, for pydantic (``pip install 'stepwise-agents[json]'``).  A
+            value that does not fit is refused, and the wait continues.  ``None`` for any JSON.
+        timeout: seconds, or a ``timedelta``, after which the call stops waiting; ``None`` to wait
+            without limit.
 
     Raises:
         WaitTimeoutError: nothing came in time.
-        OutsideRunError: it was called outside of any run, so that nobody could send anything.
-        ConfigurationError: an argument cannot mean anything, or the call is made inside a step.
+        OutsideRunError: the call was made outside a run, where nobody could send anything.
+        ConfigurationError: an argument is invalid, or the call is made inside a step.
     """
     check_signal(name)
     length = None if timeout is None else in_seconds(timeout, "wait_for", "timeout=")
@@ -228,9 +229,9 @@ def in_seconds(given: Any, what: str, option: str = "") -> float:
     """Return a duration in seconds.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: the value is not a duration.
     """
-    import numbers  # on use, for the numbers of other libraries
+    import numbers  # on use, for number types of other libraries
 
     seconds = given.total_seconds() if isinstance(given, dt.timedelta) else given
     if isinstance(seconds, numbers.Real) and not isinstance(seconds, bool):
@@ -248,12 +249,12 @@ def in_seconds(given: Any, what: str, option: str = "") -> float:
 
 
 class Waiter(Performer):
-    """The callee of a call that waits.
+    """The callee of a waiting call.
 
     Args:
-        name: of the public function.
+        name: the name of the public function.
         bound: its arguments, as they are shown.
-        identity: those of them that tell the call from others.
+        identity: the arguments that distinguish the call from others.
     """
 
     module = WAITS
@@ -268,7 +269,7 @@ class Waiter(Performer):
         self._identity = identity
 
     def identity(self) -> Identity:
-        """Return what tells the call from others."""
+        """Return the identity of the call."""
         parts = {name: digest.digest(value)[:8] for name, value in self._identity.items()}
         return Identity(digest.combine(*parts, *parts.values()), parts)
 
@@ -277,23 +278,23 @@ class Waiter(Performer):
         raise NotImplementedError
 
     def look(self, active: ActiveRun, waiting: Waiting) -> Result | None:
-        """Return the message that the call takes, and the value in it, once it is there.
+        """Return the message that the call takes and its value, or None until it arrives.
 
         Args:
             waiting: the wait as it began.
         """
 
     def is_over(self, active: ActiveRun, call: Call) -> Result:
-        """Return the result once the time is over."""
+        """Return the result for a wait whose time is over."""
         raise NotImplementedError
 
     def outside(self) -> Any:
-        """Do what the call does outside of any run."""
+        """Do what the call does outside a run."""
         raise NotImplementedError
 
 
 class _TimeWait(Waiter):
-    by_turn = True  # a moment that is computed anew is still the same one
+    by_turn = True  # a recomputed moment still counts as the same call
 
     def __init__(
         self, name: str, bound: Mapping[str, Any], until: float | None, seconds: float | None
@@ -388,17 +389,17 @@ def _take(active: ActiveRun, signal: str) -> Message | None:
 
 
 class _Pausing(Performance):
-    """One call that waits."""
+    """One waiting call."""
 
     __slots__ = ()
 
     def conduct(self, call: Call, origin: Origin, match: Match) -> Core:
-        """Wait, and record what came of it."""
+        """Wait, and record the outcome."""
         scope, waiter = self.scope, self.performer
         active, recorded = scope.run, match.recorded[0] if match.recorded else None
         assert isinstance(waiter, Waiter)
         if recorded is not None and recorded.status == "failed" and not recorded.retry:
-            # Its time was over; a crash came before the workflow could act on that.
+            # The time was over before; a crash prevented the workflow from acting on the outcome.
             answer = yield from self.recalled(recorded)
             if answer is not None:
                 return answer
@@ -443,16 +444,16 @@ class _Pausing(Performance):
 
 
 def _since(call: Call, recorded: RecordedCall | None) -> Call:
-    """Return a call that began when the wait began that it continues."""
+    """Return the call with the start time of the wait that it continues."""
     wait = recorded.wait if recorded is not None else None
     return call if wait is None else call._replace(at=wait.at)
 
 
 def pause(callee: Waiter) -> Any:
-    """Make a call that waits; an awaitable where the run's code can await it.
+    """Make a waiting call; return an awaitable where the run's code can await it.
 
     Raises:
-        ConfigurationError: it is made inside a step.
+        ConfigurationError: the call is made inside a step.
     """
     what, scope = f"{callee.name}()", current_scope()
     if scope is None:
@@ -476,7 +477,7 @@ def paused(callee: Waiter) -> Any:
 
 
 def _is_awaited() -> bool:
-    """Return whether the code that makes this call is part of a coroutine function."""
+    """Return whether the calling code is part of a coroutine function."""
     frame = caller() if asyncio_state.loop_runs() else None
     while frame is not None and frame.f_code.co_name in _INSIDE:
         frame = frame.f_back
