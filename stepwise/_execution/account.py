@@ -1,8 +1,8 @@
-"""The account of a run in progress: its counters, what it has spent beyond its records, its budget.
+"""The account of a run in progress: its counters, its unrecorded spending, its budget.
 
-The journal counts what is recorded (:mod:`stepwise._journal.records`).  The account knows the
-amounts of calls in flight, the time since the last record, and the child runs in progress, whose
-spending counts for every run around them.
+The journal counts recorded amounts (:mod:`stepwise._journal.records`).  The account knows the
+amounts of calls in flight, the time since the last record, and the child runs in progress.  The
+spending of a child run counts for every run around it.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ if TYPE_CHECKING:
 
 
 SPENDS = "stepwise.spend"
-"""The module of the calls that only say what was spent."""
+"""The module of calls that only report spending."""
 
-_NO_STEPS = (SPENDS, "stepwise")  # and of the calls that wait
-_TICK = 0.05  # seconds that are worth a record
+_NO_STEPS = (SPENDS, "stepwise")  # nor calls that wait
+_TICK = 0.05  # the shortest time in seconds that is worth a record
 _NOTHING: Mapping[str, Any] = {}
 
 
 class _Clock:
-    """The time in which a run and its child runs are executed, by the monotonic clock.
+    """The execution time of a run and its child runs, by the monotonic clock.
 
-    It stands still while something waits and no step is executed.
+    The clock stops while something waits and no step is executed.
     """
 
     def __init__(self) -> None:
         self.waiting = 0
         self._before = 0.0
-        self._since: float | None = time.monotonic()  # None while it stands still
+        self._since: float | None = time.monotonic()  # None while the clock is stopped
         self._lock = threading.Lock()
 
     def now(self) -> float:
-        """Return the seconds so far."""
+        """Return the seconds of execution so far."""
         since = self._since
         return self._before + (time.monotonic() - since if since is not None else 0.0)
 
     def look(self, works: Callable[[], bool], change: int = 0) -> None:
-        """Stand still or run on.
+        """Stop or restart the clock.
 
         Args:
-            works: whether a step is executed.
-            change: how many things more or less wait now.
+            works: returns whether a step is executed.
+            change: the change of the number of waiting calls.
         """
         with self._lock:
             self.waiting += change
@@ -72,7 +72,7 @@ class _Clock:
 
 
 class _Amounts:
-    """Amounts that grow: of a call in flight, or of a run."""
+    """Growing amounts of a call in flight, or of a run."""
 
     __slots__ = ("steps", "tokens", "usd")
 
@@ -80,13 +80,13 @@ class _Amounts:
         self.usd, self.tokens, self.steps = usd, tokens, steps
 
     def add(self, usd: float, tokens: float, steps: int = 0) -> None:
-        """Add these."""
+        """Add further amounts."""
         self.usd += usd
         self.tokens += tokens
         self.steps += steps
 
     def said(self) -> dict[str, float]:
-        """Return money and tokens by unit, if there are any."""
+        """Return the nonzero amounts of money and tokens, by unit."""
         return {unit: n for unit, n in (("usd", self.usd), ("tokens", self.tokens)) if n}
 
 
@@ -97,10 +97,11 @@ class Progress:
     """The progress of this attempt so far.
 
     Args:
-        executed, skipped: steps that it executed; that it did not, since they were done.
-        resumed_from: how many were done where it resumed; ``None`` for a first attempt.
-        seconds: that the done steps of the run's own code have taken.
-        usage: what the done model requests have used: tokens and US dollars, by name.
+        executed, skipped: the steps that this attempt executed, and the steps that were done
+            before.
+        resumed_from: the number of done steps where it resumed; ``None`` for a first attempt.
+        seconds: the duration of the done steps of the run's own code.
+        usage: the usage of the done model requests: tokens and US dollars, by name.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class Progress:
         self.usage = dict(usage or {})
 
     def add(self, seconds: float, usage: Mapping[str, Any] | None) -> None:
-        """Count what a done step has taken."""
+        """Count the time and usage of a done step."""
         self.seconds += seconds
         for name in _COUNTED if usage else ():
             if usage and usage.get(name):
@@ -126,14 +127,14 @@ class Progress:
 
     @property
     def done(self) -> int:
-        """Return the number of done steps, in all attempts."""
+        """The number of done steps, in all attempts."""
         return self.executed + self.skipped
 
 
 class Ordinals:
-    """The ordinals of calls among calls of their name, and of child workflows among equals.
+    """Ordinals of calls with the same name, and of child workflows with the same arguments.
 
-    A branch of a graph counts its own calls, under names of its own.
+    A branch of a graph counts its calls separately, under names with its prefix.
     """
 
     def __init__(
@@ -158,12 +159,12 @@ class Ordinals:
         return ordinal
 
     def next_child(self, name: str, digest: str) -> int:
-        """Return what :meth:`of_child` will give."""
+        """Return the ordinal that :meth:`of_child` will return next."""
         with self._lock:
             return self._children.get((name, digest), 0) + 1
 
     def count_anew(self, branch: str) -> None:
-        """The next calls of a branch are its first again."""
+        """Restart the counts of a branch, so that its next calls are its first again."""
         with self._lock:
             for counted in [each for each in self._calls if each.startswith(f"{branch}\n")]:
                 del self._calls[counted]
@@ -171,7 +172,7 @@ class Ordinals:
     def kept(self) -> tuple[dict[str, int], list[list[object]]]:
         """Return the counts for a checkpoint: calls by name, and children by name and digest.
 
-        No branch of a graph is alive where one is taken.
+        No branch of a graph is alive when a checkpoint is taken.
         """
         with self._lock:
             calls, children = self._calls.copy(), self._children.copy()
@@ -184,17 +185,17 @@ class Account:
     """The account of a run in progress.
 
     Args:
-        run_id: of the run.
-        flows: what of it is executed now.
-        budget: what it may spend; ``None`` for no limit.
-        parent: the account of the run that called it.
+        run_id: the id of the run.
+        flows: the calls and threads of the run that are executed now.
+        budget: the budget of the run; ``None`` for no limit.
+        parent: the account of the calling run.
 
     Attributes:
-        call: the number of its call in that run.
-        limited: its budget, or one of a run around it, is to be kept.
-        cut_off: a call ended without an outcome: what it spent outside is not known.
-        claims: its child runs, as its records know them.
-        open: what calls in flight have spent.
+        call: the number of the call in the parent run that started this run.
+        limited: True if this run, or a run around it, has a budget.
+        cut_off: True if a call ended without an outcome, so that its spending is not fully known.
+        claims: the child runs, as the records know them.
+        open: the spending of calls in flight.
         begun: with a budget, the steps in flight.
     """
 
@@ -217,15 +218,15 @@ class Account:
         self._lock: threading.RLock = parent._lock if parent is not None else threading.RLock()
         self._recorded_at = self.clock.now()
         self.open: dict[int, _Amounts] = {}
-        self._rest = _Amounts()  # of calls that ended without an outcome
-        self._leftover = False  # there is such a call
-        self._requests: dict[int, _Amounts] = {}  # that bodies of calls in flight have made
-        self._said = NO_SUMS  # by the parent's records, of this run
-        # Kept for a budget only:
+        self._rest = _Amounts()  # spending of calls that ended without an outcome
+        self._leftover = False  # True if there is such a call
+        self._requests: dict[int, _Amounts] = {}  # model requests made by bodies of calls in flight
+        self._said = NO_SUMS  # the sums of this run in the parent's records
+        # Maintained for a budget only:
         self._live = _Amounts()  # recorded, in flight, and of child runs in progress
-        self._seconds = -self._recorded_at  # before the clock began
+        self._seconds = -self._recorded_at  # minus the clock's reading at the beginning
         self.begun: set[int] = set()
-        self._in_flight = 0  # those of child runs included
+        self._in_flight = 0  # steps of child runs included
 
     def _lineage(self) -> list[Account]:
         found = [self]
@@ -234,13 +235,13 @@ class Account:
         return found
 
     def take_over(self, entries: Iterable[Entry]) -> None:
-        """Take the records that may answer calls."""
+        """Take the child runs from the records that may answer calls."""
         self.claims = Claims()
         for entry in entries:
             self.claims.take(entry.record)
 
     def resume(self, sums: Sums) -> None:
-        """Continue the account of earlier attempts, whose records say these sums."""
+        """Continue the account of earlier attempts, whose records add up to these sums."""
         with self._lock:
             self._live.add(sums.usd, sums.tokens, sums.steps)
             self._seconds += sums.seconds
@@ -252,14 +253,14 @@ class Account:
                 each._live.add(more.usd, more.tokens, more.steps)
 
     def close(self) -> None:
-        """Note that the run is not in progress any more."""
+        """Note that the run is no longer in progress."""
         self._family.discard(self)
 
     # -- waiting -----------------------------------------------------------------------------------
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Note that something of the run waits: while no step is executed, no time is spent."""
+        """Note that something of the run waits: no time counts while no step is executed."""
         for each in list(self._family):
             each._watch()
         self.clock.look(self._works, 1)
@@ -269,31 +270,31 @@ class Account:
             self.clock.look(self._works, -1)
 
     def _watch(self) -> None:
-        """Look at the clock whenever a step begins or ends, from now on."""
+        """Update the clock whenever a step begins or ends, from now on."""
         self._flows.worked = self._look
 
     def _look(self) -> None:
         self.clock.look(self._works)
 
     def _works(self) -> bool:
-        """Return whether a step is executed; the call of a child run in progress is none."""
+        """Return whether a step is executed, not counting the calls of child runs in progress."""
         family = list(self._family)
         return sum(each._flows.working for each in family) >= len(family)
 
     # -- what is spent -----------------------------------------------------------------------------
 
     def spend(self, number: int, usd: float, tokens: float) -> None:
-        """Count what the call of a number spends."""
+        """Count spending of the call with this number."""
         with self._lock:
             if self._flows.executes(number):
                 self.open.setdefault(number, _Amounts()).add(usd, tokens)
-            else:  # a thread that outlives its call
+            else:  # a thread outlives its call
                 self._leave(usd, tokens)
             for each in self._lineage() if self.limited else ():
                 each._live.add(usd, tokens)
 
     def spend_usage(self, number: int, usage: Mapping[str, Any]) -> None:
-        """Count the usage of a model request that the body of a call makes."""
+        """Count the usage of a model request made by the body of a call."""
         usd, tokens = amounts_of_usage(usage)
         if usd or tokens:
             with self._lock:
@@ -301,10 +302,10 @@ class Account:
                 self.spend(number, usd, tokens)
 
     def spent_by(self, record: Outcome, child: Sums | None) -> Mapping[str, Any]:
-        """Return what an outcome that is about to be recorded says was spent.
+        """Return the amounts to record with an outcome.
 
         Args:
-            child: of a child run: what it has spent that no earlier outcome of the call says.
+            child: for a child run, its spending that no earlier outcome of the call reports.
         """
         call = record.call
         plain = record.attempts and not (record.usage or self.open or call.child or self.limited)
@@ -315,7 +316,7 @@ class Account:
             total = self.open.pop(call.number, None) or _Amounts()
             within = self._requests.pop(call.number, None) or _Amounts()
             if record.usage:
-                # An instrumented client may have counted the request that a framework's step is.
+                # An instrumented client may have counted the request of a framework's step already.
                 usd, tokens = amounts_of_usage(record.usage)
                 usd, tokens = max(0.0, usd - within.usd), max(0, tokens - within.tokens)
                 total.add(usd, tokens)
@@ -328,7 +329,7 @@ class Account:
             steps = 1
             if call.child:
                 steps = child.steps if child is not None else 0
-            elif call.module in _NO_STEPS or not record.attempts:  # it was not made after all
+            elif call.module in _NO_STEPS or not record.attempts:  # the body did not run
                 steps = 0
             if self.limited:
                 self._end(call.number)
@@ -349,7 +350,7 @@ class Account:
                 each._live.steps += int(record.spent.get("steps", 0))
 
     def _time(self) -> dict[str, float]:
-        """Return the seconds since the last record that says how many passed."""
+        """Return the seconds since the last record with a time, and mark them as recorded."""
         seconds = round(self.clock.now() - self._recorded_at, 3)
         if seconds < _TICK:
             return {}
@@ -357,7 +358,7 @@ class Account:
         return {"seconds": seconds}
 
     def left(self, number: int) -> None:
-        """Note that a call is over; what it spent without an outcome is recorded with the next."""
+        """Note that a call is over; the next record reports its spending if it has no outcome."""
         with self._lock:
             self._end(number)
             self._requests.pop(number, None)
@@ -370,10 +371,10 @@ class Account:
         self._leftover = True
 
     def rest(self, *, unknown: bool) -> dict[str, float]:
-        """Return what the attempt, which ends, has spent that no outcome says.
+        """Return the spending of the ending attempt that no outcome reports.
 
         Args:
-            unknown: something in flight may have spent more.
+            unknown: True if something in flight may have spent more.
         """
         with self._lock:
             total, self._rest = self._rest, _Amounts()
@@ -384,25 +385,25 @@ class Account:
         return {**said, "at_least": 1} if unknown or self.cut_off else said
 
     def unsaid(self) -> Sums:
-        """Return what is spent that no record says yet."""
+        """Return the spending that no record reports yet."""
         with self._lock:
             open_, seconds = [self._rest, *self.open.values()], self.clock.now()
             usd, tokens = sum(each.usd for each in open_), sum(each.tokens for each in open_)
             return Sums(usd, tokens, 0, max(0.0, seconds - self._recorded_at))
 
     def of_child(self, sums: Sums) -> Sums:
-        """Return how much of the sums of this child run its parent's records do not say yet."""
+        """Return the part of this child run's sums that the parent's records do not report yet."""
         return difference(sums, self._said)
 
     # -- the budget --------------------------------------------------------------------------------
 
     def begin(self, call: Call, *, limited: bool) -> BudgetExceeded | None:
-        """Begin a call, unless a budget does not allow another step: then return the error.
+        """Begin a call; return the error if a budget does not allow another step.
 
-        A child run is no step itself; a wait costs nothing.
+        A child run is not counted as a step; a wait costs nothing.
 
         Args:
-            limited: false for the clean-up of a run that is to end.
+            limited: False for the clean-up of a run that is about to end.
         """
         if call.module in _NO_STEPS:
             return None
@@ -434,6 +435,6 @@ class Account:
 
 
 def amounts_of_usage(usage: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the dollars and tokens of the usage of a model request."""
+    """Return the US dollars and tokens of the usage of a model request."""
     tokens = (usage.get("input_tokens") or 0) + (usage.get("output_tokens") or 0)
     return usage.get("cost_usd") or 0.0, tokens

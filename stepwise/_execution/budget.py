@@ -1,6 +1,7 @@
 """Budgets: what a run may spend, and what it has spent, as users see them.
 
-Rejected: recording a run's budget.  The decorator says it; a copy would say what it once was.
+Rejected: recording a run's budget.  The decorator states the budget; a copy would only state an old
+one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def amount(what: str, value: Any, *, whole: bool) -> float:
     """Return an amount as a number.
 
     Raises:
-        ConfigurationError: it is not a number, or negative; names it, and says what it must be.
+        ConfigurationError: the value is not a number, or negative; the message names it.
     """
     if not isinstance(value, (bool, str)) and hasattr(value, "__index__" if whole else "__float__"):
         number = index(value) if whole else float(value)
@@ -35,20 +36,20 @@ def amount(what: str, value: Any, *, whole: bool) -> float:
 @public
 @dataclass(frozen=True)
 class Budget:
-    """The amounts that a run may spend, over all of its attempts; see ``@workflow(budget=...)``.
+    """The amounts that a run may spend, over all its attempts; see ``@workflow(budget=...)``.
 
-    Before a step begins, what the run and its child runs have spent is compared with the budget.
-    Where a limit is reached, the run stops with :class:`BudgetExceeded`.  A larger budget lets the
-    next start continue.
+    Before a step begins, the spending of the run and its child runs is compared with the budget.
+    If a limit is reached, the run stops with :class:`BudgetExceeded`.  With a larger budget, the
+    next start continues.
 
     Args:
         usd: US dollars, as instrumented model requests and :func:`spend` report them.
-        tokens: of language models, input and output, reported likewise.
-        steps: that are executed; a step that the journal answers does not count.
-        seconds: in which the run is executed; waiting and the time between attempts do not count.
+        tokens: tokens of language models, input and output, as reported by the same sources.
+        steps: the number of executed steps; a step that the journal answers does not count.
+        seconds: the execution time; waiting and the time between attempts do not count.
 
     Raises:
-        ConfigurationError: an amount is not a number, or negative; no limit is given.
+        ConfigurationError: an amount is not a number or is negative, or no limit is given.
     """
 
     usd: float | None = None
@@ -77,18 +78,18 @@ class Budget:
 @public
 @dataclass(frozen=True)
 class Spent:
-    """The amounts that a run has spent, over all of its attempts; see :attr:`Run.spent`.
+    """The amounts that a run has spent, over all its attempts; see :attr:`Run.spent`.
 
     Args:
         usd: US dollars.
-        tokens: of language models, input and output.
-        steps: that were executed.
-        seconds: in which the run was executed: without waiting, and without downtime.
-        at_least: more may have been spent: an attempt ended without a record of its end, and
-            nobody knows what its steps in flight had spent.
-        saved: what the calls had spent that the last attempt did not repeat: ``usd``, ``tokens``
-            and ``seconds``, by unit.
-        lost: seconds between the attempts of the run: from the last record of one to the next.
+        tokens: tokens of language models, input and output.
+        steps: the number of executed steps.
+        seconds: the execution time, without waiting and downtime.
+        at_least: True if more may have been spent: an attempt ended without a record of its end,
+            and the spending of its steps in flight is unknown.
+        saved: the spending of calls that the last attempt did not repeat: ``usd``, ``tokens`` and
+            ``seconds``, by unit.
+        lost: seconds between the attempts of the run, each from the last record of one to the next.
     """
 
     usd: float = 0.0
@@ -106,12 +107,12 @@ class Spent:
         return f"{told}; resuming saved {saved}" if saved else told
 
     def to_dict(self) -> dict[str, Any]:
-        """Its attributes as plain data, for JSON."""
+        """Return the attributes as plain data, for JSON."""
         return {**vars(self), "saved": dict(self.saved or {})}
 
 
 def amounts_text(amounts: Mapping[str, Any]) -> str:
-    """Return amounts in words, by unit: those that are not zero, and seconds from one on."""
+    """Return amounts as text: the nonzero ones, and seconds from 1 s on."""
     told = [
         _money(amounts["usd"]) if amounts.get("usd") else "",
         f"{amounts['tokens']:,} tokens" if amounts.get("tokens") else "",
@@ -122,7 +123,7 @@ def amounts_text(amounts: Mapping[str, Any]) -> str:
 
 
 def _money(usd: float) -> str:
-    """Return dollars with their cents; what is less than a cent is not rounded away."""
+    """Return dollars with cents; an amount with fractions of a cent below $1 keeps its digits."""
     cents = round(usd, 2)
     return f"${cents:,.2f}" if usd >= 1 or abs(usd - cents) < 1e-9 else f"${usd:.4g}"
 
@@ -131,7 +132,7 @@ def _money(usd: float) -> str:
 
 
 def exceeded(run_id: str, budget: Budget, spent: Spent) -> BudgetExceeded | None:
-    """Return the error of a run that may not begin another step; ``None`` if it may."""
+    """Return the error if the run may not begin another step, else ``None``."""
     reached = _reached(budget, spent)
     if not reached:
         return None
@@ -147,7 +148,7 @@ def exceeded(run_id: str, budget: Budget, spent: Spent) -> BudgetExceeded | None
 
 
 def exceeded_text(error: BudgetExceeded) -> str:
-    """Return which limits were reached, in a few words."""
+    """Return the limits that were reached, in a few words."""
     told = [
         f"{_text(unit, getattr(error.spent, unit))} of {_text(unit, limit)}"
         for unit, limit in _reached(error.budget, error.spent)
@@ -156,7 +157,7 @@ def exceeded_text(error: BudgetExceeded) -> str:
 
 
 def _reached(budget: Budget, spent: Spent) -> list[tuple[str, float]]:
-    """Return the limits that are reached; one of 0 by the first amount, or the first step."""
+    """Return the reached limits; a limit of 0 is reached by the first amount or the first step."""
     found = ((unit, limit, getattr(spent, unit)) for unit, limit in budget.limits.items())
     # Rounded, since eight times $0.1 is a little less than $0.8.
     return [(u, limit) for u, limit, n in found if round(n, 9) >= limit and (n or u == "steps")]

@@ -1,12 +1,13 @@
-"""Changes of a call to what it was given: on record together with its value, and back again.
+"""Changes that a call makes to its arguments: recording them with its value, and repeating them.
 
-The value and the new contents are one pickle, so that what is shared stays shared.  What the call
-was given is in it by name alone: the paths of these names, and what was changed where, stand
-beside it (the *outline*), so that it can be decided before anything is loaded what is missing.
+The value and the new contents are one pickle, so that shared objects stay shared.  The pickle
+refers to the objects of the caller by name only.  The paths of these names, and an *outline* of
+what was changed where, stand beside the pickle, so that missing changes are found before anything
+is loaded.
 
-With ``codec="json"``, each new value is JSON without an annotation, else by its annotation: that of
-the step's parameter, of the attribute of a class on the way, and within them that of an item (in
-``boxes: dict[str, Box]``, a new item is a ``Box``).
+With ``codec="json"``, each new value is plain JSON if possible, else encoded by its annotation.
+Annotations come from the step's parameters, from attributes of classes on the path, and from item
+types within them (in ``boxes: dict[str, Box]``, a new item is a ``Box``).
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ _Function = Callable[..., Any] | None
 
 
 def written_edits(edits: Pairs, roots: Mapping[str, Any], function: _Function) -> list[Any]:
-    """Return edits as something that ``json`` writes.
+    """Return edits as plain data for ``json``.
 
     Args:
-        roots: what the call was given, by name.
-        function: whose parameters they are.
+        roots: the arguments of the call, by name.
+        function: the function with these parameters.
 
     Raises:
-        NotDataError: a new value is no data.
+        NotDataError: a new value is not data.
     """
     return [
         [dump_tagged((path, tuple(edit._replace(put=None)))), _written(edit, kinds)]
@@ -99,13 +100,13 @@ def _read_put(edit: Edit, put: Any, kinds: _Kinds) -> Any:
 
 
 def value_as_data(value: Any, kind: Any) -> dict[str, Any]:
-    """Return a value as something that ``json`` writes.
+    """Return a value as plain data for ``json``.
 
     Args:
-        kind: the type that it is annotated with.
+        kind: the annotated type of the value.
 
     Raises:
-        NotDataError: it is no data.
+        NotDataError: the value is not data.
     """
     try:
         return {"tagged": dump_tagged(value)}
@@ -126,7 +127,7 @@ def value_of_data(written: Mapping[str, Any], kind: Any) -> Any:
 
 
 class _Kinds:
-    """The annotated types of what one changed object holds."""
+    """The annotated types of the parts of one changed object."""
 
     def __init__(self, path: Path, roots: Mapping[str, Any], function: _Function) -> None:
         parameters = _data.parameter_types(function) if function is not None else {}
@@ -166,7 +167,7 @@ def with_contents(encoded: Encoded, around: Surroundings, what: str) -> Encoded:
     """Return an encoded outcome together with the current contents of the arguments.
 
     Args:
-        what: the run, for the message.
+        what: a name of the run, for the message.
 
     Raises:
         NotRecordableError: an argument does not hold data.
@@ -189,7 +190,7 @@ def with_contents(encoded: Encoded, around: Surroundings, what: str) -> Encoded:
 
 
 def take_apart(payload: bytes) -> tuple[bytes, Mapping[str, Any]]:
-    """Return the encoded outcome, and what :func:`put_back` takes."""
+    """Return the encoded outcome, and the argument for :func:`put_back`."""
     whole = json.loads(payload)
     return _data.json_bytes(whole["value"]), whole["arguments"]
 
@@ -198,7 +199,7 @@ def put_back(written: Mapping[str, Any], around: Surroundings) -> None:
     """Restore the recorded contents of the arguments.
 
     Raises:
-        UnreadableValueError: they cannot be loaded here; nothing was changed then.
+        UnreadableValueError: the contents cannot be loaded here; the arguments are unchanged then.
     """
     types = around.annotated
     try:
@@ -226,17 +227,17 @@ def put_back(written: Mapping[str, Any], around: Surroundings) -> None:
 def _write(name: str, value: Any, kind: Any, around: Surroundings) -> dict[str, Any]:
     try:
         return value_as_data(value, kind)
-    except NotDataError as problem:  # it may be data attribute by attribute
+    except NotDataError as problem:  # its attributes may be data, one by one
         if type(value) in COLLECTIONS or name not in around.arguments:
             raise NotDataError(f"{name}: {problem}") from None
     return _write_state(name, value, around)
 
 
 def _write_state(name: str, value: Any, around: Surroundings) -> dict[str, Any]:
-    """An instance that is an argument, attribute by attribute.
+    """Return the contents of an instance that is an argument, attribute by attribute.
 
-    An attribute that is an argument itself has its contents there; a secret one, or one that cannot
-    be recorded in any way (a client), keeps the value of the fresh object.
+    An attribute that is an argument itself is recorded under its own name.  A secret attribute, or
+    one that cannot be recorded in any way (a client), keeps the value of the fresh object.
     """
     hints = _data.parameter_types(type(value))
     state, kept = {}, []
@@ -256,7 +257,7 @@ def _write_state(name: str, value: Any, around: Surroundings) -> dict[str, Any]:
 
 
 def _read(written: Mapping[str, Any], kind: Any, around: Surroundings, name: str) -> Any:
-    """Return the written object: a value, or the content of an instance."""
+    """Return the recorded object: a value, or the content of an instance."""
     if "state" not in written:
         return value_of_data(written, kind)
     live = around.arguments.get(name)
@@ -271,7 +272,7 @@ def _read(written: Mapping[str, Any], kind: Any, around: Surroundings, name: str
 
 
 class _InstanceState(NamedTuple):
-    """The content of an instance, as ``refill`` takes it."""
+    """The content of an instance, in the form that ``refill`` takes."""
 
     held: dict[str, Any]
     kept: tuple[str, ...]
@@ -295,13 +296,13 @@ def _put(name: str, held: Any, around: Surroundings) -> None:
 
 
 class Recorded(NamedTuple):
-    """The changes of a call that go on record.
+    """The changes of a call that are recorded.
 
     Args:
-        edits: each with the path of its object.
-        state: names of parts of the subject that turned out to be state by the call.
-        snapshot: finds the paths of what the call was given.
-        function: whose parameters that are.
+        edits: the edits, each with the path of its object.
+        state: names of parts of the subject that the call changed, so that they are state.
+        snapshot: finds the paths of objects that the call was given.
+        function: the function whose parameters are the roots of the paths.
     """
 
     edits: Pairs
@@ -310,17 +311,17 @@ class Recorded(NamedTuple):
     function: Callable[..., Any] | None = None
 
     def kinds(self) -> dict[str, str]:
-        """Return the paths of what was changed, each with what was changed there."""
+        """Return the paths of changed objects, each with the kind of change."""
         return {path_text(path): edit.facet for path, edit in self.edits}
 
     def encode(
         self, codec: Codec, value: Any, plainly: Callable[[], Encoded], *, failed: bool
     ) -> Encoded:
-        """Encode the outcome of a call together with what it changed.
+        """Encode the outcome of a call together with its changes.
 
         Args:
             plainly: encodes the outcome alone.
-            failed: the outcome is an exception.
+            failed: True if the outcome is an exception.
 
         Raises:
             NotRecordableError: the outcome alone cannot be recorded.
@@ -338,9 +339,10 @@ class Recorded(NamedTuple):
         except MemoryError:
             raise
         except Exception:
-            plainly()  # it says what cannot be recorded, if that is the value
+            plainly()  # raises an error that names the value, if the value cannot be recorded
             raise
-        # Also alone, for a call that is given other objects than those that have names.
+        # The outcome is also stored alone, for a call that is given objects other than the named
+        # ones.
         plain = plainly() if failed or names.paths else None
         outline = [(path, edit._replace(put=None)) for path, edit in self.edits]
         beside = None if plain is None else (bytes(plain.data), plain.form)
@@ -357,7 +359,7 @@ def _outline(edits: Pairs) -> bytes:
 
 
 class _Names:
-    """Gives names to the objects that a call was given, as they are met in a pickle."""
+    """Names for the objects that a call was given, assigned as they occur in a pickle."""
 
     def __init__(self, snapshot: Snapshot | None) -> None:
         self._snapshot = snapshot
@@ -367,7 +369,7 @@ class _Names:
         self.paths: dict[str, Path] = {}
 
     def refer(self, obj: Any) -> str | None:
-        """Return the name of an object that the call was given; ``None`` for any other."""
+        """Return the name of an object that the call was given, or ``None`` for other objects."""
         snapshot = self._snapshot
         if snapshot is None or type(obj) in ATOMS or not snapshot.knows(obj):
             return None
@@ -377,7 +379,7 @@ class _Names:
         return self._numbers.setdefault(id(obj), str(len(self._numbers)))
 
     def dump(self, graph: Any) -> bytes:
-        """Pickle a graph; all names in it have paths then."""
+        """Pickle a graph in which every name has a path."""
         while True:
             self._met.clear()
             self._numbers.clear()
@@ -393,7 +395,7 @@ class _Names:
             if not lost:
                 self.paths = {self._numbers[here]: path for here, path in found.items()}
                 return bytes(data)
-            self._nowhere |= lost  # it is recorded by value
+            self._nowhere |= lost  # these objects are recorded by value
 
 
 # -- what can be recorded ------------------------------------------------------------------------
@@ -402,9 +404,9 @@ class _Names:
 def recordable(
     codec: Codec, changes: CallChanges, function: Callable[..., Any] | None
 ) -> tuple[Recorded, list[tuple[str, str]]]:
-    """Return the changes of a call that can be recorded, and the paths of others with the reason.
+    """Return the recordable changes of a call, and the paths of others with the reason.
 
-    What a ``cached_property`` holds is not missed: it is computed again when it is read.
+    A lost ``cached_property`` value is not reported: it is computed again when it is read.
     """
     edits, untold = changes.edits, list(changes.untold)
     if edits and not _can_be(codec, edits, changes.snapshot, function):
@@ -471,11 +473,11 @@ def tell_untold(
     unwatched: Iterable[tuple[str, str]],
     is_first: Callable[[str], bool],
 ) -> None:
-    """Warn of what is not recorded, at the first run; once for each path.
+    """Warn of changes that are not recorded, once for each path, at the first run.
 
     Args:
-        untold: paths of changes, each with the reason.
-        unwatched: paths of what was not looked at, each with the reason.
+        untold: paths of unrecorded changes, each with the reason.
+        unwatched: paths of objects that were not examined, each with the reason.
     """
     for path, why in unwatched:
         if is_first(f"{name} may change {path} {why}"):
@@ -510,7 +512,7 @@ class PutBack(NamedTuple):
     """Recorded changes that are missing in the objects that an answered call is given now.
 
     Args:
-        edits: those to repeat, each with its object.
+        edits: the edits to repeat, each with its object.
         lost: paths of objects that are neither as before the call nor as after it.
     """
 
@@ -518,10 +520,10 @@ class PutBack(NamedTuple):
     lost: list[str]
 
     def __call__(self, name: str, is_first: Callable[[str], bool]) -> None:
-        """Repeat the changes; warn of those that cannot be.
+        """Repeat the changes, and warn of changes that cannot be repeated.
 
         Args:
-            name: of the call.
+            name: the name of the call.
             is_first: returns whether a text is reported for the first time.
         """
         lost = list(self.lost)
@@ -551,7 +553,7 @@ class LoadedChanges(NamedTuple):
     """The value of a call, and its changes.
 
     Args:
-        plain: the encoded outcome, if that is to be decoded: bytes and form.
+        plain: the encoded outcome, bytes and form, if it still has to be decoded.
     """
 
     value: Any
@@ -562,13 +564,13 @@ class LoadedChanges(NamedTuple):
 def load_changes(
     payload: bytes, form: str | None, given: Targets | None, viewer: type[FrameUnpickler] | None
 ) -> LoadedChanges:
-    """Load what :meth:`Recorded.encode` wrote.
+    """Load the payload that :meth:`Recorded.encode` made.
 
     Args:
-        given: what the call is given now; ``None`` for somebody who only looks.
+        given: the current arguments of the call; ``None`` for a viewer.
 
     Raises:
-        UnreadableValueError: it cannot be loaded here.
+        UnreadableValueError: the payload cannot be loaded here.
     """
     if form == JSON:
         whole = json.loads(payload)
@@ -592,19 +594,19 @@ def _load(payload: bytes, given: Targets | None, unpickler: type[FrameUnpickler]
     edits = [(path, Edit(*edit)) for path, edit in load_graph(outline, {}, unpickler)]
     again, lost = undecided(edits, given)
     named = _found(paths, given) if again or not paths else None
-    if named is None and plain is not None:  # nothing to repeat, or the objects are not there
+    if named is None and plain is not None:  # nothing to repeat, or the objects are missing
         again_lost = {id(edit) for _, edit in again}
         lost += [path_text(path) for path, edit in edits if id(edit) in again_lost]
         return LoadedChanges(None, plain, PutBack([], lost))
     value, put = load_graph(data, named or {}, unpickler)
     whole = {id(edit): edit._replace(put=new) for (_, edit), new in zip(edits, put, strict=True)}
     ready = PutBack([(obj, whole[id(edit)]) for obj, edit in again], lost)
-    # A failure stands beside its changes: it is decoded in a way of its own.
+    # A failure stands beside its changes, and is decoded separately.
     return LoadedChanges(value, plain if value is None else None, ready)
 
 
 def _found(paths: Mapping[str, Path], given: Targets) -> dict[str, Any] | None:
     try:
         return {name: follow(path, given.roots) for name, path in paths.items()}
-    except Exception:  # another object is there now
+    except Exception:  # the objects have changed
         return None

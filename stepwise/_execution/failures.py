@@ -1,12 +1,12 @@
-"""The failures that the workflow is handling now, and those that it has handled.
+"""The failures that the workflow is handling now, and the failures that it has handled.
 
-A recorded failure is an outcome only once the workflow has gone on from it.  That is seen without
-any help from the workflow: at a later call in the same flow of control, the exception is no longer
-among those being handled (``sys.exc_info`` and its contexts).  Each exception that leaves a step
-carries the number of the call in an attribute.
+A recorded failure is an outcome only once the workflow has continued after it.  This is detected
+without help from the workflow: at a later call in the same flow of control, the exception is no
+longer among those being handled (``sys.exc_info`` and its contexts).  Each exception that leaves a
+step carries the number of the call in an attribute.
 
-Rejected: asking whether a statement outside of the ``try`` was reached.  That is blind where a
-function has no boundaries.
+Rejected: checking whether a statement outside the ``try`` was reached.  That check fails in
+functions without boundaries.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stepwise._runtime.messages import chain, is_ours
 _ATTRIBUTE = "_stepwise_calls"
 _COROUTINE = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
-# From Python 3.11 on; a quarter of the instructions of exc_info(), which makes a tuple.
+# Available from Python 3.11 on; a quarter of the instructions of exc_info(), which makes a tuple.
 handled = getattr(sys, "exception", None) or (lambda: sys.exc_info()[1])
 
 
@@ -30,12 +30,13 @@ class Unwinding:
     """The failures of one run in progress.
 
     Args:
-        run_id: whose calls the exceptions' attributes name.
+        run_id: the run whose calls are named by attributes of exceptions.
 
     Attributes:
         ambient: the exception that the caller was handling when it called the workflow.
         pending: the failed calls whose outcome is not known yet, each with the flow it failed in.
-        handling_calls: by flow, the calls made while exceptions were handled, with these.
+        handling_calls: by flow, the calls made while exceptions were handled, with these
+            exceptions.
     """
 
     def __init__(self, run_id: str) -> None:
@@ -43,7 +44,7 @@ class Unwinding:
         self.main = asyncio_state.who()
         self.ambient = handled()
         self.pending: dict[int, int] = {}
-        self._cancelled: set[int] = set()  # the cancelled calls among them
+        self._cancelled: set[int] = set()  # the cancelled ones of the pending calls
         self.handling_calls: dict[int, list[tuple[int, list[BaseException]]]] = {}
 
     def enter(self) -> None:
@@ -66,7 +67,7 @@ class Unwinding:
             self.pending.pop(number, None)
 
     def numbers(self, error: BaseException | None) -> list[int]:
-        """The calls that failed with an exception of this chain, the nearest first."""
+        """Return the calls that failed with an exception of this chain, nearest first."""
         return [
             number
             for each in chain(error, self.ambient)
@@ -75,7 +76,7 @@ class Unwinding:
         ]
 
     def handling(self) -> BaseException | None:
-        """The exception being handled in this flow of control, if it arose in the workflow."""
+        """Return the exception handled in this flow of control, if it arose in the workflow."""
         error = handled()
         return None if error is self.ambient else error
 
@@ -88,7 +89,7 @@ class Unwinding:
         return numbers[0] if numbers else ANY_ERROR
 
     def interrupt(self) -> BaseException | None:
-        """The Ctrl-C, exit or closing that is unwinding this flow of control."""
+        """Return the Ctrl-C, exit or closing that is unwinding this flow of control."""
         handling = self.handling()
         if handling is None:
             return None
@@ -98,7 +99,10 @@ class Unwinding:
         return None
 
     def refusal(self) -> BaseException | None:
-        """The same, but for the closing of a generator that its reader left: it cleans up."""
+        """Return the interrupt, unless it only closes a generator that its reader left.
+
+        Such a generator may still make calls to clean up.
+        """
         if self.interrupt() is None:
             return None
         for error in chain(self.handling(), self.ambient):
@@ -109,25 +113,25 @@ class Unwinding:
         return None
 
     def cut_off(self) -> int:
-        """Return this flow of control if an exception is unwinding it; 0 if none is.
+        """Return this flow of control if an exception is unwinding it, else 0.
 
-        That a generator is closed, because its reader left it, is none.
+        The closing of a generator that its reader left does not count.
         """
         errors = chain(self.handling(), self.ambient)
         return 0 if all(isinstance(each, GeneratorExit) for each in errors) else asyncio_state.who()
 
     def has_gone_on(self, flow: int) -> bool:
-        """Return whether this is the flow of control, or the workflow's own, and handles nothing.
+        """Return whether the given flow, or the workflow's own, has continued and handles nothing.
 
         Args:
-            flow: as ``cut_off`` returned it.
+            flow: the result of ``cut_off``.
         """
         return self.handling() is None and (not flow or asyncio_state.who() in (flow, self.main))
 
     def gone_on(self) -> tuple[int, ...]:
         """Return the failed calls that the workflow turns out to have handled, each only once.
 
-        A failure in a task or thread of its own is told when the workflow's own flow goes on.
+        A failure in another task or thread is reported when the workflow's own flow continues.
         """
         here = asyncio_state.who()
         handling = self.handling()
@@ -153,7 +157,8 @@ class Unwinding:
     def made(self, number: int) -> None:
         """Note a call that was made or answered while an exception is being handled.
 
-        With it, those during whose handling that one arose: the run may yet end with one of them.
+        The exceptions in whose handling this one arose are noted, too: the run may yet end with one
+        of them.
         """
         handling = self.handling()
         if handling is not None:
@@ -173,11 +178,11 @@ class Unwinding:
         )
 
     def end(self, error: BaseException | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """At the end of the run: the calls to try again, and those that were handled."""
+        """Return, at the end of the run, the calls to retry and the calls that were handled."""
         again = set(self.numbers(error))
         if error is not None:
-            # Other cancellations were caused by the failure; and nothing shows that the workflow
-            # went on from what failed beside it, in another task or thread (of a gather, a map).
+            # Other cancellations were caused by the failure.  Nothing shows that the workflow
+            # continued after failures beside it, in another task or thread (of a gather, a map).
             beside = (
                 n for n, at in self.pending.items() if at != self.main or n in self._cancelled
             )
@@ -191,8 +196,8 @@ class Unwinding:
 def _is_left(error: GeneratorExit) -> bool:
     """Return whether a generator is closed in the middle of its reader's code.
 
-    A coroutine that is closed can await nothing.  The garbage collector comes at any place, also
-    where code of ours holds a lock; asynchronous generators it leaves to the event loop.
+    A coroutine that is closed cannot await anything.  The garbage collector runs at any place, even
+    where our own code holds a lock.  It leaves asynchronous generators to the event loop.
     """
     flags, trace = 0, error.__traceback__
     frame: FrameType | None = trace.tb_frame if trace is not None else None

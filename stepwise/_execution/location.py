@@ -13,7 +13,7 @@ from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import file_name, is_ours
 
 _BETWEEN = ("wrapt", "contextlib", "concurrent.futures")
-# Below them requests are recorded.
+# Model requests are recorded below the frames of these packages.
 _SDKS = (
     *("anthropic", "httpx", "httpx2", "litellm", "openai", "tenacity"),
     *("cohere", "google", "groq", "huggingface_hub", "mistralai", "ollama", "together"),
@@ -28,7 +28,7 @@ class WatchesSteps(Protocol):
     """The interface of a workflow function's frame."""
 
     def look(self, result: object) -> Any:
-        """Capture a result before it is recorded; return ``None`` if it is not referred to."""
+        """Capture a result before it is recorded; return ``None`` if nothing refers to it."""
 
     def recorded(self, number: int, record: Record, looked: Any) -> None:
         """Process a result that was written to the journal."""
@@ -38,14 +38,14 @@ class WatchesSteps(Protocol):
 
 
 class Helper(NamedTuple):
-    """A function that the workflow calls, which makes calls, and the workflow's line."""
+    """A function through which the workflow makes calls, and the workflow's line."""
 
     code: CodeType
     line: int
 
     @property
     def place(self) -> str:
-        """Its name and where it is defined."""
+        """The name of the function, and where it is defined."""
         code = self.code
         return f"{code.co_name}() ({file_name(code.co_filename)}:{code.co_firstlineno})"
 
@@ -56,9 +56,10 @@ class Origin(NamedTuple):
     Args:
         site: ``file:line`` of the caller.
         place: the workflow's statement, by structure, and the position of the call in it; empty if
-            it is not known, or not asked for.
-        directly: the workflow's own code makes the call, and at most once each time it is entered.
-        helper: through which the workflow makes it, if it is not its own code.
+            the place is unknown or was not requested.
+        directly: True if the workflow's own code makes the call, at most once each time it is
+            entered.
+        helper: the function through which the workflow makes the call, if any.
     """
 
     site: str = ""
@@ -71,11 +72,12 @@ class _Spot(NamedTuple):
     """The constant facts about an instruction that makes calls.
 
     Args:
-        code: that it is part of, held so that no other gets its id.
+        code: the code of the instruction, held so that no other code object gets its id.
         site: ``file:line``.
-        place: the workflow's statement, if it is part of one.
-        origin: of a call that the workflow's own code makes here; without its place.
-        origin_of_effect: with it: the path of the statement, and the position of the call in it.
+        place: the workflow's statement, if the instruction is part of one.
+        origin: the origin of a call by the workflow's own code here, without its place.
+        origin_of_effect: the same origin with the path of the statement and the position of the
+            call.
     """
 
     code: CodeType
@@ -86,26 +88,26 @@ class _Spot(NamedTuple):
 
 
 class Locator:
-    """Finds the workflow's statement for the calls of one run.
+    """A finder of the workflow's statement for the calls of one run.
 
     Args:
-        code: of the workflow function, by which its frame is known.
-        points: its statements; ``None`` without source.
+        code: the code of the workflow function, which identifies its frame.
+        points: the statements of the function; ``None`` without source.
     """
 
     def __init__(self, code: CodeType, points: Points | None) -> None:
         self._code = code
         self._points = points
-        self._frame: FrameType | None = None  # the workflow's, seen from its own flow of control
+        self._frame: FrameType | None = None  # the workflow's, as seen from its own flow
         self._spots: dict[tuple[int, int], _Spot] = {}  # by the id of the code and the instruction
-        self._direct: dict[int, _Spot] = {}  # of the workflow's own code, by the instruction
+        self._direct: dict[int, _Spot] = {}  # for the workflow's own code, by the instruction
 
     def origin(self, *, effect: bool, helped: bool) -> Origin:
         """Return the place of the current call.
 
         Args:
-            effect: its place is asked for too; without it, this is cheap.
-            helped: its helper is.
+            effect: True to find the place, too; without it, this is cheap.
+            helped: True to find the helper, too.
         """
         nearest = sys._getframe(_BELOW)
         spot = self._direct_spot(nearest) if nearest.f_code is self._code else None
@@ -123,7 +125,7 @@ class Locator:
         site = self._site(_above_sdks(caller))
         if frame is not None:
             self._frame = frame
-        else:  # in another task or thread: the statement at which the workflow waits
+        else:  # in another task or thread: use the statement at which the workflow waits
             frame = self._frame
         spot = self._spot(frame) if frame is not None else None
         if spot is None or spot.place is None:
@@ -134,18 +136,19 @@ class Locator:
         return Origin(site, path, once and not mapped, helper)
 
     def _direct_spot(self, frame: FrameType) -> _Spot | None:
-        """Return the place of the workflow's frame; ``None`` if it is itself inside an SDK."""
+        """Return the spot of the workflow's frame, or ``None`` if the frame is inside an SDK."""
         spot = self._direct.get(frame.f_lasti)
         if spot is None and _above_sdks(frame) is frame:
             spot = self._direct[frame.f_lasti] = self._spot(frame)
         return spot
 
     def _below(self, caller: FrameType | None) -> tuple[FrameType | None, Helper | None]:
-        """The workflow's frame, and the user's function through which it makes a call.
+        """Return the workflow's frame, and the user's function through which it makes a call.
 
-        Only where that frame is below: what runs in another task or thread was not called by the
-        statement that waits for it.  Comprehensions and lambdas are part of a statement; a function
-        of an installed package is nothing that a user could decorate.
+        A helper is found only if the workflow's frame is below: the statement that waits for
+        another task or thread did not call the code in it.  Comprehensions and lambdas are part of
+        a statement.  A function of an installed package does not count, since users cannot decorate
+        it.
         """
         frame, outer = caller, None
         while frame is not None and frame.f_code is not self._code:
@@ -157,17 +160,16 @@ class Locator:
         return frame, Helper(outer, frame.f_lineno or 0)
 
     def _site(self, caller: FrameType | None) -> str:
-        """``file:line`` of a caller; without one, of the workflow."""
+        """Return ``file:line`` of a caller, or of the workflow if there is no caller."""
         frame = caller or self._frame
         return self._spot(frame).site if frame is not None else ""
 
     def _spot(self, frame: FrameType) -> _Spot:
-        """Return the place of a frame."""
         code = frame.f_code
         here = id(code), frame.f_lasti
         spot = self._spots.get(here)
         if spot is None:
-            if len(self._spots) >= _MANY:  # code that is compiled again and again
+            if len(self._spots) >= _MANY:  # code that is compiled repeatedly
                 self._spots.clear()
             line = frame.f_lineno
             place = None
@@ -182,17 +184,17 @@ class Locator:
         return spot
 
     def close(self) -> None:
-        """Let go of the workflow's frame."""
+        """Release the workflow's frame."""
         self._frame = None
 
 
 def _caller(frame: FrameType | None) -> tuple[FrameType | None, bool]:
-    """The nearest frame that is not ours, and whether ``stepwise.map`` makes the call for it.
+    """Return the user's nearest frame, and whether ``stepwise.map`` makes the call for it.
 
-    ``None`` where only an event loop is below.
+    The frame is ``None`` if only an event loop is below.
 
     Args:
-        frame: the first one that may be it.
+        frame: the first frame to examine.
     """
     mapped = False
     while frame is not None:
@@ -205,7 +207,7 @@ def _caller(frame: FrameType | None) -> tuple[FrameType | None, bool]:
 
 
 def _above_sdks(frame: FrameType | None) -> FrameType | None:
-    """Return the frame that uses an SDK, for a frame inside of it."""
+    """Return the frame that uses an SDK, for a frame inside the SDK."""
     while frame is not None:
         module = f"{frame.f_globals.get('__name__', '')}"
         inside = module.partition(".")[0] in _SDKS or module.startswith(_BETWEEN)
@@ -216,7 +218,7 @@ def _above_sdks(frame: FrameType | None) -> FrameType | None:
 
 
 def _column(frame: FrameType) -> str:
-    """Return a text that tells two calls on one line apart, as well as this Python can."""
+    """Return a text that distinguishes two calls on one line, as well as this Python can."""
     code, at = frame.f_code, frame.f_lasti
     if sys.version_info >= (3, 11):
         for index, position in enumerate(code.co_positions()):

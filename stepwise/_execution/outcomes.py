@@ -1,6 +1,6 @@
-"""Outcomes of calls and runs, and the arguments of runs: their records, and how these are loaded.
+"""Records of the outcomes of calls and runs and of the arguments of runs, and loading them.
 
-Each function that makes a record returns it with its payload; the caller writes them.
+Each function that builds a record returns it with its payload; the caller writes them.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ def outcome(
     kind: Any = Any,
     shown: ShownValue | None = None,
 ) -> tuple[Outcome, Data]:
-    """The outcome of a call.
+    """Build the record of the outcome of a call.
 
     Args:
-        value: what it returned or raised.
-        changes: what it changed in what it was given.
-        kind: the type that its value is annotated with.
-        shown: what a listing shows instead of the value.
+        value: the returned value or raised exception.
+        changes: the changes that the call made to its arguments.
+        kind: the annotated type of the value.
+        shown: the text for listings, instead of a preview of the value.
 
     Raises:
-        NotRecordableError: its value cannot be recorded.
+        NotRecordableError: the value cannot be recorded.
     """
     failed, secrets = status != "completed", codec.secrets
     if changes is None or not changes.edits:
@@ -96,7 +96,7 @@ def outcome(
         masks = failed or not secrets.are_none
         shown = ShownValue(secrets.preview(value) if masks else preview(value), _NOTHING)
     text = shown.preview
-    record = Outcome(  # by position, as a Call
+    record = Outcome(  # by position, like a Call
         call,
         status,
         attempts,
@@ -151,10 +151,10 @@ def settled(
     """Build the record of a person's answer for a call in doubt: that it happened, and its value.
 
     Args:
-        is_open: no outcome of the call is recorded, which would say what the call spent.
+        is_open: True if no outcome of the call is recorded that reports its spending.
 
     Raises:
-        NotRecordableError: its value cannot be recorded.
+        NotRecordableError: the value cannot be recorded.
     """
     if not landed:
         return Settled(call.number, landed=False, at=time.time()), b""
@@ -174,10 +174,10 @@ def settled(
 
 
 class LoadedOutcome(NamedTuple):
-    """How a recorded call or run ended: what it returned or raised, and what it changed.
+    """The end of a recorded call or run: its value or exception, and its changes.
 
     Args:
-        put_back: repeats what the call changed in what it was given.
+        put_back: repeats the changes that the call made to its arguments.
     """
 
     value: Any = None
@@ -192,16 +192,16 @@ def load_outcome(
     kind: Any = Any,
     viewer: type[FrameUnpickler] | None = None,
 ) -> LoadedOutcome:
-    """Load how a call or a run ended, from its record; the only place that takes one apart.
+    """Load the end of a call or a run from its record; all decoding of outcomes is done here.
 
     Args:
-        given: what the call is given; the arguments of a run, which get their contents.
-        kind: the type that its value is annotated with.
-        viewer: loads what the program may lack, for somebody who only looks: the arguments are
+        given: the arguments of the call; or the arguments of a run, whose contents are restored.
+        kind: the annotated type of the value.
+        viewer: an unpickler that tolerates missing classes, for viewers: the arguments are
             stand-ins, and an exception that was recorded as data may be a summary.
 
     Raises:
-        UnreadableValueError: it cannot be loaded; the arguments are as they were.
+        UnreadableValueError: the outcome cannot be loaded; the arguments are unchanged.
     """
     record, payload = entry.record, entry.payload
     form = getattr(record, "form", None)
@@ -248,13 +248,13 @@ def surroundings(
     function: Callable[..., Any] | None = None,
     secret: Mapping[str, Any] = _NOTHING,
 ) -> Surroundings:
-    """The mutable arguments of a call of ``function`` that has these secrets."""
+    """Return the mutable arguments of a call of ``function`` that has these secrets."""
     arguments = Surroundings.mutable(bound, instance)
     return Surroundings(arguments=arguments, function=function, secret=secret)
 
 
 def record_arguments(around: Surroundings) -> Data:
-    """The contents of the arguments, as far as they can be recorded."""
+    """Return the contents of the arguments, as far as they can be recorded."""
     left = around
     while left.arguments:
         try:
@@ -277,12 +277,12 @@ def encode_changed(
     """Encode the outcome of a run together with the current contents of its arguments.
 
     Args:
-        told: what a pickle holds of it: the value, or the pieces of an encoded exception.
-        encoded: the same as data.
-        what: the run, for the message.
+        told: the outcome as a pickle holds it: the value, or the parts of an encoded exception.
+        encoded: returns the outcome encoded as data.
+        what: a name of the run, for the message.
 
     Raises:
-        NotRecordableError: that cannot be recorded.
+        NotRecordableError: the outcome or the arguments cannot be recorded.
     """
     if codec.data_only:
         from stepwise._execution import changes as _changes
@@ -318,10 +318,10 @@ class RunInputs(NamedTuple):
     """The arguments of a run.
 
     Args:
-        values: by the names of the parameters; those left at their default are not among them.
+        values: the passed arguments by parameter name, without arguments at their default.
         method: the parameter that gets the instance or class of a method; empty for a function.
-        missing: what could not be recorded, with the reason.
-        run: its id.
+        missing: the arguments that could not be recorded, with the reason.
+        run: the id of the run.
     """
 
     values: dict[str, Any]
@@ -330,10 +330,10 @@ class RunInputs(NamedTuple):
     run: str = ""
 
     def whole(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the arguments, those ``given`` in the place of recorded ones.
+        """Return the arguments, with ``given`` ones replacing recorded ones.
 
         Raises:
-            UnreadableValueError: one is missing.
+            UnreadableValueError: an argument is missing.
         """
         chosen = given or {}
         lost = {name: why for name, why in self.missing.items() if name not in chosen}
@@ -363,7 +363,7 @@ def record_inputs(
     """Return the payload of a run's first record, and its form.
 
     Args:
-        bound: the arguments by name, without that of a method's instance or class.
+        bound: the arguments by name, without a method's instance or class.
         method: the name of the parameter that gets ``instance``; empty for a plain function.
         secret: the secrets by name, which are not recorded.
     """
@@ -383,8 +383,8 @@ def record_inputs(
             less = not lost.keys().isdisjoint(around.arguments)
             left = {name: held for name, held in around.arguments.items() if name not in lost}
             around = around.holding(left)
-        # Of an instance, an attribute that does not pickle is left out, and so the instance is no
-        # input; what else it holds is still needed, to put it back in the process that has it.
+        # An attribute of an instance that does not pickle is left out, so the instance cannot be an
+        # input.  Its other attributes are still needed, to restore it in the process that has it.
         found = {_parameter(name, method): f"{name}: {why}" for name, why in lost.items()}
         if not less and found.keys().isdisjoint(values):
             return data or record_arguments(around), PYTHON
@@ -422,7 +422,8 @@ def load_inputs(store: Store, seal: Seal, facts: RunFacts) -> RunInputs:
     """Load the arguments of a run.
 
     Raises:
-        UnreadableValueError: they were not recorded, or cannot be loaded here; says why.
+        UnreadableValueError: the arguments were not recorded, or cannot be loaded here; the message
+            says why.
     """
     start = read_start(store, seal, facts.run_id, course_of(store, seal, facts).started)
     if start is None:

@@ -1,13 +1,12 @@
-"""The memory of this process: the runs that it executed, its workflows, edits meanwhile.
+"""The memory of this process: the runs that it executed, its workflows, and code edits meanwhile.
 
-Some things decide which run a call means and are in no store: how many runs with equal arguments
-have completed here (a loop that calls a workflow five times means five runs), which objects a run
-was given that stopped (it may have changed them; a call with the same objects means that run), and
-which runs were executed here.  A workflow is known once its decorator has run.
+Some facts decide which run a call means and are in no store: how many runs with equal arguments
+have completed here, which objects a stopped run was given, and which runs were executed here.  A
+loop that calls a workflow five times means five runs.  A stopped run may have changed its objects,
+and a call with the same objects means that run.  A workflow is known once its decorator has run.
 
-IPython's ``%autoreload`` replaces the code of functions in place, or hands what a module defined
-before to rules that bring it up to date.  A function of a class is compiled inside a class of no
-meaning.
+IPython's ``%autoreload`` replaces the code of functions in place, or passes old and new objects of
+a module to update rules.  It compiles methods inside a placeholder class.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _PATCHER = "IPython.extensions.deduperreload"
 
 
 def name_truly(function: Any) -> None:
-    """Give a method that is compiled anew the name of its class, which is part of its identity."""
+    """Give a recompiled method the name of its class, which is part of its identity."""
     if not getattr(function, "__qualname__", "").startswith(_CLASS):
         return
     frame: FrameType | None = sys._getframe(1)
@@ -57,9 +56,9 @@ def keep_up_to_date(kind: type, update: Callable[[Any, Any], None]) -> None:
 
 
 def code_in_file(function: Callable[..., Any]) -> CodeType | None:
-    """The code of a function as its file has it now; ``None`` if the function's own is another.
+    """Return the code of a function as its file has it now, or ``None`` if the codes differ.
 
-    What the reloader compiles has line numbers of no file.
+    Code compiled by the reloader has line numbers that match no file.
     """
     code = function.__code__
     linecache.checkcache(code.co_filename)
@@ -79,7 +78,7 @@ def code_in_file(function: Callable[..., Any]) -> CodeType | None:
 
 
 def _shape(code: CodeType) -> tuple[Any, ...]:
-    """All but lines and names of the classes around."""
+    """Return all parts of a code object but line numbers and names of enclosing classes."""
     constants = tuple(
         _shape(each) if isinstance(each, CodeType) else (type(each), each)
         for each in code.co_consts
@@ -94,7 +93,7 @@ def _shape(code: CodeType) -> tuple[Any, ...]:
 
 
 _STOPPED = 32  # runs whose objects are held
-_EXECUTED = 1000  # runs whose ids are
+_EXECUTED = 1000  # runs whose ids are held
 _NONE = 0, None
 _ATOMS = (type(None), bool, int, float, complex, str, bytes)
 
@@ -107,7 +106,7 @@ class Given(NamedTuple):
     instance: Any
 
     def same_as(self, other: Given) -> bool:
-        """Return whether these are the very same objects."""
+        """Return whether both hold the very same objects."""
         return (
             self.name == other.name
             and self.instance is other.instance
@@ -121,29 +120,30 @@ def _same(one: object, other: object) -> bool:
 
 
 class ProcessMemory:
-    """See the module."""
+    """The memory of this process; see the module."""
 
     _mutex = process_lock()
 
     def __init__(self) -> None:
-        # How many, and what stands for the last one.
+        # The number of runs, and a token for the last one.
         self._completed: dict[tuple[str, str], tuple[int, object]] = {}
-        self.resumed: str = ""  # the run that STEPWISE_RESUME named, once it has been taken up
+        self.resumed: str = ""  # the run named by STEPWISE_RESUME, once it has been taken up
         self.globals: dict[tuple[str, str], object] = {}
         """Stand-ins for the values of globals, by module and name; see ``module_state``."""
         self.runs: dict[str, dict[str, object]] = {}
-        """The same for the globals as runs left them whose functions were entered here."""
+        """Stand-ins for the globals as left by runs whose functions were entered here."""
         self._stopped: OrderedDict[tuple[str, str], tuple[Given, str]] = OrderedDict()
         self._executed: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._taken: dict[tuple[str, str], str] = {}
         self.is_first = Once()  # of notices in this process
         self.is_executor = False
-        """This process continues runs that others began; its command line is not theirs."""
+        """True if this process continues runs that others began, with other command lines."""
 
     def executes(self, store: str, run_id: str) -> None:
         """Remember that a run is executed in this process.
 
-        What it was given before is let go: beside what it is given now, that would be a twin.
+        The objects that it was given before are released: together with the current ones they would
+        be duplicates.
         """
         with self._mutex:
             self._stopped.pop((store, run_id), None)
@@ -172,7 +172,8 @@ class ProcessMemory:
     def completed(self, store: str, base: str, run_id: str) -> None:
         """Count a run that completed, or whose result was recalled.
 
-        Where a Ctrl-C comes in here, nobody gets the result: the next call is to get it.
+        If a Ctrl-C arrives in here, the caller does not get the result, so the count is undone: the
+        next call gets it.
         """
         this = object()
         try:
@@ -214,8 +215,8 @@ memory = ProcessMemory()
 def command(mask: Callable[[str], str] = str) -> tuple[tuple[str, ...], str]:
     """Return the command that started this process, and its folder.
 
-    Empty if a command line does not tell: an interpreter at a prompt, a notebook's kernel, a
-    process that another one spawned, an executor of runs that others began.
+    The result is empty where no command line applies: an interpreter at a prompt, a notebook's
+    kernel, a process spawned by another, an executor of runs that others began.
 
     Args:
         mask: replaces the secrets in a text.
@@ -236,17 +237,17 @@ def command(mask: Callable[[str], str] = str) -> tuple[tuple[str, ...], str]:
 
 
 Resume = Callable[[Any, Any, Mapping[str, Any]], Any]
-"""Gets the definition of a workflow, a run of it, and arguments; gives a handle."""
+"""A function of a workflow's definition, a run, and arguments that continues the run."""
 
 
 class KnownWorkflow(NamedTuple):
-    """A workflow, and what continues runs of it."""
+    """A workflow, and the function that continues its runs."""
 
     definition: Any
     resumes: Resume
 
     def resume(self, run: Any, inputs: Mapping[str, Any]) -> Any:
-        """Continue a run; gives its handle."""
+        """Continue a run; return its handle."""
         return self.resumes(self.definition, run, inputs)
 
 
@@ -261,7 +262,7 @@ def register(definition: Any, resume: Resume) -> None:
 
 
 def known_workflows() -> list[KnownWorkflow]:
-    """The workflows of this process; of several that have one name, the newest."""
+    """Return the workflows of this process; for several of one name, the newest."""
     found: dict[str, KnownWorkflow] = {}
     for each in _alive():
         found.setdefault(each.definition.full_name, each)
@@ -278,13 +279,13 @@ def _alive() -> list[KnownWorkflow]:
 
 
 def names_of(definition: Any) -> tuple[str, ...]:
-    """The full names of a workflow's runs: its own, and that of its file as a script."""
+    """Return the full names of a workflow's runs: its own, and that with its file."""
     own: str = definition.full_name
     return (own, f"{definition.file}:{definition.label}") if definition.file else (own,)
 
 
 def known_workflow(full_name: str) -> KnownWorkflow:
-    """The workflow of that name.
+    """Return the workflow of that name.
 
     Raises:
         ConfigurationError: this process does not know it, or knows several that differ.

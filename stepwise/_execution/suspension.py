@@ -1,7 +1,7 @@
-"""The suspension of a run: when all that is left of it, and of its child runs, is to wait.
+"""The suspension of a run that, with all its child runs, can only wait.
 
-A run suspends as one with the runs that called it and with its child runs.  It stops like after a
-Ctrl-C, except that it is known when, or for what, it has to go on.
+A run suspends together with the runs that called it and with its child runs.  A suspended run is
+like a run stopped by Ctrl-C, except that it is known when, or after which message, it must resume.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stepwise._runtime.facts import public
 from stepwise._runtime.messages import hook_exits, shell_word
 from stepwise.errors import RunSuspended
 
-_AGAIN = 1.0  # seconds until it is asked again whether a step is in flight
+_AGAIN = 1.0  # seconds until the run checks again whether a step is in flight
 _SETTLED = 1.0  # seconds without a call after which other tasks and threads count as waiting
 
 
@@ -30,13 +30,13 @@ class PendingWait:
     """Something that a suspended run waits for.
 
     Args:
-        run_id: of the run, or of its child run, whose call it is.
-        step: the number of that call.
+        run_id: the run, or the child run, that makes the call.
+        step: the number of the call.
         kind: ``time``, ``signal`` or ``approval``.
-        name: of the signal; of an approval, the question.
+        name: the name of the signal, or the question of an approval.
         since: when the wait began, in seconds since 1970.
-        until: when it ends by itself, in seconds since 1970; ``None`` for never.
-        ticket: of the question of an approval; else empty.
+        until: when the wait times out, in seconds since 1970; ``None`` for never.
+        ticket: the ticket of an approval's question; else empty.
     """
 
     run_id: str
@@ -58,14 +58,14 @@ class PendingWait:
 
 
 def _moment(at: float) -> str:
-    """Return a moment as text, with its day unless that is today."""
+    """Return a moment as text, with its date unless that is today."""
     there, today = time.localtime(at), time.localtime()
     whole = there[:3] != today[:3]
     return time.strftime("%Y-%m-%d %H:%M:%S" if whole else "%H:%M:%S", there)
 
 
 def pending(facts: RunFacts) -> list[PendingWait]:
-    """Return what a run waits for, as its listing says."""
+    """Return the waits of a run, from its listing."""
     return [
         PendingWait(
             each.run or facts.run_id,
@@ -86,7 +86,7 @@ def pending(facts: RunFacts) -> list[PendingWait]:
 def seconds_to_suspension(active: ActiveRun) -> float:
     """Return the seconds after which the run may suspend; 0 for now, infinite for never.
 
-    Asked by a call that waits, each time that it looks.
+    A waiting call asks this each time it looks.
     """
     after = settings.suspend_after()
     if after is None:
@@ -97,7 +97,7 @@ def seconds_to_suspension(active: ActiveRun) -> float:
     for each in parked:
         ends = [each.end.left(), active.steering.left]
         if any(left is not None and left < after for left in ends):
-            return float("inf")  # what it waits for, or the end of its timeout, comes soon
+            return float("inf")  # a wait or a timeout ends soon
         if each.asks:
             seconds = max(seconds, each.since + after - elapsed())
     if any(run.flows.steps_in_flight() or run.open_streams() for run in family):
@@ -109,14 +109,14 @@ def seconds_to_suspension(active: ActiveRun) -> float:
 
 
 def _family(active: ActiveRun) -> list[ActiveRun]:
-    """The runs in progress here that belong together: the one that no other called comes first."""
+    """Return the related runs in progress here, with the run that no other run called first."""
     root = active.root
     children = (run for run in list(live_runs) if run.parent is not None)
     return [root, *(run for run in children if run.root is root)]
 
 
 def _others_alive(family: list[ActiveRun], parked: set[int]) -> bool:
-    """Return whether a task or thread may make a call that is not one of those that wait."""
+    """Return whether a task or thread other than the waiting ones may make a call."""
     for run in family:
         if run.flows.others_than(parked):
             return True
@@ -127,7 +127,7 @@ def _others_alive(family: list[ActiveRun], parked: set[int]) -> bool:
 
 
 def _only_waits(task: Any, parked: set[int]) -> bool:
-    """Return whether a task is one of those that wait, or waits for nothing but such tasks."""
+    """Return whether a task waits, itself or only for such tasks."""
     todo, seen = [task], set[int]()
     while todo:
         each = todo.pop()
@@ -149,17 +149,18 @@ def _only_waits(task: Any, parked: set[int]) -> bool:
 
 
 def suspend(active: ActiveRun) -> None:
-    """Stop the run, and all that belongs to it, unless a message has come that it waits for."""
+    """Stop the run and its family, unless a message that it waits for has arrived."""
     family = _family(active)
     root = family[0]
     root.steering.look_soon()
     with root.lock:
         root.steering.look()
         if root.steering.asked is not None:
-            return  # which the call that waits is told next
+            return  # the waiting call is notified next
         if any(run.stopped is not None for run in family):
             return
-        # Noted first: what comes after it wakes the run, whoever of its threads reads the inbox.
+        # The waits are noted first: any later message wakes the run, whichever thread reads the
+        # inbox.
         waits = {run: tuple(_waits_of(run, family)) for run in family}
         if any(_has_come(run, each.wait) for run in family for each in run.waits.all):
             for run in family:
@@ -181,7 +182,7 @@ def _has_come(run: ActiveRun, wait: RunWait) -> bool:
 
 
 def _waits_of(run: ActiveRun, family: list[ActiveRun]) -> Iterator[RunWait]:
-    """Yield what a run and its child runs wait for."""
+    """Yield the waits of a run and its child runs."""
     for each in family:
         if run in each.lineage():
             child = each.run_id if each is not run else ""

@@ -1,25 +1,27 @@
-"""The tasks and threads of a run, code outside of it, and the end of a program after SIGTERM.
+"""The tasks and threads of a run, code outside it, and the end of a program after SIGTERM.
 
-The tasks and threads of a run that could make a call, and how many tasks a loop has.
+The module finds the tasks and threads of a run that could make a call, and counts a loop's tasks.
 
-A run must know its other tasks at each checkpoint.  asyncio does not tell of new tasks, and asking
-all of them each time made a step of 64 runs at once cost five times a step of one.  So each task is
-looked at once: a set difference finds the tasks that are new since the last look, whoever made
-them and in whichever way, and the set of the run around each of them takes it in.  A run then asks
-the tasks of its own set alone.  References are weak, so that nothing here keeps a task.
+A run must know its other tasks at each checkpoint.  asyncio does not report new tasks, and asking
+all of them each time made a step of 64 concurrent runs cost five times a step of one run.  So each
+task is examined once: a set difference finds the tasks that are new since the last look, however
+they were made.  The run around each new task adds it to a set, and later asks only the tasks of its
+own set.  References are weak, so that nothing here keeps a task alive.
 
-Rejected: a task factory.  ``asyncio.Task(...)`` and other people's factories pass it by.
+Rejected: a task factory.  ``asyncio.Task(...)`` and other people's factories bypass it.
 
-Threads that take their run along, and code that does not see the run it may belong to.
+The module also carries a run into threads, and detects code that does not see the run it may belong
+to.
 
-SIGTERM in a program without a handler: no step begins, those in flight may end, then it ends.
+After SIGTERM in a program without a handler, no step begins, steps in flight may end, and then the
+program ends.
 
-What unwinds the workflows: in the main thread ``SystemExit``, raised at once where no step is in
-flight, else by the next call; in other threads by their next call; for an asynchronous run, its
-caller is cancelled once no step of it is in flight, and calls that come before wait for that.  The
-process ends with the last run, by the signal, as it would have without us: no ``atexit`` callback
-runs, and no code around the calls of the workflows either.  (Letting the exception end the program
-was rejected: code that swallows it would go on, and the exit status would be another.)
+A plain workflow in the main thread is unwound by ``SystemExit``, raised immediately if no step is
+in flight, else by the next call.  Workflows in other threads are unwound by their next call.  The
+caller of an asynchronous run is cancelled once no step of the run is in flight, and earlier calls
+wait for that.  The process ends with the last run, by the signal, as it would have without us: no
+``atexit`` callback runs, nor any code around the calls of the workflows.  Letting the exception end
+the program was rejected: code that swallows it would continue, and the exit status would differ.
 """
 
 from __future__ import annotations
@@ -55,11 +57,11 @@ from stepwise.errors import UnrecordedCallWarning
 
 
 _FEW = 10  # tasks: the run's own, its caller's, and eight branches
-_MANY = 1000  # references, before those to ended tasks are dropped
+_MANY = 1000  # number of references above which those to ended tasks are dropped
 
 
 class _KnownTasks:
-    """The tasks that were looked at, by their event loops.
+    """The tasks that were examined, by their event loops.
 
     A task counts as seen after it was taken in, so that looking needs no lock.
     """
@@ -87,7 +89,7 @@ class _KnownTasks:
     def _take_in(self, reference: TaskReference, task: Any) -> None:
         self._loops.setdefault(id(asyncio_state.loop_of(task)), {})[reference] = None
         scope = _scope_of(task)
-        if scope is not None and isinstance(scope.run, ActiveRun):  # else it is a worker's
+        if scope is not None and isinstance(scope.run, ActiveRun):  # else a worker process's run
             scope.run.root.flows.tasks.add(reference)
 
     def _drop_ended(self) -> None:
@@ -101,7 +103,7 @@ class _KnownTasks:
         self._most = max(_MANY, 2 * len(self._references))
 
     def more_than(self, count: int, loop: Any) -> bool:
-        """Return whether a loop has more than so many unfinished tasks, of those that were seen."""
+        """Return whether a loop has more than ``count`` unfinished tasks among those seen."""
         mine = self._loops.get(id(loop), {})
         while len(mine) > count:
             over = [each for each in islice(mine, count + 1) if _is_over(each())]
@@ -113,7 +115,7 @@ class _KnownTasks:
         return False
 
     def forget(self) -> None:
-        """Have every task looked at again."""
+        """Forget the seen tasks, so that every task is examined again."""
         with self._mutex:
             self._references.clear()
 
@@ -132,9 +134,9 @@ def _scope_of(task: Any) -> Scope | None:
 
 
 def joins() -> None:
-    """Note that the current task, if there is one, sees a run that it did not see when it was made.
+    """Note that the current task, if any, sees a run that it did not see when it was created.
 
-    For code that sets the scope, or that resets it from ``None``.
+    Call this in code that sets the scope, or that resets it from ``None``.
     """
     scope, task = current_scope(), asyncio_state.current()
     if scope is not None and task is not None:
@@ -142,20 +144,20 @@ def joins() -> None:
 
 
 def many(run: ActiveRun) -> bool:
-    """Return whether so many calls are in progress that their flushes are worth sharing.
+    """Return whether so many calls are in progress that sharing their flushes is worthwhile.
 
-    Shared, a step's record is written while other branches go on, and a kill at that moment has the
-    step run again.  Few branches get their records written before any other code runs, so that
-    what they have done is not done twice; a flush for each is no burden to them.
+    With a shared flush, other branches continue while a step's record is written, and after a kill
+    at that moment the step runs again.  With few branches, records are written before any other
+    code runs, so that no work is repeated; one flush for each record is affordable then.
     """
     few = _FEW + run.idle
     return run.flows.busy(few + 1) or is_crowded(few)
 
 
 def is_crowded(few: int) -> bool:
-    """Return whether this thread's event loop has more than so many unfinished tasks.
+    """Return whether this thread's event loop has more than ``few`` unfinished tasks.
 
-    However many there are, only the oldest are asked: each task that is over is met once.
+    Only the oldest tasks are checked, however many there are: each finished task is met once.
     """
     if asyncio_state.loaded() is None or len(asyncio_state.references()) <= few:
         return False  # without asyncio, something else drives the coroutine
@@ -218,7 +220,7 @@ def _others_in_tasks(run: ActiveRun, idle: Container[int] = ()) -> bool:
 
 
 def name_of_another(run: ActiveRun) -> str:
-    """Describe another running task or thread; return an empty text if none will make calls."""
+    """Describe another running task or thread; return "" if none will make calls."""
     for task in tasks_of(run):
         if not asyncio_state.closes_generator(task):
             what = getattr(task.get_coro(), "__qualname__", type(task.get_coro()).__qualname__)
@@ -246,11 +248,12 @@ _NOWHERE = object()
 
 @reports
 def warn_if_unseen(what: str) -> None:
-    """A step is called where no run is visible: say so, if it may belong to one in progress.
+    """Warn if a step called where no run is visible may belong to a run in progress.
 
-    In a task it does not: tasks inherit the context.  Nor where the variable is set, to ``None``:
-    in a thread that was started outside, in the background, in a reconcile function.  That leaves
-    threads that were there before the run, calls in an emptied context, and worker processes.
+    In a task it does not belong to one: tasks inherit the context.  Nor does it where the variable
+    is set to ``None``: in a thread started outside, in the background, in a reconcile function.
+    The remaining cases are threads older than the run, calls in an emptied context, and worker
+    processes.
     """
     if works_for_a_run() and scope_variable.get(_NOWHERE) is _NOWHERE:
         warn(
@@ -282,29 +285,29 @@ def warn_if_unseen(what: str) -> None:
 def background() -> Iterator[None]:
     """Keep code, tasks and threads that are started in this block out of the run.
 
-    For a tracer, a client's keep-alive, a metrics thread: steps called there are plain functions,
-    and nobody waits for them.
+    Use it for a tracer, a client's keep-alive, or a metrics thread: steps called there are plain
+    functions, and the run does not wait for them.
     """
     token = scope_variable.set(None)
     try:
         yield
     finally:
         scope_variable.reset(token)
-        joins()  # it may have been looked at meanwhile
+        joins()  # the task may have been examined meanwhile
 
 
 # -- draining -------------------------------------------------------------------------------------
 
 
-_SOON = 0.1  # seconds that the code between two steps has to reach the next one, or its end
-_IGNORED = 1.0  # seconds after which a signal to oneself has not ended the process: it is init
+_SOON = 0.1  # seconds that the code between two steps has to reach the next step, or its end
+_IGNORED = 1.0  # seconds after which a signal to this process counts as ignored (it is init)
 
 
 def drain(at_end: Callable[[], None]) -> None:
-    """Called by the signal handler, in the main thread, between any two of its instructions.
+    """Let the runs end; called by the signal handler, between any two main-thread instructions.
 
     Args:
-        at_end: called when the time of the steps in flight is over, before the process ends.
+        at_end: called when the grace period of steps in flight is over, before the process ends.
     """
     grace = settings.grace()
     if not live_runs or not grace:
@@ -321,15 +324,15 @@ def drain(at_end: Callable[[], None]) -> None:
 
 def _let_all_go() -> None:
     for run in list(live_runs):
-        run.flows.change()  # calls that wait look whether they still may
+        run.flows.change()  # waiting calls check whether they still may wait
         if run.parent is None:
             let_go(run)
 
 
 @contextlib.contextmanager
 def drained() -> Iterator[None]:
-    """Let no step begin while the block lasts: a program with its own handler ends by itself."""
-    sigterms.count += 1  # what is cancelled from now on was not given up by anybody
+    """Let no step begin during the block, for programs that end themselves by their own handler."""
+    sigterms.count += 1  # cancellations from now on do not mean that somebody gave up
     sigterms.draining, sigterms.ends_process = True, False
     _let_all_go()
     try:
@@ -361,7 +364,7 @@ def let_go(run: ActiveRun, *, later: bool = False) -> None:
     """Cancel the caller of an asynchronous run, if no step of the run is in flight.
 
     Args:
-        later: its code may first go on to its next step, or to its end.
+        later: True to let the run's code first continue to its next step, or to its end.
     """
     root = run.root
     if root.waiter is None or root.waiter.done() or _in_flight(root):
@@ -379,7 +382,7 @@ def _in_flight(root: ActiveRun) -> bool:
 
 
 def end_if_drained() -> None:
-    """End the process, if SIGTERM came and no run is in progress any more."""
+    """End the process if SIGTERM arrived and no run is in progress any more."""
     if sigterms.draining and sigterms.ends_process and not live_runs:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
@@ -394,7 +397,7 @@ def _end_late(grace: float, at_end: Callable[[], None]) -> None:
 
 
 def _end_process() -> None:
-    """End as SIGTERM does: its handler is the default one by now."""
+    """End the process as SIGTERM does; the default handler is installed by now."""
     os.kill(os.getpid(), signal.SIGTERM)
     _wait(_IGNORED)
     # The first process of a container ignores signals that it does not handle.
@@ -402,4 +405,4 @@ def _end_process() -> None:
 
 
 def _wait(seconds: float) -> None:
-    threading.Event().wait(seconds)  # a program may have replaced time.sleep
+    threading.Event().wait(seconds)  # not time.sleep, which a program may have replaced

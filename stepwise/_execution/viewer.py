@@ -1,7 +1,7 @@
-"""Looking into recorded variables without the program that made them.
+"""Views of recorded variables without the program that recorded them.
 
-A class, function or resource that is not there stands as a placeholder, and nothing is called that
-the program would call (no factory, no ``__reduce__`` of its own modules).
+A missing class, function or resource is shown as a placeholder.  No code is called that the program
+would call (no factory, no ``__reduce__`` of its own modules).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Placeholder:
         return type(self)(*args)
 
     def append(self, item: Any) -> None:
-        """Take an item, as the list that it may stand for would."""
+        """Append an item, as a list would: the placeholder may replace a list."""
         self.__dict__.setdefault("items", []).append(item)
 
     def __setitem__(self, key: Any, item: Any) -> None:
@@ -125,7 +125,7 @@ def _ended_future(cls: Any, cancelled: bool, error: Any, result: Any) -> Any:
 
 
 def _set_attributes(function: Any, state: Any) -> None:
-    """A placeholder takes none."""
+    """Ignore the attributes of a placeholder."""
 
 
 _STANDING_IN = {
@@ -149,10 +149,10 @@ class _Cells(dict[str, CellType]):
 
 
 def look_into(loaded: Loaded) -> dict[str, Any]:
-    """The local variables of a checkpoint, hidden ones left out.
+    """Return the local variables of a checkpoint, without hidden ones.
 
     Raises:
-        UnreadableValueError: they were written by another Python version, or are damaged.
+        UnreadableValueError: another Python version wrote the variables, or they are damaged.
     """
     state = loaded.state
     if state.python != PYTHON:
@@ -174,20 +174,20 @@ def look_into(loaded: Loaded) -> dict[str, Any]:
 
 
 def view(entry: Entry, codec: Codec = _ANY) -> LoadedOutcome:
-    """Load how a recorded call or run ended, whatever it changed.
+    """Load the end of a recorded call or run, whatever it changed.
 
     Raises:
-        UnreadableValueError: it cannot be loaded here.
+        UnreadableValueError: the outcome cannot be loaded here.
     """
     kinds: Mapping[str, str] = getattr(entry.record, "changed", None) or {}
     return load_outcome(codec, entry, _stand_ins(kinds), viewer=_ViewingUnpickler)
 
 
 def result_of(store: Store, seal: Seal, facts: RunFacts) -> Any:
-    """Return the result of a run; ``None`` while it has not completed.
+    """Return the result of a run, or ``None`` while it has not completed.
 
     Raises:
-        UnreadableValueError: it could not be recorded, or cannot be loaded here.
+        UnreadableValueError: the result could not be recorded, or cannot be loaded here.
     """
     if facts.status != "completed":
         return None
@@ -203,7 +203,7 @@ def result_of(store: Store, seal: Seal, facts: RunFacts) -> Any:
 
 
 def error_of(store: Store, seal: Seal, facts: RunFacts) -> BaseException | None:
-    """Return the error that a run raised, if it failed or was cancelled."""
+    """Return the error that a run raised, if it failed or was cancelled, else ``None``."""
     status = "cancelled" if facts.status == "cancelled" else "failed"
     entry = read_end(store, seal, facts)
     ended = entry.ended if entry is not None else None
@@ -213,7 +213,7 @@ def error_of(store: Store, seal: Seal, facts: RunFacts) -> BaseException | None:
 
 
 def _stand_ins(kinds: Mapping[str, str]) -> Surroundings:
-    """Empty objects for the arguments that a recorded call or frame was given."""
+    """Return empty objects for the arguments that a recorded call or frame was given."""
     arguments = {
         name: _EMPTY.get(kind, _placeholder(class_of_kind(kind)))() for name, kind in kinds.items()
     }

@@ -1,7 +1,7 @@
-"""The waiting of a run: its view of the inbox, and the calls that are parked.
+"""The waits of a run: its view of the inbox, and its parked calls.
 
-Which messages a run has taken follows from its journal.  A checkpoint keeps that in short, so that
-a run that resumes need not read all of it.
+The journal determines which messages a run has taken.  A checkpoint holds a summary, so that a
+resumed run need not read the whole journal.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _NOTHING: Mapping[str, Sequence[int]] = {}
 
 
 may_wait: set[Callable[..., Any]] = set()
-"""The public functions that wait: before their statements there is a checkpoint."""
+"""The public functions that wait; a checkpoint is taken before their statements."""
 
 
 def waits(function: F) -> F:
-    """Mark a public function as one that waits."""
+    """Mark a public function as waiting."""
     may_wait.add(function)
     return function
 
 
 class Taken:
-    """The messages that a run has taken, as its records say.
+    """The messages that a run has taken, according to its records.
 
     Args:
-        kept: what a checkpoint keeps of it: by the name of the signal, the number up to which all
+        kept: the summary in a checkpoint: by the name of the signal, the number up to which all
             messages of that name are taken, and the numbers of later ones.
         entries: the records after that checkpoint.
     """
@@ -68,15 +68,15 @@ class Taken:
         self._others.add(number)
 
     def settle(self, name: str, low: int, known: Iterable[int]) -> None:
-        """Note that all messages of a name are taken up to a number, of which these are known."""
+        """Note that all messages of a name up to a number are taken, among them the known ones."""
         if low > self._low.get(name, 0):
             self._low[name] = low
         self._others.difference_update(known)
 
     def kept(self) -> dict[str, list[int]]:
-        """Return what a checkpoint keeps; under the empty name, messages whose name is not known.
+        """Return the summary for a checkpoint; messages of unknown name stand under "".
 
-        Numbers are unique among all names, so it does not matter under which they stand.
+        Numbers are unique among all names, so a number may stand under any name.
         """
         if not (self._low or self._others):
             return {}
@@ -87,10 +87,9 @@ class Taken:
 
 
 class RunInbox:
-    """The inbox of a run in progress, which several of its threads may ask.
+    """The inbox of a run in progress, used by several of its threads.
 
-    The store is read when there may be something new: at the first question, and after
-    :meth:`ring`.
+    The store is read when new messages are possible: at the first use, and after :meth:`ring`.
     """
 
     def __init__(self, store: Store, seal: Seal, run_id: str, taken: Taken) -> None:
@@ -100,9 +99,9 @@ class RunInbox:
         self.taken = taken
         self._fresh = False
         self._seen = 0  # messages that were sorted
-        self._held: dict[int, str] = {}  # taken, and not recorded yet: number and name
+        self._held: dict[int, str] = {}  # taken and not recorded yet: number and name
         self._last: dict[str, int] = {}  # number of the newest signal of a name
-        self._recent: dict[str, set[int]] = {}  # taken ones that do not count by ``low`` yet
+        self._recent: dict[str, set[int]] = {}  # taken signals that ``low`` does not cover yet
         self._waiting: dict[str, deque[Message]] = {}  # signals that were not taken, by name
         self._answers: dict[str, deque[Message]] = {}  # by ticket
 
@@ -111,44 +110,44 @@ class RunInbox:
         self._fresh = False
 
     def _inbox(self) -> Inbox | None:
-        """Return the inbox; ``None`` as long as nobody has sent anything, as to most runs."""
+        """Return the inbox, or ``None`` while nobody has sent anything, as for most runs."""
         if self._opened is None:
             store, _, run_id = self._of
             if is_begun(store, inbox_name(run_id)):
-                from stepwise._journal.inbox import Inbox  # on use: it is not small
+                from stepwise._journal.inbox import Inbox  # on use: a large module
 
                 self._opened = Inbox(*self._of)
         return self._opened
 
     @property
     def messages(self) -> list[Message]:
-        """Return all messages, in the order in which they came."""
+        """All messages, in the order of arrival."""
         with self._lock:
             self._look()
             return list(self._opened.messages) if self._opened is not None else []
 
     @property
     def seen(self) -> int:
-        """Return the number of the last message that was looked at; 0 if there was none."""
+        """The number of the last message that was read; 0 if there was none."""
         with self._lock:
             messages = self._opened.messages if self._opened is not None else []
             return messages[-1].number if messages else 0
 
     def signals(self, name: str) -> list[Message]:
-        """Return the signals of a name that were not taken, in the order in which they came."""
+        """Return the signals of a name that were not taken, in the order of arrival."""
         with self._lock:
             self._look()
             return list(self._waiting.get(name, ()))
 
     def answer(self, ticket: str) -> Message | None:
-        """Return the first answer to a question."""
+        """Return the first answer to a question, or None."""
         with self._lock:
             self._look()
             given = self._answers.get(ticket)
             return given[0] if given else None
 
     def ignore(self, answer: Message) -> bool:
-        """Leave out an answer that does not count; return whether that is met the first time."""
+        """Ignore an invalid answer; return whether it was unknown until now."""
         with self._lock:
             self._answers[answer.name].remove(answer)
             known = answer in self.taken
@@ -156,9 +155,9 @@ class RunInbox:
             return not known
 
     def take(self, name: str) -> Message | None:
-        """Take the first signal of a name; ``None`` if there is none.
+        """Take the first signal of a name, or return ``None`` if there is none.
 
-        The caller records that (:meth:`recorded`), or gives it back.
+        The caller records the message (:meth:`recorded`), or gives it back.
         """
         with self._lock:
             self._look()
@@ -170,21 +169,21 @@ class RunInbox:
             return message
 
     def recorded(self, message: Message) -> None:
-        """Note that a record says that a message was taken."""
+        """Note that the taking of a message is recorded."""
         with self._lock:
             del self._held[message.number]
             self.taken.add(message.number)
             self._recent.setdefault(message.name, set()).add(message.number)
 
     def give_back(self, message: Message) -> None:
-        """Put a signal back that was taken and not recorded."""
+        """Put back a signal that was taken and not recorded."""
         with self._lock:
             del self._held[message.number]
             waiting = [*self._waiting.get(message.name, ()), message]
             self._waiting[message.name] = deque(sorted(waiting, key=_number))
 
     def kept(self) -> dict[str, list[int]]:
-        """Return what a checkpoint keeps of the messages that were taken."""
+        """Return the summary of taken messages for a checkpoint."""
         if not self._recent:
             return self.taken.kept()
         with self._lock:
@@ -201,7 +200,7 @@ class RunInbox:
     def _look(self) -> None:
         if self._fresh:
             return
-        self._fresh = True  # a ring while it is being read has it read again
+        self._fresh = True  # a ring during the reading causes another one
         try:
             inbox = self._inbox()
             if inbox is None:
@@ -212,7 +211,7 @@ class RunInbox:
             self._fresh = False
             raise
         messages = inbox.messages
-        if messages is not before:  # it was put back from a backup
+        if messages is not before:  # the store was restored from a backup
             self._waiting.clear()
             self._answers.clear()
             self._recent.clear()
@@ -237,12 +236,12 @@ def _number(message: Message) -> int:
 
 
 class Parked:
-    """A call that waits.
+    """A waiting call.
 
     Args:
-        wait: what for, as listings show it.
-        end: when it is over by itself.
-        flow: in which it waits.
+        wait: the wait, as listings show it.
+        end: when the wait times out.
+        flow: the flow of control that waits.
     """
 
     __slots__ = ("end", "flow", "since", "wait")
@@ -255,12 +254,12 @@ class Parked:
 
     @property
     def asks(self) -> bool:
-        """True if it waits for a message."""
+        """True if the call waits for a message."""
         return self.wait.kind != "time"
 
 
 class Waits:
-    """The calls of a run that wait now."""
+    """The waiting calls of a run."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -272,21 +271,21 @@ class Waits:
 
     @property
     def all(self) -> list[Parked]:
-        """Return the calls that wait, in the order of their numbers."""
+        """The waiting calls, in the order of their numbers."""
         with self._lock:
             return [self._parked[number] for number in sorted(self._parked)]
 
     @property
     def watched(self) -> bool:
-        """True if the inbox is watched, so that what comes wakes the calls."""
+        """True if the inbox is watched, so that new messages wake the calls."""
         return self._watch is not None
 
     @contextmanager
     def parked(self, parked: Parked, watch: Callable[[], RunWatch]) -> Iterator[None]:
-        """Note that a call waits, while the block runs.
+        """Register a waiting call while the block runs.
 
         Args:
-            watch: begins to watch the inbox; called if nobody does so yet.
+            watch: begins to watch the inbox; called if the inbox is not watched yet.
         """
         try:
             with self._lock:

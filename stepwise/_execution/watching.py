@@ -1,8 +1,8 @@
-"""One thread per process that notices what was sent to runs of this process, and moments that come.
+"""The watcher thread of a process: it notices messages for runs, and moments that arrive.
 
-It looks at the bell of each store that somebody watches, with one read for all runs, and calls what
-the watched runs gave it.  Now and then it calls all of them, a few at a time, since a ring may be
-lost.  There is no such thread while nobody watches, and it never keeps the process alive.
+The thread reads the bell of each watched store, once for all runs, and calls the callbacks of the
+watched runs.  From time to time it calls all of them, a few at a time, since a ring may be lost.
+The thread exists only while something is watched, and never keeps the process alive.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from stepwise._runtime.messages import reports
 from stepwise.errors import RunStopped
 from stepwise.stores import Store
 
-POLL = 0.1  # seconds between two looks at a bell
-SLOW_POLL = 15.0  # seconds after which a round begins, in which every watch is called
+POLL = 0.1  # seconds between two readings of a bell
+SLOW_POLL = 15.0  # seconds between two rounds, in which every watch is called
 _SWEPT = 2  # watches of a round that are called at each look
-_LONGEST_PAUSE = 5.0  # seconds between two looks at a store that cannot be read
+_LONGEST_PAUSE = 5.0  # seconds between two readings of a store that cannot be read
 _DONE_AT_EXIT = 1.0  # seconds that the end of the program waits for a look in progress
-_SPARE = 64  # moments of closed watches that may lie in the heap
+_SPARE = 64  # moments of closed watches that may stay in the heap
 
 
 class RunWatch:
-    """A run that is watched until this is closed; also a context manager.
+    """A watch on a run, until it is closed; also a context manager.
 
     Args:
-        ring: called by the watcher's thread when something may have come for the run, and when
-            the moment has come.  Also called without a reason, at the beginning above all.  It must
+        ring: called by the watcher's thread when there may be news for the run, and when the moment
+            arrives.  May also be called without a reason, especially at the beginning.  It must
             neither block nor take long.
     """
 
@@ -49,7 +49,7 @@ class RunWatch:
         self.run_id, self.ring, self.until, self._watcher = run_id, ring, until, watcher
 
     def close(self) -> None:
-        """Stop watching; may be called again.  A call in progress may still end after it."""
+        """Stop watching; may be called again.  A callback in progress may end later."""
         self._watcher._close(self)
 
     def __enter__(self) -> RunWatch:  # noqa: PYI034
@@ -60,13 +60,13 @@ class RunWatch:
 
 
 class _WatchedStore:
-    """A store, its bell, and the watches of its runs; the thread alone uses the bell."""
+    """A store, its bell, and the watches on its runs; only the thread uses the bell."""
 
     def __init__(self, store: Store, seal: Seal) -> None:
         self.store, self.seal = store, seal
         self.watches: dict[str, list[RunWatch]] = {}
-        self.new: list[RunWatch] = []  # not called yet since they are watched
-        self.round: deque[RunWatch] = deque()  # to be called, since a ring may have been lost
+        self.new: list[RunWatch] = []  # watches that were not called yet
+        self.round: deque[RunWatch] = deque()  # watches to call in case a ring was lost
         self.bell: Bell | None = None
         self.failures, self.pause_until = 0, 0.0
 
@@ -75,29 +75,29 @@ class _WatchedStore:
         return [watch for watches in list(self.watches.values()) for watch in list(watches)]
 
     def take_new(self) -> list[RunWatch]:
-        """Return the watches that were added since the last time."""
+        """Return the watches that were added since the last call."""
         new, self.new = self.new, []
         return new
 
     def look(self, new: list[RunWatch], now: float, everything: bool) -> list[RunWatch]:
-        """Return the watches to call, the new ones among them, for which the bell may have rung.
+        """Return the watches to call: new ones, rung ones, and a part of the round in progress.
 
         Args:
-            everything: begin a round, unless one is in progress.
+            everything: True to begin a round, unless one is in progress.
         """
         if now < self.pause_until:
             return []
         try:
             before = self.bell
             if before is None or (everything and not self.round):
-                # Begun anew: a store that was put back from a backup counts from below.
+                # A new bell, since a store restored from a backup counts from a lower number.
                 self.bell = Bell(self.store, self.seal)
                 self.bell.look()
                 if before is None:
                     return self.all
                 self.round = deque(self.all)
             rung = before.look()
-        except (Exception, RunStopped):  # the runs themselves report what is wrong with a store
+        except (Exception, RunStopped):  # the runs themselves report problems of a store
             self.failures += 1
             self.bell = None
             pause = min(POLL * 2**self.failures, _LONGEST_PAUSE)
@@ -110,7 +110,7 @@ class _WatchedStore:
 
 
 class Watcher:
-    """Watches runs for this process, in one thread."""
+    """A watcher of runs for this process, in one thread."""
 
     def __init__(self) -> None:
         self._mutex = process_lock()
@@ -118,7 +118,7 @@ class Watcher:
         os.register_at_fork(after_in_child=self._begin_anew)
 
     def _begin_anew(self) -> None:
-        """RunWatch nothing: so it is at first, and in a forked child, which lacks the thread."""
+        """Watch nothing: the state at first and in a forked child, which lacks the thread."""
         self._stores: dict[int, _WatchedStore] = {}  # by id() of the store
         self._moments: list[tuple[float, int, RunWatch]] = []  # a heap
         self._open: set[RunWatch] = set()
@@ -128,9 +128,9 @@ class Watcher:
         self._looking = threading.Lock()  # held while the thread reads a store
 
     def finish_look(self) -> None:
-        """Wait until no store is read whose watches are all closed: it may be closed itself.
+        """Wait until no unwatched store is being read, so that the caller can close it.
 
-        A look in progress would open it again, and make its folder anew.
+        A reading in progress would reopen the store, and create its folder again.
         """
         with self._looking:
             pass
@@ -144,10 +144,10 @@ class Watcher:
         *,
         until: float | None = None,
     ) -> RunWatch:
-        """Call ``ring`` soon, and whenever something may have come for a run, until it is closed.
+        """Call ``ring`` soon, and whenever there may be news for a run, until the watch is closed.
 
         Args:
-            until: a moment at which it is called, too, in seconds since 1970 by the wall clock.
+            until: a moment for another call, in seconds since 1970 by the wall clock.
         """
         watch = RunWatch(run_id, ring, until, self)
         try:
@@ -170,7 +170,7 @@ class Watcher:
             self._add_moment(watch.until, watch)
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._work, name="stepwise watcher", daemon=True)
-            # In an empty context: begun by a run, it is no thread of that run.
+            # In an empty context: a thread started by a run must not belong to that run.
             contextvars.Context().run(self._thread.start)
             atexit.register(self._end_with_program, self._thread)
 
@@ -186,7 +186,7 @@ class Watcher:
                         del watched.watches[watch.run_id]
                     if not watched.watches:
                         del self._stores[key]
-        self._wake.set()  # with the last one, the thread ends
+        self._wake.set()  # after the last watch is closed, the thread ends
 
     def _add_moment(self, until: float, watch: RunWatch) -> None:
         if len(self._moments) > 2 * len(self._open) + _SPARE:
