@@ -1,24 +1,22 @@
 """The pool: which recorded call answers which call.  Pure: no store, no clock, no threads.
 
 The *pool* holds the recorded calls that may still be met again.  A record answers a call of its
-name if all parts that both know are equal, state aside (see ``parts``); identity is a multiset, so
-two identical calls made on purpose are two.  What makes a side effect safe is the other half: one
-that matches nothing runs only if nothing recorded could be itself with other parts, or under the
-name that its function had before.
+name if all parts that both know are equal, state aside (see ``parts``).  Identity is a multiset, so
+two identical calls made on purpose are two calls.  A side effect without a match runs only if no
+recorded call could be the same call with other parts, or under the former name of its function.
 
-Of a failed attempt, what it did outside is done, so its side effects answer the next one, and so
-does all that was recorded before the last of them: with other values before it, that side effect
-could not be recognised.  The plain calls after it led to the failure and to nothing else.  They are
-made again, or an attempt that failed since a model answered nonsense would meet the same nonsense
-for ever.
+The side effects of a failed attempt are done, so they answer the next attempt.  So does everything
+recorded before the last side effect: with other values before it, that side effect could not be
+recognised.  The plain calls after it led only to the failure.  They are made again, or an attempt
+that failed because a model answered nonsense would get the same nonsense forever.
 
-A *ruling* is what a person answered about a call at which a run stopped: which act it is.  That
-call is known again by its call site and its ordinal, since its arguments may be others at every
-start.  Where several calls of one name were ruled on, the arguments tell which is which.
+A *ruling* is a person's answer about a call at which a run stopped: which act the call is.  The
+call is recognised by its call site and its ordinal, since its arguments may differ at every start.
+If several calls of one name were ruled on, the arguments tell them apart.
 
-Simulated (22,000 random scenarios): a digest of the arguments alone gives 5,631 wrong answers, one
-of the whole instance 6,399 needless repeats; parts, of which what steps change only ranks, 63 and
-2,649.
+Simulated (22,000 random scenarios): a digest of the arguments alone gives 5,631 wrong answers.  A
+digest of the whole instance gives 6,399 needless repeats.  Parts, with parts changed by steps used
+only for ranking, give 63 and 2,649.
 """
 
 from __future__ import annotations
@@ -53,27 +51,27 @@ _TURNS = 1 << 40
 
 
 def turn(call: Call) -> int:
-    """Return how many-th call of its name a call was, whatever ordinal keeps its key apart."""
+    """Return the ordinal of a call among calls of its name, without its key's offset."""
     return call.ordinal % _TURNS
 
 
 def counted_as(name: str, branch: str) -> str:
-    """The name under which a call is counted."""
+    """Return the name under which a call is counted."""
     return f"{branch}\n{name}" if branch else name
 
 
 def key_of(run_id: str, call: Call) -> str:
-    """The idempotency key of a call that is made in this run."""
+    """Return the idempotency key of a call that is made in this run."""
     counted = counted_as(call.name, call.branch)
     return idempotency_key(run_id, counted, call.digest, call.ordinal)
 
 
 def apart(call: Call, run_id: str, undone: int, taken: Container[tuple[str, str, int]]) -> Call:
-    """Give a new call an ordinal, and so an idempotency key, that no recorded call has.
+    """Return a new call with an ordinal, and so an idempotency key, that no recorded call has.
 
-    Its own may be taken: of objects that call in another order than before, the first has the
-    ordinal under which another was recorded.  The new one is below zero, so that the calls that
-    follow keep theirs; :func:`turn` tells the call's own.
+    The call's own ordinal may be taken: if objects call in another order than before, the first has
+    the ordinal under which another object's call was recorded.  The new ordinal is below zero, so
+    that the following calls keep theirs; :func:`turn` returns the call's own ordinal.
     """
     counted, ordinal = counted_as(call.name, call.branch), call.ordinal
     while (counted, call.digest, ordinal) in taken:
@@ -90,11 +88,12 @@ def apart(call: Call, run_id: str, undone: int, taken: Container[tuple[str, str,
 def superseded(calls: Iterable[RecordedCall]) -> tuple[int, ...]:
     """Return the numbers of the calls that do not answer the next attempt.
 
-    A call is placed by its last record: attempts are ordered by what was recorded, so that a
-    process that was killed between two of them decides as one that was not.
+    The position of a call is its last record: attempts are ordered by their records, so that a
+    process that was killed between two records decides as one that was not.
 
     Args:
-        calls: made or answered inside the failed step, to any depth; those in doubt included.
+        calls: the calls made or answered inside the failed step, at any depth, including calls in
+            doubt.
     """
     known = list(calls)
     last = max((each.entry.number for each in known if _binds(each)), default=0)
@@ -108,7 +107,7 @@ def superseded(calls: Iterable[RecordedCall]) -> tuple[int, ...]:
 
 
 def _binds(recorded: RecordedCall) -> bool:
-    """Return whether a call did something outside that is not to be done again."""
+    """Return whether a call had an effect outside that must not be repeated."""
     call = recorded.call  # a wait has taken a message, or a person's answer
     return call.is_wait or (call.effect and (bool(call.child) or recorded.may_have_happened))
 
@@ -119,11 +118,11 @@ def _binds(recorded: RecordedCall) -> bool:
 def ruling_on(
     call: Call, rulings: Mapping[CallKey, Ruling], owned: Container[int] = ()
 ) -> Ruling | None:
-    """Return the ruling on a call, and the number of the record that holds it.
+    """Return the ruling on a call, and the number of the record that holds the ruling.
 
     Args:
-        owned: the unused recorded calls of the retried step that makes the call.  Its next attempt
-            makes them again, in their order but with other ordinals.
+        owned: the unused recorded calls of the retried step that makes the call.  The next attempt
+            of the step makes these calls again, in their order but with other ordinals.
     """
     near = [each for each in rulings.values() if _is_at(each[1].call, call)]
     again = [each for each in near if each[1].same and each[1].steps[0] in owned]
@@ -136,10 +135,10 @@ def ruling_on(
 
 
 def made_since(number: int, stopped: Call, among: Iterable[RecordedCall]) -> RecordedCall | None:
-    """Return the record of a call that was made because it was resolved as another act.
+    """Return the record of a call that was made because a person resolved it as another act.
 
     Args:
-        number: of the record that says so.
+        number: the number of the record with the ruling.
     """
     for each in among:
         here = turn(each.call) == stopped.ordinal and _is_at(each.call, stopped)
@@ -151,7 +150,7 @@ def made_since(number: int, stopped: Call, among: Iterable[RecordedCall]) -> Rec
 def _is_at(one: Call, other: Call) -> bool:
     """Return whether calls of the same name are made at the same place in the code.
 
-    A structural place outlives edits above it; it is not known to every thread.
+    A structural place survives edits above it, but not every thread knows it.
     """
     if (one.name, one.branch, one.scope) != (other.name, other.branch, other.scope):
         return False
@@ -165,7 +164,7 @@ def _nearness(one: Call, other: Call) -> tuple[int, bool]:
 
 
 def differing(call: Call, other: Call) -> list[str]:
-    """The names of the parts that two calls both know and that differ."""
+    """Return the names of the parts that two calls both know and that differ."""
     return [
         name
         for name, text in call.parts.items()
@@ -174,9 +173,9 @@ def differing(call: Call, other: Call) -> list[str]:
 
 
 def agrees(call: Call, stopped: Call, recorded: Call) -> bool:
-    """Return whether a call equals the stopped one wherever that matched the recorded one.
+    """Return whether a call equals the stopped call in all parts where that matched the record.
 
-    Serial numbers of what has no digest are given anew by every process.
+    Serial numbers of objects without a digest are ignored: every process assigns new ones.
     """
     return all(
         _alike(call.parts.get(name, text), text)
@@ -197,9 +196,9 @@ State = Collection[tuple[str, str]]
 
 
 def differences(recorded: Call, call: Call, state: State) -> list[str]:
-    """The parts in which two calls differ so that they cannot be one call.
+    """Return the parts whose difference shows that two calls are not the same call.
 
-    A part that only one of them knows does not count.  What is state does not either, but for the
+    A part that only one of them knows does not count.  State does not count either, except the
     value of a scalar when the run first saw the subject.
 
     Args:
@@ -243,11 +242,11 @@ def of_subject(names: Iterable[str]) -> list[str]:
 class AnyCaller:
     """The caller of a call, as far as it decides which record answers the call.
 
-    Its arguments may hold what has no digest.  Two calls that are equal but for such objects are
-    *twins*: nobody can tell their records apart.
+    Its arguments may hold objects without a digest.  Two calls that are equal except for such
+    objects are *twins*: their records cannot be told apart.
 
     Attributes:
-        has_twins: another live subject was found that cannot be told from the caller's.
+        has_twins: True if another live subject was found that cannot be told from the caller's.
     """
 
     has_twins = False
@@ -277,7 +276,7 @@ class AnyCaller:
         return self.has_twins
 
     def _other_arguments(self) -> list[object]:
-        """Find live objects that are equal to arguments but for what has no digest."""
+        """Return live objects that equal arguments except for objects without a digest."""
         carriers = [each for value in self._identity.arguments for each in _carriers(value)]
         passed = set(map(id, carriers))
         found = []
@@ -295,7 +294,7 @@ class AnyCaller:
 
     def _has_recorded_twin(self, call: Call, made: Iterable[Call]) -> bool:
         """Return whether one attempt recorded equal calls of several different objects."""
-        # By attempt, and by the subject and the arguments.
+        # By attempt, then by the subject and the arguments.
         held: dict[int, dict[object, Mapping[str, tuple[int, ...]]]] = {}
         for each in made:
             if not of_subject(differences(each, call, self._subjects.state)):
@@ -309,8 +308,9 @@ class AnyCaller:
     def _lives(self, find: Callable[[], list[object]]) -> bool:
         """Return whether one of the found objects is alive.
 
-        What nothing refers to any more cannot be called, so garbage is collected before one counts
-        that was never seen to outlive that: once for each, since it is dear in a large process.
+        Unreferenced objects cannot be called, so garbage is collected before an object counts that
+        was never seen to survive a collection.  This happens once for each object, since a
+        collection is expensive in a large process.
         """
         subjects = self._subjects
         found = find()
@@ -350,7 +350,7 @@ def _declaration(kinds: str) -> str:
 
 
 def _carriers(value: object) -> list[object]:
-    """Return the objects in an argument that are, or hold, what has no digest."""
+    """Return the objects in an argument that are, or hold, objects without a digest."""
     waiting, found = [value], []
     for each in waiting:
         if isinstance(each, (list, tuple, set, frozenset)):
@@ -364,7 +364,7 @@ def _carriers(value: object) -> list[object]:
     return found
 
 
-_MOST = 1000  # items of arguments that are looked at
+_MOST = 1000  # items of arguments that are examined
 
 
 class _Other(NamedTuple):
@@ -377,7 +377,7 @@ class _Other(NamedTuple):
 
 
 class Caller(AnyCaller):
-    """The subject of a call, among the other live ones of its kind."""
+    """The subject of a call, among the other live subjects of its kind."""
 
     def __init__(self, subjects: Subjects, identity: Identity) -> None:
         super().__init__(subjects, identity)
@@ -410,8 +410,8 @@ class Caller(AnyCaller):
     def _is_fixed(self, name: str, recorded: Call, call: Call) -> bool:
         """Return whether a part has not changed since the run first saw the subject.
 
-        Another call that is in flight, or another function that captured the variable, may have
-        changed it before that.
+        Another call in flight, or another function that captured the variable, may have changed the
+        part before.
         """
         if name == CLASS:
             return True
@@ -461,7 +461,7 @@ class Caller(AnyCaller):
         )
 
     def _begins(self, name: str, other: _Other) -> bool:
-        """Return whether one of two lists begins the other, so they tell no subjects apart."""
+        """Return whether one of two lists begins the other, so that they tell no subjects apart."""
         mine, theirs = self._identity.values.get(name), other.values.get(name)
         if type(mine) is not type(theirs) or not isinstance(mine, (list, tuple)):
             return False
@@ -470,7 +470,7 @@ class Caller(AnyCaller):
         return digest_part(mine[:length])[0] == digest_part(theirs[:length])[0]
 
     def _others(self, class_text: str) -> Iterator[tuple[object, _Other]]:
-        """The other live subjects of a class, or the other functions that the same code made."""
+        """Yield the other live subjects of a class, or other functions made by the same code."""
         for obj, holder in self._holder.others(class_text):
             parts, unknown, values = {CLASS: class_text} if class_text else {}, [], holder.values()
             first = self._subjects.first_of(obj)
@@ -485,7 +485,7 @@ class Caller(AnyCaller):
 
 
 def caller_of(subjects: Subjects, identity: Identity) -> AnyCaller:
-    """Return the caller of a call of this identity."""
+    """Return the caller of a call with this identity."""
     made = AnyCaller if identity.holder is None else Caller
     return made(subjects, identity)
 
@@ -511,7 +511,7 @@ class Match(NamedTuple):
     """A verdict, and the recorded calls that it is about.
 
     Args:
-        instead: number of the recorded call of the same name and ordinal, which does not answer.
+        instead: the number of the recorded call of the same name and ordinal that does not answer.
     """
 
     verdict: Verdict
@@ -523,7 +523,7 @@ FRESH = Match(Verdict.FRESH)
 
 
 def _always(*_: str) -> bool:
-    """Take every function for one that still exists."""
+    """Return True: every function counts as one that still exists."""
     return True
 
 
@@ -533,13 +533,14 @@ class Pool:
     Args:
         entries: the journal's records, in order.
         known: the steps that this program defines now, each as (module, name) and as (module, name,
-            qualified name).  A record made by another function of the same name is not taken for a
-            call of this one while that other function is still there.
-        flags: what a checkpoint knew of earlier records, by their number.
-        state: what parts are state, pairs of owner and part; what the records say is added.
+            qualified name).  A record made by another function of the same name does not match a
+            call of this function while that other function still exists.
+        flags: the facts that a checkpoint keeps of earlier records, by their number.
+        state: the parts that are state, pairs of owner and part; the records add further ones.
         defined: returns whether the program has a function of a module and name now, as far as can
-            be told.  A record of one that exists no more may be of a function that was renamed.
-        counted: how many calls of each name were made before these, as a checkpoint counted them.
+            be known.  A record of a missing function may come from a renamed function.
+        counted: the number of calls of each name before these records, as a checkpoint counted
+            them.
     """
 
     def __init__(
@@ -567,17 +568,17 @@ class Pool:
         self._by_turn: dict[tuple[str, str, int], OrderedDict[int, None]] = {}
         self._by_name: dict[str, set[int]] = {}
         self._effects: set[int] = set()
-        # Plain calls by the code of their function and their arguments; made on first use.
+        # Plain calls by the code of their function and their arguments; built on first use.
         self._by_code: dict[tuple[str, str], OrderedDict[int, None]] | None = None
-        # By all arguments, defaults included, for calls whose default has changed since.
+        # By all arguments, including defaults, for calls whose default has changed since.
         self._by_arguments: dict[str, dict[Any, OrderedDict[int, None]]] = {}
-        self.highest = 0  # serial number of a subject, or of what has no digest
-        self._made: dict[tuple[str, str], list[Call]] = {}  # by subjects with parts of no digest
+        self.highest = 0  # serial number of a subject, or of an object without a digest
+        self._made: dict[tuple[str, str], list[Call]] = {}  # by name and digest
         self._covered: dict[int, int] = {}
         self._owners: dict[int, int] = {}
-        self.taken: set[tuple[str, str, int]] = set()  # names as counted, digests and ordinals
+        self.taken: set[tuple[str, str, int]] = set()  # counted names, digests and ordinals
         self.children: set[str] = set()  # ids of child runs
-        self.done: set[str] = set()  # beginnings of the names of branches that a host continues
+        self.done: set[str] = set()  # name prefixes of branches that a host continues
         for recorded in calls:
             self._know(recorded.call)
         for number in calls.superseded:
@@ -601,10 +602,10 @@ class Pool:
 
     @property
     def unused(self) -> list[RecordedCall]:
-        """The unused records, in order; calls inside an unused completed one are left out.
+        """The unused records, in order, without calls inside an unused completed call.
 
-        So are those of a clean-up that is over, and completed ones of a branch that a host
-        continues where it was: that nobody meets them is no wonder.
+        Records of a finished clean-up are left out, too, and completed records of a branch that a
+        host continues where it was: it is normal that no call uses them.
         """
         done = tuple(self.done)
         return [
@@ -624,7 +625,7 @@ class Pool:
         return bool(self._by_key.get((name, digest)))
 
     def get(self, number: int) -> RecordedCall | None:
-        """The recorded call of that number, while unused."""
+        """Return the recorded call of that number while it is unused, else None."""
         return self._unused.get(number)
 
     def _index(self, recorded: RecordedCall) -> None:
@@ -656,12 +657,12 @@ class Pool:
         alone: Callable[[], bool],
         caller: AnyCaller = NOBODY,
     ) -> Match:
-        """Decide a call; the recorded calls it names stay in the pool until :meth:`take`.
+        """Decide on a call; the recorded calls of the result stay in the pool until :meth:`take`.
 
         Args:
-            call: what is being called; its ``number`` does not matter.
-            directly: it is made by the workflow's own statement, which makes it at most once.
-            alone: whether no other task or thread of the run could make the recorded call.
+            call: the current call; its ``number`` does not matter.
+            directly: True if the workflow's own statement makes the call, at most once.
+            alone: returns whether no other task or thread of the run could make the recorded call.
             caller: the instance or function that is called.
         """
         recorded = self._candidate(call, caller)
@@ -699,9 +700,10 @@ class Pool:
     def _as_ruled(self, call: Call) -> Match | None:
         """Apply a person's ruling on this call; return ``None`` if there is none.
 
-        The recorded call that it is (blocked if another call has taken that); or ``FRESH``, with
-        the recorded calls that it is not.  Nobody spoke of a call that differs in a part in which
-        the stopped call was the recorded one: it is of another object, which comes in its place.
+        If the call is a recorded one, the match is that record, or ``BLOCKED`` if another call has
+        taken the record.  Otherwise the match is ``FRESH``, with the recorded calls that it is not.
+        A ruling does not apply to a call that differs in a part in which the stopped call matched
+        the record: such a call comes from another object in the same place.
         """
         if not self.rulings:
             return None
@@ -736,9 +738,10 @@ class Pool:
         return caller.has_twin(call, recorded.call, made)
 
     def _candidate(self, call: Call, caller: AnyCaller) -> RecordedCall | None:
-        """The record of this very call.
+        """Return the record of this very call.
 
-        First one of the same subject, then one of the same ordinal, then that of the nearest state.
+        A record of the same subject is preferred, then one of the same ordinal, then the one with
+        the nearest state.
         """
         for fits in (self._fits, self._fits_in_doubt)[: 2 if call.effect else 1]:
             best: tuple[bool, bool, int] | None = None
@@ -759,7 +762,7 @@ class Pool:
         return None
 
     def _equal(self, call: Call) -> Iterator[int]:
-        """Yield the recorded calls with the same arguments, those of the same ordinal first."""
+        """Yield the recorded calls with the same arguments, calls of the same ordinal first."""
         yield from self._by_ordinal.get((call.name, call.digest, call.ordinal), ())
         yield from self._by_key.get((call.name, call.digest), ())
         arguments = _arguments(call)
@@ -779,7 +782,7 @@ class Pool:
     def _under_its_old_name(self, call: Call, caller: AnyCaller) -> RecordedCall | None:
         """Return the record of this plain call by a function that has been renamed since.
 
-        The body of that function was equal but for the name, and the function exists no more.
+        The body of that function was equal except for the name, and the function no longer exists.
         """
         if self._by_code is None:
             self._by_code = {}
@@ -799,10 +802,10 @@ class Pool:
         return None
 
     def is_gone(self, other: Call, call: Call) -> bool:
-        """Return whether the function that made a record exists no more, as far as can be told.
+        """Return whether the function that made a record no longer exists, as far as can be known.
 
-        A function of its name where the called one is counts, too: the file may have been started
-        then, and be imported now; or the function was moved.
+        A function of its name in the module of the called function counts, too: the file may have
+        been started as a script then and be imported now, or the function was moved.
         """
         return other.name != call.name and not any(
             self._defined(module, other.name) for module in (other.module, call.module)
@@ -811,7 +814,8 @@ class Pool:
     def _is_covered(self, number: int, call: Call) -> bool:
         """Return whether a record was made inside a completed step that may yet be called.
 
-        It may not if its function exists no more: it runs again under another name.
+        The step cannot be called if its function no longer exists: it runs again under another
+        name.
         """
         around = self._unused.get(self._covered.get(number, 0))
         return around is not None and not self.is_gone(around.call, call)
@@ -827,7 +831,7 @@ class Pool:
     def _fits_in_doubt(self, recorded: RecordedCall, call: Call) -> bool:
         """Return whether a record left in doubt by one unwinding can answer a call in another.
 
-        The tool can then say what is to be done, and the answer of somebody who looked counts.
+        The tool then decides what to do, and a person's answer counts.
         """
         return (recorded.in_doubt or recorded.settled) and self._fits_code(recorded, call)
 
@@ -852,8 +856,9 @@ class Pool:
     def _rivals(self, call: Call, caller: AnyCaller) -> list[RecordedCall]:
         """Return the recorded effects that this call could be.
 
-        Those of its name, with other arguments; those in doubt of the same statement; and those of
-        a function that exists no more, at the same statement or turn: it may have been renamed.
+        They are effects of the same name with other arguments, effects in doubt of the same
+        statement, and effects of a missing function at the same statement or turn, which may have
+        been renamed.
         """
         found = []
         for number in sorted(self._effects):
@@ -874,7 +879,7 @@ class Pool:
     def _is_at(self, other: Call, call: Call) -> bool:
         """Return whether a call is made at the statement or the turn of a recorded one.
 
-        The turn is that since the checkpoint, which counted calls by the old name.
+        Turns are counted since the checkpoint, which counted calls by the old name.
         """
         if other.place and call.place:
             here = other.place.partition("@")[0] == call.place.partition("@")[0]
@@ -886,9 +891,9 @@ class Pool:
         return turn(call) - self._counted.get(counted_as(call.name, call.branch), 0)
 
     def _is_known_as_another(self, recorded: RecordedCall, call: Call) -> bool:
-        """Return whether a person said that no call of this tool is the recorded one of a gone one.
+        """Return whether a person ruled that no call of this tool is this record of a missing tool.
 
-        An answer says so if this tool is no new name: both had been called side by side.
+        A ruling says so if this tool is not a new name: both tools had been called side by side.
         """
         return any(
             ruled.beside and ruled.call.name == call.name and recorded.call.number in ruled.steps
@@ -904,7 +909,7 @@ class Pool:
                 return False
             if recorded.may_have_happened and caller.another_fits(other, call):
                 return False
-        # A settled call is like a completed call of the clean-up: it answers its own call only.
+        # Like a completed call of the clean-up, a settled call answers only its own call.
         return recorded.may_have_happened and not recorded.over
 
     def instead(self, call: Call) -> int:
@@ -913,15 +918,15 @@ class Pool:
         return next((each for each in numbers if each not in self._covered), 0)
 
     def _is_owned(self, recorded: Call, call: Call) -> bool:
-        """Return whether a record is nobody's, or that of a retried step that makes the call."""
+        """Return whether a record has no owner, or its owner, a retried step, makes the call."""
         owner = self._owners.get(recorded.number) if self._owners else None
         return owner is None or owner in call.around
 
     def put_back(self, recorded: RecordedCall, owner: int = 0) -> None:
-        """Put a record back into the pool: its caller is retried.
+        """Put a record back into the pool, because its caller is retried.
 
         Args:
-            owner: the step that is retried, and alone makes such a call; 0 for any.
+            owner: the retried step, which alone makes such a call; 0 for any caller.
         """
         number = recorded.call.number
         self._owners.pop(number, None)
@@ -934,12 +939,12 @@ class Pool:
         self._index(recorded)
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """Take records out of the pool that are to answer no call."""
+        """Remove records that must not answer any call."""
         for number in numbers:
             self._remove(number)
 
     def take(self, recorded: RecordedCall) -> list[RecordedCall]:
-        """Take a record out of the pool, and return the calls inside it, which are taken, too."""
+        """Remove a record from the pool; remove and return the calls inside it, too."""
         self._remove(recorded.call.number)
         outcome = recorded.outcome
         inner = outcome.inner if outcome is not None and recorded.answers else ()
@@ -964,6 +969,6 @@ class Pool:
 
 
 def _arguments(call: Call) -> tuple[tuple[str, str], ...]:
-    """The arguments of a call in parts, those at their default too."""
-    parts = call.parts.items()  # without the serial numbers of what has no digest
+    """Return the arguments of a call in parts, including those at their default."""
+    parts = call.parts.items()  # without serial numbers of objects without a digest
     return tuple(sorted((n, text.partition("?")[0]) for n, text in parts if n.isidentifier()))

@@ -1,8 +1,9 @@
 """Subjects of calls: instances with step methods, and functions with captured variables.
 
-Each that a run meets is a *subject* and gets a serial number in the run.  For each call the subject
-gives its identity in parts (see ``parts``).  What the body of a call changes is *state*: it stays
-out of the identity from then on, and is put back when the call is answered from the journal.
+Each instance or function that a run meets becomes a *subject* with a serial number in the run. For
+each call the subject gives its identity in parts (see ``parts``).  Parts that the body of a call
+changes are *state*.  State stays out of the identity from then on, and is restored when the call is
+answered from the journal.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from stepwise._values import digest
 from stepwise._values.trees import reference
 
 FIRST = "@"
-"""Suffix of a part's name: the value when the run first saw the subject."""
+"""The suffix of a part's name for the value when the run first saw the subject."""
 UNKNOWN = "."
-"""The first value is not known: the subject came back from a checkpoint."""
+"""The first value of a part, if unknown: the subject was restored from a checkpoint."""
 
 _NUMBERS = 1_000_000  # serial numbers that one attempt may give out
 _NOTHING: Mapping[str, Any] = {}
 
 
 def owner(name: str, parts: Mapping[str, str], part: str) -> str:
-    """Return whose a part of a call is: a class, the function around a step, or the step."""
+    """Return the owner of a part of a call: a class, the function around a step, or the step."""
     if part.startswith("self."):
         return parts.get(CLASS, "")
     return parts.get(FUNCTION, "").rpartition(".<locals>.")[0] or name
 
 
 def attempt_of(serial: int) -> int:
-    """Return the attempt that gave a serial number: another one gives the same object another."""
+    """Return the attempt that assigned a serial number; each attempt numbers objects anew."""
     return serial // _NUMBERS
 
 
@@ -45,8 +46,8 @@ class Identity:
     """The identity of a call.
 
     Args:
-        digest: of the arguments.
-        parts: see ``parts``; without those of a subject.
+        digest: the digest of the arguments.
+        parts: the parts of the call without those of a subject; see ``parts``.
     """
 
     __slots__ = (
@@ -65,16 +66,16 @@ class Identity:
         self.digest = digest
         self.parts = parts
         self.held: Held | None = None  # while the call is in flight
-        self.noted: list[str] = []  # parts found to be state when it began
+        self.noted: list[str] = []  # parts found to be state when the call began
         self.holder: Holder | None = None
         self.subject: Subject | None = None
         self.sight: Sight | None = None  # when the call was made
-        self.given: Mapping[str, Sequence[object]] = _NOTHING  # what has no digest, by argument
-        self.arguments: Sequence[object] = ()  # those that hold it
+        self.given: Mapping[str, Sequence[object]] = _NOTHING  # undigestible objects, by argument
+        self.arguments: Sequence[object] = ()  # the arguments that hold such objects
 
     @property
     def serial(self) -> int:
-        """The number of its subject; 0 for a call without one."""
+        """The number of the subject; 0 for a call without one."""
         return self.subject.serial if self.subject is not None else 0
 
     @property
@@ -88,7 +89,7 @@ class Identity:
         return self.sight.unknown if self.sight is not None else _NOTHING
 
     def began(self, number: int) -> None:
-        """The call has a number, by which the calls made in it know it."""
+        """Note the number of the call, by which the calls made in it know it."""
         if self.held is not None:
             self.held.number = number
 
@@ -97,8 +98,8 @@ class Subject:
     """An instance or function that a run has met.
 
     Args:
-        restored: a checkpoint knew it, so that its serial numbers are its own.
-        serials: its number, and those that it had in the processes before this one.
+        restored: True if a checkpoint knew it, so that its serial numbers belong to it alone.
+        serials: its number, and its numbers in earlier processes.
         first: its parts when the run first met it.
     """
 
@@ -123,10 +124,11 @@ class _Left(NamedTuple):
     """Leftovers of a stopped attempt in this process.
 
     Args:
-        state: what it found to be state.
-        made: in which objects its calls left their changes, by their numbers; held weakly where
-            that can be, since an instance that is held would be a twin of the next attempt's.
-        first: what its subjects held when it first met them, by id, each with its reference.
+        state: the parts that the attempt found to be state.
+        made: the objects in which calls left their changes, by the numbers of the calls.  The
+            objects are held weakly if possible, since a held instance would be a twin of the next
+            attempt's.
+        first: the parts of subjects when the attempt first met them, by id, with references.
     """
 
     state: set[tuple[str, str]]
@@ -148,7 +150,7 @@ class Subjects:
         self.last = last
         self._before = last  # the highest number when the checkpoint was taken
         self._known: dict[int, Subject] = {}
-        self._serials: dict[int, tuple[Callable[[], object], int]] = {}  # of what has no digest
+        self._serials: dict[int, tuple[Callable[[], object], int]] = {}  # of undigestible objects
         self._alive: dict[int, Callable[[], object]] = {}
         self._lock = threading.RLock()
         self._flying = InFlight(self._lock)
@@ -174,7 +176,7 @@ class Subjects:
         """Add the parts of the call's subject to an identity.
 
         Args:
-            name, function, parameters: those of the step or workflow that is called.
+            name, function, parameters: those of the called step or workflow.
             instance: the object or class that a method is bound to.
         """
         cls: type | None = None
@@ -202,10 +204,10 @@ class Subjects:
         unknown: Mapping[str, Sequence[object]],
         bound: Mapping[str, object],
     ) -> None:
-        """Add the serial numbers of what has no digest in the arguments of a call.
+        """Add the serial numbers of objects without a digest in the arguments of a call.
 
         Args:
-            unknown: it, by the names of the arguments.
+            unknown: these objects, by the names of the arguments.
             bound: the arguments.
         """
         identity.given, identity.arguments = unknown, [bound[name] for name in unknown]
@@ -214,8 +216,8 @@ class Subjects:
                 identity.parts[name] += self._numbered(objects)
 
     def _recorded(self, known: Subject, sight: Sight, holder: Holder) -> dict[str, str]:
-        """Build the recorded parts of a subject, with first values for the changed ones."""
-        if known.first:  # what a step put into the subject since then was not there at first
+        """Return the recorded parts of a subject, with first values for the changed parts."""
+        if known.first:  # a part that a step added later has no first value
             late = {part: UNKNOWN for part in sight.leaves.places if part not in known.first}
             known.first = {**sight.texts, **late, **known.first}
         else:
@@ -292,7 +294,7 @@ class Subjects:
     # -- checkpoints -----------------------------------------------------------------------------
 
     def serials(self, obj: object) -> tuple[int, ...]:
-        """The serial numbers of an object, today's first; none if it is not a subject."""
+        """Return the serial numbers of a subject, the current one first; none for other objects."""
         known = self._known.get(id(obj))
         if known is None or known.reference() is not obj:
             return ()
@@ -301,8 +303,8 @@ class Subjects:
     def accepts(self, subject: Subject, serial: int) -> bool:
         """Return whether a subject may have made a record with this serial number.
 
-        Not one of another subject that a checkpoint knew; and a subject that a checkpoint knew made
-        none with a number that was given out after it.
+        A number of another subject from a checkpoint is refused.  A subject from a checkpoint made
+        no record with a number that was assigned after the checkpoint.
         """
         if serial in subject.serials:
             return True
@@ -335,10 +337,10 @@ class Subjects:
     # -- a call in flight ------------------------------------------------------------------------
 
     def begin(self, identity: Identity, around: Collection[int]) -> None:
-        """A call of a subject begins.
+        """Note that a call of a subject begins.
 
         Args:
-            around: numbers of the calls that it is made in.
+            around: the numbers of the calls around the call.
         """
         if identity.holder is None:
             return
@@ -349,7 +351,7 @@ class Subjects:
             self._flying.add(held, around)
 
     def watch(self, identity: Identity, watched: Watched, around: Collection[int]) -> None:
-        """Remember what a call was given, right before its body begins."""
+        """Remember the arguments of a call, right before its body begins."""
         held = identity.held
         if held is None:
             held = identity.held = Held(None, None)
@@ -360,7 +362,7 @@ class Subjects:
     def _note_others(self, identity: Identity, around: Collection[int]) -> None:
         """Mark as state the parts that a call in flight has already changed in the same subject.
 
-        Else what is called in it would not be met again if it dies.
+        Otherwise the calls made inside it would not be recognised again if it dies.
         """
         holder = identity.holder
         assert holder is not None
@@ -378,18 +380,18 @@ class Subjects:
                     identity.noted.append(part)
 
     def end(self, identity: Identity) -> None:
-        """The call is over."""
+        """Note that the call is over."""
         held = identity.held
         if held is None:
             return
-        if not held.looked:  # no outcome: its changes may stay in this process
+        if not held.looked:  # no outcome: the changes may stay in this process
             self.changes(identity)
         identity.held = None
         with self._lock:
             self._flying.remove(held)
 
     def changes(self, identity: Identity) -> CallChanges | None:
-        """Return the changes of a call in flight to what it was given so far, or ``None``."""
+        """Return the changes that a call in flight made to its arguments so far, or ``None``."""
         held = identity.held
         if held is None:
             return None
@@ -417,19 +419,19 @@ class Subjects:
 
     @staticmethod
     def abandon(identity: Identity) -> None:
-        """Record no change of a call whose body goes on although the call has ended."""
+        """Stop recording changes of a call whose body continues although the call has ended."""
         held = identity.held
         if held is not None:
             why = "by a body that goes on past its timeout, so that no change is recorded"
             held.watched = held.watched._replace(unrecorded=why, copies=False)
 
     def given(self, identity: Identity, number: int, watched: Watched) -> Targets:
-        """Return what a call is given that the record of this number answers."""
+        """Return the current arguments of a call that the record of this number answers."""
         given = self._flying.given(number, roots_of(identity.holder, watched))
         return given._replace(function=watched.function)
 
     def repeated(self, number: int, given: Targets) -> None:
-        """Remember that the changes of an answered call are in what it was given."""
+        """Remember that the changes of an answered call are present in its arguments."""
         with self._lock:
             self._flying.remember(number, given.roots)
 
@@ -443,7 +445,7 @@ class Subjects:
             first = dict(self._first)
             for here, known in self._known.items():
                 obj = known.reference()
-                if obj is not None and known.first:  # its own reference would keep all of this
+                if obj is not None and known.first:  # a subject's own would keep all of it alive
                     first[here] = reference(obj), known.first
             obj = None
             _left[self._run_id] = _Left(set(self.state), self._flying.made, first)

@@ -1,6 +1,6 @@
-"""The state of asyncio, read without importing it: a synchronous program never pays for it.
+"""The state of asyncio, read without importing it, so that synchronous programs need not load it.
 
-Imports nothing of ours.
+The module imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _asyncio: Any = None
 
 
 def loaded() -> Any:
-    """Return asyncio, or ``None`` while no loop can run, since nobody has imported it whole.
+    """Return asyncio, or ``None`` while it is not fully imported, so that no loop can run.
 
-    Another thread may be importing it: half a module has no attributes yet.
+    Another thread may be importing asyncio: a partly imported module lacks attributes.
     """
     global _asyncio  # noqa: PLW0603
     if _asyncio is None:
@@ -33,7 +33,7 @@ def loaded() -> Any:
 
 
 def current() -> Any:
-    """The asyncio task that is running in this thread, or ``None``."""
+    """Return the asyncio task that is running in this thread, or ``None``."""
     asyncio = loaded()
     if asyncio is None:
         return None
@@ -48,7 +48,7 @@ def loop_runs() -> bool:
 
 
 def who() -> int:
-    """Return an id of this flow of control: of its task, else of its thread."""
+    """Return an id of this flow of control: the id of its task, or of its thread without a task."""
     task = current()
     return id(task) if task is not None else threading.get_ident()
 
@@ -60,7 +60,7 @@ def is_cancellation(error: BaseException | None) -> bool:
 
 
 def cancellation() -> BaseException:
-    """A new ``CancelledError``."""
+    """Return a new ``CancelledError``."""
     error: BaseException = sys.modules["asyncio"].CancelledError()
     return error
 
@@ -87,7 +87,7 @@ def context_of(task: Any) -> contextvars.Context | None:
 
 
 def known_references() -> AbstractSet[TaskReference]:
-    """Return references to the tasks of all loops, as far as asyncio keeps them together."""
+    """Return references to the tasks of all loops, as far as asyncio keeps them in one set."""
     if loaded() is None or sys.version_info >= (3, 14):
         return frozenset()
     return frozenset(references())
@@ -101,12 +101,13 @@ def reference_to(task: Any) -> TaskReference:
 def references() -> AbstractSet[TaskReference]:
     """Return references to all tasks of this thread's loop, and perhaps to other tasks.
 
-    Only to be read, and at once.  It is asyncio's own set where there is one: ``all_tasks()`` asks
-    every task of the process in Python, which takes 200 us with 130 of them, at each call.
+    Callers must only read the set, and immediately.  The result is asyncio's own set if there is
+    one: ``all_tasks()`` asks every task of the process in Python, which takes 200 us with 130 tasks
+    at each call.
     """
     asyncio = loaded()
     tasks = asyncio.tasks
-    if sys.version_info >= (3, 14):  # the interpreter keeps tasks in a list, and reads it in C
+    if sys.version_info >= (3, 14):  # the interpreter lists tasks in C
         return set(map(weakref.ref, asyncio.all_tasks()))
     if sys.version_info < (3, 12):
         every: set[TaskReference] = tasks._all_tasks.data

@@ -1,6 +1,6 @@
-"""The clocks by which a run waits: the time of day, and the time that has passed.
+"""The clocks by which a run waits: the time of day, and the elapsed time.
 
-Of ours it imports named tuples only.
+The module imports only named tuples of ours.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ def now() -> float:
 
 
 def elapsed() -> float:
-    """Return seconds of a clock that nobody sets, and that counts while the machine is suspended.
+    """Return the seconds of a clock that nobody sets and that counts during machine suspension.
 
-    Where the system has no such clock, it does not count then.
+    On a system without such a clock, the seconds of a suspension do not count.
     """
     return time.monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
 
 
 class End(NamedTuple):
-    """When a wait ends in this process.
+    """The end of a wait in this process.
 
     Args:
         moment: seconds since 1970, by the time of day.
-        passed: by :func:`elapsed`.
+        passed: seconds by :func:`elapsed`.
     """
 
     moment: float | None = None
@@ -40,9 +40,9 @@ class End(NamedTuple):
     def of(cls, until: float | None, seconds: float | None) -> End:
         """Return the end of a wait that begins, or continues, now.
 
-        A duration is measured by the clock that nobody sets.  One that began in another process
-        has only its recorded end to go by: it is over by then, and in no case lasts longer than
-        its whole length from now on.
+        A duration is measured by the clock that nobody sets.  A wait that began in another process
+        has only its recorded end: it is over by then, and never lasts longer than its whole length
+        from now on.
 
         Args:
             until: the moment of its end, as recorded; ``None`` for never.
@@ -53,7 +53,7 @@ class End(NamedTuple):
         return cls(passed=elapsed() + min(max(until - now(), 0.0), seconds))
 
     def left(self) -> float | None:
-        """Return the seconds that remain, 0 or less once it is over; ``None`` without an end."""
+        """Return the remaining seconds, 0 or less once it is over; ``None`` without an end."""
         if self.passed is not None:
             return self.passed - elapsed()
         return None if self.moment is None else self.moment - now()

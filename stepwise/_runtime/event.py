@@ -35,27 +35,27 @@ class Event:
     """Something that happened in a run.
 
     Args:
-        kind: what; ``step_answered`` is a step that was not executed, since it was done;
-            ``step_waiting`` one that waits for a time, a signal or a person;
-            ``run_interrupted`` a run that somebody stopped: Ctrl-C, a cancellation, a timeout;
-            ``run_suspended`` one that gave up its process until what it waits for is there;
-            ``run_stopped`` one that stopped otherwise: something in doubt, an exit.
-        run_id: of the run.
-        workflow: its full name.
-        step: the step's number; of a checkpoint, how many steps were done.
-        name: of the step.
-        arguments: of the step, as shortened text.
-        detail: what came of it, as shortened text: the result, the exception, what interrupted
-            it, where the run resumes, ``file:line`` of the checkpoint.
-        duration: seconds that the step took, or had taken if it is answered; of a run that resumes,
-            what the steps before the place where it resumes had taken.
-        lost: seconds that an earlier attempt had worked for nothing at a step that starts: exactly
-            if it failed, at least if its process died.
-        executed: steps that this attempt has executed so far.
-        skipped: steps that it did not execute, since they were done.
-        usage: of a completed or answered model request, what is known of ``model``, ``provider``
+        kind: the kind of event.  ``step_answered``: a step that was not executed, since it was
+            done. ``step_waiting``: a step that waits for a time, a signal or a person.
+            ``run_interrupted``: a run stopped by Ctrl-C, a cancellation or a timeout.
+            ``run_suspended``: a run that released its process until something it waits for arrives.
+            ``run_stopped``: a run that stopped otherwise, such as by a step in doubt or an exit.
+        run_id: the id of the run.
+        workflow: the full name of the workflow.
+        step: the number of the step; for a checkpoint, the number of done steps.
+        name: the name of the step.
+        arguments: the arguments of the step, as shortened text.
+        detail: the outcome, as shortened text: the result, the exception, the interruption, the
+            place where the run resumes, or ``file:line`` of the checkpoint.
+        duration: seconds that the step took, or had taken if it is answered; for a run that
+            resumes, the seconds of the steps before the place where it resumes.
+        lost: seconds that an earlier attempt spent in vain on a step that starts: exact if the
+            attempt failed, a lower bound if its process died.
+        executed: the number of steps that this attempt has executed so far.
+        skipped: the number of steps that it did not execute, since they were done.
+        usage: for a completed or answered model request, the known ones of ``model``, ``provider``
             (texts), ``input_tokens``, ``output_tokens``, ``cached_input_tokens`` (counts) and
-            ``cost_usd`` (US dollars); of a run that resumes, the sums of the requests before.
+            ``cost_usd`` (US dollars); for a run that resumes, the sums of the earlier requests.
         at: when it happened, in seconds since 1970.
     """
 

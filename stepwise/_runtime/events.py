@@ -1,7 +1,7 @@
 """Registry of event listeners: user callbacks, logging, progress display.
 
-The logger ``stepwise`` gets every event too, as the attribute ``stepwise`` of its records: runs at
-level INFO, steps and checkpoints at DEBUG.  Where nobody listens, nothing is made.
+The logger ``stepwise`` also gets every event, as the attribute ``stepwise`` of its records: runs at
+level INFO, steps and checkpoints at DEBUG.  Without listeners, no event is created.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _told: set[int] = set()
 def listen(callback: Listener) -> Callable[[], None]:
     """Add a listener; see :func:`stepwise.on_event`."""
     global _listeners  # noqa: PLW0603
-    entry: Listener = lambda event: callback(event)  # noqa: E731, PLW0108 -- one of its own each time
+    entry: Listener = lambda event: callback(event)  # noqa: E731, PLW0108 -- a new object each time
     with _lock:
         _listeners = (*_listeners, entry)
 
@@ -42,7 +42,7 @@ def listen(callback: Listener) -> Callable[[], None]:
 
 
 def heard() -> bool:
-    """Return whether there is any listener; asked before an event is made."""
+    """Return whether there is any listener; checked before an event is created."""
     return bool(_listeners or _logger.isEnabledFor(_INFO))
 
 

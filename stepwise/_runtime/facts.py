@@ -1,15 +1,16 @@
-"""Classes of facts: named tuples that cost little at import, and public names.
+"""Classes of facts: named tuples that are cheap to import, and public names of classes.
 
-``typing.NamedTuple`` compiles every annotation, since ``from __future__ import annotations`` makes
-them texts, and ``collections.namedtuple`` compiles a ``__new__``: 1.35 million instructions for a
-class of eight fields, and 85 such classes were an eighth of a resume.  Here a class takes its
-``__new__`` from a function that was compiled with this module, and keeps its annotations as texts:
-0.1 million.  In everything else it is what ``typing.NamedTuple`` makes (a test compares them): a
-subclass of ``tuple`` with ``_fields``, ``_replace``, ``_asdict``, defaults, and a real signature.
+``typing.NamedTuple`` compiles every annotation, since ``from __future__ import annotations`` turns
+annotations into texts, and ``collections.namedtuple`` compiles a ``__new__``.  That takes 1.35
+million instructions for a class of eight fields, and 85 such classes were an eighth of a resume.
+Here a class takes its ``__new__`` from a function that was compiled with this module, and keeps its
+annotations as texts: 0.1 million.  Otherwise the class is what ``typing.NamedTuple`` makes (a test
+compares them): a subclass of ``tuple`` with ``_fields``, ``_replace``, ``_asdict``, defaults, and a
+real signature.
 
-Public names for classes that are defined in private modules.
+The module also gives public names to classes that are defined in private modules.
 
-Imports nothing of ours.
+The module imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ _TEMPLATES = (
         _cls, (a, b, c, d, e, f, g, h, i, j, k, m, n, o, p, q, r, s)
     ),
 )
-"""The ``__new__`` of a class with so many fields, but for their names."""
+"""The ``__new__`` of classes by their number of fields, except for the names of the fields."""
 
 _MOST_FIELDS = 40
 _GETTERS = [_tuplegetter(n, f"Alias for field number {n}") for n in range(_MOST_FIELDS)]
-"""The descriptors of fields, which classes share."""
+"""The descriptors of fields, shared by all classes."""
 
 
 def _constructor(name: str, fields: dict[str, Any], defaults: tuple[Any, ...]) -> FunctionType:
@@ -71,12 +72,12 @@ def _constructor(name: str, fields: dict[str, Any], defaults: tuple[Any, ...]) -
     else:  # rare enough to compile
         names = ", ".join(fields)
         template = eval(f"lambda _cls, {names}: _make(_cls, ({names},))", globals())  # noqa: S307
-    # As of a class of collections.namedtuple(), its code is of no file.
+    # As in collections.namedtuple(), the code belongs to no file.
     code = template.__code__.replace(
         co_varnames=("_cls", *fields), co_name="__new__", co_filename=f"<{name}>"
     )
     made = FunctionType(code, globals(), "__new__", defaults)
-    made.__qualname__ = f"{name}.__new__"  # shown by the error of a wrong call
+    made.__qualname__ = f"{name}.__new__"  # the error of a wrong call shows this name
     made.__annotations__ = fields
     return made
 
@@ -114,13 +115,13 @@ _METHODS = {
     "__getnewargs__": _arguments,
     "_make": classmethod(_of),
     "_replace": _replace,
-    "__replace__": _replace,  # of copy.replace
+    "__replace__": _replace,  # for copy.replace
     "_asdict": _asdict,
 }
 
 
 class _Maker(type):
-    """Makes each subclass a plain subclass of ``tuple`` instead."""
+    """A metaclass that makes each subclass a plain subclass of ``tuple``."""
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
         if not bases:
@@ -150,7 +151,7 @@ if TYPE_CHECKING:
 else:
 
     class NamedTuple(metaclass=_Maker):
-        """Base of a named tuple."""
+        """The base class of named tuples."""
 
 
 # -- public names ---------------------------------------------------------------------------------
@@ -162,8 +163,8 @@ C = TypeVar("C", bound=type)
 def public(cls: C, package: str = "stepwise") -> C:
     """Give a class the name that tracebacks, pickles and users see.
 
-    Its annotations are texts, which ``typing.get_type_hints`` reads where the class says that it is
-    from: each remembers the module in which it means something.
+    Its annotations are texts, which ``typing.get_type_hints`` evaluates in the module that the
+    class names: so each annotation becomes a reference that remembers its defining module.
     """
     defined, cls.__module__ = cls.__module__, package
     texts = inspect.get_annotations(cls)

@@ -1,22 +1,23 @@
-"""Inheritance of a fork, a thread and a worker process from the process that makes it.
+"""What forks, threads and worker processes inherit from the process that starts them.
 
-Resources that a forked child can still use: process-wide locks, values computed once.
+Resources that a forked child can still use are process-wide locks and values computed once.
 
-A child has the one thread that forked.  A lock that another thread held stays held in it for ever.
+A child has only the thread that forked.  A lock held by another thread would stay held in the child
+forever.
 
-Threads that a run's code starts belong to the run; worker processes know of it.
+Threads that a run's code starts belong to the run; worker processes know of the run.
 
-``asyncio.to_thread`` carries context variables over; ``threading.Thread`` and
+``asyncio.to_thread`` carries context variables over.  ``threading.Thread`` and
 ``ThreadPoolExecutor.submit`` do not (before Python 3.14's ``thread_inherit_context``), and a step
-called there would run unrecorded.  While a run is in progress those two are wrapped so that they
-carry one variable over: which run and step they were called in (``None`` for outside of any).
-The run is told when they begin and end.  Nothing else of theirs changes, and with the last run they
-are themselves again.
+called there would run unrecorded.  While a run is in progress, these two are wrapped to carry one
+variable over: the run and step in which they were called (``None`` outside any run).  The run is
+notified when they begin and end.  Nothing else about them changes, and the wrappers are removed
+with the last run.
 
-A worker process that is started anew (``spawn``, ``forkserver``) gets what ``multiprocessing``
-hands down to each process, which says meanwhile that there is a run.  The environment would not do:
-a fork server keeps that of its own start, and a step that is given ``os.environ`` would have other
-arguments in each process.
+A worker process that is started anew (``spawn``, ``forkserver``) gets the data that
+``multiprocessing`` passes to each process, with a mark that a run is in progress.  The environment
+was rejected: a fork server keeps the environment of its own start, and a step that is given
+``os.environ`` would have other arguments in each process.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ Self = TypeVar("Self", bound="cached[Any]")
 def process_lock() -> AbstractContextManager[bool]:
     """Return a lock for state that a whole process shares; a fork waits until it is free.
 
-    So the child finds the lock free and what it guards complete.  It is for short moments, in which
-    no other such lock is taken.
+    So the child finds the lock free and the guarded state complete.  The lock is for short sections
+    in which no other such lock is taken.
     """
     lock = threading.RLock()
     if hasattr(os, "register_at_fork"):
@@ -55,7 +56,7 @@ class cached(Generic[T]):  # noqa: N801 -- a decorator
     """A property that is computed once for each object, without a lock.
 
     ``functools.cached_property`` of Python 3.10 and 3.11 has one lock for all objects of a class.
-    Two threads that ask at once may both compute it here; the last value stays.
+    Here two threads may both compute the value at once; the last value stays.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
@@ -86,14 +87,15 @@ _IN_RUN = "stepwise_in_run"  # the process in which a run is in progress
 
 @functools.cache
 def call_at_exit(callback: Callable[[], None]) -> None:
-    """Have ``callback`` called when the program has ended, while threads and pools still work.
+    """Register ``callback`` for the end of the program, while threads and pools still work.
 
-    Not ``atexit``: those callbacks come after the interpreter has waited for its threads, and pools
-    take no jobs any more.  The newest one is called first, so before that of the pools.
+    ``atexit`` was rejected: its callbacks run after the interpreter has waited for its threads,
+    when pools accept no jobs.  The newest callback is called first, so before the callbacks of
+    pools.
     """
     import concurrent.futures.thread
 
-    assert concurrent.futures.thread is not None  # its own fork callback is registered first
+    assert concurrent.futures.thread is not None  # registers its own fork callback first
     threading._register_atexit(callback)  # type: ignore[attr-defined]
 
 
@@ -112,22 +114,22 @@ def _handed_down() -> dict[str, Any]:
 
 
 def _pools() -> list[Any]:
-    """Return the class of thread pools; imported for the first run, not with the library."""
+    """Return the class of thread pools, imported for the first run and not with the library."""
     try:
         from concurrent.futures import ThreadPoolExecutor
-    except RuntimeError:  # the main thread has ended: nobody can make a pool any more
+    except RuntimeError:  # the main thread has ended: no pool can be created any more
         return []
     return [ThreadPoolExecutor]
 
 
 class Carrier:
-    """Carries one context variable into new threads while a run is in progress.
+    """A carrier of one context variable into new threads while a run is in progress.
 
     Args:
-        begin: gets the variable's value, the name of the thread or job, and whether it is a daemon,
-            before it begins.  Returns ``None``, or a listener: its ``enter()`` is called in the
-            thread when the thread or job starts, its ``leave()`` when that has ended or will never
-            begin, perhaps twice.
+        begin: called with the variable's value, the name of the thread or job, and whether it is a
+            daemon, before it begins.  Returns ``None`` or a listener.  The listener's ``enter()``
+            is called in the thread when the thread or job starts.  Its ``leave()`` is called when
+            the thread or job has ended or will never begin, perhaps twice.
     """
 
     def __init__(self, variable: ContextVar[Any], begin: Callable[[Any, str, bool], Any]) -> None:
@@ -153,7 +155,7 @@ class Carrier:
             self._users -= 1
             if self._users == 0:
                 _handed_down().pop(_IN_RUN, None)
-            # Below a wrapper that was installed after ours, ours stays in place, idle.
+            # Below a wrapper that was installed after ours, our wrapper stays installed but idle.
             if self._users == 0 and all(each.on_top for each in self._installed):
                 for each in self._installed:
                     each.undo()
@@ -222,7 +224,7 @@ class Carrier:
 
 
 class _Wrapped:
-    """A method replaced by a function that gets the original first."""
+    """A method replaced by a function that gets the original method first."""
 
     def __init__(self, owner: type, name: str, function: Callable[..., Any]) -> None:
         original = getattr(owner, name)

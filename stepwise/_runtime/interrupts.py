@@ -1,11 +1,11 @@
-"""Ctrl-C, held back while something must be done whole; SIGTERM, noted.
+"""Ctrl-C, delayed during work that must not be interrupted; SIGTERM, counted.
 
-Imports nothing of ours.
+The module imports nothing of ours.
 """
 
 from __future__ import annotations
 
-# The functions themselves: signal.signal makes three enum members each time.
+# The functions themselves: signal.signal creates three enum members at each call.
 import _signal  # type: ignore[import-not-found]
 import os
 import sys
@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 AFTER_SIGTERM = 128 + 15
-"""The exit status of a program that ends since SIGTERM came, where it cannot end by the signal."""
+"""The exit status of a program that ends after SIGTERM, if it cannot end by the signal."""
 
 
 class Ending:
@@ -26,7 +26,7 @@ class Ending:
     by_ctrl_c = False
 
     def begin(self) -> None:
-        """The interpreter has executed the program."""
+        """Note that the interpreter has executed the program."""
         self.begun = True
         # The exception that ended the program was printed, and is kept in sys.last_value.
         self.by_ctrl_c = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
@@ -37,18 +37,19 @@ ending = Ending()
 
 
 class SigtermWatch:
-    """Counts SIGTERMs while runs are in progress, and drains a program that has no handler.
+    """A counter of SIGTERMs while runs are in progress, which drains a program without a handler.
 
-    A server that is told to end cancels what it executes.  Without the signal, that would look like
-    callers that gave up.  The program's handler stays in charge: it is called as ever.
+    A server that receives SIGTERM cancels its requests.  Without the signal, these cancellations
+    would look like callers that gave up.  The program's handler stays in charge: it is called as
+    usual.
 
-    A program without a handler would die in the middle of a step.  It gets one, which notes that no
-    step may begin any more and has ``drain`` do the rest.  The handler takes itself away first, so
+    A program without a handler would die in the middle of a step.  So it gets a handler, which
+    notes that no step may begin any more and calls ``drain``.  The handler removes itself first, so
     that a second signal ends the process in the kernel, whatever the program does.
 
     Attributes:
-        draining: a SIGTERM has come, and the program had no handler.
-        ends_process: the process ends with the last run; a program may end by itself instead.
+        draining: True if a SIGTERM has arrived and the program had no handler.
+        ends_process: True if the process ends with the last run; False if the program ends itself.
     """
 
     def __init__(self) -> None:
@@ -60,14 +61,15 @@ class SigtermWatch:
         self._forks_known = False
 
     def begin(self, drain: Callable[[], None]) -> None:
-        """A run begins: the handler that is installed now is watched, or ours is installed.
+        """Note that a run begins: watch the installed handler, or install ours.
 
         Args:
-            drain: called by ours; may raise what ends the code of the main thread.
+            drain: called by our handler; may raise an exception that ends the code of the main
+                thread.
         """
         self._drain = drain
         handler = _signal.getsignal(_signal.SIGTERM)
-        # Only the main thread may install one.
+        # Only the main thread may install a handler.
         if not _in_main_thread() or self._is_ours(handler):
             return
         if handler == _signal.SIG_DFL:
@@ -81,8 +83,8 @@ class SigtermWatch:
             _signal.signal(_signal.SIGTERM, self._note)
 
     def end(self) -> None:
-        """No run is in progress any more."""
-        # The handler stays: other code may have saved ours, and may restore it.
+        """Note that no run is in progress any more."""
+        # The handler is kept: other code may have saved ours, and may restore it later.
         if _in_main_thread() and self._is_ours(_signal.getsignal(_signal.SIGTERM)):
             _signal.signal(_signal.SIGTERM, self._handler)
 
@@ -101,18 +103,18 @@ class SigtermWatch:
             self._drain()
 
     def _in_child(self) -> None:
-        """Give a forked process, in which no run is in progress, the default handler again."""
+        """Restore the default handler in a forked process, in which no run is in progress."""
         self.draining = False
         if _signal.getsignal(_signal.SIGTERM) == self._begin_draining:
             _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
 
 
 sigterms = SigtermWatch()
-"""The one of this process."""
+"""The watch of this process."""
 
 
 class _MainThread:
-    """Which thread runs signal handlers: in a forked child, the one that forked."""
+    """The thread that runs signal handlers: in a forked child, the thread that forked."""
 
     def __init__(self) -> None:
         self.ident = threading.main_thread().ident
@@ -130,12 +132,12 @@ def _in_main_thread() -> bool:
 
 
 class Uninterrupted:
-    """Within the block Ctrl-C is only noted; ``KeyboardInterrupt`` is raised at its end.
+    """A block in which Ctrl-C is only noted; ``KeyboardInterrupt`` is raised at its end.
 
-    Only where Python's own handler is installed and only in the main thread, which alone can be
-    interrupted.  Costs about a microsecond.  Blocking the signal with ``pthread_sigmask`` was
-    rejected: Python's C handler runs in any thread that does not block it and the main thread
-    raises all the same.
+    The block works only if Python's own handler is installed, and only in the main thread, which
+    alone can be interrupted.  It costs about a microsecond.  Blocking the signal with
+    ``pthread_sigmask`` was rejected: Python's C handler runs in any thread that does not block the
+    signal, and the main thread raises all the same.
     """
 
     __slots__ = ("_installed", "_noted")

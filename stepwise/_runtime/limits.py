@@ -1,13 +1,14 @@
-"""Limits of the system, with the remedy, and files that nobody else could have written.
+"""Limits of the system with their remedies, and files that only trusted users can have written.
 
-Limits of the system, reported by name, with the remedy.
+Limits of the system are reported by name, with the remedy.
 
-Memory that ran out is never a property of the value at hand.  A run that continued after it could
-repeat what it did not get recorded, so it stops.
+Running out of memory is never a property of the value at hand.  A run that continued afterwards
+could repeat an unrecorded call, so it stops.
 
-Files and folders that are trusted, after a check that no other user can have written them.
+Files and folders are trusted after a check that no other user can have written them.
 
-As ssh does: a file and its folder belong to this user or to root, and others may not write there.
+The rule is that of ssh: a file and its folder belong to this user or to root, and others may not
+write there.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ _WAYS = {
 
 
 def way_out(code: int | None) -> str:
-    """Return what helps where a limit was met; empty for another error."""
+    """Return the remedy for a limit; empty for another error."""
     return _WAYS.get(code or 0, "")
 
 
 def largest_file() -> int | None:
-    """Return how many bytes a file may have (``ulimit -f``); ``None`` for any number."""
+    """Return the largest allowed file size in bytes (``ulimit -f``); ``None`` for no limit."""
     import resource  # on use: a shared library
 
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -58,17 +59,17 @@ def met(code: int | None) -> str:
 def ran_out(doing: str, error: MemoryError) -> MemoryError:
     """Return an error that names the activity during which memory ran out.
 
-    The frames of ``error`` are let go, and with them what they hold.
+    The frames of ``error`` are released, and with them the objects they hold.
     """
     error.with_traceback(None)
     return error if error.args else MemoryError(f"memory ran out while {doing}")
 
 
 def stopped(doing: str, error: MemoryError, then: str = "", path: str = "") -> StoreError:
-    """Return what stops a run in whose records memory ran out.
+    """Return the error that stops a run in whose records memory ran out.
 
     Args:
-        then: what becomes of the call at the next start.
+        then: what happens to the call at the next start.
     """
     return StoreError(
         f"{ran_out(doing, error)}. Nothing recorded is lost; {_MORE} and run it again{then}",
@@ -85,10 +86,10 @@ _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def read_trusted(path: str) -> bytes:
-    """Read a file that only this user, or root, can have written; others may then read it no more.
+    """Read a file that only this user or root can have written, and make it private.
 
     Raises:
-        ConfigurationError: somebody else can have written it, or it is no file.
+        ConfigurationError: another user can have written it, or it is not a file.
         OSError: it cannot be read.
     """
     # Non-blocking: opening a FIFO of that name would wait for a writer.
@@ -103,10 +104,10 @@ def read_trusted(path: str) -> bytes:
 
 
 def check_file(path: str, found: os.stat_result) -> None:
-    """Look whether others could have written a file, or put it there.
+    """Raise an error if others could have written a file, or put it there.
 
     Raises:
-        ConfigurationError: they could, or it is no file.
+        ConfigurationError: others could have written it, or it is not a file.
     """
     if not stat.S_ISREG(found.st_mode):
         raise ConfigurationError(
@@ -118,10 +119,10 @@ def check_file(path: str, found: os.stat_result) -> None:
 
 
 def check_folder(folder: str) -> None:
-    """Look whether others could replace a file in a folder.
+    """Raise an error if others could replace a file in a folder.
 
     Raises:
-        ConfigurationError: they could.
+        ConfigurationError: others could replace a file.
     """
     _check(folder, os.stat(folder))
 
@@ -138,10 +139,10 @@ def _check(path: str, found: os.stat_result) -> None:
 
 
 def distrusted(path: str, found: os.stat_result) -> tuple[str, str] | None:
-    """Return why others could have written a file, or replaced one in a folder, and the mend.
+    """Return why others could have written a file or replaced one in a folder, with the remedy.
 
     Returns:
-        the reason in words, and the command that mends it; ``None`` if they could not.
+        the reason in words, and the command that repairs it; ``None`` if they could not.
     """
     ours = found.st_uid in (0, os.geteuid())
     folder = stat.S_ISDIR(found.st_mode)
@@ -160,10 +161,10 @@ def distrusted(path: str, found: os.stat_result) -> tuple[str, str] | None:
 
 
 def make_private(folder: str) -> None:
-    """Make a folder that only its owner may use; others may not write to those made above it.
+    """Create a folder for its owner only; others may not write to created parent folders.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be created.
     """
     above, missing = os.path.dirname(folder), list[str]()
     while above and not os.path.isdir(above):
@@ -179,7 +180,7 @@ def open_private(path: str, flags: int) -> int:
     """Open a file for writing that only this user can read; an ``opener`` for :func:`open`.
 
     Raises:
-        OSError: it cannot be opened; another user has put a link, or a file, in its place.
+        OSError: the file cannot be opened, or another user has put a link or a file in its place.
     """
     there = os.lstat(path) if os.path.islink(path) else None
     if there is None or there.st_uid not in (0, os.geteuid()):  # /dev/stdout is a link of root's

@@ -1,6 +1,6 @@
-"""The callbacks of users for events.
+"""The users' callbacks for events.
 
-A module of its own, so that programs without a callback load no :class:`Event`.
+The module is separate so that programs without a callback do not load :class:`Event`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from stepwise._runtime.events import listen
 
 
 def on_event(callback: Callable[[Event], object]) -> Callable[[], None]:
-    """Have ``callback`` called with an :class:`Event` whenever something happens in a run here.
+    """Register ``callback``, which gets an :class:`Event` whenever something happens in a run here.
 
-    It is called in the thread in which that happens, which waits for it, and after what the event
-    tells is on record.  What it raises is told once, and does not disturb the run.
+    The callback is called in the thread of the event, which waits for the callback, after the event
+    has been recorded.  An exception of the callback is reported once, and does not disturb the run.
 
     Returns:
-        a function that ends this; calling it twice is no error.
+        a function that removes the callback; it may be called twice.
     """
     return listen(callback)

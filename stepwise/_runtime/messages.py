@@ -1,21 +1,22 @@
 """Messages for a person at the terminal: notices, warnings, tracebacks, the end of a program.
 
-One-line notices to the person at the terminal, and warnings that point at the user's line.
+Notices are single lines for the person at the terminal; warnings point at the user's line.
 
-Notices go to stderr, beginning with ``stepwise:``, so that a program's own output stays clean, and
-to the logger ``stepwise`` at level DEBUG for whoever collects logs.  A notebook shows what is on
-stderr as an error: there, a notice is an output of its own, in the grey of what is by the way.
+Notices go to stderr, beginning with ``stepwise:``, so that a program's own output stays clean. They
+also go to the logger ``stepwise`` at level DEBUG.  A notebook shows stderr output as an error, so
+there a notice is a separate output in muted grey.
 
-Everything that only reports is guarded by :func:`reports`: what fails in it (a closed stderr, a
-handler of a log, a ``__repr__``, a callback) never reaches the run that is reported on.  So the
-text of a report is made there, too, unless it is put together of texts and numbers.
+Every function that only reports is guarded by :func:`reports`: its failures (a closed stderr, a log
+handler, a ``__repr__``, a callback) never reach the run.  So the text of a report is built inside
+the guard, too, unless it consists of plain texts and numbers.
 
-Linked exceptions, and tracebacks without our frames.
+The module also walks linked exceptions, and removes our frames from tracebacks.
 
-Between the user's line and the user's error there is one of our frames at most.  Tracebacks are
-folded where an exception leaves our outermost function, so it costs nothing while nothing fails.
+At most one of our frames stays between the user's line and the user's error.  Tracebacks are folded
+where an exception leaves our outermost function, so folding costs nothing without a failure.
 
-The end of a program whose run was suspended or cancelled: one line on stderr, an exit code.
+At the end of a program whose run was suspended or cancelled, one line on stderr and an exit code
+replace the traceback.
 """
 
 from __future__ import annotations
@@ -46,24 +47,24 @@ reporters: set[str] = set()
 """The functions that only report, by module and name; tests make each of them fail."""
 
 _BETWEEN = ("wrapt", "contextlib", "asyncio", "concurrent.futures", "threading")
-_CELL = r"[/\\]ipykernel_\d+[/\\]|<ipython-input-"  # names without meaning to a user
+_CELL = r"[/\\]ipykernel_\d+[/\\]|<ipython-input-"  # file names that mean nothing to a user
 _STYLE = (
     "font:13px/1.5 system-ui,sans-serif;overflow-wrap:anywhere;"
     "color:var(--jp-content-font-color2,var(--vscode-descriptionForeground,#757575))"
 )
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _EXAMPLES = _PACKAGE + "examples" + os.sep
-_NEARLY = 0.85  # of a name has to be right
+_NEARLY = 0.85  # share of a name that has to be right
 _logger = logging.getLogger("stepwise")
 
 
 def is_ours(file: str) -> bool:
-    """Return whether a file of code belongs to stepwise; its examples are code of a user."""
+    """Return whether a code file belongs to stepwise; our examples count as a user's code."""
     return file.startswith(_PACKAGE) and not file.startswith(_EXAMPLES)
 
 
 class Once:
-    """Tells whether something is reported for the first time; called with what identifies it."""
+    """A callable that returns whether its argument, an identification of a report, is new."""
 
     __slots__ = ("_said",)
 
@@ -72,13 +73,13 @@ class Once:
 
     def __call__(self, about: object) -> bool:
         this = object()
-        return self._said.setdefault(about, this) is this  # in one step, for threads
+        return self._said.setdefault(about, this) is this  # atomic, for threads
 
 
 def reports(function: Callable[P, R]) -> Callable[P, R | None]:
     """Guard a function that only reports: it never raises, and returns ``None`` if it failed.
 
-    A warning that the user made an error is raised all the same, as is what ends a program
+    A warning that the user made an error is still raised.  So are exceptions that end a program
     (Ctrl-C, an exit, a cancellation).
     """
     reporters.add(f"{function.__module__}.{function.__qualname__}")
@@ -122,7 +123,7 @@ def _put(text: str) -> None:
 
 
 def printable(text: str, limit: int = 20_000) -> str:
-    r"""``text`` shortened, with what a terminal or a browser would obey written as ``\x1b``."""
+    r"""Return ``text`` shortened, with control characters written as ``\x1b``."""
     if len(text) > limit:
         half = limit // 2
         text = f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
@@ -136,9 +137,10 @@ def _html(text: str) -> str:
 
 
 def kernel_shell() -> Any:
-    """Return the shell of the notebook kernel that this process is, or that it was forked from.
+    """Return the notebook kernel's shell, in the kernel or in a process forked from it.
 
-    ``None`` elsewhere: a test or a server that merely imports ``ipykernel`` is no kernel.
+    The result is ``None`` elsewhere: a test or a server that merely imports ``ipykernel`` is not a
+    kernel.
     """
     ipython = sys.modules.get("IPython")
     find = getattr(ipython, "get_ipython", None)  # absent while IPython is being imported
@@ -147,7 +149,7 @@ def kernel_shell() -> Any:
 
 
 def publisher() -> Any:
-    """Return what publishes outputs for a notebook, or ``None`` where nothing shows them."""
+    """Return the publisher of a notebook's outputs, or ``None`` where nothing shows them."""
     shell = kernel_shell()
     if shell is None:
         return None
@@ -161,7 +163,7 @@ def publisher() -> Any:
 
 @reports
 def notice(text: str) -> None:
-    """Show ``text`` once, now."""
+    """Show ``text`` immediately, once."""
     try:
         _put(text)
     finally:
@@ -169,7 +171,7 @@ def notice(text: str) -> None:
 
 
 def count(number: int, noun: str) -> str:
-    """``1 step``, ``2 steps``."""
+    """Return a number with a noun: ``1 step``, ``2 steps``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
@@ -181,7 +183,7 @@ def shell_word(text: str) -> str:
 
 
 def file_name(path: str) -> str:
-    """A source file's name, for messages: ``agent.py``; ``cell`` for a notebook's cell."""
+    """Return a source file's name for messages: ``agent.py``, or ``cell`` for a notebook's cell."""
     return "cell" if "ipy" in path and re.search(_CELL, path) else os.path.basename(path)
 
 
@@ -196,14 +198,14 @@ def caller() -> FrameType | None:
     return frame
 
 
-_nowhere: dict[Any, int] = {}  # warnings that were given without a place
+_nowhere: dict[Any, int] = {}  # warnings that were issued without a place
 
 
 @reports
 @functools.cache
 @reports
 def report_misspelled() -> None:
-    """Report variables of the environment whose names are nearly those of settings, once."""
+    """Report environment variables whose names almost match a setting, once."""
     unknown = [each for each in os.environ if each.startswith("STEPWISE_")]
     for name in sorted({*unknown}.difference(settings.NAMES)):
         import difflib  # on use: it takes long, and names are mostly right
@@ -213,7 +215,7 @@ def report_misspelled() -> None:
 
 
 def warn(text: str, category: type[StepwiseWarning]) -> None:
-    """Warn; the place of the warning is the nearest code that is not ours."""
+    """Issue a warning at the nearest code that is not ours."""
     text, frame = printable(text, sys.maxsize), caller()
     if frame is None:  # only our own frames: Python uses this place at the end of a stack
         warnings.warn_explicit(text, category, "sys", 1, "sys", _nowhere)
@@ -242,9 +244,9 @@ _MACHINERY = tuple(
 
 
 def fold(error: E) -> E:
-    """Take our frames out of the tracebacks of an exception and of those that it refers to.
+    """Remove our frames from the tracebacks of an exception and of all exceptions linked to it.
 
-    Frames of pools and event loops go with them, where they stand between two of ours.
+    Frames of pools and event loops between two of our frames are removed, too.
     """
     if settings.debug():
         return error
@@ -287,7 +289,7 @@ def _without_ours(trace: TracebackType | None) -> TracebackType | None:
 def chain(
     error: BaseException | None, ambient: BaseException | None = None
 ) -> Iterator[BaseException]:
-    """An exception, its causes and contexts, and the members of groups, up to ``ambient``."""
+    """Yield an exception, its causes and contexts, and members of groups, up to ``ambient``."""
     todo, seen = [error], {id(None), id(ambient)}
     while todo:
         each = todo.pop(0)
@@ -299,9 +301,9 @@ def chain(
 
 
 def _attached(error: BaseException) -> list[BaseException]:
-    """Return the exceptions in the attribute ``exceptions``: of a group, or of a user's class.
+    """Return the exceptions in the attribute ``exceptions`` of a group or of a user's class.
 
-    Not by the class: on Python 3.10 groups come from more than one package.
+    The class is not checked: on Python 3.10 groups come from more than one package.
     """
     try:
         found = getattr(error, "exceptions", ())
@@ -315,10 +317,10 @@ def _attached(error: BaseException) -> list[BaseException]:
 def linked_to(
     error: BaseException, held: Callable[[BaseException], Iterable[BaseException]]
 ) -> tuple[list[BaseException], dict[int, int]]:
-    """Return an exception with all that it is linked to, and the place of each by its id.
+    """Return an exception with all exceptions linked to it, and the index of each by its id.
 
     Args:
-        held: returns the exceptions that one holds.
+        held: returns the exceptions that an exception holds.
     """
     chain, index = [error], {id(error): 0}
     for each in chain:
@@ -331,7 +333,7 @@ def linked_to(
 
 
 def members(error: BaseException) -> tuple[BaseException, ...]:
-    """Return the exceptions of a group."""
+    """Return the exceptions of a group, or an empty tuple."""
     group = getattr(builtins, "BaseExceptionGroup", ())  # since Python 3.11
     return error.exceptions if isinstance(error, group) else ()
 
@@ -347,14 +349,14 @@ class RemoteTraceback(Exception):  # noqa: N818
 
 
 EX_TEMPFAIL = 75
-"""The exit code: nothing failed, and the program has to be started again."""
+"""The exit code for "nothing failed, and the program has to be started again"."""
 
-_before: Any = None  # the hooks that were installed
+_before: Any = None  # the hooks installed before
 _before_in_threads: Any = None
 
 
 def hook_exits() -> None:
-    """Have uncaught errors of suspended and cancelled runs reported in one line from now on."""
+    """Report uncaught errors of suspended and cancelled runs in one line from now on."""
     global _before, _before_in_threads
     if sys.excepthook is not _report:
         _before, sys.excepthook = sys.excepthook, _report
@@ -370,7 +372,7 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     _print(found)
     if not (sys.flags.interactive or hasattr(sys, "ps1")):
         suspended = all(isinstance(each, RunSuspended) for each in found)
-        # Python heeds it here, too, and ends in good order.
+        # Python handles SystemExit here, too, and ends in good order.
         raise SystemExit(EX_TEMPFAIL if suspended else 1)
 
 
@@ -383,7 +385,10 @@ def _report_thread(given: Any) -> None:
 
 
 def _stopped(error: BaseException | None) -> list[RunStopped]:
-    """Return the suspensions and cancellations that an exception is, or its group has."""
+    """Return the suspensions and cancellations in an exception or its group.
+
+    The result is empty if the group has any other exception.
+    """
     if isinstance(error, (RunSuspended, RunCancelled)):
         return [error]
     found = []

@@ -1,4 +1,4 @@
-"""Options of the decorators, checked with the same messages."""
+"""The checks of the decorators' options, with the same messages for all decorators."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ Allowed = tuple[Callable[[Any], bool], str]
 
 
 def check(kind: str, name: str, given: Mapping[str, Any]) -> None:
-    """Refuse options that there are not, and values that cannot mean anything.
+    """Refuse unknown options and invalid values.
 
     Args:
         kind: the decorator: ``step``, ``tool``, ``workflow``.
-        name: of the decorated function.
+        name: the name of the decorated function.
 
     Raises:
-        ConfigurationError: names the decorator, the function, the option and what it takes.
+        ConfigurationError: the message names the decorator, the function, the option and its valid
+            values.
     """
     known = _KINDS[kind]
     for option, value in given.items():
@@ -55,10 +56,10 @@ def check(kind: str, name: str, given: Mapping[str, Any]) -> None:
 
 
 def check_signal(name: object) -> None:
-    """Check the name of a signal.
+    """Refuse an invalid name of a signal.
 
     Raises:
-        ConfigurationError: it is empty, long, or has characters that nobody sees.
+        ConfigurationError: the name is empty, too long, or has invisible characters.
     """
     good = isinstance(name, str) and name.isprintable() and name == name.strip()
     if not good or not 0 < len(name) <= _LONGEST_NAME:  # type: ignore[arg-type]
@@ -69,20 +70,20 @@ def check_signal(name: object) -> None:
 
 
 def check_tags(what: str, tags: object) -> None:
-    """Refuse tags that no run can have.
+    """Refuse tags that a run cannot have.
 
     Raises:
-        ConfigurationError: says how tags are written.
+        ConfigurationError: the message says how tags are written.
     """
     if not _are_tags(tags):
         raise ConfigurationError(f"tags={reprlib.repr(tags)} of {what}: it must be {_TAGS}")
 
 
 def check_limit(what: str, limit: int | None) -> int | None:
-    """Return how many are wanted at most; ``None`` for all.
+    """Return a valid limit for a number of runs, or ``None`` for all.
 
     Raises:
-        ConfigurationError: it is not a number of runs.
+        ConfigurationError: it is not a positive number.
     """
     if limit is None or (isinstance(limit, int) and not isinstance(limit, bool) and limit > 0):
         return limit
@@ -105,10 +106,10 @@ def no_function(kind: str, given: object) -> str:
 
 
 def check_values(what: str, **given: Any) -> None:
-    """Refuse arguments of the classic API that cannot mean anything.
+    """Refuse invalid arguments of the classic API.
 
     Raises:
-        ConfigurationError: names the argument, what it belongs to and what it takes.
+        ConfigurationError: the message names the argument, its owner and its valid values.
     """
     for name, value in given.items():
         allows, meaning = _OF_CLASSIC[name]
@@ -117,10 +118,10 @@ def check_values(what: str, **given: Any) -> None:
 
 
 def check_kind(what: str, value: object, kind: Any, way: str) -> None:
-    """Refuse an object of another kind.
+    """Refuse an object that is not an instance of ``kind``.
 
     Raises:
-        ConfigurationError: says what it is to be, what it is, and the way out.
+        ConfigurationError: the message names the expected kind, the object and the way out.
     """
     if not isinstance(value, kind):
         given = reprlib.repr(value)
@@ -128,10 +129,10 @@ def check_kind(what: str, value: object, kind: Any, way: str) -> None:
 
 
 def check_takes(what: str, function: Any, argument: str) -> None:
-    """Refuse what cannot be called with one argument.
+    """Refuse an object that cannot be called with one argument.
 
     Raises:
-        ConfigurationError: says how it is called.
+        ConfigurationError: the message says how it is called.
     """
     if not callable(function):
         given = reprlib.repr(function)
@@ -148,7 +149,7 @@ def check_takes(what: str, function: Any, argument: str) -> None:
             ) from None
 
 
-_MEANT = {"retry": "retries"}  # by its letters it is nearer to retry_on
+_MEANT = {"retry": "retries"}  # by its letters "retry" is nearer to retry_on
 
 
 def _hint(kind: str, option: str) -> str:
@@ -188,7 +189,7 @@ def _is_text(value: Any) -> bool:
     return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
-# What lies beside the runs in a store: inboxes, the bell, threads and sessions of frameworks.
+# Names beside the runs in a store: inboxes, the bell, threads and sessions of frameworks.
 _RESERVED = (
     *("bell:", "inbox:", "langgraph:", "langgraph-threads"),
     *("openai-agents:", "openai-agents-sessions"),
@@ -243,7 +244,7 @@ _RETENTION: Allowed = (
     "'latest_only', 'prune_old' or 'all'",
 )
 
-# None: checked where the option is used, with other options or the function's parameters.
+# None: checked where the option is used, together with other options or the function's parameters.
 _OF_ALL: dict[str, Allowed | None] = {
     "name": _NAME,
     "key": None,

@@ -1,4 +1,4 @@
-"""Attempts of a step: how many there are, and the seconds between two of them."""
+"""The attempts of a step: how many there are, and the seconds between two of them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _FIRST_WAIT, _LONGEST_WAIT, _JITTER = 0.1, 30.0, 0.1  # seconds
 
 
 def check_retries(retries: int, retry_on: RetryOn, backoff: Backoff, what: str) -> None:
-    """Refuse options that cannot mean anything.
+    """Refuse invalid options.
 
     Raises:
-        ConfigurationError: names the option and what it takes.
+        ConfigurationError: the message names the option and its valid values.
     """
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
         raise ConfigurationError(f"retries={retries!r} of {what}: it must be a number, 0 or more")
@@ -52,15 +52,15 @@ class Attempts:
     """The attempts of one call.
 
     Args:
-        retries: how many more attempts may follow the first.
-        retry_on: what is worth trying again.
+        retries: the number of further attempts after the first.
+        retry_on: the exceptions that are worth another attempt.
         backoff: seconds between two attempts; a function of the number of the attempt that failed
             (1, 2, ...); a tenacity wait strategy; ``None`` for 0.1 s doubling up to 30 s, each with
             up to 0.1 s of jitter.
         what: for messages: ``step 'think'``.
 
     Attributes:
-        number: of the current attempt, from 1.
+        number: the number of the current attempt, from 1.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class Attempts:
         self._state: Any = None
 
     def next_delay(self, error: BaseException) -> float | None:
-        """After a failed attempt: seconds to wait before the next one, ``None`` to give up.
+        """Return the seconds to wait after a failed attempt, or ``None`` to give up.
 
         Raises:
-            ConfigurationError: ``backoff`` returned what cannot be waited.
+            ConfigurationError: ``backoff`` returned an invalid number of seconds.
         """
         if self.number > self._retries or not self._is_worth(error):
             return None

@@ -1,8 +1,8 @@
-"""URLs of stores with a password, which nobody but the server is to see.
+"""URLs of stores with a password, which only the server may see.
 
-A URL is shown, recorded and handed to other programs without its password.  This process remembers
-the password, and its child processes get it by ``STEPWISE_STORE``: so the URL as it is shown opens
-the same store in all of them.
+A URL is shown, recorded and passed to other programs without its password.  This process remembers
+the password, and its child processes get it by ``STEPWISE_STORE``.  So the shown URL opens the same
+store in all of them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 _SECRET = ("password", "sslpassword")
-_given: dict[str, str] = {}  # by the URL that may be shown, the one with the password
+_given: dict[str, str] = {}  # by the URL that may be shown, the URL with the password
 
 
 def public_url(url: str) -> str:
@@ -33,7 +33,7 @@ def remember_url(url: str) -> None:
 
 
 def with_password(url: str) -> str:
-    """Return a store's URL with the password that this process, or its environment, has for it."""
+    """Return a store's URL with the password known to this process or its environment."""
     if "://" not in url:
         return url
     remember_url(os.environ.get("STEPWISE_STORE", ""))
@@ -48,7 +48,7 @@ def hide_passwords(text: str) -> str:
 
 
 def _other_name(url: str) -> str:
-    """Return the same URL with the other name that Postgres has in URLs."""
+    """Return the same URL with the other scheme name of Postgres."""
     scheme, separator, rest = url.partition("://")
     names = {"postgres": "postgresql", "postgresql": "postgres"}
     return f"{names.get(scheme, scheme)}{separator}{rest}"

@@ -1,8 +1,8 @@
-"""The one tracer of the process: which spans are current while code of a run executes.
+"""The one tracer of the process, which makes spans current while code of a run executes.
 
-Events report what happened.  A tracer is called around it, too: in the thread or task that executes
-a run or a body, so that spans that the user's code makes there nest below.  Without a tracer, each
-hook is one comparison.  What a tracer raises never reaches the run.
+Events report what happened.  A tracer is also called around it, in the thread or task that executes
+a run or a body, so that spans of the user's code nest below.  Without a tracer, each hook is one
+comparison.  Exceptions of a tracer never reach the run.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ class Tracer(Protocol):
     """The hooks of a tracer."""
 
     def begin(self, run: Any, previous: Mapping[str, str], scope: Any) -> Mapping[str, str]:
-        """Called when a run is about to be executed.
+        """Begin the trace of a run that is about to be executed.
 
         Args:
-            run: id, full name and label, as ``run_id``, ``workflow``, ``label``.
-            previous: what this returned for the attempt before, in whichever process.
-            scope: the scope that calls it as a child run, or ``None``.
+            run: the run's id, full name and label, as ``run_id``, ``workflow``, ``label``.
+            previous: the return value for the previous attempt, in whichever process.
+            scope: the scope that calls the run as a child run, or ``None``.
 
         Returns:
             texts by name, which are recorded with the attempt.
         """
 
     def enter(self, run_id: str) -> Leave:
-        """Called where code of a run's function is entered.
+        """Enter the code of a run's function.
 
         Returns:
-            a function that is called where it is left.
+            a function to call where the code is left.
         """
 
     def enter_attempt(self, attempt: Any) -> Leave:
-        """Called where the body of a step is entered: twice if it returns an awaitable.
+        """Enter the body of a step; called twice if the body returns an awaitable.
 
         Returns:
-            a function that is called with its exception, or ``None``, where it is left.
+            a function to call where the body is left, with its exception or ``None``.
         """
 
     def end(self, run_id: str) -> None:
-        """Called when the process has given a run up."""
+        """End the trace of a run that the process has released."""
 
 
 tracer: Tracer | None = None
@@ -62,7 +62,7 @@ def set_tracer(new: Tracer | None) -> None:
 
 
 def begin(run: Any, previous: Mapping[str, str], scope: Any) -> Mapping[str, str]:
-    """Have a run traced that is about to be executed; return what to record."""
+    """Begin the trace of a run that is about to be executed; return the texts to record."""
     if tracer is None:
         return previous
     begun = _ask(tracer.begin, run, previous, scope)
@@ -83,7 +83,7 @@ def enter_attempt(attempt: Any) -> Leave | None:
 
 @reports
 def leave(left: Leave, error: BaseException | None = None) -> None:
-    """Leave what was entered; ``error`` is the exception of an attempt."""
+    """Leave the code that was entered; ``error`` is the exception of an attempt."""
     left(error)
 
 
@@ -104,10 +104,10 @@ def trace(execute: Callable[[AttemptT], ResultT], attempt: AttemptT) -> ResultT:
 
 
 def end(run_id: str) -> None:
-    """Tell the tracer that a run is over here."""
+    """Notify the tracer that a run is over in this process."""
     if tracer is not None:
         _ask(tracer.end, run_id)
 
 
 def _ask(hook: Callable[..., ResultT], *given: Any) -> ResultT | None:
-    return reports(hook)(*given)  # each hook for itself: a notice names the one that failed
+    return reports(hook)(*given)  # each hook separately: a notice names the failed hook
