@@ -1,7 +1,7 @@
 """Checkpoints: a position in the workflow function, its variables, and the journal's position.
 
-A checkpoint lies in the store beside the journal, needs no flush of its own (the journal is the
-truth; without a checkpoint the run resumes at an older one, or by replay), and is only ever loaded
+A checkpoint is stored beside the journal.  It needs no separate flush: the journal is the truth,
+and without a checkpoint the run resumes at an older one, or by replay.  A checkpoint is loaded only
 after it verified.
 """
 
@@ -30,7 +30,7 @@ from stepwise.stores import Store
 
 Retention = Literal["latest_only", "prune_old", "all"]
 PREFIX = "checkpoint/"
-_READS_FILES = "+"  # so that it stands beside the one before the loop, after the same record
+_READS_FILES = "+"  # so that it is stored beside the one before the loop, after the same record
 _PRUNE_AT_LEAST = 200  # records at a time
 _NEEDS_NOTHING: Mapping[str, Any] = {}
 _NO_USAGE: Mapping[str, float] = {}
@@ -41,28 +41,28 @@ class State(NamedTuple):
     """The contents of a checkpoint, apart from the local variables.
 
     Args:
-        position: of the last finished statement, structurally; see ``rewrite.transform``.
-        line, file: of it.
-        prefix: fingerprint of what had been executed.
-        visited: paths of the branches that were entered.
-        step: how many steps were done.
+        position: the structural position of the last finished statement; see ``rewrite.transform``.
+        line, file: the line and file of that statement.
+        prefix: the fingerprint of the executed code.
+        visited: the paths of the branches that were entered.
+        step: the number of done steps.
         calls: the highest number of a call.
-        ordinals: how many calls there were, by name.
-        children: how many equal calls of child workflows, by name and digest.
+        ordinals: the number of calls, by name.
+        children: the number of equal calls of child workflows, by name and digest.
         journal: the last record, the link to it, the number of intents, and the sums so far.
-        unused: records before it that no call had used: origin, last, and their flags.
+        unused: earlier records that no call had used: origin, last, and their flags.
         arguments: the objects that are kept by reference, name and kind.
-        python, at: the Python version that wrote it; when, in seconds since 1970.
-        needs: what is stored elsewhere that it refers to; see :class:`.chunks.Needs`.
-        changed: variables that a fork gave other values, as name, form and size of what stands at
-            the end of the payload.
-        state: what steps changed of their instances, as owner and part; see ``subjects``.
+        python, at: the Python version that wrote it; the time, in seconds since 1970.
+        needs: the values stored elsewhere that it refers to; see :class:`.chunks.Needs`.
+        changed: variables that a fork gave other values, as name, form and size of the bytes at the
+            end of the payload.
+        state: the parts of instances that steps changed, as owner and part; see ``subjects``.
         serial: the highest number of an instance.
-        before: if it holds only as long as files are what they were: the checkpoint to go back to
+        before: for a checkpoint that holds only while files are unchanged, the checkpoint to use
             otherwise; empty for the beginning of the run.
-        seconds, usage: what the done steps had taken; see :class:`.account.Progress`.
-        taken: the messages that were taken, by the names of the signals; see :class:`.waits.Taken`.
-        told: the workflow had been told that the run is to end, and had gone on.
+        seconds, usage: the time and usage of the done steps; see :class:`.account.Progress`.
+        taken: the taken messages, by the names of the signals; see :class:`.waits.Taken`.
+        told: True if the workflow had been notified that the run is to end, and had continued.
     """
 
     position: str
@@ -91,18 +91,18 @@ class State(NamedTuple):
 
     @property
     def where(self) -> str:
-        """``file:line``."""
+        """The place, as ``file:line``."""
         return f"{self.file}:{self.line}"
 
     @property
     def start(self) -> Position:
-        """Return the journal position at which it was taken."""
+        """The journal position at which the checkpoint was taken."""
         return Position.from_kept(self.journal)
 
     def earlier(
         self, store: Store, seal: Seal, run_id: str
     ) -> Iterator[tuple[Entry, tuple[bool, bool, bool]]]:
-        """The unused records before it, with their flags."""
+        """Yield the unused records before the checkpoint, with their flags."""
         for origin, last, *flags in self.unused:
             for number in dict.fromkeys((origin, last)):
                 entry = read_one(store, seal, run_id, number)
@@ -110,7 +110,7 @@ class State(NamedTuple):
                     yield entry, (*flags,)
 
     def header(self) -> dict[str, Any]:
-        """Return the state for a header: what is as usual is left out."""
+        """Return the state for a header, without fields at their usual value."""
         rest = zip(_MOSTLY, self[_FIRST:], _USUAL, strict=True)
         unusual = {name: value for name, value, usual in rest if value != usual}
         return dict(zip(_ALWAYS, self, strict=False)) | unusual
@@ -125,7 +125,7 @@ _ALWAYS = State._fields[:_FIRST]
 class Loaded(NamedTuple):
     """A checkpoint that verified: its name, its state, the pickled local variables.
 
-    ``vault`` holds what it refers to, which verified as well.
+    ``vault`` holds the values that it refers to, which verified as well.
     """
 
     name: str
@@ -138,10 +138,10 @@ class Loaded(NamedTuple):
         return Reader(self.vault, Needs.of(self.state.needs))
 
     def changes(self) -> dict[str, Any]:
-        """The variables that a fork gave other values.
+        """Return the variables that a fork gave other values.
 
         Raises:
-            UnreadableValueError: one of them cannot be loaded.
+            UnreadableValueError: a variable cannot be loaded.
         """
         found, end = {}, len(self.payload)
         for name, form, size in reversed(self.state.changed):
@@ -151,11 +151,11 @@ class Loaded(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of a run that is in progress.
+    """The checkpoints of a run in progress.
 
     Args:
-        keep: how many ``prune_old`` keeps.
-        prune_journal: delete the records that no kept checkpoint needs.
+        keep: the number of checkpoints that ``prune_old`` keeps.
+        prune_journal: True to delete the records that no kept checkpoint needs.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Checkpoints:
         self._names = journal.store.names(journal.run_id, PREFIX)
         self._chunks = _Chunks(journal, none=not self._names)
         self._refused: list[str] = []
-        self._before: dict[str, str] = {}  # by name: what to go back to if a file has changed
+        self._before: dict[str, str] = {}  # by name: the checkpoint to use if a file has changed
 
     def load(self) -> Iterator[Loaded | str]:
         """Yield checkpoints, newest first; a checkpoint that does not verify only by its name."""
@@ -208,8 +208,8 @@ class Checkpoints:
         """Write a checkpoint and prune; return the facts of the run for its listing.
 
         Args:
-            reads_files: it holds only as long as files are what they were: the one before the loop
-                that reads them is kept as long as it.
+            reads_files: True if it holds only while files are unchanged.  The checkpoint before the
+                loop that reads the files is then kept as long as this one.
         """
         needs, chunks = references.needs()
         if reads_files:
@@ -239,9 +239,9 @@ class Checkpoints:
     def _sorted_out(self, name: str, *, reads_files: bool) -> tuple[list[str], list[str], bool]:
         """Return the checkpoints to keep, now that ``name`` is the newest, and those to delete.
 
-        The third says whether the whole journal is needed.
+        The third value says whether the whole journal is needed.
         """
-        over = {name, name + _READS_FILES}  # the latter was taken in a loop that ended since
+        over = {name, name + _READS_FILES}  # the latter was taken in a loop that has ended
         replaced = over.intersection(self._names)
         names = [*(each for each in self._names if each not in replaced), name]
         pruned, needed = names[: -self._keep] if self._keep else [], set[str]()
@@ -256,13 +256,13 @@ class Checkpoints:
         kept = [each for each in names if each not in pruned]
         self._before = {each: self._before[each] for each in kept if each in self._before}
         gone = [*pruned, *({*self._refused, *replaced} - {name})]
-        # Without the checkpoint to go back to, the whole journal is needed.
+        # Without the checkpoint to fall back to, the whole journal is needed.
         return kept, gone, not self.prunes_journal or not needed <= {*kept}
 
     def _behind(self, kept: list[str], state: State) -> int:
-        """The last record that neither the oldest checkpoint nor an unused call needs.
+        """Return the last record that neither the oldest checkpoint nor an unused call needs.
 
-        The record at the checkpoint itself stays: its link is what the rest hangs on.
+        The record at the checkpoint itself stays: the following records link to it.
         """
         needed: list[int] = [each[0] for each in state.unused]
         needed += (n.lowest for n in self._chunks.read(kept).values() if n.lowest)
@@ -273,7 +273,7 @@ _LONGEST_NUMBER = 18  # digits
 
 
 def number_of(name: str) -> int:
-    """Return the number of the record that a checkpoint follows; 0 if the name is none of ours."""
+    """Return the number of the record that a checkpoint follows; 0 for other names."""
     digits = name.removeprefix(PREFIX).removesuffix(_READS_FILES)
     return int(digits) if digits.isdecimal() and len(digits) <= _LONGEST_NUMBER else 0
 
@@ -291,11 +291,11 @@ def sealed(
     records: Mapping[int, int],
     payload: bytes,
 ) -> dict[str, Data]:
-    """A checkpoint as another run keeps it, with the chunks that it needs, by their names.
+    """Return a checkpoint for another run, with the chunks that it needs, by their names.
 
     Args:
-        state: what becomes of that of ``loaded``.
-        records: where the records stand in the other run, by where they stand in this one.
+        state: the new state, made from the state of ``loaded``.
+        records: the numbers of records in the other run, by their numbers in this run.
     """
     needs, links, put = Needs.of(loaded.state.needs), [], {}
     lowest = [records[number] for number in needs.records]
@@ -318,7 +318,7 @@ def sealed(
 
 
 def load_checkpoint(vault: Vault, name: str) -> Loaded | None:
-    """The checkpoint of that name; ``None`` if it does not verify."""
+    """Return the checkpoint of that name, or ``None`` if it does not verify."""
     try:
         opened = vault.open(name)
         state = State(**opened.header)
@@ -330,7 +330,7 @@ def load_checkpoint(vault: Vault, name: str) -> Loaded | None:
 
 
 def spent_so_far(store: Store, run_id: str, seal: Seal | None = None) -> Sums:
-    """Return what the records of a run say it has spent, those before a checkpoint included."""
+    """Return the recorded spending of a run, including records before a checkpoint."""
     seal = seal or seal_for(store)
     vault, at = Vault(store, seal, run_id), Position()
     for name in reversed(store.names(run_id, PREFIX)):
@@ -346,10 +346,11 @@ def spent_so_far(store: Store, run_id: str, seal: Seal | None = None) -> Sums:
 class _Chunks:
     """The chunks that the kept checkpoints of a run need.
 
-    What those of an earlier attempt need is read when it matters first: when one is pruned.
+    The needs of an earlier attempt's checkpoints are read when they first matter: when a checkpoint
+    is pruned.
 
     Args:
-        none: there are no checkpoints yet.
+        none: True if there are no checkpoints yet.
     """
 
     def __init__(self, journal: Journal, *, none: bool) -> None:
@@ -359,7 +360,7 @@ class _Chunks:
         self._spare: set[int] = set()
 
     def next(self) -> int:
-        """A number that no chunk had."""
+        """Return a number that no chunk has had."""
         if self._last is None:
             numbers = self._vault.numbers()
             self._last = max(numbers, default=0)
@@ -369,7 +370,7 @@ class _Chunks:
         return self._last
 
     def read(self, kept: Iterable[str]) -> dict[str, Needs]:
-        """Return the needs of those of these checkpoints that need something, by name."""
+        """Return the needs of these checkpoints by name, without those that need nothing."""
         if self._needs is None:
             needed = {each: self._vault.needs(each) for each in kept}
             self._needs = {
@@ -379,10 +380,10 @@ class _Chunks:
         return self._needs
 
     def unneeded(self, name: str, needs: Needs, kept: list[str], *, pruning: bool) -> list[str]:
-        """The chunks that no checkpoint needs any more, now that ``name`` is the newest.
+        """Return the chunks that no checkpoint needs any more, now that ``name`` is the newest.
 
         Args:
-            pruning: checkpoints are deleted.
+            pruning: True if checkpoints are deleted.
         """
         if self._needs is None and not pruning:
             return []

@@ -1,7 +1,7 @@
 """An exception in a variable, with its causes and its traceback.
 
-Pickle forgets ``__cause__``, ``__context__`` and the traceback.  The traceback that comes back
-prints as the one before: it has the files, functions and lines, and no variables.
+Pickle loses ``__cause__``, ``__context__`` and the traceback.  The restored traceback prints like
+the original: it has the files, functions and lines, but no variables.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST = 60  # frames of a traceback: the first half and the last
 _WITHOUT_MORE = 3  # parts of a reduced form: maker, arguments, state
 
 Place = tuple[str, str, int]
-"""File, function, line."""
+"""The file, function and line of a traceback entry."""
 
 
 def raised_form(error: BaseException) -> Any:
@@ -71,11 +71,11 @@ def _set_history(error: BaseException, history: tuple[Any, ...]) -> None:
     if state:
         error.__setstate__(state)
     for name, value in (
-        ("__cause__", cause),  # sets the last of them
+        ("__cause__", cause),  # also sets ``__suppress_context__``
         ("__context__", context),
         ("__suppress_context__", suppress),
         ("__traceback__", _traceback(places)),
-    ):  # past a ``__setattr__`` that forbids it
+    ):  # bypasses a ``__setattr__`` that forbids it
         BaseException.__setattr__(error, name, value)
 
 
@@ -92,7 +92,7 @@ def _here() -> types.FrameType:
 
 @functools.lru_cache(maxsize=256)
 def _frame(file: str, name: str, line: int) -> types.FrameType:
-    """A frame that is over, of a function of that name in that file."""
+    """Return an ended frame of a function of that name in that file."""
     code = _here.__code__.replace(co_filename=file, co_name=name, co_firstlineno=line)
     if sys.version_info >= (3, 11):
         code = code.replace(co_qualname=name)

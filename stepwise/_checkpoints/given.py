@@ -1,13 +1,13 @@
 """The targets of a frame's references: the objects that a call was given, cells, globals.
 
-The objects that a call was given, and the paths at which they stood when it began.
+The module notes the objects that a call was given, and their paths when the call began.
 
-A client or a connection has no value that a checkpoint could hold.  Where the call was given it, at
-whatever depth (``self.agents[0].client``), the call that resumes the run is given one, too: the
-checkpoint names the path.  Paths are taken as the call begins, before anything is moved, so that
-none ever leads to the client of another agent.
+A client or a connection has no value that a checkpoint could hold.  If the call was given one, at
+any depth (``self.agents[0].client``), the call that resumes the run is given one, too: the
+checkpoint names the path.  Paths are noted as the call begins, before anything is moved, so that no
+path leads to the client of another agent.
 
-The targets of a frame's references: cells, arguments, globals, stored values.
+Other targets are cells, arguments, globals and stored values.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 # -- given ----------------------------------------------------------------------------------------
 
 
-_MOST = 50_000  # objects of a call that are looked at
-_LARGE = 500_000  # plain data, which C looks at
+_MOST = 50_000  # objects of a call that are examined
+_LARGE = 500_000  # items of plain data, examined in C
 _ATOMS = frozenset(
     (
         *(str, bytes, int, float, complex, bool, type(None), type(Ellipsis), range, slice),
         *(type, types.ModuleType, types.BuiltinFunctionType, types.CodeType),
     )
 )
-_NOWHERE = "…"  # in the path to what no path leads to: an item of a set, say
+_NOWHERE = "…"  # in the path of an object without a real path, such as an item of a set
 _KEYS = (str, bytes, int, bool, type(None))
 _DATA = frozenset({list, dict, tuple, set, frozenset, deque, bytearray})
 _SIMPLE = (list, dict, tuple, set, frozenset, deque, types.SimpleNamespace)
@@ -65,7 +65,7 @@ _HANDLES = frozenset(
         *("sqlite3", "ssl", "subprocess", "threading", "urllib", "xmlrpc"),
     )
 )
-"""Modules of the standard library whose objects stand for something outside of the program."""
+"""Modules of the standard library whose objects represent something outside the program."""
 
 _ITERABLES: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items())
 _ITERATORS = frozenset((*(type(iter(each)) for each in _ITERABLES), enumerate, reversed, zip))
@@ -77,11 +77,11 @@ class Found(NamedTuple):
     """An object that a walk has found.
 
     Args:
-        path: to it.
+        path: the path to the object.
         value: the object itself.
         holder: the object that holds it; ``None`` for a root.
-        theirs: the path to the object of an installed package in which it is, and that object.
-        is_open: what it holds is found as well; else its path ends here.
+        theirs: the path to the enclosing object of an installed package, and that object.
+        is_open: True if its contents are walked as well; otherwise its path ends here.
     """
 
     path: str
@@ -92,7 +92,7 @@ class Found(NamedTuple):
 
     @property
     def attribute(self) -> str:
-        """The name of the attribute that the path ends with; empty if it ends otherwise."""
+        """The name of the attribute that the path ends with; empty for other paths."""
         return self.path.rpartition(".")[2] if self.path[-1] != "]" else ""
 
 
@@ -101,7 +101,7 @@ def is_plain(value: object) -> bool:
     cls = type(value)
     state = getattr(cls, "__getstate__", None)
     if isinstance(state, types.MethodDescriptorType) and state is not _PLAIN_STATE:
-        return False  # laid out by C (a StringIO): its state is not in its attributes
+        return False  # laid out in C (a StringIO): its state is not in its attributes
     return (
         getattr(cls, "__reduce_ex__", None) is object.__reduce_ex__
         and getattr(cls, "__reduce__", None) is object.__reduce__
@@ -115,15 +115,15 @@ def is_plain(value: object) -> bool:
 
 
 def walk(roots: Mapping[str, Any], enters: Callable[[Any], bool] | None = None) -> Iterator[Found]:
-    """Yield what values hold, each object once, those of short paths first; but no plain data.
+    """Yield the objects in values, each once and short paths first, without plain data.
 
-    Opened are containers, functions that have no name to go by, and instances that Python pickles
-    by their attributes: one of an installed package only if it is not held by another such one,
-    and a known client never.
+    The walk opens containers, functions without an importable name, and instances that Python
+    pickles by their attributes.  An instance of an installed package is opened only if no other
+    such instance holds it.  A known client is never opened.
 
     Args:
         roots: the values, by their names.
-        enters: says of an object that can be opened whether it is; by default it is.
+        enters: returns whether to open an object that can be opened; by default all are opened.
     """
     waiting: deque[Any] = deque((name, value, None, None) for name, value in roots.items())
     seen: set[int] = set()
@@ -139,7 +139,7 @@ def walk(roots: Mapping[str, Any], enters: Callable[[Any], bool] | None = None) 
         if cls not in _DATA and cls not in _PARTS and cls not in _ITERATORS:
             is_theirs = is_foreign(cls) and not issubclass(cls, _SIMPLE)
             inner = (theirs or (path, value)) if is_theirs else None
-        is_whole = theirs is not None and inner is theirs  # the second of theirs in a row
+        is_whole = theirs is not None and inner is theirs  # the second such object in a row
         is_open = _can_be_opened(value, cls, whole=is_whole) and (not enters or enters(value))
         yield Found(path, value, holder, theirs, is_open)
         if is_open:
@@ -156,7 +156,7 @@ def _can_be_opened(value: Any, cls: Any, *, whole: bool) -> bool:
         return False
     try:
         return isinstance(value, _SIMPLE) or is_plain(value)
-    except Exception:  # somebody's __getattribute__
+    except Exception:  # a user's __getattribute__ may raise
         return False
 
 
@@ -167,9 +167,9 @@ def _is_handle(cls: type) -> bool:
 
 
 def why_no_handle(value: Any) -> str:
-    """Return why another object does not do for one that cannot be recorded; empty if it does.
+    """Return why another object cannot replace an unrecordable one; empty if it can.
 
-    One that stands for something outside of the program, a client or a connection, does.
+    A replacement works for objects outside the program, such as a client or a connection.
     """
     cls: Any = type(value)
     if is_synchronizer(value):
@@ -188,7 +188,7 @@ def why_no_handle(value: Any) -> str:
 
 
 def _inside(value: Any, cls: type) -> Iterator[tuple[str, Any]]:
-    """Yield what an object holds, with the steps that lead there."""
+    """Yield the contents of an object, with the steps that lead there."""
     if cls in _PARTS:
         for name in _PARTS[cls]:
             yield f".{name}", getattr(value, name, None)
@@ -204,7 +204,7 @@ def _inside(value: Any, cls: type) -> Iterator[tuple[str, Any]]:
         for place, held in enumerate(list(value)):
             yield f"[{place}]", held
     elif isinstance(value, (set, frozenset)):
-        for held in list(value):  # it has no order that another process would share
+        for held in list(value):  # a set has no order that another process would share
             yield f"[{_NOWHERE}]", held
     if cls not in _DATA:
         for name, held in attributes(value).items():
@@ -223,7 +223,7 @@ def follow(path: str, roots: Mapping[str, Any]) -> Any:
     """Return the object to which a path leads.
 
     Raises:
-        LookupError: it leads nowhere.
+        LookupError: the path leads nowhere.
     """
     root = root_of(path)
     value, rest = roots[root], path[len(root) :]
@@ -245,7 +245,7 @@ class _Standing(NamedTuple):
 
     Args:
         holder: the id of the object that holds it.
-        before: of an instance, the names of the attributes that were not ``None``; of a lock, an
+        before: for an instance, the names of the attributes that were not ``None``; for a lock, an
             event or the like, its state.
     """
 
@@ -256,11 +256,11 @@ class _Standing(NamedTuple):
 
 
 class GivenObjects:
-    """The objects that a call was given, but for plain data.
+    """The objects that a call was given, without plain data.
 
     Args:
         roots: its arguments and captured variables, by their names.
-        globals: those of the globals of its module that it names.
+        globals: the globals of its module that it names.
     """
 
     def __init__(self, roots: Mapping[str, Any], globals_: Mapping[str, Any]) -> None:
@@ -296,20 +296,20 @@ class GivenObjects:
         return node if node is not None and node.reference() is value else None
 
     def path_of(self, value: Any) -> str | None:
-        """Return the path at which an object stood when the call began; ``None`` if at none."""
+        """Return an object's path at the beginning of the call, or ``None`` if it had no path."""
         node = self._node(value)
         return node.path if node is not None and _NOWHERE not in node.path else None
 
     def has(self, value: Any) -> bool:
-        """Return whether the call was given an object, and not by a global alone."""
+        """Return whether the call was given an object, other than by a global alone."""
         node = self._node(value)
         return node is not None and root_of(node.path) in self._own
 
     def is_made_anew(self, holder: Any, attribute: str) -> bool:
-        """Return whether the fresh instance of another call makes an attribute by itself.
+        """Return whether the fresh instance of another call creates an attribute itself.
 
-        So it is where the attribute was missing, or ``None``, in the beginning, and in what an
-        installed package does with an object of its own.
+        That is so if the attribute was missing or ``None`` in the beginning, and for attributes of
+        objects of installed packages.
         """
         node = self._node(holder)
         if node is None or not attribute:
@@ -318,14 +318,14 @@ class GivenObjects:
         return is_foreign(cls) or attribute not in (node.before or ())
 
     def is_as_it_was(self, value: Any, entered: int) -> bool:
-        """Return whether a given lock, event or the like has the state it had in the beginning."""
+        """Return whether a given lock, event or the like has its initial state."""
         node = self._node(value)
         return node is not None and is_as_it_was(value, node.before, entered)
 
     def way_to(self, value: Any) -> dict[str, Any]:
-        """Return the objects that held a given one, directly or not, by their paths.
+        """Return the objects that held a given object, directly or not, by their paths.
 
-        None of them if a global holds it: others may use that.
+        The result is empty if a global holds the object: others may use it.
         """
         way: dict[str, Any] = {}
         node = self._node(value)
@@ -338,7 +338,7 @@ class GivenObjects:
         return way
 
     def at(self, path: str) -> Any:
-        """Return what stands at a path; ``None`` if nothing does."""
+        """Return the object at a path, or ``None`` if there is none."""
         try:
             return follow(path, self._roots)
         except LookupError:
@@ -355,7 +355,7 @@ def _itself(value: Any) -> Any:
 
 
 def _are_data(values: Iterable[Any]) -> bool:
-    """Return whether values consist of plain data alone: they are looked at in C, all at once."""
+    """Return whether values consist of plain data alone, examined in C level by level."""
     seen: set[int] = set()
     level = list(values)
     while level:
@@ -365,7 +365,7 @@ def _are_data(values: Iterable[Any]) -> bool:
         new = [each for here, each in inside.items() if here not in seen]
         seen.update(map(id, new))
         if len(seen) > _LARGE:
-            return True  # what is in there is no target
+            return True  # large data holds no targets
         level = gc.get_referents(*new) if new else []
     return True
 
@@ -374,34 +374,35 @@ def _are_data(values: Iterable[Any]) -> bool:
 
 
 NATIVE = (list, dict, set, bytearray)
-"""Pickled without asking the reducers."""
+"""Types that are pickled without asking the reducers."""
 
 COLLECTIONS = (*NATIVE, deque)
-"""Arguments of these types get their contents back in place."""
+"""Types of arguments whose contents are restored in place."""
 
 
 class Surroundings:
     """The objects that the variables of one frame may refer to.
 
     Args:
-        cells: of the frame, by the name of the variable; those its function closes over under
-            ``.name``.
-        arguments: mutable objects that the caller handed in, by name; those that ``self`` holds
+        cells: the cells of the frame, by the name of the variable; cells that its function closes
+            over under ``.name``.
+        arguments: mutable objects that the caller passed in, by name; objects that ``self`` holds
             under ``self.name``.
         namespace: the globals of the workflow's module.
-        given: the objects that the call was given, at any depth; ``None`` if that is not known.
-        taken: those of them that have no value of their own, by their paths: the call that resumes
-            the run gives them.  What held them in the beginning is among the arguments.
-        kept: attributes of arguments (``self.name``) found not to pickle, with the reason; they
-            keep the value of the fresh object.
+        given: the objects that the call was given, at any depth; ``None`` if unknown.
+        taken: given objects without a recordable value, by their paths: the call that resumes the
+            run gives them.  Their initial holders are among the arguments.
+        kept: attributes of arguments (``self.name``) that do not pickle, with the reason; they keep
+            the value of the fresh object.
         stored: the names of the attributes that the function itself assigns.
-        clients: gives what makes clients of known packages again.
+        clients: returns the object that recreates clients of known packages.
         entered: how many times the open ``with`` blocks have entered a lock, by its id.
-        references: to what is stored already.
-        subjects: the instances of which the run knows the calls, with their serial numbers.
-        constants: dotted names in the function of what only another module names, and of texts.
-        function: whose parameters they are.
-        secret: the secrets of the call by name; they are none of the arguments.
+        references: references to values that are already stored.
+        subjects: the instances whose calls the run knows, with their serial numbers.
+        constants: dotted names in the function of texts, and of objects that only another module
+            names.
+        function: the function with these parameters.
+        secret: the secrets of the call by name; they are not among the arguments.
     """
 
     def __init__(
@@ -437,7 +438,7 @@ class Surroundings:
                 self.kept[name] = value, "it is a secret"
 
     def holding(self, arguments: dict[str, Any]) -> Surroundings:
-        """Return a copy with other arguments; it shares everything else."""
+        """Return a copy with other arguments, which shares everything else."""
         other = copy.copy(self)
         other.arguments = arguments
         other._set_secrets_apart()
@@ -445,7 +446,7 @@ class Surroundings:
 
     @property
     def annotated(self) -> dict[str, Any]:
-        """The types that the parameters are annotated with."""
+        """The annotated types of the parameters."""
         return parameter_types(self.function) if self.function is not None else {}
 
     @classmethod
@@ -457,7 +458,7 @@ class Surroundings:
         instance: object,
         secret: Mapping[str, Any],
     ) -> Surroundings:
-        """Build the surroundings for a call of ``function``.
+        """Return the surroundings for a call of ``function``.
 
         Args:
             captured: closes over the variables of the frame that nested functions share.
@@ -477,7 +478,7 @@ class Surroundings:
 
     @staticmethod
     def mutable(bound: Mapping[str, Any], instance: object) -> dict[str, Any]:
-        """The mutable objects that a call was given, by name."""
+        """Return the mutable objects that a call was given, by name."""
         arguments = {name: value for name, value in bound.items() if _is_mutable(value)}
         if instance is not None and _is_mutable(instance):
             arguments["self"] = instance
@@ -487,30 +488,30 @@ class Surroundings:
         return arguments
 
     def as_now(self, code: types.CodeType) -> types.CodeType:
-        """Return the code of a function inside the workflow with the lines that it has today."""
+        """Return the code of a function inside the workflow with its current lines."""
         inside = codes_within(self.code) if self.code is not None else ()
         equal = [each for each in inside if same_code(each, code)]
         equal.sort(key=lambda each: each.co_firstlineno != code.co_firstlineno)
         return equal[0] if equal else code
 
     def named(self) -> Iterator[tuple[str, Any]]:
-        """Yield the constants that there are, by name."""
+        """Yield the existing constants, by name."""
         for name in self.constants:
             value = self.at(name)
             if value is not None:
                 yield name, value
 
     def at(self, dotted: str) -> Any:
-        """Return what a dotted name of the module leads to; ``None`` if nothing."""
+        """Return the object that a dotted name of the module leads to, or ``None``."""
         name, _, attribute = dotted.partition(".")
         value = self.namespace.get(name)
         return value if not attribute else getattr(value, "__dict__", _NOTHING).get(attribute)
 
     def take(self, path: str, value: Any) -> None:
-        """Leave it to the call that resumes the run to give an object.
+        """Leave an object to the call that resumes the run, which gives it.
 
-        The objects through which this call was given it become arguments, so that what refers to
-        them from outside still does so afterwards.
+        The objects through which this call was given the object become arguments, so that outside
+        references to them stay valid.
         """
         assert self.given is not None
         self.arguments = {n: each for n, each in self.arguments.items() if each is not value}
@@ -518,7 +519,9 @@ class Surroundings:
         self._add(self.given.way_to(value))
 
     def sets_apart(self, each: Found, met: Mapping[int, Found]) -> bool:
-        """Set an object apart if the new call gives it, or makes it when it is first asked for.
+        """Set an object apart if the new call gives it, or creates it on first use.
+
+        Return whether the object was set apart.
 
         Args:
             met: objects that hold it and others, by their ids.
@@ -532,7 +535,7 @@ class Surroundings:
                 return True
             return False
         while id(each.holder) in met and given.path_of(each.holder) is None:
-            each = met[id(each.holder)]  # what it is in was made in the run as well
+            each = met[id(each.holder)]  # its holder was created in the run as well
         if not given.is_made_anew(each.holder, each.attribute) or each.attribute in self.stored:
             return False  # or the function itself puts it there
         self.hold(each.holder)
@@ -541,7 +544,7 @@ class Surroundings:
         return bool(names)
 
     def hold(self, value: Any) -> None:
-        """Make a given object an argument, and those through which the call was given it."""
+        """Make a given object an argument, and the objects through which the call was given it."""
         assert self.given is not None
         path = self.given.path_of(value)
         self._add({**self.given.way_to(value), **({path: value} if path is not None else {})})
@@ -552,7 +555,7 @@ class Surroundings:
         self.arguments = {**self.arguments, **new}
 
     def kinds(self) -> dict[str, str]:
-        """The arguments, and what is taken, by name, each with the name of its class."""
+        """Return the class names of the arguments and the taken objects, by name."""
         kinds = {name: _kind(value) for name, value in self.arguments.items()}
         if self.taken:
             kinds.update((name, _TAKEN + _kind(value)) for name, value in self.taken.items())
@@ -577,7 +580,7 @@ class Surroundings:
 
 
 def class_of_kind(kind: str) -> str:
-    """Return the full name of the class that :meth:`Surroundings.kinds` gives."""
+    """Return the full name of the class for a kind of :meth:`Surroundings.kinds`."""
     return kind.removeprefix(_TAKEN).replace(":", ".")
 
 
@@ -602,7 +605,7 @@ def _roots(
     if instance is not None:
         roots["self"] = instance
     for name, cell in _cells_of(function).items():
-        with contextlib.suppress(ValueError):  # it has no value yet
+        with contextlib.suppress(ValueError):  # the cell has no value yet
             roots.setdefault(name, cell.cell_contents)
     return roots
 
@@ -624,9 +627,10 @@ def _globals_of(function: Any, *, code: bool = False) -> dict[str, Any]:
 
 
 def _constants_of(function: Any) -> list[str]:
-    """The names of texts of the module, and of texts and containers of the modules it imports.
+    """Return the names of the module's texts, and of imported modules' texts and containers.
 
-    As far as a function names them; a text by its name in capitals, since others are variables.
+    Only names in the function count, and a text only by a name in capitals, since others are
+    variables.
     """
     found, linked = [], (str, *COLLECTIONS)
     for name, value in _globals_of(function, code=True).items():

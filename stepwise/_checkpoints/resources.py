@@ -1,14 +1,14 @@
-"""Objects that cannot be stored and are made again on resume: resources, managers, SDK clients.
+"""Objects that cannot be stored and are recreated on resume: resources, managers, SDK clients.
 
-Resources and managers: objects that cannot be stored and are made again on resume.
+Resources and context managers are recreated by the user's factories and classes.
 
-Clients that the workflow made: they are made again, of what they were made of.
+Clients that the workflow created are recreated from their options.
 
-A client of a known package that is what its class makes of a few options and of the environment
-(``OpenAI()``, ``httpx.Client(base_url=...)``) is recorded as these options.  Its key is not: what a
-client gets from the environment is compared by a MAC.  Whether a client is so is found out by
-making another one.  One with a transport, an authentication or a hook of its own is not, and no
-more is one whose cookies or headers have changed.
+A client of a known package is recorded as options if its class creates it from a few options and
+the environment (``OpenAI()``, ``httpx.Client(base_url=...)``).  Its key is not recorded: values
+from the environment are compared by a MAC.  Creating another client and comparing the two shows
+whether this applies.  It does not apply to a client with its own transport, authentication or hook,
+or with changed cookies or headers.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ M = TypeVar("M")
 
 # -- resources -----------------------------------------------------------------------------------
 
-_made: dict[int, tuple[Any, Any]] = {}  # id of a resource -> reference to it, how to make it
+_made: dict[int, tuple[Any, Any]] = {}  # id of a resource -> reference to it, how to recreate it
 _mutex = process_lock()
-_held: dict[int, Any] = {}  # the resources that no weak reference can hold: sqlite3.Connection
+_held: dict[int, Any] = {}  # resources without weak references: sqlite3.Connection
 
 in_factory: ContextVar[bool] = ContextVar("stepwise_in_factory", default=False)
-"""True while a factory makes a resource, which it also does where no call could be answered."""
+"""True while a factory creates a resource, which also happens where no call could be answered."""
 
 _DATA = (str, bytes, bytearray, int, float, complex, tuple, list, dict, type(None))
 
 
 def resource(factory: Callable[P, R]) -> Callable[P, R]:
-    """Mark a factory: its result is not stored in a checkpoint but made again.
+    """Mark a factory: its result is not stored in a checkpoint but created again.
 
-    For connections, clients, open files: a local variable that holds what ``factory(*args)``
-    returned holds, in the resumed run, what ``factory(*args)`` returns then.  The arguments must
-    be recordable.  As a context manager, what it returns is entered again.
+    Use it for connections, clients and open files.  A local variable with the result of
+    ``factory(*args)`` holds the result of a new call ``factory(*args)`` in the resumed run.  The
+    arguments must be recordable.  If the result is a context manager, it is entered again.
 
     Raises:
-        ConfigurationError: it is not a plain, named function; or, when called, it returned plain
-            data.
+        ConfigurationError: the factory is not a plain, named function; or, when called, it returned
+            plain data.
     """
     if not inspect.isfunction(factory) or inspect.iscoroutinefunction(factory):
         raise ConfigurationError(
@@ -75,7 +75,7 @@ def resource(factory: Callable[P, R]) -> Callable[P, R]:
 
 
 def _remember(made: Any, how: Any) -> None:
-    if type(made) in _DATA:  # of a class of the user's own, it may be more
+    if type(made) in _DATA:  # a user's subclass may be more than data
         raise ConfigurationError(
             f"a @resource factory returned a {type(made).__name__}, which is plain data: return "
             "the object to make again on resume"
@@ -99,18 +99,18 @@ def _let_go() -> None:
                 del _made[key], _held[key]
 
 
-_OURS = 2  # references to a resource that only we hold: our table's, and that of the question
+_OURS = 2  # references to a resource that only we hold: our table's, and getrefcount's argument
 
 
 def ids_of_made() -> Iterable[int]:
-    """The ids of all resources that there are."""
+    """Return the ids of all existing resources."""
     if _held:
         _let_go()
     return _made.keys()
 
 
 def made_by(obj: object) -> Any:
-    """Return the reduced form that makes a resource again, or ``None`` for other objects."""
+    """Return the reduced form that recreates a resource, or ``None`` for other objects."""
     found = _made.get(id(obj))
     return found[1] if found is not None and found[0]() is obj else None
 
@@ -121,7 +121,7 @@ def _make(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 # -- context managers ----------------------------------------------------------------------------
 
-# By name, so that none of them need be imported.  Entered again, they are as good as before.
+# By name, so that none need be imported.  Entered again, they work as before.
 _REENTERABLE = {
     "_thread.lock",
     "_thread.RLock",
@@ -172,10 +172,10 @@ def reenterable(manager: Any) -> Any:
     """Declare that a context manager can be entered again when a run resumes inside its block.
 
     A run cannot resume inside ``with open(path) as file:`` or inside a transaction: position and
-    content would be lost.  It goes back to before the block.  Inside a manager that can simply be
-    made and entered again it can: ``with reenterable(manager) as name:`` says so of one, and
-    ``reenterable(Class)``, also as a decorator, of all of a class.  On resume the head of the
-    ``with`` is evaluated again, with the variables as they are then.
+    content would be lost.  The run goes back to before the block.  A run can resume inside a
+    manager that can simply be created and entered again.  ``with reenterable(manager) as name:``
+    declares one manager, and ``reenterable(Class)``, also as a decorator, all managers of a class.
+    On resume the head of the ``with`` is evaluated again, with the current variables.
     """
     if isinstance(manager, type):
         _registered.add(manager)
@@ -194,7 +194,7 @@ def is_reenterable(manager: object) -> bool:
 
 
 class LetGo:
-    """Stands after a resume where a ``with`` block that was over had left a closed object."""
+    """A stand-in, after a resume, for an object that a finished ``with`` block had closed."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -219,20 +219,20 @@ _CHANGING = frozenset(
         *("_optional_thread_lock", "_network_backend", "_lazy_tracer"),
     )
 )
-"""Attributes that requests change and that no later one depends on."""
+"""Attributes that requests change and that no later request depends on."""
 
-_CACHED = functools.cached_property  # made when it is first asked for
-_DEEP = 6  # objects in each other: client, client of the transport, transport, pool, ...
+_CACHED = functools.cached_property  # created on first use
+_DEEP = 6  # levels of nested objects: client, client of the transport, transport, pool, ...
 _PLAIN = (str, bytes, int, float, bool, type(None), tuple, list, dict, set, frozenset, type)
 
 
 class ClientOptions(NamedTuple):
-    """The options that a client is made of.
+    """The options that a client is created from.
 
     Args:
-        cls: its class.
-        options: what it was given.
-        tag: a MAC over what it got from the environment.
+        cls: the class of the client.
+        options: the options that it was given.
+        tag: a MAC over its values from the environment.
     """
 
     cls: Any
@@ -244,21 +244,21 @@ class SdkClients:
     """The clients of known packages in the variables of one run.
 
     Args:
-        tag: makes a MAC.
-        stop: stops the run, and returns what to raise.
+        tag: returns a MAC.
+        stop: stops the run, and returns the exception to raise.
     """
 
     def __init__(self, tag: Callable[[bytes], bytes], stop: Callable[[str], BaseException]) -> None:
         self._tag, self._stop = tag, stop
-        self._known: dict[int, tuple[Any, Any, ClientOptions]] = {}  # by id: also a twin of it
+        self._known: dict[int, tuple[Any, Any, ClientOptions]] = {}  # by id, each with a twin
 
     def options_of(self, client: Any) -> ClientOptions | None:
-        """Return what a client is made of; ``None`` if it is not made of options alone."""
+        """Return the options of a client, or ``None`` if options alone do not determine it."""
         cls: Any = type(client)
         if cls is MissingClient:
             return client.__dict__["options"]  # type: ignore[no-any-return]
         if not has_key(cls) or not is_foreign(cls):
-            return None  # a class of the user's own may hold more
+            return None  # a user's class may hold more
         known = self._known.get(id(client))
         if known is None or known[0]() is not client:
             known = self._made_known(client, cls)
@@ -271,13 +271,13 @@ class SdkClients:
             options = _changed_options(client, cls)
             twin = cls(**options)
             known = weakref.ref(client), twin, ClientOptions(cls, options, self._tag(_rest(twin)))
-        except Exception:  # nothing in the environment to make one of, or another version
+        except Exception:  # the environment lacks what it needs, or another version
             return None
         self._known[id(client)] = known
         return known
 
     def again(self, recorded: tuple[Any, ...]) -> Any:
-        """Make a client again; one that the environment does not give stops the run on use."""
+        """Return a recreated client, or a stand-in that stops the run on use if that fails."""
         options = ClientOptions(*recorded)
         name = f"{options.cls.__module__.partition('.')[0]}.{options.cls.__name__}"
         try:
@@ -291,7 +291,7 @@ class SdkClients:
 
 
 class MissingClient:
-    """Stands for a client that could not be made again: whoever uses it stops the run."""
+    """A stand-in for a client that could not be recreated: any use stops the run."""
 
     def __init__(
         self, options: ClientOptions, why: str, stop: Callable[[str], BaseException]
@@ -316,21 +316,21 @@ class MissingClient:
         return self.__getattr__("close")
 
     def __exit__(self, *exception: object) -> None:
-        """It is never entered."""
+        """Do nothing: the stand-in is never entered."""
 
     async def __aenter__(self) -> Any:
         return self.__getattr__("close")
 
     async def __aexit__(self, *exception: object) -> None:
-        """It is never entered."""
+        """Do nothing: the stand-in is never entered."""
 
 
 def _changed_options(client: Any, cls: Any) -> dict[str, Any]:
-    """Return the options of a client that differ from those of one made of none."""
+    """Return the options of a client that differ from those of a client created without any."""
     plain, options = cls(), {}
     for name in _OPTIONS:
         if isinstance(getattr(cls, name, None), _CACHED):
-            continue  # a part of the service that has this name: ``Anthropic().organization``
+            continue  # a part of the service with this name: ``Anthropic().organization``
         value, default = getattr(client, name, None), getattr(plain, name, None)
         if value != default:
             options[name] = str(value) if name == "base_url" else value
@@ -338,7 +338,7 @@ def _changed_options(client: Any, cls: Any) -> dict[str, Any]:
 
 
 def _rest(client: Any) -> bytes:
-    """Return the texts of a client, in which its key is."""
+    """Return the texts of a client, its key among them."""
     texts = {name: value for name, value in vars(client).items() if isinstance(value, str)}
     return repr(sorted(texts.items())).encode("utf-8", "surrogatepass")
 
@@ -349,7 +349,7 @@ def _is_closed(client: Any) -> bool:
 
 
 def _same(one: Any, other: Any, deep: int) -> bool:
-    """Return whether two clients, or parts of them, do the same."""
+    """Return whether two clients, or parts of them, behave the same."""
     if type(one) is not type(other):
         return False
     if isinstance(one, _PLAIN) or callable(one) or not deep:
@@ -382,7 +382,7 @@ def _parts(value: Any) -> dict[str, Any]:
 
 
 def _verified(context: Any) -> tuple[Any, ...] | None:
-    """Return how an SSL context checks; ``None`` for anything else."""
+    """Return how an SSL context verifies; ``None`` for other objects."""
     if not hasattr(context, "cert_store_stats"):
         return None
     return context.verify_mode, context.check_hostname, context.cert_store_stats()

@@ -1,17 +1,17 @@
-"""Calls of a workflow: which run a call means, and how it is taken up.
+"""Calls of a workflow: which run a call means, and how the run is taken up.
 
-A call inside a run is a child run, which is a step of that run.  A call from outside means a run: a
-run id that the user gave names it; otherwise ``start=`` says which one, the run of these arguments
-(``"same"``), the newest unfinished one (``"unfinished"``), or a new one (``"new"``).
-``run_id_for`` asks the same code.
+A call inside a run is a child run, which is a step of that run.  A call from outside means a run. A
+run id given by the user names the run.  Otherwise ``start=`` chooses the run of these arguments
+(``"same"``), the newest unfinished one (``"unfinished"``), or a new one (``"new"``). ``run_id_for``
+uses the same code.
 
 A run belongs to a workflow by the script's path or the module's name, and the function's name.  If
-that name is gone, or another run of the workflow is unfinished, a new run reports it.  Where the
-new run would repeat recorded side effects, the call is refused.
+that name is gone, or another run of the workflow is unfinished, a new run reports it.  If the new
+run would repeat recorded side effects, the call is refused.
 
-A run that somebody else executes is refused, or waited for.  The waiting yields operations like the
+A run that somebody else executes is refused or waited for.  The waiting yields operations like the
 call of a step, so that a thread sleeps and a task awaits.  The owner may be another process, which
-rings no bell here: so the lease is looked at, ever less often.
+rings no bell here, so the lease is polled at growing intervals.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def is_call_of(store: Store, seal: Seal, old: RunFacts, callee: Callee) -> bool:
     """Return whether a run is of this call of a workflow, which may have been moved.
 
     Args:
-        old: as :func:`counted_here` gives it.
+        old: the facts as :func:`counted_here` returns them.
     """
     workflow = callee.workflow
     if old.digest != callee.digest:
@@ -139,8 +139,8 @@ def is_call_of(store: Store, seal: Seal, old: RunFacts, callee: Callee) -> bool:
 def counted_here(store: Store, seal: Seal, old: RunFacts, callee: Callee) -> RunFacts:
     """Return a run's facts with the digest and the parts that its arguments have in this program.
 
-    The classes of a script count by the script's name.  If that has changed, the recorded arguments
-    are loaded and counted again, to compare them with those of ``callee``.
+    The classes of a script count by the script's name.  If that name has changed, the recorded
+    arguments are loaded and counted again, to compare them with the arguments of ``callee``.
     """
     workflow = callee.workflow
     if not isinstance(callee, BoundCall) or not _was_moved(old, workflow.full_name, workflow.code):
@@ -150,7 +150,7 @@ def counted_here(store: Store, seal: Seal, old: RunFacts, callee: Callee) -> Run
         inputs = load_inputs(store, seal, old._replace(workflow=workflow.full_name))
         instance, args, kwargs = parameters.call_of(inputs.whole(), inputs.method)
         call = BoundCall(callee.workflow, instance, args, kwargs)
-    except Exception:  # they cannot be loaded or do not fit; or the user's classes or key= raise
+    except Exception:  # they cannot be loaded or do not fit, or the user's classes or key= raise
         return old
     counted = {
         name: short
@@ -162,7 +162,7 @@ def counted_here(store: Store, seal: Seal, old: RunFacts, callee: Callee) -> Run
 
 
 def _differs_plainly(old: RunFacts, callee: Callee) -> bool:
-    """Return whether a number or a text among the arguments is another one, in any program."""
+    """Return whether a number or a text among the arguments differs, in any program."""
     return isinstance(callee, BoundCall) and any(
         type(callee.bound.get(name, callee)) in ATOMS for name in callee.parts.differing(old.parts)
     )
@@ -183,10 +183,10 @@ def _was_moved(old: RunFacts, workflow: str, code: str) -> bool:
 def _was_renamed(store: Store, seal: Seal, old: RunFacts, module: str) -> bool:
     """Return whether a run is of a workflow that its module no longer has.
 
-    Not in a notebook, whose other cells may not have been executed yet.
+    The answer is False in a notebook, whose other cells may not have been executed yet.
 
     Args:
-        module: that of the workflow which is called now.
+        module: the module of the workflow that is called now.
     """
     label = old.label
     names = [f"{place}:{label}" for place in (place_of(module), *other_places(module))]
@@ -200,7 +200,7 @@ def _was_renamed(store: Store, seal: Seal, old: RunFacts, module: str) -> bool:
 
 
 def _may_be_made(file: str, label: str) -> bool:
-    """Return whether a file has a function or workflow of that name, which is not made yet."""
+    """Return whether a file has a function or workflow of that name that is not defined yet."""
     text = "".join(linecache.getlines(file)) if file else ""
     last = re.escape(label.rpartition(".")[2])
     given = re.escape(label)
@@ -213,16 +213,15 @@ def _may_be_made(file: str, label: str) -> bool:
 def look_beside(
     store: Store, seal: Seal, new: RunFacts, callee: Callee, *, is_asked_for: bool
 ) -> None:
-    """A new run starts beside an unfinished one of the same workflow: that may be a mistake.
+    """Report unfinished runs beside a new run of the same workflow, which may be a mistake.
 
-    Or beside one of a workflow that is gone, with equal parts: perhaps it was renamed.
+    Runs of a missing workflow with equal parts are reported, too: it may have been renamed.
 
     Args:
-        is_asked_for: somebody asked for a new run, or chose its id.
+        is_asked_for: True if the user asked for a new run, or chose its id.
 
     Raises:
-        RunConflictError: a run of a workflow that is gone has side effects, which this one may
-            repeat.
+        RunConflictError: a run of a missing workflow has side effects that this run may repeat.
     """
     _tell_of_unfinished(store, seal, new, callee.parts)
     for old in _under_other_names(store, seal, new, callee) or ():
@@ -269,7 +268,7 @@ def _tell_of_unfinished(store: Store, seal: Seal, new: RunFacts, parts: Parts | 
 
 
 def _difference(new: RunFacts, old: RunFacts, parts: Parts | None) -> str:
-    """In what an unfinished run differs from a new one, and how to resume it."""
+    """Return how an unfinished run differs from a new one, and how to resume it."""
     differing = parts.differing(old.parts, momentary=True) if parts is not None else []
     edited = ", its code has changed" if old.code and new.code and old.code != new.code else ""
     if differing:
@@ -288,12 +287,12 @@ def _difference(new: RunFacts, old: RunFacts, parts: Parts | None) -> str:
 
 
 _MOST = 1000  # unfinished runs that the search examines, once for each workflow and process
-_BESIDE = 30  # of the same workflow: there may be a million, and each is asked for its owner
+_BESIDE = 30  # of the same workflow: there may be a million, and the owner of each is looked up
 
 _of_gone: dict[tuple[str, str], list[RunFacts]] = {}
-"""The unfinished runs of workflows that are gone, by store and workflow that may be such a one."""
+"""The unfinished runs of missing workflows, by store and by the workflow that may replace them."""
 _counted: dict[tuple[str, str], dict[str, RunFacts]] = {}
-"""Those of them whose arguments were loaded and counted here, by run id."""
+"""The runs among them whose arguments were loaded and counted here, by run id."""
 
 
 @reports
@@ -322,28 +321,28 @@ def _under_other_names(store: Store, seal: Seal, new: RunFacts, callee: Callee) 
 
 
 def _unfinished(store: Store, seal: Seal, workflow: str) -> Iterator[RunFacts]:
-    """Yield the unfinished runs of a workflow that nobody executes and no run called."""
+    """Yield the unfinished top-level runs of a workflow that nobody executes."""
     for facts in _begun(seal, unfinished_heads(store, seal, workflow), _BESIDE):
         if store.owner(facts.run_id) is None:
             yield facts
 
 
 def _begun(seal: Seal, heads: Iterable[Head], most: int) -> Iterator[RunFacts]:
-    """Yield the runs of these heads that no run called, without those of this process.
+    """Yield the top-level runs of these heads, without the runs of this process.
 
     Args:
-        most: how many runs are looked at.
+        most: the number of heads that are examined.
     """
     mine = {run.run_id for run in list(live_runs)}
     for head in itertools.islice(heads, most):
-        # What this process executes is left out without asking the store, which may be far away.
+        # Runs of this process are skipped without asking the store, which may be remote.
         facts = open_head(seal, head) if head.run_id not in mine else None
         if facts is not None and not facts.parent:
             yield facts
 
 
 def _effects_of(store: Store, seal: Seal, facts: RunFacts) -> str:
-    """Return the side effects that a run had, in words; empty if it had none."""
+    """Return the side effects of a run, in words; empty if it had none."""
     effects = Counter(course_of(store, seal, facts).effects)
     told = ", ".join(f"{name} x{count}" for name, count in effects.most_common(4))
     return f" with side effects {told}" if told else ""
@@ -361,13 +360,15 @@ def open_run(
     """Take a run up: recall its result, resume it, or start it.
 
     Args:
-        kind: the class of what executes it.
+        kind: the class of the object that executes the run.
 
     Raises:
-        RunBusyError, RunOwnedError: somebody is executing it; or it is not what was meant any more.
+        RunBusyError, RunOwnedError: somebody is executing the run, or it is no longer the intended
+            run.
         RunConflictError: its id belongs to a run with other arguments.
-        JournalLostError: records of side effects are gone.
-        ConfigurationError: it would be recorded as pickles, of which this process loads none.
+        JournalLostError: records of side effects are missing.
+        ConfigurationError: the run would be recorded as pickles, which this process refuses to
+            load.
     """
     if not call.codec:
         check_trust(f"run {call.run_id!r} would be recorded as pickles")
@@ -378,7 +379,7 @@ def open_run(
     lease = Lease(call.store, call.run_id)
     try:
         _acquire(lease, child=current_scope() is not None)
-        facts, recall = recall_run(call, seal)  # its owner may have completed it a moment ago
+        facts, recall = recall_run(call, seal)  # the owner may have completed the run meanwhile
         if recall is None:
             return kind(call, *_take_up(call, seal, lease, facts))
     except BaseException:
@@ -392,7 +393,7 @@ def _acquire(lease: Lease, *, child: bool) -> None:
     try:
         lease.acquire(child=child)
     except (RunBusyError, RunOwnedError):
-        # A Ctrl-C just as an attempt began or ended may have left its lease held.
+        # A Ctrl-C at the moment an attempt began or ended may have left its lease held.
         for active in list(live_runs):
             if active.run_id == lease.run_id and active.is_over():
                 active.close()
@@ -405,10 +406,10 @@ def _acquire(lease: Lease, *, child: bool) -> None:
 
 
 def recall_run(call: Invocation, seal: Seal) -> tuple[RunFacts | None, Recall | None]:
-    """Return a run's facts, ``None`` if it is new, and its result if it has completed.
+    """Return a run's facts, or ``None`` if it is new, and its result if it has completed.
 
     Raises:
-        RunBusyError, RunConflictError, RunCancelled: as of :func:`open_run`.
+        RunBusyError, RunConflictError, RunCancelled: as in :func:`open_run`.
     """
     facts = facts_of(call.store, seal, call.run_id)
     if call.meant is not None and not call.meant(facts):
@@ -433,7 +434,7 @@ def _result(call: Invocation, seal: Seal, facts: RunFacts) -> Recall | None:
     end = read_end(call.store, seal, facts)
     ended = end.ended if end is not None else None
     if end is None or ended is None or not ended.answers:
-        return None  # what the run returned or changed is not recorded: a replay makes it again
+        return None  # the result or the changes are not recorded: a replay computes them again
     marked = newest_mark(call.store, seal, call.run_id)
     if marked.last > facts.end or is_another_history(call.store, seal, call.run_id, marked):
         return None  # an older database: loading its journal reports the loss
@@ -445,9 +446,9 @@ def _result(call: Invocation, seal: Seal, facts: RunFacts) -> Recall | None:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ended.at))
         change = ", and its code has changed since" if _has_changed(call, facts.code) else ""
         ways = ".options(fresh=True), .options(run_id=...), STEPWISE_FRESH=1"
-        if callee.parts is None:  # no @workflow is behind it
+        if callee.parts is None:  # the call has no @workflow
             ways = "another run_id"
-        first = memory.is_first(f"recalled {callee.workflow.full_name}")  # of a loop over calls
+        first = memory.is_first(f"recalled {callee.workflow.full_name}")  # first call of a loop
         forget = first and f"stepwise forget {shell_word(call.run_id)}"
         notice(
             f"{call.run_id} already completed at {when}{change}; this is its recorded result"
@@ -469,7 +470,7 @@ def _came_back(call: Invocation) -> JournalLostError:
 
 
 def _refuse_cancelled(call: Invocation, seal: Seal, facts: RunFacts) -> None:
-    """Raise for a cancelled run, unless it is asked for, or its caller was resumed."""
+    """Raise for a cancelled run, unless its resumption was requested or its caller was resumed."""
     if call.parent is None:
         if not (call.resumes or facts.undoing):
             raise cancelled_before(call.store, seal, facts, says_how=True)
@@ -489,7 +490,7 @@ def _check_conflict(call: Invocation, seal: Seal, facts: RunFacts) -> None:
     callee, workflow = call.callee, call.callee.workflow
     facts = counted_here(call.store, seal, facts, callee)
     is_call = is_call_of(call.store, seal, facts, callee)
-    # A list that the instance holds may have grown since; the run id chose everything else.
+    # A list in the instance may have grown since; the run id covers everything else.
     parts = callee.parts
     differing = parts.differing(facts.parts, growing=False) if parts is not None else []
     if is_call and not differing:
@@ -559,7 +560,7 @@ def _take_up(
 
 
 def _secrets_of(call: Invocation) -> Secrets:
-    """Return the secrets of a call, with those of its parent run."""
+    """Return the secrets of a call, including those of its parent run."""
     secrets = call.parent.secrets if call.parent is not None else Secrets()
     secrets.add(call.callee.secret)
     return secrets
@@ -568,7 +569,7 @@ def _secrets_of(call: Invocation) -> Secrets:
 def _start(
     call: Invocation, journal: Journal, secrets: Secrets
 ) -> tuple[RunFacts, tuple[Started, Data]]:
-    # On use: a resume, which a start should not make dearer, needs neither.
+    # Imported on use: a resume needs neither, and should not become slower.
     from stepwise._execution.outcomes import record_inputs
     from stepwise._journal.course import facts_at_start
 
@@ -607,7 +608,7 @@ def _start(
         payload = b""
     trace = tracing.begin(facts, facts.trace, current_scope())
     started, facts = started._replace(trace=trace), facts._replace(trace=trace)
-    # Usually not durable: losing it costs nothing, and the first step's commit includes it.
+    # Usually not durable: losing the record costs nothing, and the first step's commit includes it.
     journal.append((started, payload), durable=callee.promised, head=facts)
     return facts, (started, payload)
 
@@ -617,9 +618,9 @@ def _start(
 
 OnOwned = Literal["raise", "wait", "skip"]
 
-_SHORTEST, _LONGEST = 0.01, 0.5  # seconds between two looks
+_SHORTEST, _LONGEST = 0.01, 0.5  # seconds between two polls
 
-_waiting: list[tuple[ActiveRun, str]] = []  # runs that wait for another one, by its id
+_waiting: list[tuple[ActiveRun, str]] = []  # runs that wait for another run, with its id
 
 
 def when_free(
@@ -634,15 +635,15 @@ def when_free(
     """Take a run up as soon as nobody else executes it.
 
     Args:
-        take: takes it up; it gets whether another execution was waited for.
-        blocks: the thread sleeps meanwhile, and with it the event loop that it may be running.
+        take: takes the run up; its argument says whether another execution was waited for.
+        blocks: True if the thread sleeps meanwhile, together with an event loop running in it.
         waits: called before each pause.
 
     Raises:
-        RunSkipped: somebody executes it, and ``on_owned`` is ``"skip"``.
-        RunBusyError, RunOwnedError: somebody executes it, and it is ``"raise"``; or the owner waits
-            for this caller.
-        BaseException: the owner failed with it.
+        RunSkipped: somebody executes the run, and ``on_owned`` is ``"skip"``.
+        RunBusyError, RunOwnedError: somebody executes the run and ``on_owned`` is ``"raise"``, or
+            the owner waits for this caller.
+        BaseException: the exception with which the owner's execution failed.
     """
     waited, seal = False, seal_for(store)
     while True:
@@ -736,7 +737,7 @@ def live_run(store: Store, run_id: str) -> ActiveRun | None:
 
 
 def _held_up_by(owner: ActiveRun) -> Iterator[ActiveRun]:
-    """The run, those that it or its child runs wait for, and so on."""
+    """Yield the run, the runs that it or its child runs wait for, and so on."""
     todo, seen = [owner], set[ActiveRun]()
     while todo:
         run = todo.pop()
@@ -751,7 +752,7 @@ def _held_up_by(owner: ActiveRun) -> Iterator[ActiveRun]:
 
 
 def _awaits(future: Any, task: Any) -> bool:
-    """Return whether an asyncio future waits for a task: directly, or by ``gather``."""
+    """Return whether an asyncio future waits for a task, directly or through ``gather``."""
     while future is not None and future is not task:
         if any(_awaits(each, task) for each in getattr(future, "_children", ())):
             return True
@@ -776,13 +777,15 @@ class Meant(NamedTuple):
     """A run that a call may mean.
 
     Args:
-        explicit: the user chose its id; a run of another call is a conflict.
-        stopped: an attempt of it stopped in this process, and may have changed its arguments.
-        unfinished: only while it is unfinished and nobody executes it; else the next one is meant.
-        resumed: ``STEPWISE_RESUME`` names it.
-        later: the process has made an equal call before.
-        generated: its id was made up now.
-        told: what is to be told when it is taken up.
+        explicit: True if the user chose its id; a run of another call is then a conflict.
+        stopped: True if an attempt of it stopped in this process, and may have changed its
+            arguments.
+        unfinished: True if the run counts only while it is unfinished and nobody executes it;
+            otherwise the call means the next run.
+        resumed: True if ``STEPWISE_RESUME`` names it.
+        later: True if the process has made an equal call before.
+        generated: True if its id was generated now.
+        told: the notice to show when the run is taken up.
     """
 
     run_id: str
@@ -799,7 +802,7 @@ class Starting:
     """A call that is about to be made.
 
     Args:
-        given: the objects it is made with.
+        given: the objects of the call.
     """
 
     def __init__(self, callee: BoundCall, given: Given, store: Store) -> None:
@@ -814,7 +817,7 @@ class Starting:
     def _seal(self) -> Seal:
         return seal_for(
             self._store
-        )  # it creates the key, which a caller that only asks for an id does not need
+        )  # creates the key, which a caller that only asks for an id does not need
 
     @property
     def base(self) -> str:
@@ -823,7 +826,7 @@ class Starting:
 
     @property
     def mode(self) -> Start:
-        """Choose the run for a call without a run id."""
+        """The start mode, which chooses the run for a call without a run id."""
         if settings.fresh():
             return "new"
         said: Start = self._workflow.options.start or settings.start() or "same"  # type: ignore[assignment]
@@ -850,7 +853,7 @@ class Starting:
         run_id, mode = self._workflow.options.run_id, self.mode
         known = self._stopped() if run_id is not None or mode != "new" else None
         if run_id is not None and run_id in self._sources:
-            run_id = settings.resume()  # the program names the run, and the fork takes its place
+            run_id = settings.resume()  # the program names the run, and the fork replaces it
         if run_id is not None:
             resumed = run_id == settings.resume() != self._workflow.options.run_id
             yield Meant(run_id, explicit=known != run_id, stopped=known == run_id, resumed=resumed)
@@ -883,7 +886,7 @@ class Starting:
     def _is_resumed(self, run_id: str, mode: Start) -> bool:
         """Return whether the environment names this call's run as the one to resume.
 
-        One of a derived id is found as ever, at its place among equal calls.
+        A run with a derived id is found in the usual way, by its number among equal calls.
         """
         if run_id in ("", memory.resumed) or (mode == "same" and self.is_derived(run_id)):
             return False
@@ -898,7 +901,7 @@ class Starting:
 
     @cached
     def _sources(self) -> list[str]:
-        """The run that the fork to be resumed was made from, and the runs that one comes from."""
+        """The run from which the fork to be resumed was made, and that run's own sources."""
         found: list[str] = []
         facts = self._glance(settings.resume()) if settings.resume() else None
         while facts is not None and facts.forked_from not in ("", settings.resume(), *found):
@@ -919,9 +922,9 @@ class Starting:
         )
 
     def _tell_of_unknown(self, run_id: str) -> None:
-        """Report, once for a store, that the environment names a run that is not in it.
+        """Report, once for a store, that the environment names a run that is not in the store.
 
-        The id is mistyped, or the run is that of a workflow with another store.
+        The id is misspelled, or the run belongs to a workflow with another store.
         """
         url = self._store.url
         if memory.is_first(f"unknown {run_id} {url}"):
@@ -931,7 +934,7 @@ class Starting:
             )
 
     def is_derived(self, run_id: str) -> bool:
-        """Return whether an id is of a call that is counted with this one."""
+        """Return whether an id belongs to a call that is counted together with this call."""
         return any(_is_numbered(run_id, base) for base in self._bases)
 
     def _is_of_file(self, facts: RunFacts) -> bool:
@@ -945,14 +948,14 @@ class Starting:
         )
 
     def remember(self, run_id: str) -> None:
-        """Give the run to this call alone, if its id is not derived from it: not to one alike."""
+        """Reserve the run for this call, not for similar ones, unless its id is derived from it."""
         said = self._workflow.options.run_id is not None or self.mode != "same"
         if not said and not _is_numbered(run_id, self._bases[0]):
             memory.takes(self._store.url, run_id, self._bases[0])
 
     @reports
     def warn_of_another(self, run_id: str) -> None:
-        """Warn, once, that a later call was answered by the run that another process made."""
+        """Warn, once, that a later call was answered by a run that another process completed."""
         if self.is_said or not memory.is_first(f"another {self._workflow.full_name}"):
             return
         label = self._workflow.label
@@ -976,7 +979,7 @@ class Starting:
         yield Meant(found or _numbered(first, ordinal), later=ordinal > 0)
 
     def _look_up(self, first: str, ordinal: int) -> str | None:
-        """The run that has an id which this call may have, or had under another name."""
+        """Return the id of an existing run that this call has, or had under another name."""
         for base in self._bases:
             run_id = self._free_number(base, first, ordinal)
             facts = self._glance(run_id)
@@ -990,18 +993,18 @@ class Starting:
         return None
 
     def _glance(self, run_id: str) -> RunFacts | None:
-        """The run of an id that probably is not there: no journal is read for it."""
+        """Return the facts of a run that probably is missing, without reading a journal for it."""
         head = self._store.head(run_id)
         return facts_of(self._store, self._seal, run_id) if head is not None else None
 
     def _free_number(self, base: str, first: str, ordinal: int) -> str:
-        """The id of that number that no other call of this process has been given."""
+        """Return the numbered id that no other call of this process has been given."""
         while memory.is_taken(self._store.url, _numbered(base, ordinal), first):
             ordinal += 1
         return _numbered(base, ordinal)
 
     def _other_bases(self) -> list[str]:
-        """The ids of this call where the workflow's file is started or imported another way."""
+        """Return the ids of this call if the workflow's file is started or imported another way."""
         workflow, parts = self._workflow, self._parts
         names = [*workflow.other_names, workflow.full_name]
         places = [name.removesuffix(f":{workflow.label}") for name in names]
@@ -1014,9 +1017,9 @@ class Starting:
         return [base for base in dict.fromkeys(found) if base not in self._bases]
 
     def _nearly_same(self) -> Iterator[Meant]:
-        """Unfinished runs that differ in what never excludes, or in what they do not know.
+        """Yield unfinished runs that differ only in times and random ids, or in unknown parts.
 
-        None that this process executed: there, two such calls are two.
+        Runs that this process executed are left out: two such calls in one process are two runs.
         """
         for facts in self._found():
             if facts.parts is None or self.is_derived(facts.run_id):
@@ -1058,7 +1061,7 @@ class Starting:
         yield self._new()._replace(told="")
 
     def _found(self) -> list[RunFacts]:
-        """The unfinished runs of this call that nobody executes, the newest first."""
+        """Return the unfinished runs of this call that nobody executes, newest first."""
         workflow = self._workflow
         found: list[RunFacts] = []
         if next(iter(self._store.heads(unfinished=True)), None) is None:
@@ -1104,7 +1107,7 @@ def _recurse(depth: int) -> None:
 
 
 wakers: list[Callable[[TopLevel], None]] = []
-"""Functions that wake a suspended run in this process, which does not end when a cell does."""
+"""Functions that wake a suspended run in a notebook kernel, which outlives the cell."""
 
 
 class WorkflowCall(BoundCall):
@@ -1129,7 +1132,7 @@ class WorkflowCall(BoundCall):
 
 
 class ChildCall(WorkflowCall, Performer):
-    """A call inside a run, which is performed like one of a step."""
+    """A call inside a run, which is performed like the call of a step."""
 
     effect = True
     timeout = None
@@ -1173,7 +1176,7 @@ class ChildCall(WorkflowCall, Performer):
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The plain function."""
+        """The undecorated function."""
         return self.workflow.function
 
     @property
@@ -1197,8 +1200,8 @@ class ChildCall(WorkflowCall, Performer):
     def new_child(self, taken: Container[str]) -> str:
         """Return the id of a new child run, which no recorded call has.
 
-        The id of this ordinal may be taken: by an equal call of another instance, which came in
-        another order then.
+        An equal call of another instance, which came in another order then, may have the id of this
+        ordinal.
         """
         parent, count = self.parent, self.parent.ordinals.of_child
         while self.options.run_id is None and self.child in taken:
@@ -1210,9 +1213,9 @@ class ChildCall(WorkflowCall, Performer):
         self.child = call.child
 
     def child_spent(self, call: Call) -> Sums | None:
-        """Return what the child run has spent that no earlier outcome of its call says.
+        """Return the child run's spending that no earlier outcome of its call reports.
 
-        A run that had ended before was not executed for a new call, which spent nothing then.
+        A run that had ended before was not executed for a new call, which then spent nothing.
         """
         opened, claims = self.opened, self.parent.account.claims
         if isinstance(opened, WorkflowRun):
@@ -1228,7 +1231,7 @@ class ChildCall(WorkflowCall, Performer):
         return self.parent.journal.store if given is None else open_store(given)
 
     def next_id(self, parent: ActiveRun) -> str:
-        """The id of the child run that the call would be, were it made now."""
+        """Return the id of the child run that the call would be if it were made now."""
         name = self.workflow.label
         self.name = name
         digest = self._digest(parent)
@@ -1237,17 +1240,18 @@ class ChildCall(WorkflowCall, Performer):
         return self._id(parent, digest, parent.ordinals.next_child(name, digest))
 
     def handle(self) -> Run:
-        """The child run."""
+        """Return the child run."""
         return run_of(self._store(), self.child)
 
     @property
     def returns(self) -> Any:
-        """The type that the workflow is annotated to return."""
+        """The annotated return type of the workflow."""
         return self.workflow.returns
 
     def watched(self, bound: Mapping[str, Any]) -> Watched:
         """Return the arguments that the child run may change, as a step may."""
-        # Its own journal has the changes, too; but a record that answers the call opens no run.
+        # The child's own journal has the changes, too, but a record that answers the call opens no
+        # run.
         given = {**self.parameters.changeable_defaults, **bound}
         hidden = self.parameters.hiding.hidden_in(given)
         return Watched(given, hidden, function=self.function)
@@ -1285,21 +1289,21 @@ class ChildCall(WorkflowCall, Performer):
         return opened.value if isinstance(opened, Recall) else execute(opened)
 
     async def _execute_async(self, taking: Core) -> Any:
-        from stepwise._calls.async_driver import adrive  # only asynchronous programs load asyncio
+        from stepwise._calls.async_driver import adrive  # synchronous programs do not load asyncio
 
         self.opened = opened = (await adrive(taking)).unwrap()
         return opened.value if isinstance(opened, Recall) else await execute_async(opened)
 
 
 def run_of(store: Store, run_id: str) -> Run:
-    """Return the run, for looking at it."""
+    """Return the run, for inspection."""
     from stepwise._runs.run import Run  # on use: most programs look at no run
 
     return Run(store, run_id)
 
 
 def no_id_yet(label: str) -> ConfigurationError:
-    """Return the error for a caller that asks for the id of a run that will be a new one."""
+    """Return the error for a request for the id of a run that will be a new one."""
     return ConfigurationError(
         f"the next call of {label!r} will be a new run, whose id is generated when it starts: give "
         "it an id, .options(run_id=...), or use the Run that execute() returns"
@@ -1310,27 +1314,28 @@ def no_id_yet(label: str) -> ConfigurationError:
 
 
 class TopLevel(WorkflowCall):
-    """A call from outside of any run.  As a context manager, it remembers how it ended.
+    """A call from outside any run; as a context manager, it remembers how the call ended.
 
     Args:
-        skips: a run that somebody else executes need not be taken up: only the run is asked for.
+        skips: True if a run that somebody else executes need not be taken up, since the caller
+            wants only the run.
 
     Attributes:
-        meant: as of :class:`Invocation`, for a run that is named.
+        meant: see :class:`Invocation`; for a run that is named.
     """
 
     display: Display | None = None
     run_id = ""  # empty until chosen
-    resumes = False  # also a run that was cancelled
+    resumes = False  # True to resume a cancelled run, too
     taken: Recall | WorkflowRun | None = None
     meant: Callable[[RunFacts | None], bool] | None = None
-    joined = False  # somebody else executed the run, or does
+    joined = False  # True if somebody else executed the run, or executes it
     opened = False
     _meant: Meant
     _runs: Iterator[Meant]
-    _starting: Starting | None = None  # until the run has suspended
-    continues = False  # it was suspended by a call of this object
-    unheard = False  # it is woken beside its call, which has ended: nobody gets the result
+    _starting: Starting | None = None  # None once the run has suspended
+    continues = False  # True if the run was suspended by a call of this object
+    unheard = False  # True if the run is woken after its call has ended: nobody gets the result
 
     def __init__(self, *call: Any, skips: bool = False) -> None:
         super().__init__(*call)
@@ -1343,28 +1348,28 @@ class TopLevel(WorkflowCall):
         return self.taken
 
     def begin_here(self, waits: Callable[[], None] | None = None) -> None:
-        """Take the run up in this thread; ``waits`` is called if it has to wait for that."""
+        """Take the run up in this thread; ``waits`` is called if that has to wait."""
         if self.taken is None:
             drive(self.turn(blocks=True, waits=waits))
 
     def begin_now(self) -> None:
-        """Take the run up, unless that has to wait: then :meth:`begin` does."""
+        """Take the run up, unless that has to wait; then :meth:`begin` continues."""
         self._turn = self.turn(blocks=False)
         with contextlib.suppress(StopIteration):
             next(self._turn)
 
     async def begin(self) -> None:
-        """Take the run up, as entering it does, but without blocking the event loop."""
+        """Take the run up, as entering does, but without blocking the event loop."""
         if self.taken is None:
             from stepwise._calls.async_driver import adrive
 
             await adrive(self._turn or self.turn(blocks=False))
 
     def turn(self, *, blocks: bool, waits: Callable[[], None] | None = None) -> Core:
-        """Take up the run that is meant, when nobody else executes it.
+        """Take up the intended run, when nobody else executes it.
 
-        The steps, in this order: choose the run, take it up (its result is recalled, it is resumed,
-        or it begins), remember which one it is.
+        The steps are: choose the run, take it up (recall its result, resume it, or begin it), and
+        remember which run it is.
         """
         if not self.run_id:
             self.choose()
@@ -1388,7 +1393,7 @@ class TopLevel(WorkflowCall):
                 continue
             try:
                 self._note(opened)
-            except BaseException:  # a warning that is an error
+            except BaseException:  # a warning that is turned into an error
                 if isinstance(opened, WorkflowRun):
                     opened.active.close()
                 raise
@@ -1396,7 +1401,7 @@ class TopLevel(WorkflowCall):
         return Result()
 
     def starting(self) -> Starting:
-        """Return the run that it means."""
+        """Return the choice of the run for this call."""
         options = self.options
         self.store = open_store(options.store if options.store is not None else settings.store())
         self.given = Given(self.workflow.full_name, self.bound, self.instance)
@@ -1405,24 +1410,24 @@ class TopLevel(WorkflowCall):
         return starting
 
     def again(self) -> None:
-        """Mean the same run once more, which suspended; keep nothing else."""
+        """Prepare another call of the same suspended run, and release everything else."""
         explicit = self._meant.explicit
         self._meant = Meant(self.run_id, explicit=explicit, stopped=True)
         self.taken, self.opened, self._turn, self.continues = None, False, None, True
         self._starting, self._runs, self.display = None, iter(()), None
-        if self.meant is not None:  # one attribute more, and CPython's dict is 6 times as large
+        if self.meant is not None:  # one more attribute, and CPython's dict is 6 times as large
             self.meant = None
 
     def choose(self) -> None:
-        """Decide which run is meant."""
+        """Choose the run that the call means."""
         self._runs = self.starting().runs()
         self._choose_next()
 
     def mean(self, run_id: str, *, explicit: bool) -> None:
-        """Mean a run that is chosen already, by another process or by its id.
+        """Set the run to a run chosen by another process or by its id.
 
         Args:
-            explicit: the user chose its id; see :class:`.starts.Meant`.
+            explicit: True if the user chose its id; see :class:`.starts.Meant`.
         """
         self.starting()
         self._meant, self.run_id = Meant(run_id, explicit=explicit), run_id
@@ -1433,7 +1438,7 @@ class TopLevel(WorkflowCall):
         return self._meant.explicit
 
     def recall(self) -> Recall | None:
-        """Return the recorded result, once another process has completed the run."""
+        """Return the recorded result once another process has completed the run."""
         explicit = self.is_explicit
         call = self.invocation(self.store, self.run_id, explicit=explicit, fsync=True, waited=True)
         return recall_run(call, seal_for(self.store))[1]
@@ -1463,19 +1468,19 @@ class TopLevel(WorkflowCall):
         )
         opened = open_run(call, WorkflowRun)
         self.opened = True
-        # The result of a run that was waited for belongs to that run's call: not counted here.
+        # The result of an awaited run belongs to that run's own call, so it is not counted here.
         self.joined = waited and isinstance(opened, Recall)
         return opened
 
     def _note(self, opened: Recall | WorkflowRun) -> None:
-        """Remember which run it is, and say if it is not what one may expect."""
+        """Remember which run it is, and report an unexpected one."""
         meant, store = self._meant, self.store.url
         starting = self._starting
         if starting is not None:
             starting.remember(meant.run_id)
         if meant.told and not meant.generated:
             notice(meant.told)
-        # The items of a generator are made again, not recalled.
+        # A generator's items are computed again, not recalled.
         is_over = isinstance(opened, Recall) or opened.active.facts.status == "completed"
         again = is_over and meant.later and not self.joined
         if again and starting is not None and not memory.has_executed(store, meant.run_id):
@@ -1498,7 +1503,7 @@ class TopLevel(WorkflowCall):
 
     @contextlib.contextmanager
     def returning_run(self, want_run: bool) -> Generator[None, None, None]:
-        """End without an exception if the run suspends, and its caller asked for the run."""
+        """Suppress the exception of a suspension if the caller asked for the run."""
         try:
             yield
         except RunSuspended as error:
@@ -1523,15 +1528,15 @@ def _is_unfinished(facts: RunFacts | None) -> bool:
 def next_run_id(
     workflow: Definition, instance: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str:
-    """The id of the run that the next such call, made here and now, will be.
+    """Return the id of the run that the next such call, made here and now, will be.
 
     Raises:
-        ConfigurationError: that run will be a new one, whose id is made up when it starts.
+        ConfigurationError: the run will be a new one, whose id is generated when it starts.
     """
     scope = current_scope()
     if scope is not None:
         if workflow.is_generator or workflow.is_async_generator:
-            return scope.run.run_id  # the steps of this workflow belong to the caller's run
+            return scope.run.run_id  # the workflow's steps belong to the caller's run
         return ChildCall(workflow, instance, args, kwargs).next_id(scope.run)
     starting = TopLevel(workflow, instance, args, kwargs).starting()
     meant = next(starting.runs())
@@ -1551,10 +1556,11 @@ def invoke(
     *,
     want_run: bool,
 ) -> Any:
-    """Call a workflow: its result, or its ``Run``; awaitable or iterable as its function is."""
+    """Call a workflow; return its result or ``Run``, awaitable or iterable as its function is."""
     if workflow.is_generator or workflow.is_async_generator:
         if current_scope() is not None:
-            # Its items cannot be recorded as an outcome, so its steps belong to the caller's run.
+            # The items of a generator cannot be recorded as an outcome, so its steps belong to the
+            # caller's run.
             return WorkflowCall(workflow, instance, args, kwargs).run_function()
         top = TopLevel(workflow, instance, args, kwargs, skips=want_run)
         if workflow.is_generator:
@@ -1577,7 +1583,7 @@ def _plain(workflow: Definition, instance: Any, args: Any, kwargs: Any, want_run
 
 
 def _given(child: ChildCall, result: Result, want_run: bool) -> Any:
-    """The result of a call of a child workflow."""
+    """Return the result of a call of a child workflow, or its run."""
     if want_run and isinstance(result.error, RunSkipped):
         return child.handle()
     value = result.unwrap()
@@ -1637,7 +1643,7 @@ async def _adrain(top: TopLevel) -> Run:
 
 @reports
 def _display(run_id: str, title: str, wanted: bool | None) -> Display | None:
-    """Show the progress of a run, if that is wanted and there is a place for it."""
+    """Show the progress of a run, if enabled and if there is a place for it."""
     if not (settings.progress() if wanted is None else wanted):
         return None
     from stepwise._display.progress import (

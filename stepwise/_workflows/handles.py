@@ -1,19 +1,19 @@
 """Runs beside their caller: started, suspended and woken, recovered after a crash.
 
-``recover()`` and ``stepwise up`` ask the same code which runs somebody has to continue: the first
-once, the second all the time.
+``recover()`` and ``stepwise up`` use the same code to find the runs that must be continued: the
+first once, the second continuously.
 
-The waker continues the suspended runs of this process once what they wait for has come.  The thread
-or the task of a suspended run has ended, and its locals are in the store.  What stays here is an
-entry, which the watcher rings when a moment or a message has come.  One thread then looks into the
-store, and begins the run anew.  It lives while there are entries.
+The waker continues the suspended runs of this process once what they wait for arrives.  The thread
+or the task of a suspended run has ended, and its locals are in the store.  An entry remains here,
+which the watcher rings when a moment or a message arrives.  One thread then checks the store and
+begins the run anew.  The thread lives while there are entries.
 
 Rejected: keeping the thread of a run that cannot resume inside its function.  A suspension unwinds
 its frames anyway.
 
-``start()`` takes a run up before it gives the handle: whoever is told its id can rely on it.  A
-plain workflow executes in a thread that the interpreter waits for at its end, an asynchronous one
-in a task of the running event loop.
+``start()`` takes a run up before it returns the handle, so that anyone who gets its id can rely on
+it.  A plain workflow executes in a thread that the interpreter waits for at its end, an
+asynchronous one in a task of the running event loop.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ if TYPE_CHECKING:
 # -- unfinished -----------------------------------------------------------------------------------
 
 
-_SET_BACK = 2.0  # seconds by which a suspension may seem to lie ahead; with more, the clock was set
+_SET_BACK = 2.0  # seconds by which a suspension may seem to lie ahead; beyond, the clock changed
 
 Why = Literal["crashed", "cancelling", "time", "message"]
-"""Why a run has to go on: it died; somebody asked for its end; what it waits for has come."""
+"""Why a run must continue: it died, somebody asked for its end, or its time or message arrived."""
 
 
 class UnfinishedRun(NamedTuple):
-    """A run that nobody may be executing, and that has to go on, now or later."""
+    """A run that possibly nobody executes, and that must continue, now or later."""
 
     store: Store
     seal: Seal
@@ -92,12 +92,12 @@ class UnfinishedRun(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str]:
-        """The store and the id."""
+        """The URL of the store and the id."""
         return self.store.url, self.facts.run_id
 
     @property
     def run(self) -> Run:
-        """The run, for looking at it."""
+        """The run, for inspection."""
         return Run(self.store, self.facts.run_id, self.seal)
 
     @property
@@ -108,7 +108,7 @@ class UnfinishedRun(NamedTuple):
         )
 
     def why(self) -> Why | None:
-        """Return why it has to go on now; ``None`` if it waits, or somebody executes it."""
+        """Return why it must continue now; ``None`` if it waits, or somebody executes it."""
         facts = self.facts
         if facts.status == "running" and self.store.owner(facts.run_id) is not None:
             return None
@@ -122,13 +122,13 @@ class UnfinishedRun(NamedTuple):
         return "message" if self.has_message() else None
 
     def has_message(self) -> bool:
-        """Return whether something came for it, while it is suspended, that it waits for."""
+        """Return whether an awaited message has arrived for it while it is suspended."""
         facts = self.facts
         own, wanted, last = facts.run_id, set[tuple[str, str, str]](), {facts.run_id: facts.seen}
         for each in facts.waits:
             what = ("answer", each.ticket) if each.ticket else ("signal", each.name)
             wanted.add((each.run or own, *what))
-            if each.run:  # a child run has an inbox of its own
+            if each.run:  # a child run has a separate inbox
                 last[each.run] = each.seen
         for run_id, seen in last.items():
             inbox = Inbox(self.store, self.seal, run_id)
@@ -136,16 +136,16 @@ class UnfinishedRun(NamedTuple):
                 is_cancel = came.kind == "cancel" and came.number > facts.cancels
                 if is_cancel or (came.number > seen and (run_id, came.kind, came.name) in wanted):
                     return True
-            if inbox.all_lost():  # the run itself reports those
+            if inbox.all_lost():  # the run itself reports lost messages
                 return True
         return False
 
     def again(self) -> TopLevel:
-        """Return the call that continues it, if nobody else does so first.
+        """Return the call that continues the run, unless somebody else does so first.
 
         Raises:
-            ConfigurationError: this process does not know its workflow.
-            UnreadableValueError: its arguments cannot be loaded.
+            ConfigurationError: this process does not know the workflow.
+            UnreadableValueError: the arguments cannot be loaded.
         """
         facts = self.facts
         definition = known_workflow(facts.workflow).definition
@@ -155,7 +155,7 @@ class UnfinishedRun(NamedTuple):
 
 
 def is_submitted(run: UnfinishedRun) -> bool:
-    """Return whether a run was put on record for a task of an engine, which has not begun yet."""
+    """Return whether a run was recorded for a task of an engine that has not begun yet."""
     store, seal, facts = run
     if facts.updated_at > facts.created_at:
         return False
@@ -163,16 +163,16 @@ def is_submitted(run: UnfinishedRun) -> bool:
 
 
 def _may_go_on(facts: RunFacts | None) -> TypeGuard[RunFacts]:
-    """Return whether a run goes on by itself one day: most have ended, or were stopped."""
+    """Return whether a run may continue by itself: most runs have ended, or were stopped."""
     if facts is None or facts.parent or facts.status in ("completed", "failed"):
         return False
     if facts.status == "cancelled":
-        return facts.undoing  # its process died while its side effects were being undone
+        return facts.undoing  # the process died while undoing the run's side effects
     return bool(facts.cancelling) or (facts.status != "interrupted" and not is_ready(facts))
 
 
 class Backlog:
-    """The runs of a store that have to go on, now or later, as their heads show them.
+    """The runs of a store that must continue, now or later, as their heads show them.
 
     Heads that are unchanged since the last look are not opened again.
     """
@@ -182,7 +182,7 @@ class Backlog:
         self._opened: dict[str, tuple[bytes, RunFacts | None]] = {}
 
     def look(self) -> list[UnfinishedRun]:
-        """Return them, the oldest first."""
+        """Return these runs, oldest first."""
         before, self._opened = self._opened, {}
         found = []
         for head in self.store.heads(unfinished=True):
@@ -195,9 +195,9 @@ class Backlog:
         return sorted(found, key=lambda each: each.facts.created_at)
 
     def look_at(self, run_id: str) -> UnfinishedRun | None:
-        """Return one of them, as it is now; ``None`` if it does not have to go on.
+        """Return one of these runs as it is now, or ``None`` if it need not continue.
 
-        Of a child run, it is the run at the top that has to.
+        For a child run, the result is the top-level run.
         """
         facts = facts_of(self.store, self.seal, run_id)
         while facts is not None and facts.parent:
@@ -213,7 +213,7 @@ def stores_of(known: Iterable[Definition], store: Any = None) -> list[Store]:
     """Return the stores that may have runs of these workflows, the configured one first.
 
     Args:
-        store: a URL, path or store object: only this one.
+        store: a URL, path or store object, to return only this store.
     """
     if store is not None:
         return [open_store(store)]
@@ -229,7 +229,7 @@ def stores_of(known: Iterable[Definition], store: Any = None) -> list[Store]:
 def call_again(
     workflow: Definition, run: Run, given: Mapping[str, Any], **options: Any
 ) -> TopLevel:
-    """Return the call that a run was started with, as the call that continues it."""
+    """Return the call that started a run, as the call that continues the run."""
     facts = run._facts()
     if facts.parent:
         raise ConfigurationError(
@@ -277,7 +277,7 @@ class _ParkedRun:
         self.watches: tuple[RunWatch, ...] = ()
 
     def waiting(self) -> UnfinishedRun | None:
-        """Return the run as it is now; ``None`` if it does not wait any more."""
+        """Return the run as it is now, or ``None`` if it no longer waits."""
         store, seal = self.run.store, self.run._seal
         facts = facts_of(store, seal, self.run.id)
         if facts is None or facts.status != "suspended":
@@ -285,11 +285,11 @@ class _ParkedRun:
         return UnfinishedRun(store, seal, facts)
 
     def ring(self) -> None:
-        """Have the waker look whether it has to go on."""
+        """Ask the waker to check whether the run must continue."""
         waker.rung.put(self)
 
     def watch(self) -> None:
-        """Be rung when something may have come for it or its child runs."""
+        """Watch for messages to the run or its child runs."""
         run, until = self.waiting(), math.inf
         ids = {self.run.id}
         if run is not None:
@@ -301,21 +301,21 @@ class _ParkedRun:
             self.watches = (*self.watches, watch)
 
     def is_due(self) -> bool:
-        """Return whether it has to go on, or another process has continued it."""
+        """Return whether the run must continue, or another process has continued it."""
         try:
             run = self.waiting()
             return run is None or run.why() is not None
-        except (Exception, RunStopped):  # the run itself reports what is wrong with its store
+        except (Exception, RunStopped):  # the run itself reports problems of its store
             return True
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching."""
         for each in self.watches:
             each.close()
 
 
 class Waker:
-    """Continues suspended runs; see the module."""
+    """The waker, which continues suspended runs; see the module."""
 
     def __init__(self) -> None:
         self._mutex = process_lock()
@@ -323,17 +323,17 @@ class Waker:
         os.register_at_fork(after_in_child=self._begin_anew)
 
     def _begin_anew(self) -> None:
-        """Know no run: so it is at first, and in a forked child, which lacks the thread."""
+        """Forget all runs: the state at first and in a forked child, which lacks the thread."""
         self._parked: set[_ParkedRun] = set()
         self.rung: queue.SimpleQueue[_ParkedRun | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def park(self, run: Run, go_on: Callable[[], object], drop: Callable[[], object]) -> None:
-        """Have a suspended run continued when it has to go on.
+        """Continue a suspended run as soon as it must continue.
 
         Args:
             go_on: called then, once, in the waker's thread; it must not block.
-            drop: called instead if the program ends before.
+            drop: called instead if the program ends first.
 
         Raises:
             StoreError: the run cannot be read.
@@ -362,7 +362,7 @@ class Waker:
             return {(each.run.store.url, each.run.id) for each in self._parked}
 
     def end(self) -> None:
-        """Continue no run any more, since the program ends."""
+        """Stop continuing runs, since the program ends."""
         ending.begin()
         with self._mutex:
             dropped, self._parked = self._parked, set()
@@ -380,7 +380,7 @@ class Waker:
         if self._thread is None:
             call_at_exit(self.end)
             thread = threading.Thread(target=self._work, name="stepwise waker", daemon=False)
-            # In an empty context: begun by a run, it is no thread of that run.
+            # In an empty context: a thread started by a run must not belong to that run.
             contextvars.Context().run(thread.start)
             self._thread = thread
 
@@ -402,7 +402,7 @@ class Waker:
         parked.close()
         try:
             parked.go_on()
-        except Exception:  # its event loop is closed; no thread can be started
+        except Exception:  # the event loop is closed, or no thread can be started
             parked.drop()
 
 
@@ -415,11 +415,11 @@ waker = Waker()
 
 R = TypeVar("R")
 Wake = Callable[[str, Callable[[], None]], object]
-"""Executes a function in a thread, which it names."""
+"""A function that executes a function in a thread of a given name."""
 
 _tasks_held: set[asyncio.Task[Any]] = set()  # an event loop holds its tasks weakly
 _woken: weakref.WeakValueDictionary[tuple[str, str], StartedRun] = weakref.WeakValueDictionary()
-"""Suspended runs that continue beside the cell that called them."""
+"""Suspended runs that continue after the cell that called them."""
 _bells = process_lock()
 _threads_held: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
@@ -428,7 +428,7 @@ class StartedRun(abc.ABC):
     """A run that executes beside its caller.
 
     Args:
-        run: what is recorded of it.
+        run: the recorded run.
     """
 
     _is_dropped = False
@@ -452,9 +452,9 @@ class StartedRun(abc.ABC):
     @property
     @abc.abstractmethod
     def done(self) -> bool:
-        """True if the run no longer runs in this process: it ended, or it stopped.
+        """True if the run no longer runs in this process: it ended or stopped.
 
-        A suspended run goes on in this process by itself, so that it is not done.
+        A suspended run continues in this process automatically, so it is not done.
         """
 
     @abc.abstractmethod
@@ -482,20 +482,20 @@ class Handle(StartedRun, Generic[R]):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._has_ended = False
-        self._end_bell: threading.Event | None = None  # made for the first that waits
+        self._end_bell: threading.Event | None = None  # created for the first waiter
         self._value: Any = None
         self._error: BaseException | None = None
 
     @property
     def done(self) -> bool:
-        """True if the run no longer runs in this process: it ended, or it stopped.
+        """True if the run no longer runs in this process: it ended or stopped.
 
-        A suspended run goes on in this process by itself, so that it is not done.
+        A suspended run continues in this process automatically, so it is not done.
         """
         return self._has_ended
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the run has ended or stopped; False if it has not after ``timeout`` seconds.
+        """Wait until the run has ended or stopped; return False if ``timeout`` seconds pass first.
 
         Ctrl-C ends the waiting, not the run.
         """
@@ -506,10 +506,10 @@ class Handle(StartedRun, Generic[R]):
         return bell.wait(timeout)
 
     def result(self, timeout: float | None = None) -> R:
-        """Wait for the run, and return its result, or raise its exception.
+        """Wait for the run, and return its result or raise its exception.
 
         Raises:
-            TimeoutError: it has not ended after ``timeout`` seconds; it continues.
+            TimeoutError: the run has not ended after ``timeout`` seconds; it continues.
         """
         if not self.wait(timeout):
             raise self._late(timeout)
@@ -529,7 +529,7 @@ class Handle(StartedRun, Generic[R]):
 
 @public
 class AsyncHandle(StartedRun, Generic[R]):
-    """A run that executes in a task of an event loop; awaited, it gives the result."""
+    """A run that executes in a task of an event loop; awaiting it returns the result."""
 
     def __init__(self, run: Run) -> None:
         import asyncio
@@ -540,14 +540,14 @@ class AsyncHandle(StartedRun, Generic[R]):
 
     @property
     def done(self) -> bool:
-        """True if the run no longer runs in this process: it ended, or it stopped.
+        """True if the run no longer runs in this process: it ended or stopped.
 
-        A suspended run goes on in this process by itself, so that it is not done.
+        A suspended run continues in this process automatically, so it is not done.
         """
         return self._ended.done()
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the run has ended or stopped; False if it has not after ``timeout`` seconds.
+        """Wait until the run has ended or stopped; return False if ``timeout`` seconds pass first.
 
         A cancellation ends the waiting, not the run.
         """
@@ -557,10 +557,10 @@ class AsyncHandle(StartedRun, Generic[R]):
         return bool(done)
 
     async def result(self, timeout: float | None = None) -> R:
-        """Wait for the run, and return its result, or raise its exception.
+        """Wait for the run, and return its result or raise its exception.
 
         Raises:
-            TimeoutError: it has not ended after ``timeout`` seconds; it continues.
+            TimeoutError: the run has not ended after ``timeout`` seconds; it continues.
         """
         if not await self.wait(timeout):
             raise self._late(timeout)
@@ -573,12 +573,12 @@ class AsyncHandle(StartedRun, Generic[R]):
             self._ended.cancel()
         elif error is not None:
             self._ended.set_exception(error)
-            self._ended.exception()  # asked for: asyncio need not say that nobody did
+            self._ended.exception()  # so that asyncio does not report it as never retrieved
         else:
             self._ended.set_result(value)
 
     def _drop(self) -> None:
-        with contextlib.suppress(RuntimeError):  # its loop is closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
             self._loop.call_soon_threadsafe(super()._drop)
 
     def __await__(self) -> Generator[Any, None, R]:
@@ -589,11 +589,11 @@ class AsyncHandle(StartedRun, Generic[R]):
 
 
 def start(workflow: Definition, instance: Any, args: Any, kwargs: Any) -> Any:
-    """Start a run; gives its handle.
+    """Start a run; return its handle.
 
     Raises:
-        ConfigurationError: it cannot be started: a generator, inside a run, or without a loop.
-        StepwiseError: as a call of the workflow raises before it begins.
+        ConfigurationError: the run cannot be started: a generator, inside a run, or without a loop.
+        StepwiseError: any error that a call of the workflow raises before it begins.
     """
     refuse_start(workflow, f"{workflow.label}.start()")
     top = TopLevel(workflow, instance, args, kwargs)
@@ -610,7 +610,7 @@ def start(workflow: Definition, instance: Any, args: Any, kwargs: Any) -> Any:
 
 
 def refuse_start(workflow: Definition, what: str) -> None:
-    """Refuse to start a generator, and anything inside a run; ``what`` names the operation."""
+    """Refuse to start a generator, or anything inside a run; ``what`` names the operation."""
     if workflow.is_generator or workflow.is_async_generator:
         raise ConfigurationError(
             f"{what}: nothing would consume the items of a generator workflow; "
@@ -631,7 +631,7 @@ def refuse_inside(what: str) -> None:
 
 
 def start_thread(top: TopLevel) -> Handle[Any]:
-    """Execute a run in a thread of its own; return when the run is taken over, or waits."""
+    """Execute a run in a new thread; return once the run is taken over, or waits."""
     handle: Handle[Any] = Handle(run_of(top.store, top.run_id))
     began, refused = threading.Event(), list[BaseException]()
     wake = _beside()
@@ -654,7 +654,7 @@ def start_thread(top: TopLevel) -> Handle[Any]:
 
 
 def _beside() -> Wake:
-    """Return what executes a function in a thread, in the context of this caller."""
+    """Return a function that executes a function in a thread, in the caller's context."""
     run: Any = contextvars.copy_context().run
     return functools.partial(run, begin_thread)
 
@@ -662,7 +662,7 @@ def _beside() -> Wake:
 def begin_thread(name: str, target: Callable[[], None]) -> None:
     """Start a thread that the interpreter waits for at its end, while everything still works."""
     call_at_exit(_wait_for_threads)
-    watch_sigterms()  # here: a thread cannot
+    watch_sigterms()  # called here, since a thread cannot
     run = contextvars.copy_context().run
     thread = threading.Thread(target=run, args=(target,), name=name, daemon=False)
     _threads_held.add(thread)
@@ -678,7 +678,7 @@ def _wait_for_threads() -> None:
             try:
                 thread.join()
             except KeyboardInterrupt:
-                if ending.by_ctrl_c:  # the second one
+                if ending.by_ctrl_c:  # the second Ctrl-C
                     raise
                 ending.by_ctrl_c = True
                 for run in list(live_runs):
@@ -696,9 +696,9 @@ def execute_here(
     """Execute a run in this thread, for a handle.
 
     Args:
-        waits: called when somebody else executes it, and it waits.
-        begins: called when it is taken up.
-        wake: called with what executes the run again, should it have suspended and be due.
+        waits: called if somebody else executes the run, so that it waits.
+        begins: called when the run is taken up.
+        wake: called when the suspended run must continue, with the function that executes it again.
     """
     try:
         handle._end(_executed(top, waits, begins))
@@ -719,11 +719,11 @@ def _again(top: TopLevel, handle: Handle[Any], wake: Wake) -> None:
 
 
 def _park(top: TopLevel, handle: StartedRun, again: Callable[..., object], *where: Any) -> None:
-    """Keep nothing of a suspended run but its call, and have it executed again when it is due."""
+    """Keep only the call of a suspended run, and execute it again when the run must continue."""
     top.again()
     try:
         waker.park(handle.run, functools.partial(again, top, handle, *where), handle._drop)
-    except BaseException as error:  # the store's
+    except BaseException as error:  # an error of the store
         top.opened = True
         tell_failure(top, error)
         handle._end(error=error)
@@ -747,7 +747,7 @@ def _executed(
 
 
 def wake_here(top: TopLevel) -> None:
-    """Execute a suspended run again as soon as it has to go on, beside its caller."""
+    """Execute a suspended run again as soon as it must continue, beside its caller."""
     key = top.store.url, top.run_id
     known = _woken.get(key)
     if known is not None and not known.done:
@@ -766,11 +766,11 @@ def wake_here(top: TopLevel) -> None:
 def start_task(
     top: TopLevel, limit: asyncio.Semaphore | None = None, *, wakes: bool = True
 ) -> AsyncHandle[Any]:
-    """Execute a run in a task of the running loop; it is taken over at once.
+    """Execute a run in a task of the running loop; without ``limit``, take it over immediately.
 
     Args:
-        limit: it is taken up when that lets it pass.
-        wakes: should the run suspend, execute it again when it has to go on.
+        limit: the run is taken up once this semaphore can be acquired.
+        wakes: True to execute the run again, after a suspension, when it must continue.
     """
     if limit is None:
         top.begin_now()
@@ -844,7 +844,7 @@ def _detach(opened: Recall | WorkflowRun) -> None:
 
 @reports
 def tell_failure(top: TopLevel, error: BaseException, *, wakes: bool = False) -> None:
-    """Report that a run ended by raising, since nobody may ask its handle."""
+    """Report the exception that ended a run, since nobody may ask its handle."""
     if top.opened:
         if isinstance(error, RunSuspended):
             here = ". It goes on here by itself" if wakes else ""
@@ -877,7 +877,7 @@ class Recovered(list["Handle[Any] | AsyncHandle[Any]"]):
 
 
 def resume(workflow: Definition, run: Run, given: Mapping[str, Any]) -> Any:
-    """Continue a run; gives its handle.  See :meth:`stepwise.Run.resume`."""
+    """Continue a run; return its handle.  See :meth:`stepwise.Run.resume`."""
     refuse_inside(f"resume() of run {run.id!r}")
     top = call_again(workflow, run, given)
     top.resumes = True
@@ -889,33 +889,35 @@ def resume(workflow: Definition, run: Run, given: Mapping[str, Any]) -> Any:
 
 
 def recover(workflow: Any = None, *, max_workers: int = 8, store: Any = None) -> Recovered:
-    """Continue, in this process, the runs that have to go on now and that nobody executes.
+    """Continue, in this process, the runs that must continue now and that nobody executes.
 
-    Those are the runs shown as ``crashed``: their process was killed or ended, or their host is
-    gone; the ``suspended`` runs whose time or message has come; and those that somebody cancelled,
-    so that they unwind.  The other ``suspended`` runs are continued here once what they wait for
-    has come, as long as this process lives; until then they take no thread and have no handle.
-    Runs that failed or were interrupted are left alone; so are child runs, which their parents call
-    again.  Runs of workflows that this process does not know, and runs whose arguments could not be
-    recorded, are left alone and named.
+    These are runs shown as ``crashed``, whose process was killed or ended or whose host is gone;
+    ``suspended`` runs whose time or message has arrived; and cancelled runs, so that they unwind.
+
+    The other ``suspended`` runs are continued here when what they wait for arrives, as long as this
+    process lives; until then they take no thread and have no handle.  Failed and interrupted runs
+    are left alone, and so are child runs, which their parents call again.  Runs of unknown
+    workflows, and runs whose arguments could not be recorded, are left alone and named.
 
     Call it when a server starts, after the modules that define its workflows are imported.  It
-    returns at once.  What a run raises is in its handle, and stops no other run; a run that another
-    process was faster to take up is that one's: its handle raises ``RunBusyError``.
+    returns immediately.  The exception of a run is in its handle, and stops no other run.  If
+    another process takes up a run first, the handle of the run raises ``RunBusyError``.
 
     Args:
         workflow: only the runs of this workflow: the workflow itself, its name or its full name.
-        max_workers: how many runs execute at the same time: in threads, and, where an event loop is
-            running, so many asynchronous ones in its tasks.
-        store: a URL, path or store object; by default the configured one, and those that workflows
-            were decorated with.
+        max_workers: the number of runs that execute at the same time in threads, and also, if an
+            event loop is running, the number of asynchronous runs in its tasks.
+        store: a URL, path or store object; by default the configured store, and the stores that
+            workflows were decorated with.
 
     Returns:
-        a list of the handles, the oldest run first; its attribute ``left`` has the runs that were
+        a list of the handles, oldest run first; its attribute ``left`` has the runs that were left
+        alone, each with the reason.
         left alone, each with the reason.
 
     Raises:
-        ConfigurationError: this process does not know ``workflow``; or it is called inside a run.
+        ConfigurationError: this process does not know ``workflow``, or the call is made inside a
+            run.
     """
     refuse_inside("stepwise.recover()")
     if not isinstance(max_workers, int) or isinstance(max_workers, bool) or max_workers < 1:
@@ -937,9 +939,9 @@ class _ToContinue:
     """The runs that ``recover()`` found in the stores.
 
     Attributes:
-        due: the calls that continue the runs which have to go on now.
-        waiting: suspended runs that have to go on later.
-        left: what is left alone, with the reasons.
+        due: the calls that continue the runs which must continue now.
+        waiting: suspended runs that must continue later.
+        left: the runs that are left alone, with the reasons.
     """
 
     def __init__(self) -> None:
@@ -996,7 +998,7 @@ def _named(ids: list[str]) -> str:
 
 
 def _begun(found: _ToContinue, max_workers: int) -> list[Handle[Any] | AsyncHandle[Any]]:
-    """Begin to execute the runs that are due, and wait with the others."""
+    """Begin to execute the runs that are due, and park the others."""
     loop, limit, workers = None, None, _Workers(max_workers)
     if asyncio_state.loop_runs():
         import asyncio
@@ -1027,7 +1029,7 @@ def _begun(found: _ToContinue, max_workers: int) -> list[Handle[Any] | AsyncHand
 
 
 def _stays_suspended() -> None:
-    """Do nothing: the program ends."""
+    """Do nothing: the program ends, and the run stays suspended."""
 
 
 def _same(top: TopLevel) -> TopLevel:
@@ -1035,7 +1037,7 @@ def _same(top: TopLevel) -> TopLevel:
 
 
 def _start(run: Run, limit: asyncio.Semaphore | None) -> None:
-    """Execute a suspended run in a task of this loop, if it is due and no other process did so."""
+    """Execute a suspended run in a task of this loop, unless another process has continued it."""
     top = _call_of(run)
     if top is not None:
         start_task(top, limit)
@@ -1057,7 +1059,7 @@ class _Workers:
     """Threads that execute runs, one after the other.
 
     Args:
-        most: threads at the same time.
+        most: the number of threads at the same time.
     """
 
     def __init__(self, most: int) -> None:
@@ -1067,10 +1069,10 @@ class _Workers:
         self._context = contextvars.copy_context()
 
     def take(self, call: Callable[[], TopLevel | None], handle: Handle[Any]) -> None:
-        """Execute a run, and again as long as it suspends.
+        """Execute a run, and again each time it has suspended.
 
         Args:
-            call: returns the call that continues it; ``None`` if another process has done so.
+            call: returns the call that continues the run; ``None`` if another process has done so.
         """
 
         def work() -> None:
@@ -1089,10 +1091,10 @@ class _Workers:
             self._context.copy().run(begin_thread, "stepwise recover", self._work)
 
     def _work(self) -> None:
-        """Execute what there is.
+        """Execute the queued jobs.
 
-        The first of each thread is executed in any case: a program may end with ``recover()``.
-        Once the interpreter is ending, no other is begun.
+        The first job of each thread is executed in any case: a program may end with ``recover()``.
+        Once the interpreter is ending, no other job is begun.
         """
         first = True
         while True:
