@@ -1,4 +1,4 @@
-"""The command itself: entry point, help, shared options, the search for a run, output."""
+"""The command itself: entry point, help, shared options, lookup of runs, output."""
 
 from __future__ import annotations
 
@@ -53,20 +53,20 @@ STEP_COLUMNS = [
 
 
 def say(*parts: str, err: bool = False) -> None:
-    """Print a text; a terminal obeys nothing in it but the colours of our own words.
+    """Print a text; the terminal interprets nothing in it but the colours of our own words.
 
-    Most of what is shown was recorded: arguments, command lines, paths, errors.
+    Most of the shown text was recorded: arguments, command lines, paths, errors.
     """
     click.echo(Terminal.of(sys.stderr if err else sys.stdout).line(*parts), err=err)
 
 
 def note(*parts: str) -> None:
-    """Print a notice on stderr, where it is in nobody's way."""
+    """Print a notice on stderr, so that stdout holds only the answer."""
     say(*parts, err=True)
 
 
 def age(text: str) -> float:
-    """``90s``, ``15m``, ``2h``, ``30d`` or ``4w`` in seconds; a bare number is days."""
+    """Return the seconds of ``90s``, ``15m``, ``2h``, ``30d`` or ``4w``; a bare number is days."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", text.strip())
     if match is None:
         raise click.BadParameter(f"{text!r} is not a duration; write 90s, 15m, 2h, 30d or 4w")
@@ -89,7 +89,7 @@ def show_variables(variables: Mapping[str, Any]) -> None:
 
 
 def echo_json(value: Any, file: Any = None) -> None:
-    """Print plain data as JSON; the items of iterators in it one by one."""
+    """Print plain data as JSON, and the items of iterators in it one by one."""
     _put(value, "", file)
     click.echo("", file=file)
 
@@ -98,7 +98,7 @@ def parsed_json(text: str) -> Any:
     """Parse JSON that somebody typed.
 
     Raises:
-        ValueError: the text is not JSON; ``NaN`` and numbers beyond a float are not, either.
+        ValueError: the text is not JSON, or has ``NaN`` or numbers beyond a float.
     """
     try:
         return json.loads(text, parse_constant=_finite, parse_float=_finite)
@@ -107,13 +107,13 @@ def parsed_json(text: str) -> Any:
 
 
 def typed_json(text: str, hint: str) -> Any:
-    """Parse JSON of the command line.
+    """Parse JSON from the command line.
 
     Args:
-        hint: where it stands there.
+        hint: the argument or option with the text.
 
     Raises:
-        click.BadParameter: the text is not JSON; shows how to write it.
+        click.BadParameter: the text is not JSON; the message shows how to write it.
     """
     try:
         return parsed_json(text)
@@ -162,19 +162,19 @@ def _json(value: Any, indent: str) -> str:
 
 
 def ago(moment: float) -> str:
-    """Return how long ago a time is."""
+    """Return how long ago a moment was."""
     return terminal.ago(time.time() - moment)
 
 
 def call_text(run: Any) -> str:
-    """``label(arguments)``."""
+    """Return the call of a run as ``label(arguments)``."""
     return printable(f"{run.label}({run.arguments})", 500)
 
 
 def run_facts(run: Run) -> dict[str, Any]:
-    """Return the facts of a run for JSON, with its result and exception as text, where it has them.
+    """Return the facts of a run for JSON, with its result and exception as text, if any.
 
-    A result that cannot be shown has the reason beside it.
+    For a result that cannot be shown, the reason is given instead.
     """
     facts = run.to_dict()
     facts |= {"error": run._error_text() or facts["error"], "result": None}
@@ -187,7 +187,7 @@ def run_facts(run: Run) -> dict[str, Any]:
 
 
 def step_row(step: StepRecord) -> list[Any]:
-    """A step in a table."""
+    """Return the row of a step in a table."""
     return [
         step.number,
         f"{step.name}({step.arguments})",
@@ -226,7 +226,7 @@ class RanAgain:
         self._count = 0
 
     def noting(self, steps: Iterable[StepRecord]) -> Iterator[StepRecord]:
-        """Pass steps on, and note the steps that ran again."""
+        """Yield the steps, and note those that ran again."""
         for step in steps:
             if step.why:
                 self._lines.append(f"step {step.number} {printable(step.why, 1000)}")
@@ -268,20 +268,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _SECTIONS = ("Look", "Steer", "Settle", "Keep", "Check and learn")
 _CHOSEN = "stepwise store"
-_COMPLETED = 1000  # ids that a shell offers at most
+_COMPLETED = 1000  # the largest number of ids offered to a shell
 
 PROBLEMS = (stepwise.StepwiseError, stepwise.RunStopped, MemoryError)
-"""The exceptions that are messages, not tracebacks."""
+"""The exceptions that are shown as messages, not tracebacks."""
 
 
 class _Command(click.Command):
-    """A command that stands in a section of the list."""
+    """A command in a section of the list."""
 
     section: str
 
 
 class _Main(click.Group):
-    """All commands, in sections."""
+    """The group of all commands, listed in sections."""
 
     command_class = _Command
 
@@ -310,7 +310,7 @@ def main() -> None:
 
 
 def use_store(context: click.Context, _: click.Parameter, url: str | None) -> None:
-    """Let the command work with a store: the callback of an option."""
+    """Use a store for the command; the callback of an option."""
     if url is not None:
         stepwise.configure(store=url)
         context.meta[_CHOSEN] = url
@@ -326,8 +326,8 @@ def command(section: str, examples: str, name: str | None = None, **how: Any) ->
     """Make a function a command, with ``--json``, ``--store`` and examples in its help.
 
     Args:
-        section: the part of the list of commands that it stands in.
-        examples: one a line, with an explanation after ``#``.
+        section: the part of the list in which the command appears.
+        examples: one on each line, with an explanation after ``#``.
     """
 
     def decorate(function: F) -> Any:
@@ -350,7 +350,7 @@ def command(section: str, examples: str, name: str | None = None, **how: Any) ->
 
 
 def _epilog(examples: str) -> str:
-    """Return the end of a help text, whose lines click leaves as they are."""
+    """Return the end of a help text, formatted so that click keeps its lines."""
     lines = [each.partition("  # ") for each in examples.splitlines()]
     width = max(len(line) for line, _, _ in lines)
     shown = [f"  {line:<{width}}  # {why}" if why else f"  {line}" for line, _, why in lines]
@@ -358,7 +358,7 @@ def _epilog(examples: str) -> str:
 
 
 def _ids(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionItem]:
-    """The runs whose id begins so, for a shell that completes it."""
+    """Return the runs whose id begins so, for completion in a shell."""
     try:
         return [
             CompletionItem(each.facts.run_id, help=f"{each.status} {call_text(each.facts)}")
@@ -370,12 +370,12 @@ def _ids(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionIt
 
 
 def run_argument(name: str = "run_id", metavar: str = "RUN", **how: Any) -> Callable[[F], F]:
-    """An argument that names a run."""
+    """Return the decorator for an argument that names a run."""
     return click.argument(name, metavar=metavar, shell_complete=_ids, **how)
 
 
 def run() -> None:
-    """Run the command line; what stepwise raises is a message, not a traceback."""
+    """Run the command line, and show errors of stepwise as messages, not tracebacks."""
     try:
         main(prog_name="stepwise")
     except PROBLEMS as problem:
@@ -392,9 +392,11 @@ def fail(problem: BaseException, code: int = 1) -> NoReturn:
 
 
 def find_run(run_id: str | None) -> Run:
-    """The run of that id, or the only one whose id begins so; children only if no other does.
+    """Return the run with that id, or the only run whose id begins with it.
 
-    Without an id, the latest run.
+    A child run is returned only if no other run matches.
+
+    Without an id, return the latest run.
     """
     if run_id is None:
         latest = next((each for each in each_listed() if not each.facts.parent), None)
@@ -429,10 +431,10 @@ def id_and_status(run: Run) -> dict[str, Any]:
 
 
 def say_next(run: Run, *, waited_for: bool) -> None:
-    """Say what happens with what was sent.
+    """Print what happens with the sent message or answer.
 
     Args:
-        waited_for: the run is suspended until it comes.
+        waited_for: True if the run is suspended until it arrives.
     """
     status, owner = run.status, run.owner
     if owner is not None:

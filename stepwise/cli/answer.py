@@ -44,7 +44,7 @@ _key_option = click.option(
 def send(run_id: str, name: str, value: str, *, key: str | None, as_json: bool) -> None:
     """Send a signal to a RUN: the value for its wait_for(NAME).
 
-    JSON is the value; - reads it from stdin.  What is sent before the run waits for it is kept.
+    JSON is the value; - reads it from stdin.  A value sent before the run waits for it is kept.
     """
     text = sys.stdin.read() if value == "-" else value
     parsed, run = typed_json(text, "JSON"), find_run(run_id)
@@ -110,7 +110,7 @@ def deny(
 
 
 def _answer(run: Run, step: str, ticket: str | None, said: Decision, *, as_json: bool) -> None:
-    """Answer the question that a ticket names, or that a person at the terminal is shown."""
+    """Answer the question named by a ticket, or shown to the person at the terminal."""
     facts = run._facts()
     if ticket is None:
         question = question_of(run.store, run._seal, facts, step)
@@ -160,7 +160,7 @@ def approver_key(file: str, *, name: str, no_passphrase: bool, as_json: bool) ->
 
 
 def _show_first(question: stepwise.Question, ask: str, *, as_json: bool) -> None:
-    """Show a question, and ask whether it is meant; without a terminal, refuse."""
+    """Show a question and ask for confirmation; refuse without a terminal."""
     if as_json or not sys.stdin.isatty():
         raise stepwise.ConfigurationError(
             "there is no terminal to show the question and to ask. Look at it; this very question "

@@ -73,7 +73,7 @@ def copy(
 ) -> None:
     """Copy the RUNs, or all, into another store; they keep their ids and continue there.
 
-    With their child runs and inboxes, and, if no RUN and no filter is given, the threads and
+    Child runs and inboxes are copied, too.  Without RUN and filters, so are the threads and
     sessions of frameworks.  Every record is verified before it is written.  Given again, the
     command copies what is missing.  The exit code is 1 if a run was left out.
     """
@@ -104,7 +104,7 @@ def copy(
 
 
 def _name_of(text: str) -> str:
-    """Return the id of the run that is meant; the name of a log or of objects stays."""
+    """Return the id of the named run; return the name of a log or of objects unchanged."""
     if log_kind_of(text) is not None:
         return text
     try:
@@ -118,7 +118,7 @@ def _name_of(text: str) -> str:
 def _rows(
     copier: Copier, names: list[str], found: list[Copied], *, dry_run: bool
 ) -> Iterator[list[Any]]:
-    """Copy; yield the rows of a table, without those that were there already."""
+    """Copy, and yield the rows of a table, without runs that were there already."""
     for each in _shown_on_a_line(copier.copy_each(names), found, len(names)):
         if each.problem:
             note(f"stepwise: {each.problem}")
@@ -129,10 +129,10 @@ def _rows(
 
 
 def _shown_on_a_line(copied: Iterator[Copied], found: list[Copied], total: int) -> Iterator[Copied]:
-    """Pass on what was copied until a store fails, and note it; a terminal shows how far it is."""
+    """Note and yield the copied runs until a store fails, with progress on a terminal."""
     is_on, records, size = Terminal.of(sys.stderr).colour, 0, 0  # a terminal that is not dumb
     try:
-        with contextlib.suppress(stepwise.StoreError):  # the last item has told of it
+        with contextlib.suppress(stepwise.StoreError):  # the last item has reported the error
             for each in copied:
                 found.append(each)
                 records, size = records + each.records, size + each.size

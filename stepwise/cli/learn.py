@@ -1,7 +1,7 @@
-"""Check and learn: explain a name, find what could be wrong here, see a run killed and resumed.
+"""Check and learn: explain a name, find problems here, see a run killed and resumed.
 
-``stepwise demo`` executes one of the examples on a real git history: of the repository that one is
-in, else a small one that is made for the occasion.  Nothing is left behind.
+``stepwise demo`` executes one of the examples on a real git history: the history of the current
+repository, else a small one that is created for the demo.  Nothing is left behind.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OPTIONS_OF = ("configure", "workflow", "tool", "step")
 
 
 class Explanation(NamedTuple):
-    """The text about a name.
+    """The explanation of a name.
 
     Args:
         kind: an error, a warning, a setting, an option, or a name of the library.
@@ -77,7 +77,7 @@ def _of_class(cls: type[Any]) -> Explanation:
     facts = [name for each in cls.__mro__[::-1] for name in vars(each).get("__annotations__", ())]
     shown = f"{kind}, a kind of {' and '.join(bases)}" if bases else kind
     text = _plain(inspect.cleandoc(cls.__doc__ or ""))
-    text = re.sub(r"\s*`stepwise explain \w+` says [^.]*\.", "", text)  # it is being said
+    text = re.sub(r"\s*`stepwise explain \w+` says [^.]*\.", "", text)  # redundant here
     return Explanation(f"stepwise.{cls.__name__}", shown, text, tuple(dict.fromkeys(facts)))
 
 
@@ -90,7 +90,7 @@ def _joined(before: Explanation | None, new: Explanation) -> Explanation:
 
 
 def _arguments(docstring: str) -> list[tuple[str, str]]:
-    """The names and descriptions in the section "Args" of a docstring."""
+    """Return the names and descriptions in the section "Args" of a docstring."""
     section = re.search(r"^Args:\n((?: {4}.*\n|\n)+)", docstring + "\n", re.MULTILINE)
     if section is None:
         return []
@@ -103,7 +103,7 @@ def _arguments(docstring: str) -> list[tuple[str, str]]:
 
 
 def _filled(text: str) -> str:
-    """Return a text in lines of the terminal's width; indented lines and lists stay."""
+    """Return a text in lines of the terminal's width, with indented lines and lists unchanged."""
     width = min(Terminal.of(sys.stdout).width or 80, 100)
     return "\n\n".join(
         part if re.search(r"^( |[-*] |\d\. )", part, re.MULTILINE) else textwrap.fill(part, width)
@@ -204,7 +204,7 @@ def demo(*, as_json: bool) -> None:
 
 
 def _demonstrate(*, as_json: bool) -> int:
-    """Show it; the exit code is 0 if all went as promised."""
+    """Run the demo; return 0 if all went as promised, else 1."""
     script = _example("release_notes.py")
     with tempfile.TemporaryDirectory(prefix="stepwise-demo-") as folder:
         try:
@@ -230,7 +230,7 @@ def _demonstrate(*, as_json: bool) -> int:
 def _example(name: str) -> str:
     spec = find_spec("stepwise.examples")
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
-    # In a checkout that is not installed, the examples lie beside the package.
+    # In a checkout that is not installed, the examples are beside the package.
     folders.append(str(pathlib.Path(__file__).parents[2] / "examples"))
     return next(path for each in folders if os.path.exists(path := os.path.join(each, name)))
 
@@ -263,7 +263,7 @@ def _say(text: str, as_json: bool, *, nl: bool = True, **style: Any) -> None:
 def _run(
     command: list[str], environment: dict[str, str], as_json: bool, kill_after: int = 0
 ) -> list[str]:
-    """Run a command, show its output, and kill it after some lines; the steps it executed."""
+    """Run a command, show its output, and kill it after some steps; return the executed steps."""
     steps: list[str] = []
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -281,7 +281,7 @@ def _run(
 
 def _summary(first: list[str], second: list[str], announced: int, as_json: bool) -> int:
     twice = [step for step, count in Counter(first + second).items() if count > 1]
-    # The step that was killed had printed its line, and was not recorded yet.
+    # The killed step had printed its line, but was not recorded yet.
     whole = set(twice) <= {first[-1]} and announced == 1
     colour = "green" if whole else "red"
     _say(

@@ -64,7 +64,7 @@ from stepwise.integrations._model_calls import model_calls
 
 
 _RESUMES = 5  # resumes that are listed
-_DOUBTFUL = 20  # steps in doubt that are shown although they are not among the newest
+_DOUBTFUL = 20  # steps in doubt that are shown beside the newest steps
 _WATCHED = 500  # newest steps that watch reads again
 _MANY = 100  # steps of a run in a tree
 _FIXED = 32  # columns of a list of runs beside the ids, without calls, durations, errors, tags
@@ -73,7 +73,7 @@ _ROOM = 20  # columns that a call, an error or tags need at least
 
 
 def pairs(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-    """Return the tags of options ``NAME=TEXT``: the callback of such an option."""
+    """Return the tags of options ``NAME=TEXT``; the callback of such an option."""
     parts = [text.partition("=") for text in texts]
     for (name, sign, value), text in zip(parts, texts, strict=True):
         if not (name and sign and value):
@@ -100,7 +100,7 @@ def chosen_runs(function: F) -> F:
             help="Only runs with this tag; several times: with all of them.",
         ),
     )
-    for option in reversed(options):  # as a stack of decorators has them
+    for option in reversed(options):  # reversed, like a stack of decorators
         function = option(function)
     return function
 
@@ -151,7 +151,7 @@ def runs(
         )
 
     most = limit or (None if as_json else _page())
-    # One more than is shown says whether there are more.
+    # One more than shown tells whether there are more.
     more = None if most is None or as_json else most + 1
     found = listed(workflow, status, tags=tags, limit=more or most, where=is_meant)
     chosen = bool(workflow or status or tags or since is not None or older_than is not None)
@@ -166,12 +166,12 @@ def runs(
 
 
 def _page() -> int | None:
-    """Return how many runs are shown if nothing is said: all of them where nobody reads along."""
+    """Return the default number of runs: a page on a terminal, else ``None`` for all."""
     return None if Terminal.of(sys.stdout).width is None else _PAGE
 
 
 def _tell_of_more(shown: int, *, chosen: bool) -> None:
-    """Say that there are more runs than were shown, and how to see them."""
+    """Print that there are more runs than shown, and how to see them."""
     total = None if chosen else number_of_runs()
     these = f"the newest {shown} of {total:,} runs" if total else f"the newest {shown} like that"
     choose = "" if chosen else "; --status, --workflow, --since and --tag choose"
@@ -181,7 +181,7 @@ def _tell_of_more(shown: int, *, chosen: bool) -> None:
 def _run_dict(each: Listed) -> dict[str, Any] | None:
     try:
         return each.to_dict()
-    except stepwise.RunNotFoundError:  # deleted since
+    except stepwise.RunNotFoundError:  # deleted meanwhile
         return None
 
 
@@ -210,7 +210,7 @@ def _show_runs(found: list[Listed]) -> None:
 def _run_rows(
     found: list[Listed], names: list[str], *, narrow: bool
 ) -> Iterator[list[Any] | Below]:
-    """Build the rows of a list of runs; a narrow one has errors and tags below the calls."""
+    """Yield the rows of a list of runs; a narrow one has errors and tags below the calls."""
     for each in found:
         facts = _run_dict(each)
         if facts is None:
@@ -306,7 +306,7 @@ _INBOX = [
 
 
 def _show_inbox(run: Run, *, every: bool) -> None:
-    """Print what was sent to a run and not taken by it, and why; with ``every``, all of it."""
+    """Print the messages that a run did not take, with the reason; with ``every``, all messages."""
     found = [each for each in run.inbox if every or each.status != "taken"]
     if not found:
         return
@@ -338,7 +338,7 @@ def _show_steps(
 
 
 def _branch_of(run: Run, terminal: Terminal, *, every: bool, depth: int = 0) -> Branch:
-    """Return a run as the branch of a tree: its steps, and below those the ones of child runs."""
+    """Return a run as the branch of a tree: its steps, with those of child runs below."""
     seen = run._seen(None if every else _MANY)
     room = (terminal.width or 1000) - 4 * (depth + 1) - 32
     calls = [f"{each.name}({each.arguments})" for each in seen.steps]
@@ -566,12 +566,12 @@ def in_doubt(*, as_json: bool) -> None:
     help="The file to write; by default stdout.",
 )
 def export(run_id: str, *, form: str, output: str, as_json: bool) -> None:
-    """Write all that is known of a RUN: as one HTML page that needs nothing else, or as JSON.
+    """Write everything known about a RUN: as one self-contained HTML page, or as JSON.
 
-    The recorded model calls alone are a file for tests: stepwise.testing.recorded() answers the
-    model calls of a program from it.
+    The format model-calls is a file for tests: stepwise.testing.recorded() answers the model calls
+    of a program from it.
 
-    A file is readable by its owner only, as the store is.
+    The file is readable by its owner only, like the store.
     """
     run = find_run(run_id)
     only_calls = model_calls(run) if form == "model-calls" else None
@@ -616,7 +616,7 @@ def _write_json(run: Run, file: TextIO) -> None:
 
 
 def _variables(run: Run) -> dict[str, str]:
-    """The variables at the newest checkpoint as text; empty if they cannot be shown."""
+    """Return the variables at the newest checkpoint as text; empty if they cannot be shown."""
     try:
         return {name: shown_value(value) for name, value in run._shown_locals().items()}
     except (stepwise.StepNotFoundError, stepwise.UnreadableValueError):
@@ -636,7 +636,7 @@ def _variables(run: Run) -> dict[str, str]:
 def diff(one: str, other: str, *, as_json: bool) -> None:
     """Show the first step and the first variable in which two runs differ.
 
-    The exit code is 0 if they do not, 1 if they do, and 2 if that cannot be told.
+    The exit code is 0 if they do not differ, 1 if they do, and 2 if they cannot be compared.
     """
     try:
         runs = find_run(one), find_run(other)

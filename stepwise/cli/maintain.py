@@ -141,7 +141,7 @@ def forget(run_id: str, step: str | None, *, yes: bool, as_json: bool) -> None:
 
 
 def _ask(run: Run, step: str | None) -> None:
-    """Ask before side effects are forgotten, which then happen again."""
+    """Ask before side effects are forgotten, which would then happen again."""
     verified = run.verify()
     if step is None and verified.effects:
         click.confirm(
@@ -208,7 +208,7 @@ def prune(
     facts: dict[str, Any] = {}
 
     def noted(each: Listed) -> Listed:
-        with contextlib.suppress(stepwise.RunNotFoundError):  # somebody else has just deleted it
+        with contextlib.suppress(stepwise.RunNotFoundError):  # deleted by another process meanwhile
             facts[each.run.id] = each.to_dict()
         return each
 
@@ -246,7 +246,7 @@ def _show_pruned(deleted: list[Listed], seconds: float, *, dry_run: bool) -> Non
 
 
 def _in_words(seconds: float) -> str:
-    """Return a duration in its largest unit that gives a whole number."""
+    """Return a duration in the largest unit that gives a whole number."""
     for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
         if seconds % size == 0:
             return count(int(seconds / size), unit)
@@ -277,7 +277,8 @@ def _megabytes(size: int) -> str:
 def compact(*, as_json: bool) -> None:
     """Give the space that deleted runs left in the store back to the disk.
 
-    For a moment it takes twice the space of the runs that stay.  Others go on, and wait for it.
+    For a moment this needs twice the space of the remaining runs.  Programs that use the store wait
+    until it is done.
     """
     freed = housekeeping.compact()
     if as_json:

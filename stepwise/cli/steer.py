@@ -45,8 +45,8 @@ def resume(run_id: str | None, *, all_crashed: bool, dry_run: bool, as_json: boo
     """Resume a RUN: start its program with the original command line.
 
     The exit code is that of the program, or 1 if the run has not completed afterwards.  With
-    --json, what the program prints on stdout goes to stderr.  With STEPWISE_TRUST=data the
-    command line, which the record holds, is only shown.
+    --json, what the program prints on stdout goes to stderr.  With STEPWISE_TRUST=data the recorded
+    command line is only shown.
     """
     if (run_id is None) != all_crashed:
         raise click.UsageError("name a RUN, or use --all-crashed")
@@ -75,7 +75,7 @@ def resume(run_id: str | None, *, all_crashed: bool, dry_run: bool, as_json: boo
 
 
 def _is_crashed(run: Run) -> bool:
-    """Return whether a run is still crashed: another's program may have resumed or deleted it."""
+    """Return whether a run is still crashed; another program may have resumed or deleted it."""
     try:
         return run.status == "crashed"
     except stepwise.RunNotFoundError as problem:
@@ -84,7 +84,7 @@ def _is_crashed(run: Run) -> bool:
 
 
 def _known(run: Run) -> dict[str, Any]:
-    """Return the facts of a run for JSON; only its id, if they cannot be read."""
+    """Return the facts of a run for JSON, or only its id if they cannot be read."""
     try:
         return run.to_dict()
     except (stepwise.StepwiseError, stepwise.RunStopped):
@@ -92,7 +92,7 @@ def _known(run: Run) -> dict[str, Any]:
 
 
 def _top(run: Run) -> Run:
-    """Return the top-level run above a run: the one that the program starts."""
+    """Return the top-level run above a run: the run that the program starts."""
     while run.parent is not None:
         run = stepwise.get_run(run.parent)
     return run
@@ -135,10 +135,10 @@ def _resume(run: Run, *, dry_run: bool, as_json: bool) -> dict[str, Any]:
 def _execute(
     command: tuple[str, ...], folder: str, environment: dict[str, str], *, as_json: bool
 ) -> int:
-    """Run a command to its end and return its exit code; a Ctrl-C reaches the command, too.
+    """Run a command until it ends and return its exit code; a Ctrl-C reaches the command, too.
 
     Args:
-        as_json: stdout is for JSON, so the command prints on stderr.
+        as_json: True if stdout is for JSON, so that the command prints on stderr.
     """
     process = subprocess.Popen(  # noqa: S603
         command,
@@ -226,7 +226,7 @@ def fork(
 ) -> None:
     """Start a new run from a point of a RUN, which stays as it is.
 
-    VALUE is JSON; what is not, is text.
+    VALUE is JSON; any other VALUE is taken as text.
     """
     variables = dict(_pair(each, "--set") for each in changes)
     answers: dict[int | str, Any] = {
@@ -262,9 +262,9 @@ def _pair(text: str, option: str) -> tuple[str, Any]:
 @run_argument()
 @click.option("--reason", default="", metavar="TEXT", help="What is recorded about it.")
 def cancel(run_id: str, *, reason: str, as_json: bool) -> None:
-    """Cancel a RUN: it makes no further call but those of its clean-up, and ends.
+    """Cancel a RUN: it makes only the calls of its clean-up, and ends.
 
-    Without a process that executes it, it cleans up when its program is started again.
+    If no process executes it, it cleans up when its program is started again.
     """
     run = find_run(run_id)
     run.cancel(reason)

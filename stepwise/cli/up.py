@@ -75,18 +75,18 @@ def up(
     address: str | None,
     as_json: bool,
 ) -> None:
-    """Import MODULES, and execute the runs of their workflows that have to go on.
+    """Import MODULES, and execute the runs of their workflows that must continue.
 
-    Those are runs whose process died, suspended runs whose time or message has come, and runs to
-    be cancelled.  Each is executed once, however many such commands there are.  Ctrl-C and SIGTERM
-    let the steps in progress end; a second one ends at once.
+    These are runs whose process died, suspended runs whose time or message has come, and runs to be
+    cancelled.  Each is executed once, however many such commands there are.  Ctrl-C and SIGTERM let
+    the steps in progress end; a second one ends at once.
 
     With --ray, the runs are tasks of a cluster, whose workers import MODULES, too; they end with
     this command.  Then --logs is a folder of the machine that executes a run.
 
-    A file that changes is reported, and takes no effect: the code is the one that was imported.
-    With --exit-on-change, the command then ends like after SIGTERM, with exit code 75, so that a
-    service manager starts it again.
+    A changed file is reported, but has no effect: the imported code stays in use.  With
+    --exit-on-change, the command then ends like after SIGTERM, with exit code 75, so that a service
+    manager starts it again.
 
     With --once, the exit code is 1 if a run failed or stopped.  With --json, each line is one
     event, and what runs print goes to stderr.
@@ -95,7 +95,7 @@ def up(
         url = chosen_store()
         _import(modules)
         if url is not None:
-            stepwise.configure(store=url)  # the command line wins
+            stepwise.configure(store=url)  # the command line has precedence
         show = _Reporter(modules, url, as_json=as_json, logs=logs, out=output.terminal)
         stores = stores_for(modules)
         engine = None
@@ -117,7 +117,7 @@ def up(
         _stopped_by_signals(supervisor)
         supervisor.run()
         code = supervisor.exit_code
-    if supervisor.is_executing:  # what is left would keep the process
+    if supervisor.is_executing:  # threads of unfinished runs would keep the process alive
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -128,7 +128,7 @@ def up(
 
 
 def _import(modules: Sequence[str]) -> None:
-    """Import the modules, as ``python -m`` finds them: in the current folder first."""
+    """Import the modules as ``python -m`` finds them: in the current folder first."""
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -196,7 +196,7 @@ def _continuing(run: Run) -> Sequence[str]:
 
 
 class _Reporter:
-    """Shows what happens: as lines on stderr, or as lines of JSON on stdout."""
+    """A reporter of events: as lines on stderr, or as lines of JSON on stdout."""
 
     def __init__(
         self,
@@ -217,11 +217,11 @@ class _Reporter:
         ]
 
     def alone(self, run: Run) -> tuple[str, ...]:
-        """Return the command that executes one run in a process of its own."""
+        """Return the command that executes one run in a separate process."""
         return (sys.executable, "-m", "stepwise", "up", "--once", "--run", run.id, *self._words)
 
     def report(self, what: Happening) -> None:
-        """Show it."""
+        """Show an event."""
         if self._as_json:
             self._put_json(what)
         elif what.kind == "ready":
@@ -232,7 +232,7 @@ class _Reporter:
             self._put_run(what, what.run)
 
     def _is_told_by_the_run(self, what: Happening) -> bool:
-        """Return whether a run's own notice on this terminal says it, or another process does."""
+        """Return whether the run's own notice on this terminal, or another process, reports it."""
         busy = what.kind == "ended" and what.status == "running"
         return busy or (what.kind == "begun" and not what.detail and self._quiet)
 

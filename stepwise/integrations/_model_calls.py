@@ -15,15 +15,15 @@ from stepwise.integrations._model_requests import SENDER, ModelRequest
 from stepwise.integrations._recorded_responses import Bodies, body_of, whole_bodies
 
 _EVENTS = re.compile(r"(?<=\n\n)|(?<=\r\n\r\n)")
-"""Where an event of a stream ends."""
+"""The positions at which an event of a stream ends."""
 
 
 def model_calls(run: Run) -> list[dict[str, Any]]:
     """Return the recorded model calls of a run and of its child runs, in their order.
 
-    Each has an ``id``, what identifies the request (``method``, ``url``, ``headers``, ``body``) and
-    the ``answer``: its status, headers and content (``json``, ``events``, ``text`` or ``base64``).
-    A body says with ``$like`` what it has in common with an earlier one.
+    Each call has an ``id``, the identity of the request (``method``, ``url``, ``headers``,
+    ``body``) and the ``answer``: its status, headers and content (``json``, ``events``, ``text`` or
+    ``base64``).  In a body, ``$like`` names an earlier body that it shares content with.
     """
     forms = [*_forms(run, set())]
     whole = whole_bodies((None, form["request"].get("body")) for form in forms)
@@ -38,11 +38,11 @@ def model_calls(run: Run) -> list[dict[str, Any]]:
 
 
 def _forms(run: Run, met: set[str]) -> Iterator[Mapping[str, Any]]:
-    """Yield the recorded answers of a run, child runs included."""
+    """Yield the recorded answers of a run, including those of child runs."""
     met.add(run.id)
     for step in run._each_step(run._seen(1)):
         if step.child and step.child not in met:
-            with contextlib.suppress(RunNotFoundError):  # it was deleted
+            with contextlib.suppress(RunNotFoundError):  # the child run was deleted
                 yield from _forms(Run(run.store, step.child, run._seal), met)
         call = step._entry.call
         if step.status == "completed" and call is not None and call.module == SENDER:
@@ -59,7 +59,7 @@ def _dict(value: Any) -> Mapping[str, Any]:
 
 
 def _answer(form: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recorded answer as a person reads it."""
+    """Return a recorded answer in readable form."""
     answer: dict[str, Any] = {"status": form["status"], "headers": dict(form["headers"])}
     if "left" in form:
         answer["left"] = True
@@ -77,10 +77,10 @@ def _answer(form: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def calls_in(calls: Iterable[Mapping[str, Any]]) -> list[tuple[str, ModelRequest, dict[str, Any]]]:
-    """Return what :func:`model_calls` wrote: names, identities, and the recorded form of answers.
+    """Return the calls that :func:`model_calls` wrote: names, identities, recorded answers.
 
     Raises:
-        LookupError, TypeError, ValueError: a call is not as it was written.
+        LookupError, TypeError, ValueError: a call differs from the written form.
     """
     calls = [*calls]
     found = []

@@ -1,8 +1,9 @@
-"""An HTTP request that is a step: recorded once, answered from the journal.
+"""HTTP requests as steps: recorded once, answered from the journal.
 
-Below the SDKs: what is recorded is the request that the client library sends, and the bytes of the
-answer; so each form in which a framework asks for it (parsed, raw, streamed) is made of the same
-record.  A request that the body of a step makes is sent as usual, and counted for the run's budget.
+Recording happens below the SDKs: the record holds the request that the client library sends, and
+the bytes of the answer.  So every form in which a framework asks for the answer (parsed, raw,
+streamed) is made from the same record.  A request made by the body of a step is sent as usual, and
+counted for the run's budget.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from stepwise.integrations._recorded_responses import (
 def count_spending(
     scope: Scope, request: Any, response: Any, *, streamed: bool, asynchronous: bool
 ) -> Any:
-    """Count what the answer to a request spends that a step has made; return the answer."""
+    """Count the spending of a request that the body of a step made; return the answer."""
     if not streamed:
         _count(scope, _usage(request, response, response.content))
         return response
@@ -100,7 +101,7 @@ class _StreamedUsage:
             self.count()
 
     def count(self) -> None:
-        """Count what the answer says beyond what it said before."""
+        """Count the usage that was reported since the last count."""
         body = b"".join(decompressed(self._response, self._pieces, 1))
         usd, tokens = amounts_of_usage(_usage(self._request, self._response, body))
         before, self._counted = self._counted, (usd, tokens)
@@ -123,7 +124,7 @@ def _count(scope: Scope, usage: Mapping[str, Any]) -> None:
 # -- requests -------------------------------------------------------------------------------------
 
 
-# The answer of any server may depend on them.  Others (of a tenant, a trace) are not known here.
+# The answer of any server may depend on these.  Others (for a tenant, a trace) are unknown here.
 _COUNTING = (
     "accept",
     "accept-language",
@@ -149,8 +150,9 @@ class RequestKind(NamedTuple):
 
     Args:
         sdk: ``httpx``, or the name that the user gave a client of httpx.
-        named: it is such a client: each request is recorded, not only those to model endpoints.
-        reads: for it, the methods that change nothing; a request of any other is a side effect.
+        named: True for a named client, whose requests are all recorded, not only model requests.
+        reads: for a named client, the methods that change nothing; a request with another method is
+            a side effect.
     """
 
     sdk: str
@@ -159,7 +161,7 @@ class RequestKind(NamedTuple):
 
 
 class NotFinal(Exception):  # noqa: N818 -- it carries an answer past the journal
-    """An answer that is no outcome, but a failed attempt."""
+    """An answer that is not an outcome, but a failed attempt."""
 
     def __init__(self, response: Any) -> None:
         super().__init__(f"{response.status_code} {response.reason_phrase}")
@@ -167,17 +169,17 @@ class NotFinal(Exception):  # noqa: N818 -- it carries an answer past the journa
 
 
 class RequestStep(Step):
-    """The requests to one endpoint.
+    """The step for the requests to one endpoint.
 
     Args:
-        name: of the step.
-        sdk: whose client sends them.
-        effect: they have side effects.
-        endpoint: it is one of models.
+        name: the name of the step.
+        sdk: the library or client that sends the requests.
+        effect: True if the requests have side effects.
+        endpoint: True if the endpoint is one of models.
     """
 
     def __init__(self, name: str, sdk: str, *, effect: bool, endpoint: bool) -> None:
-        def request(  # its arguments are the identity of a request
+        def request(  # the arguments are the identity of a request
             url: str,  # noqa: ARG001
             body: str,  # noqa: ARG001
             method: str,  # noqa: ARG001
@@ -195,12 +197,12 @@ class RequestStep(Step):
             side_effect=effect,
         )
         self.hiding = _RequestHiding(self.hiding)
-        # A request that failed (no connection, a limit) says nothing of the answer; but whether it
-        # reached the server is not known, which matters if it has side effects.
+        # A failed request (no connection, a limit) is no evidence about the answer.  But it is
+        # unknown whether the request reached the server, which matters if it has side effects.
         self.keeps_failures = effect
 
     def shown_value(self, value: Any) -> ShownValue:
-        """Return the text of an answer, and the tokens that it took."""
+        """Return the text of an answer, and its usage in tokens."""
         endpoint, kind = value["request"]["endpoint"], value["headers"].get("content-type", "")
         body = body_of(value)
         text = preview_of(endpoint, kind, body) or f"{value['status']}, {len(body)} bytes"
@@ -208,13 +210,13 @@ class RequestStep(Step):
 
 
 class _RequestHiding(Hiding):
-    """Shows the model and the last message of a request, and of another one its URL."""
+    """The display of a request: the model and the last message, or the URL of other requests."""
 
     def __init__(self, hiding: Hiding) -> None:
         self.__dict__.update(hiding.__dict__)
 
     def shown(self, bound: Mapping[str, Any], secrets: Secrets) -> str:
-        """Return the text of a request."""
+        """Return the text that is shown for a request."""
         exchange: Exchange = bound["exchange"]
         read, body = exchange.read, exchange.read.body
         if exchange.kind.named or not isinstance(body, dict):
@@ -231,7 +233,7 @@ class _RequestHiding(Hiding):
 
 
 _bodies: WeakKeyDictionary[ActiveRun, Bodies] = WeakKeyDictionary()
-"""The requests of live runs, of which only what is new is stored with the next one."""
+"""The requests of live runs; the next request is stored as the difference from earlier ones."""
 
 
 def _bodies_of(run: ActiveRun) -> Bodies:
@@ -244,13 +246,13 @@ def _step(name: str, sdk: str, effect: bool, endpoint: bool) -> RequestStep:
 
 
 class Exchange:
-    """One request, and its answer once it is there.
+    """One request, and its answer once it has arrived.
 
     Args:
-        kind: of the client.
-        request: of httpx; its body has been read.
-        forward: sends it, as the client would have.
-        streamed: the answer is to be read by the caller.
+        kind: the kind of request that the client sends.
+        request: a request of httpx whose body has been read.
+        forward: sends the request, as the client would have.
+        streamed: True if the caller reads the answer.
     """
 
     def __init__(
@@ -289,7 +291,7 @@ class Exchange:
             "headers": read.headers,
             "exchange": self,
         }
-        if read.hidden:  # two prompts that differ in what is masked are two requests
+        if read.hidden:  # prompts that differ only in masked text are different requests
             hidden = scope.run.secrets.mask(read.hidden).encode("utf-8", "surrogatepass")
             tag = scope.run.journal.seal.tag("hidden in a request", hidden).hex()
             arguments["headers"] = {**read.headers, "masked": tag}
@@ -297,10 +299,10 @@ class Exchange:
         return step.core(scope, (), arguments)
 
     def judged(self, response: Any) -> Any:
-        """Return an answer that is an outcome; raise any other.
+        """Return an answer that is an outcome; raise :class:`NotFinal` for others.
 
-        The answer to a side effect is always one: the server has acted, or has said that it did
-        not, and the program goes on from it.
+        The answer to a side effect is always an outcome: the server has acted or has refused, and
+        the program continues with the answer.
         """
         self.response = response
         if not self.effect and not is_final(response.status_code):
@@ -312,7 +314,7 @@ class Exchange:
         return opened if opened.error is not None else Result(self.form([opened.value.content]))
 
     def of_stream(self, pieces: list[bytes], left: int) -> Result:
-        """Return the result of a request, of whose answer these pieces were read."""
+        """Return the result of a request with these pieces of its answer."""
         pieces = decompressed(self.response, pieces, left)
         if not left and not self.effect and is_failed(self.response, pieces):
             return Result(error=NotFinal(self.response))
@@ -322,27 +324,27 @@ class Exchange:
         return Result(form)
 
     def form(self, pieces: list[bytes], left: int = 0) -> dict[str, Any]:
-        """Return the answer as it is recorded."""
+        """Return the answer in its recorded form."""
         read, headers = self.read, dict(self.response.headers)
         if not self.kind.named:
             kept = keep_headers(headers)
         else:
             kept = {name: value for name, value in headers.items() if name not in _CONNECTION}
             if "content-encoding" in headers and read.method != "HEAD":
-                kept.pop("content-length", None)  # of the compressed body
+                kept.pop("content-length", None)  # the length of the compressed body
         request: dict[str, Any] = {
             "method": read.method,
             "url": read.url,
             "endpoint": self.endpoint,
         }
-        if self.endpoint and self.run is not None:  # so that an export can answer it
+        if self.endpoint and self.run is not None:  # so that an export can answer the request
             secrets = self.run.secrets
             body = secrets.masked(read.body) if secrets else read.body
             request |= {"headers": read.headers, "body": _bodies_of(self.run).shortened(body)}
         return recorded_form(self.response, pieces, request=request, headers=kept, left=left)
 
     def ends(self) -> dict[str, Callable[[list[bytes]], bool]]:
-        """Return how a stream of the answer is known to end, by the parameters of ``Streamed``."""
+        """Return how the end of the answer's stream is recognised, as arguments of ``Streamed``."""
         return {
             "complete": partial(is_whole, self.response),
             "finishing": partial(is_finishing, self.response),
@@ -359,7 +361,7 @@ class Exchange:
         return response_from(form, self.request, self._streams(pieces))
 
     def answer(self, result: Result) -> Any:
-        """Return the response to hand out, when the call is over."""
+        """Return the response for the caller, when the call is over."""
         if isinstance(result.error, NotFinal):
             return result.error.response
         form = result.unwrap()
@@ -415,9 +417,10 @@ def _replayed(scope: Scope, exchange: Exchange, form: Mapping[str, Any]) -> Iter
 
 
 class _Beginning:
-    """The beginning of a stream, which its reader has had already.
+    """The beginning of a stream, which its reader has received already.
 
-    It left then, and reads on now: the request is made again, and must begin in the same way.
+    The reader stopped then, and reads on now: the request is made again, and its answer must begin
+    in the same way.
     """
 
     def __init__(self, scope: Scope, exchange: Exchange, form: Mapping[str, Any]) -> None:
@@ -427,10 +430,10 @@ class _Beginning:
         self._left = body_of(form)
 
     def rest(self, piece: bytes) -> Iterator[bytes]:
-        """Yield what a piece adds to the beginning.
+        """Yield the part of a piece that follows the known beginning.
 
         Raises:
-            StreamChangedError: it differs from the beginning.
+            StreamChangedError: the piece differs from the beginning.
         """
         known = self._left[: len(piece)]
         if piece[: len(known)] != known:

@@ -1,8 +1,9 @@
 """``stepwise.instrument``: model calls are recorded, whatever framework makes them.
 
-SDKs of models send their requests with httpx (or httpx2): there, below everything that frameworks
-use of an SDK, a request to a model becomes a recorded step.  It is known by its shape, whichever
-client sends it.  A request that another library sends is not recorded, and a notice says so.
+SDKs of models send their requests with httpx (or httpx2).  There, below everything that frameworks
+use of an SDK, a request to a model becomes a recorded step.  A model request is recognised by its
+shape, whichever client sends it.  A request sent by another library is not recorded, and a notice
+says so.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from stepwise.integrations._supported import does_not_fit, require
 # -- unseen requests ------------------------------------------------------------------------------
 
 
-# Below the client: what sends its requests, and what calls it.
+# The packages below a client: libraries that send its requests, and their callers.
 _TRANSPORTS = ("http", "urllib", "urllib3", "requests", "aiohttp", "asyncio", "wrapt", "stepwise")
 _is_first = Once()
 
@@ -42,11 +43,11 @@ _is_first = Once()
 def report_unseen(method: str, url: str) -> None:
     """Print a notice, once for each client, that its requests to models are not recorded.
 
-    Requests outside of runs, and those that the body of a step makes, need no record.
+    Requests outside runs, and requests made by the body of a step, need no record.
 
     Args:
-        method: of HTTP.
-        url: or the path alone.
+        method: the HTTP method.
+        url: the URL, or only its path.
     """
     scope = current_scope()
     path = urlsplit(url).path
@@ -63,7 +64,7 @@ def report_unseen(method: str, url: str) -> None:
 
 
 def _client_and_transport(frame: FrameType | None) -> tuple[str, str]:
-    """Return the package that makes a request, and the one by which it does."""
+    """Return the package that makes a request, and the package that sends it."""
     transport = "http.client"
     while frame is not None:
         module = f"{frame.f_globals.get('__name__', '')}"
@@ -85,7 +86,7 @@ _READS = ("GET", "HEAD", "OPTIONS", "TRACE")
 
 
 class _Method(NamedTuple):
-    """A method that is wrapped: ``Client.send`` of a module."""
+    """A method to wrap, such as ``Client.send`` of a module."""
 
     module: str
     path: str
@@ -99,7 +100,7 @@ _everywhere = threading.Event()
 """Set while the requests to models of all clients are recorded."""
 
 _clients: WeakKeyDictionary[Any, RequestKind] = WeakKeyDictionary()
-"""The clients of httpx that are instrumented one by one."""
+"""The clients of httpx that are instrumented individually."""
 
 _answers: list[Callable[..., Any]] = []
 """Functions that answer requests instead of a server, for tests; the innermost block last."""
@@ -117,27 +118,28 @@ def instrument(
 ) -> None:
     """Record the requests to models: each is made once per run, and answered after a crash.
 
-    Without arguments, those of every client in this process that sends them with httpx, also of
-    clients that are made later: litellm, the SDKs of OpenAI, Anthropic, groq, Mistral and others.
-    So a framework on them becomes durable by one line.  A request is known by its shape: a path
-    such as ``/chat/completions``, with a model and a question; of an SDK with the header
-    ``x-stainless-lang``, one of both is enough.  A request that requests, aiohttp or botocore sends
-    is not recorded; a notice names the client.  Outside of runs, and in the bodies of steps,
-    requests are made as usual; those of steps count for the budget of the run
-    (:class:`stepwise.Budget`), as recorded requests do.
+    Without arguments, the model requests of every client in this process that uses httpx are
+    recorded, including clients created later: litellm, the SDKs of OpenAI, Anthropic, groq, Mistral
+    and others.  So one line makes a framework on these SDKs durable.
 
-    Answers with status 2xx, and 4xx other than 401, 403, 408, 409, 425 and 429, are recorded; all
-    others, and failed connections, are attempts, which the client repeats as it is configured.
+    A model request is recognised by its shape: a path such as ``/chat/completions``, and a body
+    with a model and a question.  For an SDK with the header ``x-stainless-lang``, one of the two is
+    enough.  A request sent by requests, aiohttp or botocore is not recorded; a notice names the
+    client.  Outside runs, and in the bodies of steps, requests are made as usual.  Requests of
+    steps count for the budget of the run (:class:`stepwise.Budget`), as recorded requests do.
+
+    Answers with status 2xx are recorded, and 4xx other than 401, 403, 408, 409, 425 and 429.  All
+    other answers, and failed connections, are attempts, which the client repeats as configured.
 
     Args:
-        client: a client of openai or anthropic, whose requests to models are recorded.  Or a client
-            of httpx (``httpx.Client``, ``httpx.AsyncClient``), all of whose requests are.
-        name: of a client of httpx, for its steps.  It must be given.
-        reads: for a client of httpx, the methods that change nothing.  A request of any other is
-            a side effect: announced before it is sent, never silently repeated.
+        client: a client of openai or anthropic, whose requests to models are recorded; or a client
+            of httpx (``httpx.Client``, ``httpx.AsyncClient``), all of whose requests are recorded.
+        name: the name of a client of httpx, for its steps; required for such a client.
+        reads: for a client of httpx, the methods that change nothing.  A request with another
+            method is a side effect: announced before it is sent, never silently repeated.
 
     Raises:
-        ConfigurationError: it is no such client; or the version of a library does not fit.
+        ConfigurationError: the client is of another kind, or the version of a library does not fit.
     """
     if client is None:
         if name is not None:
@@ -166,13 +168,13 @@ def instrument(
 
 
 def uninstrument(client: Any = None, /) -> None:
-    """Undo :func:`instrument`: requests are made as usual, in runs too.
+    """Undo :func:`instrument`: requests are made as usual, inside runs too.
 
     Args:
-        client: as it was given to ``instrument``; without it, every client.
+        client: the client that was given to ``instrument``; by default every client.
 
     Raises:
-        ConfigurationError: it is no client.
+        ConfigurationError: the object is not a client.
     """
     if client is not None:
         _clients.pop(_sender(client)[0], None)
@@ -186,9 +188,10 @@ def uninstrument(client: Any = None, /) -> None:
 
 @contextmanager
 def answering(answer: Callable[..., Any]) -> Iterator[None]:
-    """Within the block, a function answers the requests to models, and all of marked SDKs.
+    """Answer requests to models, and all requests of marked SDKs, by a function in the block.
 
-    Recording is not its business: inside a run of instrumented clients its answers are recorded.
+    The function does not affect recording: inside a run, the answers of instrumented clients are
+    recorded.
 
     Args:
         answer: ``answer(request, streamed=, asynchronous=)`` returns the response.
@@ -226,7 +229,7 @@ def _sender(client: Any) -> tuple[Any, str]:
 
 
 def _kind(client: Any, request: Any) -> RequestKind | None:
-    """Return how a request is recorded; ``None`` if it is not."""
+    """Return the kind of a recorded request; ``None`` if the request is not recorded."""
     kind = _clients.get(client)
     if kind is None:
         return _MODELS if _everywhere.is_set() and _asks_model(request) else None
@@ -234,26 +237,26 @@ def _kind(client: Any, request: Any) -> RequestKind | None:
 
 
 def _asks_model(request: Any) -> bool:
-    """Return whether a request of any client of httpx is one to a model."""
+    """Return whether a request of any client of httpx is a request to a model."""
     method, path = request.method, request.url.path
     if endpoint_of(method, path) is None or not hasattr(request.stream, "__iter__"):
-        return False  # JSON and forms are iterable, also those of an asynchronous client
+        return False  # JSON and forms are iterable, even from an asynchronous client
     return asks_model(method, path, request.read(), of_sdk=_is_of_sdk(request))
 
 
 def _is_of_sdk(request: Any) -> bool:
-    """Return whether an SDK made a request, as those of most providers of models say.
+    """Return whether an SDK made a request: SDKs of most model providers set this header.
 
-    A generator of SDKs sets the header: those of other services have it, too.
+    A generator of SDKs sets the header, so SDKs of other services have it, too.
     """
     return "x-stainless-lang" in request.headers
 
 
 def _scope(kind: RequestKind) -> Scope | None:
-    """Return where a request of a run is made; ``None`` outside of any.
+    """Return the scope of a request in a run; ``None`` outside any run.
 
     Raises:
-        RunStopped: the run has been stopped with it.
+        RunStopped: the run has been stopped with this error.
     """
     scope = current_scope()
     if scope is None:
@@ -273,7 +276,7 @@ def _is_answered(client: Any, request: Any) -> bool:
 
 
 def _recorded(client: Any, request: Any) -> tuple[RequestKind, Scope] | None:
-    """Return how and where a request is recorded or counted; ``None`` if it is neither."""
+    """Return the kind and scope of a recorded or counted request; ``None`` for others."""
     kind = _kind(client, request)
     scope = _scope(kind) if kind is not None else None
     return None if kind is None or scope is None else (kind, scope)
@@ -287,7 +290,7 @@ def _send(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
     if recorded is None:
         return wrapped(*args, **kwargs)
     (kind, scope), streamed = recorded, bool(kwargs.get("stream", False))
-    if scope.call is not None:  # the step is what is recorded
+    if scope.call is not None:  # the step is recorded, not the request
         response = wrapped(*args, **kwargs)
         return count_spending(scope, request, response, streamed=streamed, asynchronous=False)
     request.read()
@@ -327,7 +330,7 @@ def _request(args: Any, kwargs: Any) -> Any:
 
 
 def _unseen(wrapped: Any, _connection: Any, args: Any, kwargs: Any) -> Any:
-    """Report a request, given by its method and URL, that is not made by httpx."""
+    """Report a request, given by its method and URL, that is not made with httpx."""
     if _everywhere.is_set() and len(args) > 1:
         report_unseen(f"{args[0]}", f"{args[1]}")
     return wrapped(*args, **kwargs)
@@ -360,7 +363,7 @@ def _wrap(place: _Method) -> None:
 
 
 def _unwrap(module: str, path: str) -> None:
-    """Put the plain method back, unless somebody has wrapped ours since."""
+    """Restore the original method, unless somebody has wrapped ours since."""
     owner: Any = import_module(module)
     class_name, _, method = path.partition(".")
     owner = getattr(owner, class_name)
