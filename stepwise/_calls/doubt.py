@@ -153,7 +153,6 @@ def stopped_at(active: ActiveRun, call: Call, match: Match) -> RunStopped | None
     Returns:
         the error for this call and all later ones, or an earlier error that stopped the run;
         ``None`` if another thread has taken the record that the call waited for.
-        ``None`` if another thread has taken what the call waited for.
     """
     with active.lock:
         if active.stopped is not None:

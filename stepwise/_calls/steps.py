@@ -1,8 +1,10 @@
 """The decorators ``@step`` and ``@tool``, and ``spend``.
 
 The decorators return a real function, as ``functools.wraps`` makes it, around a small
-:class:`Step`.  A wrapt proxy was measured and rejected: stock cloudpickle loses it in ``__main__``,
-function-keyed caches take it for the raw function, and SDKs that rebuild a function from its
+:class:`Step`.
+
+A wrapt proxy was measured and rejected.  Stock cloudpickle loses it in ``__main__``, and
+function-keyed caches take it for the raw function.  SDKs that rebuild a function from its
 ``__code__`` bypass it.
 
 A cache around a side effect causes a warning: the cache is empty after a resume, so that the effect

@@ -1,9 +1,10 @@
 """Streams: calls whose value arrives piece by piece, after their body has returned.
 
 A call is recorded when its stream ends.  If the reader closes a stream early, the part that was
-read is recorded, but only once the workflow has continued: it made another call, returned, or
-raised an exception that did not close the stream.  A stream that an exception or a kill cut off is
-requested again.  So is a stream that ended without its end mark, unless another call follows.
+read is recorded once the workflow has continued.  It has continued when it made another call,
+returned, or raised an exception that did not close the stream.  A stream that an exception or a
+kill cut off is requested again.  So is a stream that ended without its end mark, unless another
+call follows.
 """
 
 from __future__ import annotations

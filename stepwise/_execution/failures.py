@@ -1,9 +1,9 @@
 """The failures that the workflow is handling now, and the failures that it has handled.
 
 A recorded failure is an outcome only once the workflow has continued after it.  This is detected
-without help from the workflow: at a later call in the same flow of control, the exception is no
-longer among those being handled (``sys.exc_info`` and its contexts).  Each exception that leaves a
-step carries the number of the call in an attribute.
+without help from the workflow.  At a later call in the same flow of control, the exception is no
+longer being handled: it is missing in ``sys.exc_info`` and its contexts.  Each exception that
+leaves a step carries the number of the call in an attribute.
 
 Rejected: checking whether a statement outside the ``try`` was reached.  That check fails in
 functions without boundaries.

@@ -1,11 +1,14 @@
 """The memory of this process: the runs that it executed, its workflows, and code edits meanwhile.
 
-Some facts decide which run a call means and are in no store: how many runs with equal arguments
-have completed here, which objects a stopped run was given, and which runs were executed here.
+Some facts decide which run a call means and are in no store:
 
-A loop that calls a workflow five times means five runs.  A stopped run may have changed its
-objects, and a call with the same objects means that run.  A workflow is known once its decorator
-has run.
+- How many runs with equal arguments have completed here: a loop that calls a workflow five times
+  means five runs.
+- Which objects a stopped run was given: it may have changed them, and a call with the same objects
+  means that run.
+- Which runs were executed here.
+
+A workflow is known once its decorator has run.
 
 IPython's ``%autoreload`` replaces the code of functions in place, or passes old and new objects of
 a module to update rules.  It compiles methods inside a placeholder class.

@@ -2,11 +2,11 @@
 
 The module finds the tasks and threads of a run that could make a call, and counts a loop's tasks.
 
-A run must know its other tasks at each checkpoint.  asyncio does not report new tasks, and asking
-all of them each time made a step of 64 concurrent runs cost five times a step of one run.  So each
-task is examined once: a set difference finds the tasks that are new since the last look, however
-they were made.  The run around each new task adds it to a set, and later asks only the tasks of its
-own set.  References are weak, so that nothing here keeps a task alive.
+A run must know its other tasks at each checkpoint.  asyncio does not report new tasks.  Asking all
+of them each time made a step of 64 concurrent runs cost five times a step of one run.  So each task
+is examined once: a set difference finds the tasks that are new since the last look, however they
+were made.  The run around each new task adds it to a set, and later asks only the tasks of its own
+set.  References are weak, so that nothing here keeps a task alive.
 
 Rejected: a task factory.  ``asyncio.Task(...)`` and other people's factories bypass it.
 
@@ -18,10 +18,12 @@ program ends.
 
 A plain workflow in the main thread is unwound by ``SystemExit``, raised immediately if no step is
 in flight, else by the next call.  Workflows in other threads are unwound by their next call.  The
-caller of an asynchronous run is cancelled once no step of the run is in flight, and earlier calls
-wait for that.  The process ends with the last run, by the signal, as it would have without us: no
-``atexit`` callback runs, nor any code around the calls of the workflows.  Letting the exception end
-the program was rejected: code that swallows it would continue, and the exit status would differ.
+caller of an asynchronous run is cancelled once no step of the run is in flight; calls made before
+then wait for the cancellation.
+
+The process ends with the last run, by the signal, as it would have without us: no ``atexit``
+callback runs, nor any code around the calls of the workflows.  Letting the exception end the
+program was rejected: code that swallows it would continue, and the exit status would differ.
 """
 
 from __future__ import annotations

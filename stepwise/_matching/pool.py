@@ -88,8 +88,8 @@ def apart(call: Call, run_id: str, undone: int, taken: Container[tuple[str, str,
 def superseded(calls: Iterable[RecordedCall]) -> tuple[int, ...]:
     """Return the numbers of the calls that do not answer the next attempt.
 
-    The position of a call is its last record: attempts are ordered by their records, so that a
-    process that was killed between two records decides as one that was not.
+    The position of a call is its last record.  Attempts are ordered by their records, so that a
+    process that was killed between two records decides like one that was not.
 
     Args:
         calls: the calls made or answered inside the failed step, at any depth, including calls in
@@ -702,8 +702,9 @@ class Pool:
 
         If the call is a recorded one, the match is that record, or ``BLOCKED`` if another call has
         taken the record.  Otherwise the match is ``FRESH``, with the recorded calls that it is not.
+
         A ruling does not apply to a call that differs in a part in which the stopped call matched
-        the record: such a call comes from another object in the same place.
+        the record.  Such a call comes from another object in the same place.
         """
         if not self.rulings:
             return None
@@ -804,7 +805,7 @@ class Pool:
     def is_gone(self, other: Call, call: Call) -> bool:
         """Return whether the function that made a record no longer exists, as far as can be known.
 
-        A function of its name in the module of the called function counts, too: the file may have
+        A function of its name in the module of the called function counts, too.  The file may have
         been started as a script then and be imported now, or the function was moved.
         """
         return other.name != call.name and not any(
@@ -856,9 +857,9 @@ class Pool:
     def _rivals(self, call: Call, caller: AnyCaller) -> list[RecordedCall]:
         """Return the recorded effects that this call could be.
 
-        They are effects of the same name with other arguments, effects in doubt of the same
-        statement, and effects of a missing function at the same statement or turn, which may have
-        been renamed.
+        They are effects of the same name with other arguments, and effects in doubt of the same
+        statement. Effects of a missing function at the same statement or turn count, too: it may
+        have been renamed.
         """
         found = []
         for number in sorted(self._effects):

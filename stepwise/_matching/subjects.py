@@ -159,7 +159,7 @@ class Subjects:
             self._flying.made.update(before.made)
 
     def go_on_after(self, highest: int) -> None:
-        """Start serial numbers above those of earlier attempts."""
+        """Start serial numbers above the numbers of earlier attempts."""
         if highest:
             self.last = (attempt_of(highest) + 1) * _NUMBERS
 

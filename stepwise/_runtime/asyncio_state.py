@@ -71,12 +71,10 @@ def closes_generator(task: Any) -> bool:
 
 
 def loop_of(task: Any) -> Any:
-    """Return the event loop of a task."""
     return loaded().futures._get_loop(task)
 
 
 def context_of(task: Any) -> contextvars.Context | None:
-    """Return the context in which a task runs."""
     if hasattr(task, "get_context"):  # Python 3.12
         context: contextvars.Context = task.get_context()
         return context
@@ -94,7 +92,6 @@ def known_references() -> AbstractSet[TaskReference]:
 
 
 def reference_to(task: Any) -> TaskReference:
-    """Return a weak reference to a task."""
     return weakref.ref(task)
 
 

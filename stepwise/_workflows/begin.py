@@ -1181,7 +1181,6 @@ class ChildCall(WorkflowCall, Performer):
 
     @property
     def parameters(self) -> Parameters:
-        """The parameters of the workflow."""
         return self.workflow.parameters
 
     def _digest(self, parent: ActiveRun) -> str:

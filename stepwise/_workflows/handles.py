@@ -913,7 +913,6 @@ def recover(workflow: Any = None, *, max_workers: int = 8, store: Any = None) ->
     Returns:
         a list of the handles, oldest run first; its attribute ``left`` has the runs that were left
         alone, each with the reason.
-        left alone, each with the reason.
 
     Raises:
         ConfigurationError: this process does not know ``workflow``, or the call is made inside a

@@ -171,7 +171,6 @@ def _page() -> int | None:
 
 
 def _tell_of_more(shown: int, *, chosen: bool) -> None:
-    """Print that there are more runs than shown, and how to see them."""
     total = None if chosen else number_of_runs()
     these = f"the newest {shown} of {total:,} runs" if total else f"the newest {shown} like that"
     choose = "" if chosen else "; --status, --workflow, --since and --tag choose"

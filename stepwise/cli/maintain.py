@@ -277,8 +277,8 @@ def _megabytes(size: int) -> str:
 def compact(*, as_json: bool) -> None:
     """Give the space that deleted runs left in the store back to the disk.
 
-    For a moment this needs twice the space of the remaining runs.  Programs that use the store wait
-    until it is done.
+    For a moment this needs twice the space of the remaining runs.  Other programs need
+    not be stopped; they wait for it.
     """
     freed = housekeeping.compact()
     if as_json:
