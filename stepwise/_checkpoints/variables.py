@@ -406,14 +406,14 @@ def _collections(contents: Mapping[str, Any]) -> dict[str, Any]:
 
 def _links(values: Mapping[str, Any], around: Surroundings) -> dict[str, str]:
     """Variables that hold what a name of the module leads to: a container, or a constant."""
-    kinds = set(map(type, values.values()))
-    if not (kinds & _LINKED or (around.constants and str in kinds)):
+    here = {id(value) for value in values.values() if type(value) in _LINKABLE}
+    if here.isdisjoint(map(id, around.namespace.values())) and not around.constants:
         return {}
     names = {id(value): name for name, value in around.named()}
-    if kinds & _LINKED:
+    if not _LINKED.isdisjoint(map(type, values.values())):
         names.update((id(value), name) for name, value in around.namespace.items())
     linked = {name: names[id(value)] for name, value in values.items() if id(value) in names}
-    return {n: other for n, other in linked.items() if type(values[n]) in _LINKABLE}
+    return {n: other for n, other in linked.items() if id(values[n]) in here}
 
 
 def _culprits(values: Mapping[str, Any], around: Surroundings) -> Culprits:

@@ -674,7 +674,7 @@ class Sights:
         # One that the workflow changes will be digested again: from the second time on it is known.
         once = shape is not None and before is None
         text, unknown = digest_part(value, around, once=once)
-        if before is None or before.text != text or not same(before.unknown, unknown):
+        if before is None or before.text != text or not same([*before.unknown], [*unknown]):
             itself = len(unknown) == 1 and unknown[0] is value
             return HeldPart(value, text, unknown, shape, fixed=itself)
         before.looks = 0 if before.watch is not None else before.looks + 1

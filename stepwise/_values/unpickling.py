@@ -13,8 +13,10 @@ from __future__ import annotations
 import io
 import pickle
 import threading
-from collections.abc import Iterable
-from typing import Any, SupportsIndex
+from collections.abc import Iterable, Iterator
+from typing import Any, SupportsIndex, TypeVar
+
+from typing_extensions import Self
 
 from stepwise._runtime import asyncio_state, settings
 from stepwise._runtime.facts import NamedTuple
@@ -45,6 +47,9 @@ def check_trust(what: str) -> None:
         )
 
 
+U = TypeVar("U", bound="Unpickler")
+
+
 class Unpickler(pickle.Unpickler):
     """An unpickler of verified bytes.
 
@@ -61,6 +66,16 @@ class Unpickler(pickle.Unpickler):
         if self.stored:
             _refuse()
         super().__init__(io.BytesIO(data), buffers=buffers)
+
+    @classmethod
+    def each(cls, pickles: Iterable[bytes]) -> Iterator[Self]:
+        """Yield an unpickler of each of many small pickles."""
+        if cls.stored:
+            _refuse()
+        for data in pickles:
+            unpickler = cls.__new__(cls)
+            pickle.Unpickler.__init__(unpickler, io.BytesIO(data))
+            yield unpickler
 
 
 def loads(data: bytes, *, stored: bool = True) -> Any:

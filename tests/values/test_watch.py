@@ -146,6 +146,9 @@ def test_a_watch_notices_every_change(value, edits, apart):
     now = slowly(nodes)
     assert watch.holds() == (now == before)
     assert watch.holds() == (now == before)  # a look at a change does not make it known
+    pairs = zip(nodes, before, now, strict=True)
+    changed = {id(node) for node, then, today in pairs if then != today}
+    assert watch.changed() & set(map(id, nodes)) == changed
 
 
 @settings(max_examples=100)
@@ -208,6 +211,19 @@ def test_one_key_of_one_message_is_noticed(place):
     assert watch.holds()
     messages[place]["contents"] = messages[place].pop("content")
     assert not watch.holds()
+
+
+@given(st.integers(0, 20_000), st.integers(0, 20_000))
+def test_lists_of_many_objects_are_the_same_if_each_object_is(count, place):
+    """Lists of any length are the same if they hold the same objects, not equal ones."""
+    one: list[Any] = [*map(str, range(count))]
+    other = [*one]
+    assert trees.same(one, other)
+    if one:
+        other[place % count] = Text(one[place % count])
+        assert one == other
+        assert not trees.same(one, other)
+        assert not trees.same(one, other[1:])
 
 
 def test_a_change_before_the_first_look_is_noticed():
