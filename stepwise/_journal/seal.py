@@ -194,11 +194,9 @@ class Seal:
                 raise DamagedError("the key id is damaged")
             raise ForeignKeyError("sealed with another key")
         view = memoryview(data)
-        mac = _begun_with(key).copy()
-        mac.update(_named(identity) + data[:_MAC_AT])
-        for part in _digested(view[_BACK_AT:]) if flags == _DIGESTED else (view[_BACK_AT:],):
-            mac.update(part)
-        if not hmac.compare_digest(mac.digest(), view[_MAC_AT:_BACK_AT]):
+        covered = _digested(view[_BACK_AT:]) if flags == _DIGESTED else (view[_BACK_AT:],)
+        mac = _mac(key, identity, view[:_MAC_AT], *covered)
+        if not hmac.compare_digest(mac, view[_MAC_AT:_BACK_AT]):
             raise DamagedError("the digest does not match")
         if version != FORMAT or flags not in (0, _ENCRYPTED, _DIGESTED):
             raise DamagedError(f"format {version}; this version of stepwise reads {FORMAT}")

@@ -14,13 +14,14 @@ import io
 import pickle
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any, SupportsIndex, TypeVar
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from stepwise._runtime import asyncio_state, settings
 from stepwise._runtime.facts import NamedTuple
 from stepwise.errors import ConfigurationError, UnreadableValueError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # -- unpickling -----------------------------------------------------------------------------------
 
@@ -45,9 +46,6 @@ def check_trust(what: str) -> None:
             f"{what}, and trust='data' loads none: leave out configure(trust='data') or "
             "STEPWISE_TRUST=data here"
         )
-
-
-U = TypeVar("U", bound="Unpickler")
 
 
 class Unpickler(pickle.Unpickler):
