@@ -45,7 +45,7 @@ from stepwise._journal.seal import DamagedError, Envelope, Seal, named
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.codec import FindClass, dump_tree, load_trees
 from stepwise._values.digest import held
-from stepwise._values.trees import NUMBERS, Tree, Watch, changes, few, same, walk
+from stepwise._values.trees import NUMBERS, Tree, Watch, changes, few, same, starts_with, walk
 from stepwise._values.unpickling import Data, Pieces, stable
 from stepwise.stores import Store
 
@@ -993,7 +993,7 @@ class References:
         if before is not None and self._known.has(first):
             at = sum(len(each.tree.root) for each in first)
             del before.begins[at:]  # of a checkpoint that was not taken
-            if same(before.begins, value[:at]):
+            if starts_with(value, before.begins):
                 long.parts, long.begins = [*first], before.begins
             else:
                 at = 0
