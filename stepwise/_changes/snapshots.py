@@ -30,7 +30,7 @@ from stepwise._changes.layouts import (
 )
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.digest import cell_content
-from stepwise._values.trees import ATOMS, dict_of, reference
+from stepwise._values.trees import ATOMS, dict_of, reference, same
 
 Path = tuple[Any, ...]
 """The name of a root, and steps: ``("attr", name)``, ``("item", index)``, ``("key", key)``, ..."""
@@ -109,10 +109,10 @@ class _Level:
         try:
             return (
                 list(map(len, self.lists)) == self.counts
-                and all(map(is_, chain.from_iterable(self.lists), self.items))
+                and same([*chain.from_iterable(self.lists)], self.items)
                 and list(map(len, self.dicts)) == self.sizes
-                and all(map(is_, chain.from_iterable(map(dict.values, self.dicts)), self.values))
-                and all(map(is_, chain.from_iterable(self.dicts), self.keys))
+                and same([*chain.from_iterable(map(dict.values, self.dicts))], self.values)
+                and same([*chain.from_iterable(self.dicts)], self.keys)
                 and all(dict_of(each) is held for each, held in self.instances)
                 and not any(map(_differs, self.others))
             )

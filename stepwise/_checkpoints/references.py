@@ -45,7 +45,17 @@ from stepwise._journal.seal import DamagedError, Envelope, Seal, named
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.codec import FindClass, dump_tree, load_trees
 from stepwise._values.digest import held
-from stepwise._values.trees import NUMBERS, Tree, Watch, changes, few, same, starts_with, walk
+from stepwise._values.trees import (
+    NUMBERS,
+    Tree,
+    Watch,
+    changes,
+    few,
+    is_array,
+    same,
+    starts_with,
+    walk,
+)
 from stepwise._values.unpickling import Data, Pieces, stable
 from stepwise.stores import Store
 
@@ -471,7 +481,7 @@ Looked = tuple[Tree, Watch]
 def tree_of(root: Any, known: Container[int] = (), most: int = 1_000_000) -> Tree | None:
     """Return the tree at ``root``, as :func:`walk` does; a text, say, is a tree of one node."""
     if type(root) not in (str, bytes):
-        return walk(root, known, most=most)
+        return walk(root, known, most=most, arrays=True)
     facts = (root, (root,), len(root), False, (0,), ())
     return tuple.__new__(Tree, facts)  # the constructor is a Python function
 
@@ -556,6 +566,11 @@ class KnownValues:
     def chunk(self, number: int) -> StoredValue:
         """The known chunk of this number."""
         return self._chunks[-number]
+
+    def arrays(self) -> Iterator[Any]:
+        """Yield the arrays in known values."""
+        for known in self._values.values():
+            yield from (node for node in known.tree.nodes if is_array(type(node)))
 
     def has(self, chunks: Iterable[StoredValue]) -> bool:
         """Return whether these chunks are all still known."""
@@ -716,7 +731,7 @@ class KnownValues:
             apart: ids of mutable objects that must not be in it.
             least: how many bytes it must take.
         """
-        tree = walk(items, self._nodes, apart)
+        tree = walk(items, self._nodes, apart, arrays=True)
         if tree is None or tree.size < least:
             return None
         used = Indices()
@@ -880,6 +895,10 @@ class References:
 
     def __bool__(self) -> bool:
         return bool(self._known)
+
+    def arrays(self) -> Iterator[Any]:
+        """Yield the arrays that may be kept by reference."""
+        return self._known.arrays()
 
     # -- before the variables are pickled --------------------------------------------------------
 

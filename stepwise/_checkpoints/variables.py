@@ -117,6 +117,9 @@ class FrameReducers(Reducers):
             return name, _class_of(obj), self.content(name, obj)
         return self.references.identity(obj) if self.references is not None else None
 
+    def arrays(self) -> Iterator[Any]:
+        return self.references.arrays() if self.references is not None else iter(())
+
     def takes(self, buffer: pickle.PickleBuffer) -> bool:
         with memoryview(buffer) as view:
             one_piece = view.contiguous  # pickle itself rejects other buffers

@@ -83,6 +83,10 @@ class Reducers:
         """
         return None
 
+    def arrays(self) -> Iterable[Any]:
+        """Return the arrays for which a reference may stand."""
+        return ()
+
     identifies = False
     identifies_all = False
     keeps_links = False
@@ -129,6 +133,8 @@ def dump(value: object, reducers: Reducers) -> Data:
     """Pickle a value, however deeply nested."""
     reducers.forms = Forms()
     reducers.forms.keeps_links = reducers.keeps_links
+    if reducers.identifies or reducers.identifies_all:
+        reducers.forms.kept, reducers.forms.arrays = reducers.identity, reducers.arrays
     data = _dump_once(value, reducers)
     return _dump_once(value, reducers) if reducers.forms.shares() else data
 
@@ -303,6 +309,14 @@ def dump_tree(
     return sink.data()
 
 
+def _owning(make: Callable[..., Any], *parts: Any) -> Any:
+    """Make an array that has its memory to itself, as the one had that was pickled."""
+    made = make(*parts)
+    array = made.copy("A")
+    array.flags.writeable = made.flags.writeable
+    return array
+
+
 class _TreeUnpickler(Unpickler):
     named = False
     resolve: Callable[[Any], Any] | None = None
@@ -317,7 +331,9 @@ class _TreeUnpickler(Unpickler):
         if self.find is None:
             raise pickle.UnpicklingError(f"plain data names {module}.{name}")
         self.named = True
-        return self.find(module, name)
+        found = self.find(module, name)
+        is_array = name == "_frombuffer" and module.partition(".")[0] == "numpy"
+        return functools.partial(_owning, found) if is_array else found
 
     def tree(self) -> tuple[Any, dict[int, Any] | None]:
         """Load the tree; see :func:`load_trees`."""

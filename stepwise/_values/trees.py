@@ -372,14 +372,20 @@ class Kind:
 
     constant = True
 
+    def size(self, value: Any) -> int:
+        """About how many bytes one of them takes, apart from the objects that it holds."""
+        return 0
+
     def parts(self, value: Any) -> Sequence[Any] | None:
         """The objects that one of them holds; ``None`` if it is not known after all."""
         zone = getattr(value, "tzinfo", None)  # anybody may write a class for it
         return () if zone is None else (zone,)
 
 
-def kind_of(cls: Any) -> Kind | None:
+def kind_of(cls: Any, *, arrays: bool = False) -> Kind | None:
     """Return the kind of a class's objects, if the class can be pickled by its name."""
+    if is_array(cls):
+        return _Array() if arrays else None
     if by_name(cls, cls.__module__) is None:
         return None
     if issubclass(cls, enum.Enum):
@@ -396,6 +402,44 @@ def kind_of(cls: Any) -> Kind | None:
 def is_constant(cls: type) -> bool:
     """Return whether the objects of a class never change: moments, paths and the like."""
     return f"{cls.__module__}.{cls.__qualname__}" in _CONSTANTS
+
+
+def is_array(cls: Any) -> bool:
+    """Return whether a class is that of numpy's arrays."""
+    return bool(cls.__module__ == "numpy" and cls.__name__ == "ndarray")
+
+
+class _Array(Kind):
+    """Arrays that have their memory to themselves: a watch knows them by a hash of their bytes."""
+
+    constant = False
+
+    def size(self, value: Any) -> int:
+        size: int = value.nbytes
+        return size
+
+    def parts(self, value: Any) -> Sequence[Any] | None:
+        is_whole = value.base is None and value.flags.forc and value.nbytes > 0
+        return () if is_whole and value.dtype.kind in _NUMERIC else None
+
+
+_NUMERIC = frozenset("biufcmMSU")  # kinds of elements that hold nothing outside of the array
+_PIECE = 1 << 16  # bytes that are copied to be hashed: these stay in the cache of a processor
+
+
+def _content(array: Any) -> tuple[object, ...]:
+    """Return what tells whether an array has changed: its form, and a hash of its bytes.
+
+    The hash is that of ``bytes``, SipHash of 64 bits with a key of this process.  It takes a third
+    of what SHA-256 takes; nothing stored depends on it.
+    """
+    if array.nbytes <= _PIECE:
+        hashed = hash(array.tobytes("A"))
+    else:
+        flat = memoryview(array.ravel("K").view("B"))
+        pieces = (bytes(flat[at : at + _PIECE]) for at in range(0, len(flat), _PIECE))
+        hashed = hash((*map(hash, pieces),))
+    return hashed, array.shape, array.strides, array.dtype.str, array.flags.writeable
 
 
 class _Member(Kind):
@@ -596,14 +640,16 @@ def walk(
     known: Container[int] = _NOTHING,
     refused: Container[int] = _NOTHING,
     most: int = 1_000_000,
+    *,
+    arrays: bool = False,
 ) -> Tree | None:
     """Return the tree at ``root``, or ``None`` if the data is not a tree.
 
     Args:
-        known: ids of objects that are nodes of other trees: neither they nor what they hold belong
-            to this one.
+        known: ids of objects that are nodes of other trees; what these hold is not in this one.
         refused: ids of objects that must not be in it.
         most: of how many objects it may consist.
+        arrays: numpy's arrays may be in it, all bytes of which are read at each look.
     """
     nodes: list[Any] = []
     met: set[int] = set()
@@ -628,7 +674,7 @@ def walk(
             continue
         if here in met:
             continue
-        inside = None if here in refused else _inside(value, cls, kinds)
+        inside = None if here in refused else _inside(value, cls, kinds, arrays)
         if inside is None:
             return None
         if cls in _UNCHANGING and not value:
@@ -641,6 +687,7 @@ def walk(
         kind = kinds.get(cls)
         if kind is None or not kind.constant:
             nodes.append(value)
+        size += 0 if kind is None else kind.size(value)
         if PLAIN.issuperset(map(type, inside)):  # mostly; as above, in fewer turns
             sizes = [len(each) if type(each) in _LEAVES else 4 for each in inside]
             if max(sizes, default=0) < LARGE_LEAF:
@@ -650,7 +697,9 @@ def walk(
     return Tree(root, nodes, size, refers, range(len(nodes)), kinds.keys())
 
 
-def _inside(value: Any, cls: type, kinds: dict[type, Kind | None]) -> Collection[Any] | None:
+def _inside(
+    value: Any, cls: type, kinds: dict[type, Kind | None], arrays: bool
+) -> Collection[Any] | None:
     """Return the objects that a value holds, or ``None`` if it cannot be in a tree."""
     if cls is list or cls is tuple:
         contents: Collection[Any] = value
@@ -661,7 +710,7 @@ def _inside(value: Any, cls: type, kinds: dict[type, Kind | None]) -> Collection
         small = PLAIN.issuperset(map(type, value))
         return value if small and not any(map(_is_large, value)) else None
     if cls not in kinds:
-        kinds[cls] = kind_of(cls)
+        kinds[cls] = kind_of(cls, arrays=arrays)
     kind = kinds[cls]
     return kind.parts(value) if kind is not None else None
 
@@ -788,11 +837,13 @@ class Watch:
 
     A container is compared with a copy of what it held.  Of an instance the garbage collector
     shows what is in its slots, all of them being set, and at the end its class; its ``__dict__``,
-    which Python 3.13 does not show, is compared as a dict.
+    which Python 3.13 does not show, is compared as a dict.  An array is known by a hash.
     """
 
     __slots__ = (
+        "_arrays",
         "_attributes",
+        "_contents",
         "_counts",
         "_dicts",
         "_inside",
@@ -814,7 +865,10 @@ class Watch:
 
     def _look_at(self, mutable: list[Any]) -> None:
         sized = [each for each in mutable if type(each) in _SIZED]
-        self._others = [each for each in mutable if type(each) not in _SIZED]
+        others = [each for each in mutable if type(each) not in _SIZED]
+        self._arrays = [each for each in others if is_array(type(each))]
+        self._contents = [*map(_content, self._arrays)]
+        self._others = [each for each in others if not is_array(type(each))]
         self._owners = [each for each in self._others if type(each).__dictoffset__]
         self._attributes = [*map(vars, self._owners)]
         self._shown = gc.get_referents(*self._others)  # the dicts exist by now
@@ -837,6 +891,7 @@ class Watch:
                 [*map(len, self._sized)] == self._lengths
                 and same([*chain.from_iterable(self._sized)], self._inside)
                 and same([*chain.from_iterable(map(dict.values, self._dicts))], self._values)
+                and [*map(_content, self._arrays)] == self._contents
             )
         except RuntimeError:  # another thread is changing a dict
             return False
@@ -865,8 +920,10 @@ class Watch:
             for each, attributes in zip(self._owners, self._attributes, strict=True):
                 if vars(each) is not attributes or id(attributes) in found:
                     found.add(id(each))
+            arrays = zip(self._arrays, self._contents, strict=True)
+            found.update(id(each) for each, content in arrays if _content(each) != content)
         except (RuntimeError, ValueError):  # another thread is changing a dict; it is broken
-            found.update(map(id, chain(self._sized, self._others)))
+            found.update(map(id, chain(self._sized, self._others, self._arrays)))
         return found
 
     @classmethod

@@ -273,6 +273,14 @@ CASES = {
         kinds=some(MESSAGES, 2, "kinds"),
         options={},  # 512 items, 64 of them, 8 of them: few chunks
     ),
+    "results that are arrays": Case(
+        300,
+        lambda made, value, _: (grown(value, made), None),
+        lambda sizes, chunks: sizes[-1] < 3000 and sum(chunks) < 40 * 300 and len(chunks) <= 2 * 8,
+        made=lambda number, kind: messages.message("ndarray", number, LARGE // 3),
+        kills=((), (150, 151, 299)),
+        options={},
+    ),
     "what a list grew by": Case(
         150,
         lambda made, value, _: (grown(value, messages.message(*made, 500)), None),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import numpy  # noqa: ICN001
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -256,6 +257,56 @@ def test_attributes_of_many_instances_are_watched(times):
     assert watch.holds()
     del notes[19].more
     assert not watch.holds()
+
+
+ARRAYS = {
+    "numbers": lambda: numpy.arange(12.0),
+    "many": lambda: numpy.arange(50_000),
+    "columns": lambda: numpy.asfortranarray(numpy.arange(12.0).reshape(3, 4)),
+    "texts": lambda: numpy.array(["a", "bc"]),
+    "times": lambda: numpy.array(["2026-01-01"], dtype="M8[s]"),
+    "one": lambda: numpy.array(5.0),
+}
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_an_array_is_known_by_its_bytes(kind):
+    """An array that is written to, at any place, or has another form, has changed."""
+    array = ARRAYS[kind]()
+    tree = walk([[array], "x" * 600], arrays=True)
+    assert tree is not None
+    watch = Watch(tree.nodes)
+    assert watch.holds()
+    raw = array.ravel("K").view("B")
+    for at in {0, 1, len(raw) // 2, len(raw) - 1}:
+        raw[at] ^= 1
+        assert not watch.holds()
+        assert watch.changed() == {id(array)}
+        raw[at] ^= 1
+        assert watch.holds()
+    array.setflags(write=False)
+    assert not watch.holds()
+    array.setflags(write=True)
+    array.shape = (*array.shape, 1)
+    assert not watch.holds()
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        numpy.arange(5)[1:],
+        numpy.frombuffer(bytearray(8)),
+        numpy.array([object()]),
+        numpy.array(["text"], dtype=numpy.dtypes.StringDType()),
+        numpy.array([(1, 2)], dtype="i4,i8"),
+        numpy.array([]),
+        numpy.ma.array([1, 2]),
+    ],
+)
+def test_arrays_that_a_hash_does_not_know(array):
+    """An array whose items lie elsewhere, or are seen through another one, is in no tree."""
+    assert walk([array], arrays=True) is None
+    assert walk([numpy.arange(5)]) is None
 
 
 def test_a_change_while_it_is_made(monkeypatch):
