@@ -23,10 +23,15 @@ The pickler of the variables asks :meth:`References.identity` for every object. 
 value becomes a reference; a long list becomes its parts, chunks and the items in between.  What
 pickle hands out as a buffer is offered to :meth:`References.takes`.
 
-A search for long lists that asks about every object makes a step three times as dear.  So a
-checkpoint searches when a list has grown by eight items, and every 32nd time.  In between,
-:meth:`References.apart` replaces what is a node of a stored value and leaves the rest to the C
-pickler, whose memo then proves that nothing stored was written; else the thorough way is taken.
+Values that were stored together are watched together, as a *group*: one look, which takes some
+nanoseconds for each of its slots.  Only if that finds a change is it asked which value has it.  On
+resume the records of a chunk are read, verified and loaded in one go, and make one group; each
+payload is let go when it has been loaded, so that no value is in memory twice.
+
+Rejected: one digest over a range of records in the chunk that refers to them (their bytes are no
+longer at hand when it is made; verifying each takes 3 us of the 13 that a result takes on resume);
+one unpickler for many pickles (the place of an object in its memo goes on counting); loading a
+list when a statement first looks at it (a list cannot be made so that nobody sees the difference).
 """
 
 from __future__ import annotations

@@ -23,7 +23,20 @@ among the objects of the pickle.
 
 A *watch* tells whether mutable objects still hold the very same objects under the same names in
 the same order.  That is proved, not sampled: every slot is compared by identity, so an equal value
-of another type does not pass.  It is a few calls in C for any number of objects.
+of another type does not pass.  It is a few calls in C for any number of objects.  An array that has
+its memory to itself is known by a hash of its bytes, which is made anew at each look.
+
+Rejected, with what they take here:
+
+=============================================  ====================================================
+comparing items one by one with ``is``         10 ns an item; their addresses take 0.4
+``==`` of two lists                            0.4 ns, but ``1 == True``, and a copy equals its list
+copying the list, to read addresses in that    7 ns: the count of references of each item is touched
+SHA-256, BLAKE2b of an array of 4 KB           2.3 us, 3.1 us; the hash of ``bytes`` takes 0.8
+CRC-32 of it                                   0.7 us, and one change in four billion is not seen
+XXH3 (an extra) of it                          0.1 us: with 1,500 arrays, a quarter of a step less
+``gc.get_referents`` for dicts, too            a third less time, but it does not show keys of text
+=============================================  ====================================================
 """
 
 from __future__ import annotations
