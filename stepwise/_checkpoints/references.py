@@ -448,7 +448,8 @@ class Reader:
         for each in depends:
             objects_of = self._objects.get(each.number)
             known.update(map(id, each.tree.nodes if objects_of is None else objects_of.values()))
-        tree = tree_of(root, known)
+        is_leaf = type(root) in (str, bytes)
+        tree = leaf(root) if is_leaf else walk(root, known, arrays=True)
         if objects is not None:
             self._objects[number] = objects
             if tree is not None:
@@ -483,11 +484,9 @@ Looked = tuple[Tree, Watch]
 """The look of a value when it was recorded."""
 
 
-def tree_of(root: Any, known: Container[int] = (), most: int = 1_000_000) -> Tree | None:
-    """Return the tree at ``root``, as :func:`walk` does; a text, say, is a tree of one node."""
-    if type(root) not in (str, bytes):
-        return walk(root, known, most=most, arrays=True)
-    facts = (root, (root,), len(root), False, (0,), ())
+def leaf(value: str | bytes) -> Tree:
+    """Return the tree of one node that a large text is."""
+    facts = (value, (value,), len(value), False, (0,), ())
     return tuple.__new__(Tree, facts)  # the constructor is a Python function
 
 
@@ -595,10 +594,13 @@ class KnownValues:
         """Capture a result before it is recorded; return ``None`` if it is not referred to."""
         if not self._refers_to_records or type(result) in NUMBERS:
             return None
-        tree = tree_of(result, most=_MOST)
-        if tree is None or tree.size < _WORTH or not tree.nodes:
+        if type(result) in (str, bytes):
+            tree = leaf(result)  # type: ignore[arg-type]
+            return (tree, _UNCHANGING) if tree.size >= _WORTH else None
+        found = walk(result, most=_MOST, arrays=True)
+        if found is None or found.size < _WORTH or not found.nodes:
             return None
-        return tree, _UNCHANGING if type(result) in (str, bytes) else Watch(tree.nodes)
+        return found, Watch(found.nodes)
 
     def recorded(self, number: int, looked: Looked) -> None:
         """Add a captured result that is now in the journal under this number."""

@@ -409,14 +409,15 @@ def _collections(contents: Mapping[str, Any]) -> dict[str, Any]:
 
 def _links(values: Mapping[str, Any], around: Surroundings) -> dict[str, str]:
     """Variables that hold what a name of the module leads to: a container, or a constant."""
-    here = {id(value) for value in values.values() if type(value) in _LINKABLE}
-    if here.isdisjoint(map(id, around.namespace.values())) and not around.constants:
+    kinds = set(map(type, values.values()))
+    if not (kinds & _LINKED or (around.constants and str in kinds)):
         return {}
     names = {id(value): name for name, value in around.named()}
-    if not _LINKED.isdisjoint(map(type, values.values())):
+    held = {id(value) for value in values.values() if type(value) in _LINKED}
+    if not held.isdisjoint(map(id, around.namespace.values())):
         names.update((id(value), name) for name, value in around.namespace.items())
     linked = {name: names[id(value)] for name, value in values.items() if id(value) in names}
-    return {n: other for n, other in linked.items() if id(values[n]) in here}
+    return {n: other for n, other in linked.items() if type(values[n]) in _LINKABLE}
 
 
 def _culprits(values: Mapping[str, Any], around: Surroundings) -> Culprits:

@@ -807,7 +807,9 @@ def changes(node: Any) -> bool:
 
 def same(one: list[Any], other: list[Any]) -> bool:
     """Return whether two lists hold the very same objects."""
-    return len(one) == len(other) and starts_with(one, other)
+    if len(one) < _MANY:
+        return len(one) == len(other) and all(map(is_, one, other))
+    return _addresses(one) == _addresses(other)
 
 
 def starts_with(objects: list[Any], first: list[Any]) -> bool:
@@ -904,7 +906,7 @@ class Watch:
                 [*map(len, self._sized)] == self._lengths
                 and same([*chain.from_iterable(self._sized)], self._inside)
                 and same([*chain.from_iterable(map(dict.values, self._dicts))], self._values)
-                and [*map(_content, self._arrays)] == self._contents
+                and (not self._arrays or [*map(_content, self._arrays)] == self._contents)
             )
         except RuntimeError:  # another thread is changing a dict
             return False
