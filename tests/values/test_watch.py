@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -225,6 +226,27 @@ def test_lists_of_many_objects_are_the_same_if_each_object_is(count, place):
         assert one == other
         assert not trees.same(one, other)
         assert not trees.same(one, other[1:])
+
+
+def test_lists_that_another_thread_changes_meanwhile_are_compared():
+    """A list that becomes longer and shorter while it is looked at is read as it is at one time."""
+    first = [object() for _ in range(1000)]
+    live, stop = [*first], threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            live.extend([None] * 100_000)
+            del live[1000:]
+
+    thread, interval = threading.Thread(target=change), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        thread.start()
+        assert all(trees.starts_with(live, first) for _ in range(500))
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(interval)
 
 
 def test_a_change_before_the_first_look_is_noticed():
