@@ -724,8 +724,8 @@ class KnownValues:
     def _arrive(self, number: int, tree: Tree, watch: Watch, apart: Container[int]) -> None:
         mutable = [id(node) for node in tree.nodes if changes(node)]
         alone = not any(here in self._nodes or here in apart for here in mutable)
-        if alone and watch.holds():
-            dumped = _dump(tree, watch) if tree.classes else (b"", tree)
+        if alone:
+            dumped = _dump(tree, watch) if tree.classes else (b"", tree) if watch.holds() else None
             if dumped is not None:
                 known = StoredValue(number, dumped[1])
                 self._add(known)
