@@ -30,7 +30,7 @@ from stepwise._changes.layouts import (
 )
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.digest import cell_content
-from stepwise._values.trees import ATOMS, dict_of, reference
+from stepwise._values.trees import ATOMS, dict_of, reference, same, starts_with
 
 Path = tuple[Any, ...]
 """The name of a root, and steps: ``("attr", name)``, ``("item", index)``, ``("key", key)``, ..."""
@@ -109,10 +109,10 @@ class _Level:
         try:
             return (
                 list(map(len, self.lists)) == self.counts
-                and all(map(is_, chain.from_iterable(self.lists), self.items))
+                and same([*chain.from_iterable(self.lists)], self.items)
                 and list(map(len, self.dicts)) == self.sizes
-                and all(map(is_, chain.from_iterable(map(dict.values, self.dicts)), self.values))
-                and all(map(is_, chain.from_iterable(self.dicts), self.keys))
+                and same([*chain.from_iterable(map(dict.values, self.dicts))], self.values)
+                and same([*chain.from_iterable(self.dicts)], self.keys)
                 and all(dict_of(each) is held for each, held in self.instances)
                 and not any(map(_differs, self.others))
             )
@@ -140,6 +140,16 @@ class _Level:
                 named = dict(zip(keys, values, strict=True))
                 yield Changed(owner, layout_of(type(owner)), facet, named)
         yield from filter(_differs, self.others)
+
+    def extend(self, other: _Level) -> None:
+        """Take in what another one holds."""
+        for name in self.__slots__:
+            getattr(self, name).extend(getattr(other, name))
+
+    def new_items(self, before: _Level) -> list[Any]:
+        """Return the items of lists, without those that they began with before, if they did."""
+        begins = len(self.lists) == len(before.lists) == 1 and starts_with(self.items, before.items)
+        return self.items[len(before.items) :] if begins else self.items
 
     def __len__(self) -> int:
         return len(self.lists) + len(self.dicts) + len(self.others)
@@ -186,7 +196,7 @@ class Snapshot:
         self._open(self.roots.values())
         if self._has_clients and self._set_clients_apart():
             self.__init__(roots)  # type: ignore[misc]
-        self._new = len(self._met)
+        self._new, self._first = len(self._met), len(self._blocks) + 1
 
     # -- looking ---------------------------------------------------------------------------------
 
@@ -325,14 +335,23 @@ class Snapshot:
         for place, block in enumerate(self._blocks):
             if block.holds():
                 continue
-            fresh, found = _Level(), []
+            fresh, found = _Level(), list[Any]()
             for each in _objects_in(block):
-                found += self._look(fresh, type(each), [each])
+                held = self._look(fresh, type(each), [each])
+                found += held if type(each) is not list else ()
             self._blocks[place] = fresh
-            self._open(found)
+            self._open([*fresh.new_items(block), *found])
             if len(self._met) > _STALE * self._new or self._has_clients:
                 return False
+        self._gather()
         return not self.unwatched
+
+    def _gather(self) -> None:
+        """Make small blocks one, where what comes in step by step has made many."""
+        blocks = self._blocks
+        while len(blocks) > self._first and len(blocks[-1]) >= len(blocks[-2]) / 2:
+            last = blocks.pop()
+            blocks[-1].extend(last)
 
     # -- paths -----------------------------------------------------------------------------------
 

@@ -23,10 +23,15 @@ The pickler of the variables asks :meth:`References.identity` for every object. 
 value becomes a reference; a long list becomes its parts, chunks and the items in between.  What
 pickle hands out as a buffer is offered to :meth:`References.takes`.
 
-A search for long lists that asks about every object makes a step three times as dear.  So a
-checkpoint searches when a list has grown by eight items, and every 32nd time.  In between,
-:meth:`References.apart` replaces what is a node of a stored value and leaves the rest to the C
-pickler, whose memo then proves that nothing stored was written; else the thorough way is taken.
+Values that were stored together are watched together, as a *group*: one look, which takes some
+nanoseconds for each of its slots.  Only if that finds a change is it asked which value has it.  On
+resume the records of a chunk are read, verified and loaded in one go, and make one group; each
+payload is let go when it has been loaded, so that no value is in memory twice.
+
+Rejected: one digest over a range of records in the chunk that refers to them (their bytes are no
+longer at hand when it is made; verifying takes 3 us of the 11 that a result of 1 KB takes on
+resume); one unpickler for many pickles (the place of an object in its memo goes on counting);
+loading a list when a statement first looks at it (no list can be made so that nobody sees it).
 """
 
 from __future__ import annotations
@@ -35,17 +40,27 @@ import gc
 import hashlib
 import sys
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from itertools import islice, takewhile
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice, takewhile
 from typing import Any
 
 from stepwise._checkpoints.resources import ids_of_made
 from stepwise._journal.journal import identity
 from stepwise._journal.seal import DamagedError, Envelope, Seal, named
 from stepwise._runtime.facts import NamedTuple
-from stepwise._values.codec import FindClass, dump_tree, load_tree
+from stepwise._values.codec import FindClass, dump_tree, load_trees
 from stepwise._values.digest import held
-from stepwise._values.trees import NUMBERS, Tree, Watch, changes, few, same, walk
+from stepwise._values.trees import (
+    NUMBERS,
+    Tree,
+    Watch,
+    changes,
+    few,
+    is_array,
+    same,
+    starts_with,
+    walk,
+)
 from stepwise._values.unpickling import Data, Pieces, stable
 from stepwise.stores import Store
 
@@ -191,7 +206,7 @@ class Vault:
         if found and digest_of(each.link for each in chunks) != needs.links:
             return False
         records = {*needs.records, *(number for each in chunks for number in each.records)}
-        self._read(sorted(records - self._records.keys()))
+        self._read(records - self._records.keys())
         return all(self._records[number] is not None for number in records)
 
     def chunk(self, number: int) -> Chunk | None:
@@ -205,24 +220,48 @@ class Vault:
                 self._chunks[number] = Chunk.of(opened)
         return self._chunks[number]
 
-    def _read(self, numbers: list[int]) -> None:
-        """Verify records; the store reads those that follow each other at once."""
+    def _read(self, numbers: Collection[int]) -> None:
+        """Verify records; those that lie near each other are read at once."""
         self._records.update(dict.fromkeys(numbers))
-        for first, count in _pack(numbers):
+        for first, last in _spans(sorted(numbers)):
             for number, data in self._store.read(self._run_id, after=first - 1):
-                if number >= first + count:
+                if number > last:
                     break
+                if number not in numbers:
+                    continue
                 try:
-                    opened = self._seal.open(identity(self._run_id, number), data)
+                    payload = self._seal.payload(identity(self._run_id, number), data)
                 except DamagedError:
                     continue
-                self._records[number] = opened.payload
+                self._records[number] = payload
 
-    def record(self, number: int) -> bytes:
-        """The payload of a record that :meth:`holds` has found."""
-        payload = self._records[number]
-        assert payload is not None
-        return payload
+    def take(self, numbers: Collection[int]) -> Iterator[bytes]:
+        """Yield the payloads of records that :meth:`holds` has found, each of which is let go.
+
+        Raises:
+            DamagedError: one is damaged now; it had been let go, and is read again.
+        """
+        self._read([each for each in numbers if each not in self._records])
+        for number in numbers:
+            payload = self._records.pop(number)
+            if payload is None:
+                raise DamagedError(f"record {number}")
+            yield payload
+
+
+_NEAR = 32  # records: reading so many others takes less time than another query
+
+
+def _spans(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last of sorted numbers that lie near each other."""
+    first = last = 0
+    for number in numbers:
+        if first and number > last + _NEAR:
+            yield first, last
+            first = 0
+        first, last = first or number, number
+    if first:
+        yield first, last
 
 
 class StoredValue:
@@ -231,48 +270,81 @@ class StoredValue:
     Args:
         number: of the record; negative: of the chunk.
         tree: the value as it lives in this process.
-        watch: whether it still is what was stored.
-        chunk: for a chunk, what is stored, without its bytes.
+        chunk: for a chunk, what is stored, without its bytes and references.
         depends: the values that a chunk refers to.
 
     Attributes:
+        group: what it is watched with; ``None`` if it cannot be changed.
         chunks: those of ``depends`` that are chunks.
         sealed: the bytes of a chunk that is not in the store yet.
         holders: how many chunks refer to it.
         lowest: the first record that a chunk refers to; 0 for none.
-        members: of a chunk, the records that are watched together with it.
-        group: a watch over the value and its members.
     """
+
+    __slots__ = (
+        *("chunk", "chunks", "depends", "group", "holders", "lowest", "number", "sealed", "tree"),
+    )
+
+    def __init__(
+        self,
+        number: int,
+        tree: Tree,
+        chunk: Chunk | None = None,
+        depends: Sequence[StoredValue] = (),
+    ) -> None:
+        self.number = number
+        self.tree = tree
+        self.depends = depends
+        self.group: Group | None = None
+        self.holders = self.lowest = 0
+        self.sealed: Data = b""
+        self.chunks: Sequence[StoredValue] = ()
+        self.chunk = chunk
+        if chunk is not None:
+            self.chunks = [each for each in depends if each.chunk is not None]
+            self.lowest = min(chunk.records, default=0)
+            self.chunk = chunk._replace(records=[], chunks=[], payload=b"")
 
     @property
     def link(self) -> bytes:
         """The link of the chunk; empty for a record."""
         return self.chunk.link if self.chunk is not None else b""
 
-    def __init__(
-        self,
-        number: int,
-        tree: Tree,
-        watch: Watch,
-        chunk: Chunk | None = None,
-        depends: tuple[StoredValue, ...] = (),
-    ) -> None:
-        self.number = number
-        self.tree = tree
-        self.watch = watch
-        self.chunk = chunk
-        self.depends = depends
-        self.chunks = [each for each in depends if each.chunk is not None]
-        self.sealed: Data = b""
-        self.holders = 0
-        self.lowest = min(chunk.records, default=0) if chunk is not None else 0
-        self.members: list[StoredValue] = []
-        self.group = watch
+    @property
+    def watched(self) -> Sequence[Any]:
+        """The objects that may be changed: nobody else has the list of a chunk."""
+        return self.tree.nodes if self.chunk is None else self.tree.nodes[1:]
+
+    @property
+    def changes(self) -> bool:
+        """Return whether it can be changed."""
+        return any(map(changes, self.watched))
 
     @classmethod
     def of_buffer(cls, number: int, chunk: Chunk) -> StoredValue:
         """A large buffer in a chunk: it is known by its content, and nothing lives here."""
-        return cls(-number, Tree(None), Watch(), chunk._replace(payload=b""))
+        return cls(-number, Tree(None), chunk)
+
+
+class Group:
+    """Stored values that are watched together: one look at all of them is a few calls in C.
+
+    Args:
+        watch: one that was made before; by default it starts now.
+    """
+
+    __slots__ = ("numbers", "watch")
+
+    def __init__(self, values: Collection[StoredValue], watch: Watch | None = None) -> None:
+        self.watch = watch or watch_over(values)
+        self.numbers = {each.number for each in values}
+        for each in values:
+            each.group = self
+
+
+def watch_over(values: Iterable[StoredValue]) -> Watch:
+    """Return a watch over everything that these values are."""
+    return Watch(chain.from_iterable(each.watched for each in values))
 
 
 class Reader:
@@ -280,6 +352,7 @@ class Reader:
 
     Attributes:
         found: those that were loaded, by number; what a value depends on comes before it.
+        groups: what watches them.
         lists: the long lists, by the key that the checkpoint gives them.
         find: finds classes by module and name.
     """
@@ -289,30 +362,47 @@ class Reader:
     def __init__(self, vault: Vault, needs: Needs) -> None:
         self._vault, self._needs = vault, needs
         self.found: dict[int, StoredValue] = {}
+        self.groups: list[Group] = []
         self.lists: dict[int, list[Any]] = {}
-        self._nodes: dict[int, Mapping[int, Any]] = {}  # of each value, by their numbers
+        self._values: list[StoredValue] | None = None  # by the indices of the checkpoint
+        self._objects: dict[int, Mapping[int, Any]] = {}  # of values with classes, by their places
 
     def load(self, reference: tuple[int, Any]) -> Any:
         """Resolve a reference: a node of a value, or a long list with its parts.
 
         See :meth:`stepwise._checkpoints.references.References.identity`.
         """
-        self._load_chunks()
+        if self._values is None:
+            self._values = self._loaded()
         key, rest = reference
         if type(rest) is int:
-            return self._nodes[self._known(self._needs, key).number][rest]
+            return self._nodes(self._values[key])[rest]
         found = self.lists.setdefault(key, []) if key >= 0 else []
         for part in rest or ():
-            chunk = self._known(self._needs, part) if type(part) is int else None
-            found.extend(chunk.tree.root if chunk is not None else part)
+            found.extend(self._values[part].tree.root if type(part) is int else part)
         return found
 
-    def _load_chunks(self) -> None:
-        if not self._nodes:  # one after the other, since each may refer to those before it
+    def _loaded(self) -> list[StoredValue]:
+        """Load all values, one after the other, since each may refer to those before it."""
+        collects = gc.isenabled()
+        gc.disable()  # nothing that is loaded here is garbage, and there may be much of it
+        try:
             buffers = set(self._needs.buffers)
             for number in self._needs.all_chunks:
                 if number not in buffers:
-                    self._found(-number)
+                    self._load_chunk(number)
+            for known in self._load_records(self._needs.records):
+                self._watch([known])
+        finally:
+            if collects:
+                gc.enable()
+        return self._indexed(self._needs)
+
+    def _indexed(self, names: Needs | Chunk) -> list[StoredValue]:
+        """Return the values that references name by index, negative for chunks, in their places."""
+        chunks = [self.found.get(-number) for number in reversed(names.chunks)]
+        # A buffer is in no reference.
+        return [*(self.found[number] for number in names.records), *chunks]  # type: ignore[list-item]
 
     def buffers(self) -> Iterator[bytearray]:
         """The large buffers, in the order of the pickle: each a new one, that may be written."""
@@ -326,30 +416,25 @@ class Reader:
             self.found[-number] = StoredValue.of_buffer(number, chunk)
         return chunk.payload
 
-    def _known(self, names: Needs | Chunk, index: int) -> StoredValue:
-        return self._found(names.records[index] if index >= 0 else -names.chunks[-1 - index])
+    def _load_records(self, numbers: Iterable[int]) -> list[StoredValue]:
+        """Load those records that were not loaded before; return their values."""
+        new = [each for each in numbers if each not in self.found]
+        trees = load_trees(self._vault.take(new), self.find)
+        return [self._made(number, *each) for number, each in zip(new, trees, strict=True)]
 
-    def _found(self, number: int) -> StoredValue:
-        if number not in self.found:
-            known = self._record(number) if number > 0 else self._chunk(number)
-            self.found[number] = known
-        return self.found[number]
-
-    def _record(self, number: int) -> StoredValue:
-        return self._made(number, *load_tree(self._vault.record(number), find=self.find))
-
-    def _chunk(self, number: int) -> StoredValue:
-        chunk = self._vault.chunk(-number)
+    def _load_chunk(self, number: int) -> None:
+        chunk = self._vault.chunk(number)
         assert chunk is not None
-        depends: dict[int, StoredValue] = {}
+        new = self._load_records(chunk.records)
+        depends = self._indexed(chunk)
+        nodes = [*map(self._nodes, depends)]
+        trees = load_trees((bytes(chunk.payload),), self.find, lambda pid: nodes[pid[0]][pid[1]])
+        known = self._made(-number, *next(trees), chunk, depends)
+        self._watch([*new, known])
 
-        def resolve(reference: tuple[int, int]) -> Any:
-            known = self._known(chunk, reference[0])
-            depends[known.number] = known
-            return self._nodes[known.number][reference[1]]
-
-        loaded = load_tree(bytes(chunk.payload), resolve, self.find)
-        return self._made(number, *loaded, chunk._replace(payload=b""), tuple(depends.values()))
+    def _nodes(self, known: StoredValue) -> Mapping[int, Any] | Sequence[Any]:
+        """Return the nodes of a value by their numbers."""
+        return self._objects.get(known.number, known.tree.nodes)
 
     def _made(
         self,
@@ -357,22 +442,33 @@ class Reader:
         root: Any,
         objects: Mapping[int, Any] | None,
         chunk: Chunk | None = None,
-        depends: tuple[StoredValue, ...] = (),
+        depends: Sequence[StoredValue] = (),
     ) -> StoredValue:
-        known = {id(node) for each in depends for node in self._nodes[each.number].values()}
-        tree = walk(root, known)
+        known: set[int] = set()
+        for each in depends:
+            objects_of = self._objects.get(each.number)
+            known.update(map(id, each.tree.nodes if objects_of is None else objects_of.values()))
+        is_leaf = type(root) in (str, bytes)
+        tree = leaf(root) if is_leaf else walk(root, known, arrays=True)
         if objects is not None:
-            self._nodes[number] = objects
+            self._objects[number] = objects
             if tree is not None:
                 tree = tree.numbered({id(each): place for place, each in objects.items()})
             if tree is None or -1 in tree.numbers:
                 # Its classes are not here, or made more of it than there was: it is written again.
-                return StoredValue(number, Tree(root), Watch.broken(), chunk, depends)
+                tree = Tree(root)
         assert tree is not None
-        if objects is None:
-            self._nodes[number] = dict(zip(tree.numbers, tree.nodes, strict=True))
-        watched = tree.nodes if chunk is None else tree.nodes[1:]  # nobody else has its list
-        return StoredValue(number, tree, Watch(watched), chunk, depends)
+        self.found[number] = value = StoredValue(number, tree, chunk, depends)
+        return value
+
+    def _watch(self, values: list[StoredValue]) -> None:
+        """Watch values from now on, since other code may have them later."""
+        for each in values:
+            if not each.tree.nodes:
+                self.groups.append(Group([each], Watch.broken()))
+        mutable = [each for each in values if each.group is None and each.changes]
+        if mutable:
+            self.groups.append(Group(mutable))
 
 
 # -- stored values --------------------------------------------------------------------------------
@@ -386,6 +482,12 @@ _UNCHANGING = Watch()
 
 Looked = tuple[Tree, Watch]
 """The look of a value when it was recorded."""
+
+
+def leaf(value: str | bytes) -> Tree:
+    """Return the tree of one node that a large text is."""
+    facts = (value, (value,), len(value), False, (0,), ())
+    return tuple.__new__(Tree, facts)  # the constructor is a Python function
 
 
 def _dump(
@@ -451,7 +553,9 @@ class KnownValues:
         self.node = self._nodes.get  # asked for every object that is pickled
         self._arrived: deque[tuple[int, Tree, Watch]] = deque()
         self._waiting = 0
-        self._loose: dict[int, StoredValue] = {}  # records that are not watched with a chunk
+        self._values: dict[int, StoredValue] = {}
+        self._groups: set[Group] = set()
+        self._loose: dict[int, StoredValue] = {}  # records that no chunk refers to
         self._chunks: dict[int, StoredValue] = {}
         self._starts: dict[int, StoredValue] = {}  # the newest chunk by the id of its first item
         self._buffers: dict[bytes, StoredValue] = {}  # chunks by their content
@@ -466,6 +570,11 @@ class KnownValues:
     def chunk(self, number: int) -> StoredValue:
         """The known chunk of this number."""
         return self._chunks[-number]
+
+    def arrays(self) -> Iterator[Any]:
+        """Yield the arrays in known values."""
+        for known in self._values.values():
+            yield from (node for node in known.tree.nodes if is_array(type(node)))
 
     def has(self, chunks: Iterable[StoredValue]) -> bool:
         """Return whether these chunks are all still known."""
@@ -485,16 +594,13 @@ class KnownValues:
         """Capture a result before it is recorded; return ``None`` if it is not referred to."""
         if not self._refers_to_records or type(result) in NUMBERS:
             return None
-        if type(result) in (str, bytes):  # a tree of one node
-            size = len(result)  # type: ignore[arg-type]
-            if size < _WORTH:
-                return None
-            facts = (result, (result,), size, False, (0,), ())
-            return tuple.__new__(Tree, facts), _UNCHANGING  # the constructor is a Python function
-        tree = walk(result, most=_MOST)
-        if tree is None or tree.size < _WORTH or not tree.nodes:
+        if type(result) in (str, bytes):
+            tree = leaf(result)  # type: ignore[arg-type]
+            return (tree, _UNCHANGING) if tree.size >= _WORTH else None
+        found = walk(result, most=_MOST, arrays=True)
+        if found is None or found.size < _WORTH or not found.nodes:
             return None
-        return tree, Watch(tree.nodes)
+        return found, Watch(found.nodes)
 
     def recorded(self, number: int, looked: Looked) -> None:
         """Add a captured result that is now in the journal under this number."""
@@ -509,11 +615,13 @@ class KnownValues:
             return  # they are to be pruned: it is all written again, once
         for known in reader.found.values():
             self._add(known)
+        self._groups.update(reader.groups)
 
     def _add(self, known: StoredValue) -> None:
         for index, node in zip(known.tree.numbers, known.tree.nodes, strict=True):
             if index >= 0:
                 self._nodes.setdefault(id(node), (known, index))
+        self._values[known.number] = known
         if known.chunk is None:
             self._loose[known.number] = known
             return
@@ -522,32 +630,48 @@ class KnownValues:
             self._starts[id(known.tree.root[0])] = known
         if known.chunk.content:
             self._buffers[known.chunk.content] = known
-        known.group = Watch()
-        known.group.extend(known.watch)
         for each in known.depends:
             each.holders += 1
-            if self._loose.pop(each.number, None) is not None:
-                known.members.append(each)
-                known.group.extend(each.watch)
+            self._loose.pop(each.number, None)
+
+    def _watch(self, known: StoredValue, watch: Watch, others: set[Group]) -> None:
+        """Watch a new value, together with what is in other groups.
+
+        Args:
+            watch: over the value alone, from before it was stored.
+        """
+        own = [known] if known.changes else []
+        if not (own or others):
+            return
+        values = own + [self._values[number] for each in others for number in each.numbers]
+        together = watch_over(values)
+        # What changes between these two lines, or did before, is seen by the groups as they were.
+        if others and watch.holds() and all(each.watch.holds() for each in others):
+            self._groups -= others
+            self._groups.add(Group(values, together))
+        elif own:
+            self._groups.add(Group(own, watch))
 
     def drop(self, gone: Iterable[StoredValue]) -> None:
         """Forget known values, and the chunks that refer to them."""
-        waiting = list(gone)
+        waiting, less = list(gone), set[Group]()
         while waiting:
             known = waiting.pop()
-            if known.number in self._chunks:
+            if self._values.pop(known.number, None) is None:
+                continue  # it was dropped before
+            self._loose.pop(known.number, None)
+            if known.chunk is not None:
                 self._drop_chunk(known)
-            elif self._loose.pop(known.number, None) is None:
-                member_of = [each for each in self._chunks.values() if known in each.members]
-                for each in member_of:
-                    each.members.remove(known)
-                if not member_of:
-                    continue  # it was dropped before
             for node in known.tree.nodes:
                 if self._nodes.get(id(node), (None,))[0] is known:
                     del self._nodes[id(node)]
+            if known.group is not None:
+                known.group.numbers.remove(known.number)
+                less.add(known.group)
             if known.holders:
                 waiting.extend(c for c in self._chunks.values() if known in c.depends)
+        for each in less:
+            self._watch_less(each)
 
     def _drop_chunk(self, known: StoredValue) -> None:
         del self._chunks[known.number]
@@ -557,8 +681,17 @@ class KnownValues:
             del self._starts[id(known.tree.root[0])]
         for each in known.depends:
             each.holders -= 1
-        self._loose.update((each.number, each) for each in known.members)
-        known.members = []
+            if not each.holders and each.chunk is None and each.number in self._values:
+                self._loose[each.number] = each
+
+    def _watch_less(self, group: Group) -> None:
+        """Watch no longer what was dropped."""
+        values = [self._values[number] for number in group.numbers]
+        if not values:
+            self._groups.discard(group)
+            return
+        before, group.watch = group.watch, watch_over(values)
+        self.drop(_changed(values, before))  # meanwhile, or before
 
     # -- while a checkpoint is taken -------------------------------------------------------------
 
@@ -580,22 +713,23 @@ class KnownValues:
         """Forget everything."""
         self._arrived.clear()
         self._waiting = 0
-        if self._loose or self._chunks:
-            self.drop([*self._loose.values(), *self._chunks.values()])
+        if self._values:
+            self.drop([*self._values.values()])
 
     def _forget_changed(self) -> None:
-        known = (*self._loose.values(), *self._chunks.values())
-        broken = [each for each in known if not each.group.holds()]
-        both = [one for each in broken for one in (each, *each.members)]
-        self.drop([each for each in both if not each.watch.holds()])
+        for group in [each for each in self._groups if not each.watch.holds()]:
+            values = [self._values[number] for number in group.numbers]
+            self.drop(_changed(values, group.watch) or values)
 
     def _arrive(self, number: int, tree: Tree, watch: Watch, apart: Container[int]) -> None:
         mutable = [id(node) for node in tree.nodes if changes(node)]
         alone = not any(here in self._nodes or here in apart for here in mutable)
-        if alone and watch.holds():
-            dumped = _dump(tree, watch) if tree.classes else (b"", tree)
+        if alone:
+            dumped = _dump(tree, watch) if tree.classes else (b"", tree) if watch.holds() else None
             if dumped is not None:
-                self._add(StoredValue(number, dumped[1], watch))
+                known = StoredValue(number, dumped[1])
+                self._add(known)
+                self._watch(known, watch, set())
 
     def make(self, items: list[Any], apart: Container[int], least: int = 0) -> StoredValue | None:
         """A new chunk of these items; ``None`` if they are not plain data.
@@ -604,7 +738,7 @@ class KnownValues:
             apart: ids of mutable objects that must not be in it.
             least: how many bytes it must take.
         """
-        tree = walk(items, self._nodes, apart)
+        tree = walk(items, self._nodes, apart, arrays=True)
         if tree is None or tree.size < least:
             return None
         used = Indices()
@@ -623,9 +757,11 @@ class KnownValues:
             return None
         payload, tree = dumped
         number, sealed, chunk = self._sealed(Chunk(list(used.records), list(used.chunks), payload))
-        known = StoredValue(-number, tree, watch, chunk, tuple(depends.values()))
+        known = StoredValue(-number, tree, chunk, tuple(depends.values()))
         known.sealed = sealed
+        loose = [each for each in known.depends if each.number in self._loose]
         self._add(known)
+        self._watch(known, watch, {each.group for each in loose if each.group is not None})
         return known
 
     def buffer(self, content: bytes) -> StoredValue | None:
@@ -653,6 +789,14 @@ class KnownValues:
         gone = [each for each in self._chunks.values() if -each.number not in chunks]
         gone += [e for e in self._loose.values() if not e.holders and e.number not in records]
         self.drop(gone)
+
+
+def _changed(values: Iterable[StoredValue], watch: Watch) -> list[StoredValue]:
+    """Return those of some values that have changed since a watch began."""
+    if watch.holds():
+        return []
+    changed = watch.changed()
+    return [each for each in values if not changed.isdisjoint(map(id, each.watched))]
 
 
 # -- references -----------------------------------------------------------------------------------
@@ -683,6 +827,7 @@ class _LongList:
         self.value = value
         self.key = 0
         self.parts: list[StoredValue | list[Any]] = []
+        self.begins: list[Any] = []  # the items of the chunks that it begins with
         self.met = False
 
     @property
@@ -707,6 +852,12 @@ class _LongList:
     def replace(self, group: list[StoredValue], part: StoredValue | list[Any]) -> None:
         """Replace the last group of chunks with one part."""
         self.parts[self._end - len(group) : self._end] = [part]
+
+    def append(self, part: StoredValue | list[Any]) -> None:
+        """Add a part at the end."""
+        if type(part) is not list and all(map(_is_chunk, self.parts)):
+            self.begins += part.tree.root  # type: ignore[union-attr]
+        self.parts.append(part)
 
 
 def _is_chunk(part: object) -> bool:
@@ -751,6 +902,10 @@ class References:
 
     def __bool__(self) -> bool:
         return bool(self._known)
+
+    def arrays(self) -> Iterator[Any]:
+        """Yield the arrays that may be kept by reference."""
+        return self._known.arrays()
 
     # -- before the variables are pickled --------------------------------------------------------
 
@@ -861,15 +1016,19 @@ class References:
         """Take a list apart into chunks and the items between; return whether a chunk was made."""
         long, at = _LongList(value), 0
         first = before.first if before is not None else []
-        begins = [item for each in first for item in each.tree.root]
-        if self._known.has(first) and same(begins, value[: len(begins)]):
-            long.parts, at = [*first], len(begins)
+        if before is not None and self._known.has(first):
+            at = sum(len(each.tree.root) for each in first)
+            del before.begins[at:]  # of a checkpoint that was not taken
+            if starts_with(value, before.begins):
+                long.parts, long.begins = [*first], before.begins
+            else:
+                at = 0
         made = False
         for start, known in self._known.chunks_in(value, at):
             items = known.tree.root
             if start >= at and same(items, value[start : start + len(items)]):
                 made |= self._put(long, value[at:start], heavy=heavy)
-                long.parts.append(known)
+                long.append(known)
                 at = start + len(items)
         made |= self._put(long, value[at:], heavy=heavy)
         if not heavy:
@@ -893,13 +1052,13 @@ class References:
                 known = self._known.make(some, self._apart, HEAVY if heavy else 0)
             if known is not None:
                 made = True
-                long.parts.append(known)
+                long.append(known)
                 larger = _BLOCK * _GROUP
                 block = larger if known.tree.size * larger <= _LARGEST * len(some) else _BLOCK
             elif long.parts and type(long.parts[-1]) is list:
                 long.parts[-1].extend(some)
             else:
-                long.parts.append(some)
+                long.append(some)
         return made
 
     def _gather(self, long: _LongList) -> None:
@@ -911,7 +1070,7 @@ class References:
             named = [part for each in (*self._lists.values(), long) for part in each.parts]
             if any(each.holders or named.count(each) > 1 for each in group):
                 return  # something else needs it as it is
-            items = [item for each in group for item in each.tree.root]
+            items = [*chain.from_iterable(each.tree.root for each in group)]
             self._known.drop(group)
             long.replace(group, self._known.make(items, self._apart) or items)
 

@@ -117,6 +117,9 @@ class FrameReducers(Reducers):
             return name, _class_of(obj), self.content(name, obj)
         return self.references.identity(obj) if self.references is not None else None
 
+    def arrays(self) -> Iterator[Any]:
+        return self.references.arrays() if self.references is not None else iter(())
+
     def takes(self, buffer: pickle.PickleBuffer) -> bool:
         with memoryview(buffer) as view:
             one_piece = view.contiguous  # pickle itself rejects other buffers
@@ -410,7 +413,8 @@ def _links(values: Mapping[str, Any], around: Surroundings) -> dict[str, str]:
     if not (kinds & _LINKED or (around.constants and str in kinds)):
         return {}
     names = {id(value): name for name, value in around.named()}
-    if kinds & _LINKED:
+    held = {id(value) for value in values.values() if type(value) in _LINKED}
+    if not held.isdisjoint(map(id, around.namespace.values())):
         names.update((id(value), name) for name, value in around.namespace.items())
     linked = {name: names[id(value)] for name, value in values.items() if id(value) in names}
     return {n: other for n, other in linked.items() if type(values[n]) in _LINKABLE}

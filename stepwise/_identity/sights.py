@@ -511,6 +511,7 @@ _TEXTS = (str, bytes)
 _LONG = 1000  # items: a larger container is digested once
 _LARGE = 1 << 20  # bytes: a larger value is digested once
 _MOST = 100_000  # most objects that are watched
+_PATIENCE = 64  # most looks at a value that was changed whenever it was watched
 
 State = Container[tuple[str, str]]
 
@@ -524,9 +525,11 @@ class HeldPart:
         unknown: the objects without a digest.
         shape: of a large value, which is digested only when its shape changes; else ``None``.
         fixed: the digest never changes for this object.
+        patience: how many looks that find no change come before a watch.  A watch takes as long as
+            a digest to begin, in vain if the value changes again: then it takes more looks.
     """
 
-    __slots__ = ("fixed", "looks", "shape", "text", "unknown", "value", "watch")
+    __slots__ = ("fixed", "looks", "patience", "shape", "text", "unknown", "value", "watch")
 
     def __init__(
         self,
@@ -536,8 +539,10 @@ class HeldPart:
         shape: str | None = None,
         *,
         fixed: bool = False,
+        patience: int = 1,
     ) -> None:
         self.value = value
+        self.patience = patience
         self.text = text
         self.unknown = unknown
         self.shape = shape
@@ -672,7 +677,7 @@ class Sights:
         if before is not None:
             if shape is not None and before.shape == shape and (before.text == shape) == state:
                 return before
-            if shape is None and before.looks == 1:
+            if shape is None and before.looks == before.patience:
                 watch = _watch(value, around)
         if shape is not None and state:
             return HeldPart(value, shape, shape=shape)
@@ -681,7 +686,10 @@ class Sights:
         text, unknown = digest_part(value, around, once=once)
         if before is None or before.text != text or not same(before.unknown, unknown):
             itself = len(unknown) == 1 and unknown[0] is value
-            return HeldPart(value, text, unknown, shape, fixed=itself)
+            patience = before.patience if before is not None else 1
+            if before is not None and (before.watch or watch) is not None:
+                patience = min(2 * patience, _PATIENCE)
+            return HeldPart(value, text, unknown, shape, fixed=itself, patience=patience)
         before.looks = 0 if before.watch is not None else before.looks + 1
         before.watch = watch
         return before

@@ -51,6 +51,7 @@ _BACK = struct.Struct("<I")
 _HEX = "[0-9a-fA-F]{64}"  # a line of a key file
 _MAC_AT = _FRONT.size
 _BACK_AT = _MAC_AT + 32
+_LEAST = _BACK_AT + _BACK.size
 _ENCRYPTED, _DIGESTED = 1, 2
 NO_LINK = bytes(16)
 _SMALL = 1 << 16  # bytes
@@ -113,7 +114,11 @@ class Seal:
     @property
     def key_ids(self) -> list[bytes]:
         """The ids of all keys that can open records."""
-        return list(map(_key_id, self.keys))
+        return list(self._by_id)
+
+    @cached
+    def _by_id(self) -> dict[bytes, bytes]:
+        return {_key_id(key): key for key in self.keys}
 
     def close(
         self,
@@ -176,14 +181,27 @@ class Seal:
                 damaged.
             DamagedError: the bytes are not what was sealed under this identity.
         """
-        if len(data) < _BACK_AT + _BACK.size or data[:2] != _MAGIC:
+        inside, start, end = self._verified(identity, data)
+        _, _, _, effects, _, previous = _FRONT.unpack_from(data)
+        header, _ = _from_json(inside[start:end].decode("utf-8", "surrogatepass"))
+        return Envelope(header, inside[end:], previous, effects, data[_MAC_AT : _MAC_AT + 16])
+
+    def payload(self, identity: str, data: bytes) -> bytes:
+        """Verify sealed bytes; return the payload alone, which is faster where many are read.
+
+        Raises:
+            ForeignKeyError, DamagedError: as for :meth:`open`.
+        """
+        inside, _, end = self._verified(identity, data)
+        return inside[end:]
+
+    def _verified(self, identity: str, data: bytes) -> tuple[bytes, int, int]:
+        """Verify sealed bytes; return what lies inside, and where its header begins and ends."""
+        if len(data) < _LEAST or data[:2] != _MAGIC:
             raise DamagedError("not a sealed record")
-        _, version, flags, effects, key_id, previous = _FRONT.unpack_from(data)
-        for key in self.keys:
-            if _key_id(key) == key_id:
-                break
-        else:
-            if any(_is_nearly(_key_id(key), key_id) for key in self.keys):
+        version, flags, key = data[2], data[3], self._by_id.get(data[8:16])
+        if key is None:
+            if any(_is_nearly(each, data[8:16]) for each in self._by_id):
                 raise DamagedError("the key id is damaged")
             raise ForeignKeyError("sealed with another key")
         view = memoryview(data)
@@ -199,9 +217,7 @@ class Seal:
             start = 0
         (length,) = _BACK.unpack_from(data, start)
         start += _BACK.size
-        end = start + length
-        header, _ = _from_json(data[start:end].decode("utf-8", "surrogatepass"))
-        return Envelope(header, data[end:], previous, effects, mac[:16])
+        return data, start, start + length
 
     def index(self, name: str) -> str:
         """Return the index key for a name: the name itself, or a tag that does not reveal it."""

@@ -20,7 +20,7 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Any, TypeVar, cast
 
@@ -83,6 +83,10 @@ class Reducers:
         """
         return None
 
+    def arrays(self) -> Iterable[Any]:
+        """Return the arrays for which a reference may stand."""
+        return ()
+
     identifies = False
     identifies_all = False
     keeps_links = False
@@ -129,6 +133,8 @@ def dump(value: object, reducers: Reducers) -> Data:
     """Pickle a value, however deeply nested."""
     reducers.forms = Forms()
     reducers.forms.keeps_links = reducers.keeps_links
+    if reducers.identifies or reducers.identifies_all:
+        reducers.forms.kept, reducers.forms.arrays = reducers.identity, reducers.arrays
     data = _dump_once(value, reducers)
     return _dump_once(value, reducers) if reducers.forms.shares() else data
 
@@ -303,44 +309,61 @@ def dump_tree(
     return sink.data()
 
 
+def _owning(make: Callable[..., Any], *parts: Any) -> Any:
+    """Make an array that has its memory to itself, as the one had that was pickled."""
+    made = make(*parts)
+    array = made.copy("A")
+    array.flags.writeable = made.flags.writeable
+    return array
+
+
 class _TreeUnpickler(Unpickler):
     named = False
-
-    def __init__(
-        self, data: bytes, resolve: Callable[[Any], Any] | None, find: FindClass | None
-    ) -> None:
-        super().__init__(data)
-        self._resolve = resolve
-        self._find = find
+    resolve: Callable[[Any], Any] | None = None
+    find: FindClass | None = None
 
     def persistent_load(self, pid: Any) -> Any:
-        if self._resolve is None:
+        if self.resolve is None:
             raise pickle.UnpicklingError("a result refers to something")
-        return self._resolve(pid)
+        return self.resolve(pid)
 
     def find_class(self, module: str, name: str) -> Any:
-        if self._find is None:
+        if self.find is None:
             raise pickle.UnpicklingError(f"plain data names {module}.{name}")
         self.named = True
-        return self._find(module, name)
+        found = self.find(module, name)
+        is_array = name == "_frombuffer" and module.partition(".")[0] == "numpy"
+        return functools.partial(_owning, found) if is_array else found
+
+    def tree(self) -> tuple[Any, dict[int, Any] | None]:
+        """Load the tree; see :func:`load_trees`."""
+        tree = self.load()
+        if not self.named:
+            return tree, None
+        objects: Any = self.memo
+        return tree, objects.copy()
 
 
-def load_tree(
-    data: bytes, resolve: Callable[[Any], Any] | None = None, find: FindClass | None = None
-) -> tuple[Any, dict[int, Any] | None]:
+def load_trees(
+    pickles: Iterable[bytes],
+    find: FindClass | None = None,
+    resolve: Callable[[Any], Any] | None = None,
+) -> Iterator[tuple[Any, dict[int, Any] | None]]:
     """Load what :func:`dump_tree` made, from verified bytes.
 
     Args:
-        resolve: knows the references.
         find: finds classes by module and name.
+        resolve: knows the references.
 
-    Returns:
-        the tree, and its objects by their places in the pickle if it names classes.
+    Yields:
+        the trees, each with its objects by their places in the pickle if it names classes.
     """
-    unpickler = _TreeUnpickler(data, resolve, find)
-    tree = unpickler.load()
-    objects: Any = unpickler.memo
-    return tree, objects.copy() if unpickler.named else None
+    for unpickler in _TreeUnpickler.each(pickles):
+        if find is not None:
+            unpickler.find = find
+        if resolve is not None:
+            unpickler.resolve = resolve
+        yield unpickler.tree()
 
 
 def too_deep(error: BaseException) -> bool:

@@ -55,7 +55,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, Union, get_ar
 from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.preview import error_text, short_repr
-from stepwise._values.trees import HEAP_TYPE, Watch, by_name, found_at, same, walk
+from stepwise._values.trees import HEAP_TYPE, Watch, by_name, found_at, starts_with, walk
 from stepwise.errors import DigestError
 
 if TYPE_CHECKING:
@@ -481,7 +481,7 @@ class _Grown:
 
     def stands(self) -> bool:
         """Return whether the list still begins with the same, unchanged items."""
-        return same(self.items, self.value[: len(self.items)]) and self.watch.holds()
+        return starts_with(self.value, self.items) and self.watch.holds()
 
     def take(self, new: list[Any], encode: Encode, around: Container[int]) -> bool:
         """Digest new items; return False if they cannot be watched."""
@@ -760,14 +760,15 @@ def _hash_of_elements(array: Any, little: Any) -> bytes:
     )
     hashed = hashlib.sha256()
     for block in blocks:
+        numbers = block
         if block.dtype.kind in "fc":
             numbers = block.copy().view(block.real.dtype)
             with np.errstate(invalid="ignore"):
-                numbers[numbers == 0] = 0  # -0.0 == 0.0
-                numbers[np.isnan(numbers)] = np.nan
-            hashed.update(numbers.tobytes())
-        else:
-            hashed.update(block.tobytes())
+                numbers += 0  # -0.0 == 0.0
+                unknown = np.isnan(numbers)
+            if unknown.any():
+                numbers[unknown] = np.nan
+        hashed.update(numbers.view("B"))
     return hashed.digest()
 
 
@@ -799,6 +800,7 @@ def _labels(encoder: Any, index: Any) -> list[bytes]:
 
 
 def _column(encoder: Any, array: Any) -> list[bytes]:
+    import numpy as np
     import pandas as pd
 
     dtype = array.dtype
@@ -808,7 +810,7 @@ def _column(encoder: Any, array: Any) -> list[bytes]:
     name = string(str(dtype))
     if isinstance(dtype, pd.DatetimeTZDtype):
         return [name, *_elements(encoder, array.to_numpy(f"M8[{dtype.unit}]"))]
-    if not hasattr(dtype, "newbyteorder"):  # not one of numpy's
+    if not isinstance(dtype, np.dtype) and not isinstance(array, pd.arrays.NumpyExtensionArray):
         return [name, *encoder.items(array.to_numpy(object))]
     return [name, *_elements(encoder, array.to_numpy())]
 

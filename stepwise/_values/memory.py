@@ -1,7 +1,8 @@
 """Objects that share memory, which pickle would store as independent copies.
 
-- A numpy view of an array that occurs elsewhere in the value, or an array over a ``bytearray``, is
-  stored as a view.  (A writeable view of a read-only array comes back read-only.)
+- A numpy view of an array that occurs elsewhere in the value, or is stored already, and an array
+  over a ``bytearray``, are stored as views.  (A writeable view of a read-only array comes back
+  read-only.)
 - A ``memoryview`` of a whole object is stored as a view of the object.
 - Tensors of torch are stored as tensors over one storage, with their gradient.
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import array
 import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 _LINKED = (bytearray, array.array)
@@ -37,10 +39,20 @@ class SharedMemory:
 
     Args:
         keeps_links: refuse a link that cannot be kept; otherwise store a copy instead.
+        kept: returns the reference that replaces an object, or ``None``.
+        arrays: returns the arrays that a reference may replace, and that occur nowhere here.
     """
 
-    def __init__(self, *, keeps_links: bool) -> None:
+    def __init__(
+        self,
+        *,
+        keeps_links: bool,
+        kept: Callable[[Any], Any],
+        arrays: Callable[[], Iterable[Any]],
+    ) -> None:
         self.keeps_links = keeps_links
+        self._kept = kept
+        self._arrays = arrays
         self._views: dict[int, int] = {}
         self._viewed = False
         self._shared: frozenset[int] = frozenset()
@@ -87,7 +99,8 @@ class SharedMemory:
             return NotImplemented
         self._viewed = True
         contiguous = owner.flags.c_contiguous or owner.flags.f_contiguous
-        if id(owner) not in self._shared or array.dtype.hasobject or not contiguous:
+        is_shared = id(owner) in self._shared or self._kept(owner) is not None
+        if not is_shared or array.dtype.hasobject or not contiguous:
             return NotImplemented
         start -= owner.__array_interface__["data"][0]
         shape = array.dtype, array.shape, array.strides
@@ -146,6 +159,11 @@ class SharedMemory:
         if not address:
             return storage
         if self.keeps_links and raw.device.type == "cpu":
+            kept, self._arrays = [*self._arrays()], tuple  # noted once
+            starts = (each.__array_interface__["data"][0] for each in kept)
+            self._places["array"] += [
+                (start, start + each.nbytes) for start, each in zip(starts, kept, strict=True)
+            ]
             self._lies_at(tensor, address, raw.nbytes(), "tensor")
         known, known_kind = self._storages.setdefault((address, raw.device), (storage, kind))
         if known_kind == kind:

@@ -33,7 +33,7 @@ import threading
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
 from operator import is_
 from typing import Any
 
@@ -229,10 +229,14 @@ class Forms:
     Attributes:
         keeps_links: refuse shared memory that would become a copy.
         names_dicts: whether the pickler itself replaces the namespaces of modules by their names.
+        kept: returns the reference that replaces an object, or ``None``.
+        arrays: returns the arrays that a reference may replace.
     """
 
     keeps_links = False
     names_dicts = False
+    kept: Callable[[Any], Any] = staticmethod(lambda _: None)
+    arrays: Callable[[], Iterable[Any]] = tuple
 
     def __init__(self) -> None:
         self._memory: Any = None
@@ -246,7 +250,9 @@ class Forms:
         if self._memory is None:
             from stepwise._values.memory import SharedMemory  # on use: few values hold arrays
 
-            self._memory = SharedMemory(keeps_links=self.keeps_links)
+            self._memory = SharedMemory(
+                keeps_links=self.keeps_links, kept=self.kept, arrays=self.arrays
+            )
         return self._memory.of(obj)
 
     def of(self, obj: Any) -> Any:

@@ -13,12 +13,15 @@ from __future__ import annotations
 import io
 import pickle
 import threading
-from collections.abc import Iterable
-from typing import Any, SupportsIndex
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from stepwise._runtime import asyncio_state, settings
 from stepwise._runtime.facts import NamedTuple
 from stepwise.errors import ConfigurationError, UnreadableValueError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # -- unpickling -----------------------------------------------------------------------------------
 
@@ -61,6 +64,16 @@ class Unpickler(pickle.Unpickler):
         if self.stored:
             _refuse()
         super().__init__(io.BytesIO(data), buffers=buffers)
+
+    @classmethod
+    def each(cls, pickles: Iterable[bytes]) -> Iterator[Self]:
+        """Yield an unpickler of each of many small pickles."""
+        if cls.stored:
+            _refuse()
+        for data in pickles:
+            unpickler = cls.__new__(cls)
+            pickle.Unpickler.__init__(unpickler, io.BytesIO(data))
+            yield unpickler
 
 
 def loads(data: bytes, *, stored: bool = True) -> Any:

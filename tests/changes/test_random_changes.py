@@ -243,6 +243,18 @@ def test_a_long_list_that_grows_is_looked_at_anew_only_where_it_grew():
         path = snapshot.paths([found.obj])[id(found.obj)]
         assert path_text(path) == f"messages[{1000 + n}]"
         assert snapshot.renewed()
+    assert len(snapshot._blocks) < 12
+    for place in random.Random(1).sample(range(1050), 100):
+        messages[place]["more"] = place
+        (found,) = snapshot.changed()
+        assert path_text(snapshot.paths([found.obj])[id(found.obj)]) == f"messages[{place}]"
+        assert snapshot.renewed()
+        assert snapshot.holds()
+    messages[0], messages[1] = messages[1], {"role": "new"}
+    assert snapshot.renewed()
+    messages[1]["role"] = "changed"
+    (found,) = snapshot.changed()
+    assert found.obj is messages[1]
 
 
 def test_data_are_no_content_to_unpickle():

@@ -16,6 +16,7 @@ import re
 import threading
 import time
 import tracemalloc
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import messages
@@ -32,6 +33,7 @@ import stepwise
 from stepwise import step, workflow
 from stepwise._checkpoints import references
 from stepwise._checkpoints.references import KnownValues, Needs, Vault, digest_of
+from stepwise._journal.journal import identity
 from stepwise._journal.seal import DamagedError, Seal
 from stepwise._runs.steps import checkpoints_of
 from stepwise._values import digest, trees
@@ -270,6 +272,14 @@ CASES = {
         made=lambda number, kind: messages.message(kind, number, LARGE // 3),
         kinds=some(MESSAGES, 2, "kinds"),
         options={},  # 512 items, 64 of them, 8 of them: few chunks
+    ),
+    "results that are arrays": Case(
+        300,
+        lambda made, value, _: (grown(value, made), None),
+        lambda sizes, chunks: sizes[-1] < 3000 and sum(chunks) < 40 * 300 and len(chunks) <= 2 * 8,
+        made=lambda number, kind: messages.message("ndarray", number, LARGE // 3),
+        kills=((), (150, 151, 299)),
+        options={},
     ),
     "what a list grew by": Case(
         150,
@@ -677,6 +687,81 @@ def test_a_chunk_of_another_time_is_not_the_one_that_is_meant(small):
     assert not vault.holds(needs._replace(links=digest_of([b"another"])))
 
 
+class Altered:
+    """A store in which the records of a run are what a function makes of them."""
+
+    def __init__(self, store, alter):
+        self.store, self.alter = store, alter
+
+    def get(self, run_id, name):
+        return self.store.get(run_id, name)
+
+    def read(self, run_id, after=0):
+        rows = self.alter(dict(self.store.read(run_id)))
+        return iter([each for each in rows.items() if each[0] > after])
+
+
+def flipped(rows, number, at):
+    data = bytearray(rows[number])
+    data[at % len(data)] ^= 1 << at % 8
+    return {**rows, number: bytes(data)}
+
+
+ALTERATIONS = {
+    "flip": flipped,
+    "cut": lambda rows, number, at: {**rows, number: rows[number][: at % len(rows[number])]},
+    "longer": lambda rows, number, at: {**rows, number: rows[number] + bytes(1 + at % 9)},
+    "lose": lambda rows, number, at: {n: data for n, data in rows.items() if n != number},
+    "empty": lambda rows, number, at: {**rows, number: b""},
+    "swap": lambda rows, number, at: (
+        {**rows, number: rows[1 + at % (len(rows) - 1)]}
+        if 1 + at % (len(rows) - 1) != number
+        else {n: data for n, data in rows.items() if n != number}
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["dict", "Plain"])
+def test_one_damaged_record_among_many_is_refused(small, tally, kind):
+    """Each record that is not as it was sealed is refused, and none that is read with it."""
+    run = played(thought(kind, 20))
+    needs = Vault(run.store, run._seal, run.id).needs(names(run, "checkpoint/")[-1])
+    vault = Vault(run.store, run._seal, run.id)
+    assert vault.holds(needs)
+    chunks = [*map(vault.chunk, needs.all_chunks)]
+    numbers = sorted({*needs.records, *itertools.chain(*(each.records for each in chunks))})
+    assert len(numbers) > 10
+    right = dict(zip(numbers, vault.take(numbers), strict=True))
+    rows, trials = dict(run.store.read(run.id)), 0
+    for number in numbers:
+        for how, alter in ALTERATIONS.items():
+            for at in some(range(len(rows[number])), 10, f"{number} {how}"):
+                altered = Altered(run.store, functools.partial(alter, number=number, at=at))
+                vault = Vault(altered, run._seal, run.id)
+                assert not vault.holds(needs), (how, number, at)
+                others = [each for each in numbers if each != number]
+                assert dict(zip(others, vault.take(others), strict=True)) == {
+                    each: right[each] for each in others
+                }
+                with pytest.raises(DamagedError):
+                    next(vault.take([number]))
+                trials += 1
+    tally("a record among many that are read together", trials)
+
+
+@given(st.sets(st.integers(1, 500)), st.sets(st.integers(1, 600)))
+def test_records_are_found_however_they_lie(wanted, others):
+    """Records that lie near each other or far apart are all read, and no others."""
+    seal = Seal((b"k" * 32,))
+    rows = {
+        number: seal.close(identity("run", number), {}, b"%d" % number)[0]
+        for number in wanted | others
+    }
+    store = Altered(SimpleNamespace(read=lambda _: sorted(rows.items())), dict)
+    vault = Vault(store, seal, "run")
+    assert [*vault.take(sorted(wanted))] == [b"%d" % each for each in sorted(wanted)]
+
+
 @given(st.binary(max_size=200), st.integers(0, 10_000), st.integers(1, 255))
 def test_an_envelope_with_a_digest_is_verified_whole(payload, at, bits):
     """A payload that is sealed by its digest is refused if any byte of its envelope changed."""
@@ -693,6 +778,8 @@ def test_an_envelope_with_a_digest_is_verified_whole(payload, at, bits):
     for place, data in wrong:
         with pytest.raises(DamagedError):
             seal.open(place, bytes(data))
+        with pytest.raises(DamagedError):
+            seal.payload(place, bytes(data))
 
 
 # -- forks, pruned journals ----------------------------------------------------------------------

@@ -23,6 +23,7 @@ import tracemalloc
 import types
 import zoneinfo
 from typing import Any
+from unittest import mock
 
 import digested
 import digested_libraries
@@ -52,6 +53,7 @@ from sweeping import some
 
 import stepwise
 from examples import sweep
+from stepwise._values import digest as _digest
 from stepwise._values.digest import class_name, combine, digest
 from stepwise.errors import DigestError
 
@@ -248,6 +250,34 @@ class Twin:
         if shuffled:
             self.chance.shuffle(pairs)
         return pairs
+
+
+def table(rows, **changed):
+    columns = {
+        "number": np.arange(rows, dtype="float64"),
+        "count": np.arange(rows),
+        "flag": np.arange(rows) % 2 == 0,
+        "at": np.arange(rows).astype("M8[s]"),
+        **changed,
+    }
+    return pd.DataFrame(columns)
+
+
+def test_columns_of_numbers_are_digested_whole(monkeypatch):
+    """A column of numbers is digested at once, and counts with each of its numbers."""
+    whole = digest(table(1000))
+    monkeypatch.setattr(_digest.Encoder, "items", counted := mock.Mock(return_value=[]))
+    digest(table(1000))
+    assert all(len(each.args[0]) < 10 for each in counted.call_args_list)
+    monkeypatch.undo()
+    assert whole == digest(table(1000)) != digest(table(1001))
+    for name, kind in {"number": float, "count": int, "flag": bool, "at": "M8[s]"}.items():
+        column = table(1000)[name].to_numpy().copy()
+        column[999] = np.array(7).astype(kind)
+        assert digest(table(1000, **{name: column})) != whole
+    numbers = np.array([0.0, np.nan, 1.0])
+    equal = np.array([-0.0, -np.nan, 1.0])
+    assert digest(table(3, number=numbers)) == digest(table(3, number=equal))
 
 
 @sweep

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import numpy  # noqa: ICN001
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -146,6 +148,9 @@ def test_a_watch_notices_every_change(value, edits, apart):
     now = slowly(nodes)
     assert watch.holds() == (now == before)
     assert watch.holds() == (now == before)  # a look at a change does not make it known
+    pairs = zip(nodes, before, now, strict=True)
+    changed = {id(node) for node, then, today in pairs if then != today}
+    assert watch.changed() & set(map(id, nodes)) == changed
 
 
 @settings(max_examples=100)
@@ -210,6 +215,40 @@ def test_one_key_of_one_message_is_noticed(place):
     assert not watch.holds()
 
 
+@given(st.integers(0, 20_000), st.integers(0, 20_000))
+def test_lists_of_many_objects_are_the_same_if_each_object_is(count, place):
+    """Lists of any length are the same if they hold the same objects, not equal ones."""
+    one: list[Any] = [*map(str, range(count))]
+    other = [*one]
+    assert trees.same(one, other)
+    if one:
+        other[place % count] = Text(one[place % count])
+        assert one == other
+        assert not trees.same(one, other)
+        assert not trees.same(one, other[1:])
+
+
+def test_lists_that_another_thread_changes_meanwhile_are_compared():
+    """A list that becomes longer and shorter while it is looked at is read as it is at one time."""
+    first = [object() for _ in range(1000)]
+    live, stop = [*first], threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            live.extend([None] * 100_000)
+            del live[1000:]
+
+    thread, interval = threading.Thread(target=change), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        thread.start()
+        assert all(trees.starts_with(live, first) for _ in range(500))
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+
+
 def test_a_change_before_the_first_look_is_noticed():
     """A change between the snapshot and the first comparison, or the joining, is found."""
     messages = conversation(100)
@@ -240,6 +279,56 @@ def test_attributes_of_many_instances_are_watched(times):
     assert watch.holds()
     del notes[19].more
     assert not watch.holds()
+
+
+ARRAYS = {
+    "numbers": lambda: numpy.arange(12.0),
+    "many": lambda: numpy.arange(50_000),
+    "columns": lambda: numpy.asfortranarray(numpy.arange(12.0).reshape(3, 4)),
+    "texts": lambda: numpy.array(["a", "bc"]),
+    "times": lambda: numpy.array(["2026-01-01"], dtype="M8[s]"),
+    "one": lambda: numpy.array(5.0),
+}
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_an_array_is_known_by_its_bytes(kind):
+    """An array that is written to, at any place, or has another form, has changed."""
+    array = ARRAYS[kind]()
+    tree = walk([[array], "x" * 600], arrays=True)
+    assert tree is not None
+    watch = Watch(tree.nodes)
+    assert watch.holds()
+    raw = array.ravel("K").view("B")
+    for at in {0, 1, len(raw) // 2, len(raw) - 1}:
+        raw[at] ^= 1
+        assert not watch.holds()
+        assert watch.changed() == {id(array)}
+        raw[at] ^= 1
+        assert watch.holds()
+    array.setflags(write=False)
+    assert not watch.holds()
+    array.setflags(write=True)
+    array.shape = (*array.shape, 1)
+    assert not watch.holds()
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        numpy.arange(5)[1:],
+        numpy.frombuffer(bytearray(8)),
+        numpy.array([object()]),
+        numpy.array(["text"], dtype=numpy.dtypes.StringDType()),
+        numpy.array([(1, 2)], dtype="i4,i8"),
+        numpy.array([]),
+        numpy.ma.array([1, 2]),
+    ],
+)
+def test_arrays_that_a_hash_does_not_know(array):
+    """An array whose items lie elsewhere, or are seen through another one, is in no tree."""
+    assert walk([array], arrays=True) is None
+    assert walk([numpy.arange(5)]) is None
 
 
 def test_a_change_while_it_is_made(monkeypatch):
