@@ -461,6 +461,7 @@ class Performer:
         returns: the type that its value is annotated with.
         awaits: its body is a coroutine function.
         keeps_failures: an exception is an outcome; if not, the next equal call is made again.
+        hands_out: its caller gets the recorded value itself, so that a checkpoint may refer to it.
         by_turn: the record of the same turn answers, if none of the same arguments does.
         code: fingerprint of the body; see :class:`Call`.
     """
@@ -477,6 +478,7 @@ class Performer:
     returns: Any
     awaits = False
     keeps_failures = True
+    hands_out = True
     by_turn = False
     code = ""
 
@@ -935,7 +937,7 @@ class Performance(NamedTuple):
             )
             awaited = result.awaited or awaited
             if result.error is None:
-                frame = active.frame if scope.call is None else None
+                frame = active.frame if scope.call is None and performer.hands_out else None
                 looked = frame.look(result.value) if frame is not None else None
                 if number > 1:
                     end_attempts(inner)
