@@ -26,20 +26,18 @@ import shown
 # name, rounds, more arguments
 SCRIPTS = (
     ("steps", 5, ()),
+    ("growth", 3, ()),
     ("recovery", 9, ("--whole",)),
     ("agent_loop", 3, ()),
     ("values", 3, ()),
     ("start", 5, ()),
     ("concurrency", 5, ()),
     ("overhead", 3, ()),
-    ("growth", 2, ("--whole",)),
-    ("checkpoint_cost", 3, ()),
-    ("rewrite_cost", 3, ()),
+    ("instrumented_request", 5, ()),
+    ("many_runs", 3, ()),
     ("graph_overhead", 3, ()),
     ("waiting_runs", 1, ()),
     ("server_waits", 1, ()),
-    ("page_size", 1, ()),
-    ("processes", 3, ()),
     ("instructions", 1, ()),
 )
 _NOT_SCRIPTS = {"bench", "common", "comparison", "page", "plots", "shown"}
@@ -113,7 +111,7 @@ def main() -> int:
         page = ["--results", str(arguments.results)]
         if not _run("the page", str(common.HERE / "page.py"), *page):
             failed.append("page")
-    _run("the price of a step", str(common.HERE / "shown.py"), "--results", str(arguments.results))
+    _run("what users feel", str(common.HERE / "shown.py"), "--results", str(arguments.results))
     print(f"\n{(time.monotonic() - began) / 60:.0f} minutes; failed: {', '.join(failed) or 'none'}")
     return len(failed)
 
