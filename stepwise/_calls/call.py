@@ -608,7 +608,7 @@ class Performance(NamedTuple):
         # A client may try again while it handles its failure: that is the call itself.
         if performer.keeps_failures and handled() is not active.unwinding.ambient:
             unwinding = active.unwinding.label()
-        return Call(  # by position: names take longer, and it is made for every call
+        facts = (  # the constructor is a Python function, and a call is made for every step
             0,
             name,
             performer.module,
@@ -629,7 +629,8 @@ class Performance(NamedTuple):
             0,
             performer.code,
             scope.around,
-        ), origin
+        )
+        return tuple.__new__(Call, facts), origin
 
     def _number(self, call: Call, match: Match) -> Call:
         """Give a call its number: that of the record it continues, else a new number.
@@ -655,7 +656,7 @@ class Performance(NamedTuple):
                 call = call._replace(child=child)
             if pool.taken:
                 call = apart(call, active.run_id, active.facts.undone, pool.taken)
-            call = Call(active.journal.next_call(), *call[1:])  # faster than _replace()
+            call = tuple.__new__(Call, (active.journal.next_call(), *call[1:]))
         if active.account.limited and not (call.child and recorded is not None):
             # A child run that was cut off may be over but for its record: its steps are checked.
             error = active.account.begin(call, limited=not active.cleans_up())

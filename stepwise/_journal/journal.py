@@ -545,11 +545,13 @@ def noter(
 
     def note(calls: dict[int, str]) -> None:
         nonlocal noted
-        if len(noted) == _MOST and noted <= calls.keys():
-            return
-        newest = [*calls][-_MOST:]
-        noted = frozenset(newest)
-        texts = filter(None, map(calls.get, newest))  # in other threads, some have ended meanwhile
+        texts: Iterable[str] = calls.values()
+        if len(calls) != 1:
+            if len(noted) == _MOST and noted <= calls.keys():
+                return
+            newest = [*calls][-_MOST:]
+            noted = frozenset(newest)
+            texts = filter(None, map(calls.get, newest))  # other threads end some meanwhile
         data = _CALL.join(texts).encode("utf-8", "surrogatepass")
         keep(run_id, epoch, tag(data) + data)
 
