@@ -4,7 +4,7 @@
                                [--results FOLDER]
 
 Each script leaves its figures in ``results/NAME.json``; ``page.py`` then writes docs/benchmarks.md
-and its plots, and ``shown.py`` prints the price of a step; with ``--shown`` only the scripts run
+and its plots, and ``shown.py`` prints what users feel; with ``--shown`` only the scripts run
 that measure it.  A script that fails is reported, and the others run nevertheless; its former
 figures stay.  With ``--peers`` the same work is done by other libraries as well, each in an
 environment of its own (`peers/environments.py`); with ``--go-on`` only what an interrupted run of
@@ -78,7 +78,7 @@ def main() -> int:
     parser.add_argument("--peers", action="store_true", help="also the other libraries")
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run at all?")
     parser.add_argument("--only", help="one script, or 'versus' for the other libraries")
-    parser.add_argument("--shown", action="store_true", help="only what the price of a step needs")
+    parser.add_argument("--shown", action="store_true", help="only what that table needs")
     parser.add_argument("--rounds", type=int, help="how often each figure is taken")
     parser.add_argument("--minutes", type=float, default=20, help="then the peers' rounds end")
     parser.add_argument("--go-on", action="store_true", help="only what the peers still lack")
