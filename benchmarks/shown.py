@@ -55,7 +55,7 @@ FIGURES = (
         ".*: server and process, for one step",
         1 / 3,
     ),
-    Figure("a takeover on Postgres, p50", "postgres_throughput", "from a kill .* p50 .*"),
+    Figure("a takeover on Postgres", "postgres_throughput", "from (?:a kill .* p50|the loss) .*"),
     Figure(
         "a step, fsync, a checkpoint at each, over a SQLite FULL insert",
         "steps",
