@@ -116,7 +116,7 @@ examples: install  ## run the examples, each killed once and run again
 demo: install  ## see a program killed in the middle, run again, and go on
 	$(BIN)/stepwise demo
 
-bench: install  ## measure against the physical limits; docs/benchmarks.md (QUICK=--quick, SHOWN=--shown)
+bench: install  ## measure against the limits, print what users feel; docs/benchmarks.md (QUICK=--quick, SHOWN=--shown)
 	$(BIN)/python benchmarks/bench.py $(QUICK) $(SHOWN)
 
 bench-peers: install  ## the same, and other libraries, each in its own environment (GO_ON=--go-on)

@@ -4,7 +4,7 @@
                                [--results FOLDER]
 
 Each script leaves its figures in ``results/NAME.json``; ``page.py`` then writes docs/benchmarks.md
-and its plots, and ``shown.py`` prints the price of a step; with ``--shown`` only the scripts run
+and its plots, and ``shown.py`` prints what users feel; with ``--shown`` only the scripts run
 that measure it.  A script that fails is reported, and the others run nevertheless; its former
 figures stay.  With ``--peers`` the same work is done by other libraries as well, each in an
 environment of its own (`peers/environments.py`); with ``--go-on`` only what an interrupted run of
@@ -26,20 +26,18 @@ import shown
 # name, rounds, more arguments
 SCRIPTS = (
     ("steps", 5, ()),
+    ("growth", 3, ()),
     ("recovery", 9, ("--whole",)),
     ("agent_loop", 3, ()),
     ("values", 3, ()),
     ("start", 5, ()),
     ("concurrency", 5, ()),
     ("overhead", 3, ()),
-    ("growth", 2, ("--whole",)),
-    ("checkpoint_cost", 3, ()),
-    ("rewrite_cost", 3, ()),
+    ("instrumented_request", 5, ()),
+    ("many_runs", 3, ()),
     ("graph_overhead", 3, ()),
     ("waiting_runs", 1, ()),
     ("server_waits", 1, ()),
-    ("page_size", 1, ()),
-    ("processes", 3, ()),
     ("instructions", 1, ()),
 )
 _NOT_SCRIPTS = {"bench", "common", "comparison", "page", "plots", "shown"}
@@ -80,7 +78,7 @@ def main() -> int:
     parser.add_argument("--peers", action="store_true", help="also the other libraries")
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run at all?")
     parser.add_argument("--only", help="one script, or 'versus' for the other libraries")
-    parser.add_argument("--shown", action="store_true", help="only what the price of a step needs")
+    parser.add_argument("--shown", action="store_true", help="only what that table needs")
     parser.add_argument("--rounds", type=int, help="how often each figure is taken")
     parser.add_argument("--minutes", type=float, default=20, help="then the peers' rounds end")
     parser.add_argument("--go-on", action="store_true", help="only what the peers still lack")
@@ -113,7 +111,7 @@ def main() -> int:
         page = ["--results", str(arguments.results)]
         if not _run("the page", str(common.HERE / "page.py"), *page):
             failed.append("page")
-    _run("the price of a step", str(common.HERE / "shown.py"), "--results", str(arguments.results))
+    _run("what users feel", str(common.HERE / "shown.py"), "--results", str(arguments.results))
     print(f"\n{(time.monotonic() - began) / 60:.0f} minutes; failed: {', '.join(failed) or 'none'}")
     return len(failed)
 

@@ -165,6 +165,22 @@ def child(*argv: str, expect: int = 0, wrap: Sequence[str] = (), **environment: 
     return done.stdout
 
 
+def peak_of(*argv: str, **environment: str) -> float:
+    """Run ``python -m MODULE ...`` to its end; the most megabytes that it has taken."""
+    _, module, *words = argv
+    watched = (
+        "import atexit, runpy, sys\n"
+        f"sys.argv = [{module!r}, *{words!r}]\n"
+        f"sys.path.insert(0, {str(HERE)!r})\n"
+        "def tell():\n"
+        "    status = open('/proc/self/status').read().split('VmHWM:')[1]\n"
+        "    print('\\n', int(status.split()[0]) * 1024 / 1e6)\n"
+        "atexit.register(tell)\n"
+        f"runpy.run_module({module!r}, run_name='__main__')\n"
+    )
+    return float(child("-c", watched, **environment).split()[-1])
+
+
 def flushes(*argv: str, **environment: str) -> int | None:
     """How often a program waits for the disk; ``None`` where there is no strace to count it."""
     strace = shutil.which("strace")

@@ -12,6 +12,7 @@ is unfinished.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import resource
@@ -31,6 +32,9 @@ from stepwise.stores import Batch, Owner, Store, open_store
 _UNFINISHED = 100  # one run in so many
 _STEPS = 5
 _PAGE = 50
+_PIPED = 20_000  # rows of a listing that goes into a pipe
+_SECONDS = {"page": 0.5, "work": 1.0, "piped": 3.0}
+_RARE = 5_000  # one run in so many has the tag
 
 
 @stepwise.step
@@ -69,7 +73,7 @@ class Template(NamedTuple):
         found = [seal.open(identity(run_id, n), data) for n, data in store.read(run_id)]
         return cls(facts, found)
 
-    def batch(self, seal: Seal, run_id: str, at: float) -> Batch:
+    def batch(self, seal: Seal, run_id: str, at: float, tags: dict[str, str]) -> Batch:
         """All that there is of a copy that began at a time."""
         facts, position, sealed = self.facts, Position(), []
         for number, (header, payload, _, effects, _) in enumerate(self.records, 1):
@@ -78,7 +82,7 @@ class Template(NamedTuple):
             position = Position(number, link)
             sealed.append((number, data))
         took = facts.updated_at - facts.created_at
-        moved = facts._replace(run_id=run_id, created_at=at, updated_at=at + took)
+        moved = facts._replace(run_id=run_id, created_at=at, updated_at=at + took, tags=tags)
         head = seal_head(seal, moved, position.last, position.link or b"")
         return Batch(tuple(sealed), head=head, mark=mark(seal, run_id, position), durable=False)
 
@@ -104,7 +108,8 @@ def fill(store: Store, many: int) -> None:
         template = others[number // _UNFINISHED % 2] if other else ended
         run_id = _id(number)
         epoch = store.acquire(run_id, owner)
-        store.write(run_id, epoch, template.batch(seal, run_id, began + number * 30))
+        tags = {"customer": "rare" if number % _RARE == 0 else f"{number % 7}"}
+        store.write(run_id, epoch, template.batch(seal, run_id, began + number * 30, tags))
         store.release(run_id, epoch)
 
 
@@ -124,7 +129,7 @@ def filled(kind: str, many: int) -> Iterator[str]:
         store.close()
 
 
-def timed(what: str, work: Callable[[], object], rounds: int) -> common.Row:
+def timed(what: str, work: Callable[[], object], rounds: int, limit: float = 0.0) -> common.Row:
     """Seconds, and those of the processor, which other programs make no longer."""
     found, busy = [], []
     for _ in range(rounds):
@@ -133,7 +138,7 @@ def timed(what: str, work: Callable[[], object], rounds: int) -> common.Row:
         found.append(time.perf_counter() - began)
         busy.append(_processor() - before)
     note = f"processor: {common.Spread.of(busy)} s"
-    return common.Row(what, common.Spread.of(found), "s", limit=1.0, note=note)
+    return common.Row(what, common.Spread.of(found), "s", limit=limit, note=note)
 
 
 def _processor() -> float:
@@ -160,12 +165,28 @@ def measure(arguments: Any) -> list[common.Row]:
                 f"runs, a page of {_PAGE}": command("runs", "-n", str(_PAGE)),
                 f"runs --json, a page of {_PAGE}": command("runs", "--json", "-n", str(_PAGE)),
                 "runs --status failed": command("runs", "--status", "failed", "-n", str(_PAGE)),
+                "runs --tag of every 7th": command("runs", "--tag", "customer=3", "-n", str(_PAGE)),
+                "runs --tag, a rare one": command("runs", "--tag", "customer=rare"),
                 "up --once": command("up", "--once", "many_runs"),
                 "show, by the beginning of an id": command("show", _id(many - 1)[:-1]),
                 "prune of the oldest 100": command("prune", "--limit", "100"),
             }
+            start = timed("", command("--version"), rounds).ours.median
+            for what, work in pages.items():
+                limit = _SECONDS["page" if what.startswith(("runs", "show")) else "work"]
+                rows.append(timed(f"{kind}: {many:,} runs: {what}", work, rounds, limit))
+            piped = min(many, _PIPED)
+            whole = timed("", command("runs", "-n", str(piped)), rounds, _SECONDS["piped"])
+            each = (whole.ours.median - start) / piped * 1e3
             rows += [
-                timed(f"{kind}: {many} runs: {what}", work, rounds) for what, work in pages.items()
+                dataclasses.replace(whole, what=f"{kind}: {piped:,} rows of runs, piped"),
+                common.Row(
+                    f"{kind}: a row of runs",
+                    common.Spread.of([each]),
+                    "ms",
+                    other=f"stepwise --version: {start * 1e3:.0f} ms",
+                    limit=0.1,
+                ),
             ]
     return rows
 

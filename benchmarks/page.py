@@ -118,9 +118,9 @@ def _shown(reports: dict[str, Report]) -> str:
         if not line.target:
             continue
         verdict = f"**{line.verdict.lower()}**" if line.verdict == "MISSED" else line.verdict
-        ratio = line.measured.partition(" x; ")[0]  # says what it is over
+        told = line.measured.partition("; ")[0].removesuffix(" x")  # the row says what it is over
         named = row if row and figure == before else line.what
-        lines.append((named, ratio, line.target, verdict))
+        lines.append((named, told, line.target, verdict))
         before = figure
     found = table(("", "measured", "at most", ""), lines)
     return f"{found}\n\nMeasured on {shown.processors(reports)}."

@@ -8,7 +8,8 @@ else ``peers/environments.py`` has made one (``make bench-peers``).  No turn beg
 
 The time of a takeover is from the kill of a process to the first statement that a second process,
 which lives already, executes of its run.  stepwise finds out that the first one is dead; DBOS has
-to be told so, and is told at once.
+to be told so, and is told at once.  Of a process on a host that is lost nobody can find out: its
+run is taken over when its lease has run out, here after 5 s (``lease_seconds``).
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ import postgres
 CROWD = common.HERE / "peers" / "crowd.py"
 AT_ONCE = ((1, 200), (16, 40), (64, 20))  # runs, steps of each
 QUICK = ((1, 10), (4, 5))
+LEASE = 5.0  # seconds
+_LATE = 1.2  # lease times after which a run of a lost host goes on
 Figures = dict[str, Any]
 
 
@@ -87,11 +90,18 @@ def say(process: subprocess.Popen[str], word: str) -> None:
     process.stdin.flush()
 
 
-def takeover(python: pathlib.Path | str, who: str) -> float:
-    """Milliseconds from a kill to the first statement in the other process."""
+def takeover(python: pathlib.Path | str, who: str, *, lost: bool = False) -> float:
+    """Milliseconds from a kill to the first statement in the other process.
+
+    Args:
+        lost: the first one is on a host that nobody can look at.
+    """
     with postgres.database() as name:
-        job = {"url": postgres.url(name), "run": uuid.uuid4().hex, "steps": 20}
-        with process_of(python, who, kind="hold", **job) as first:
+        url = postgres.url(name)
+        url += f"{'&' if '?' in url else '?'}lease_seconds={LEASE:g}" if lost else ""
+        job = {"url": url, "run": uuid.uuid4().hex, "steps": 20}
+        host = {"host": "lost"} if lost else {}
+        with process_of(python, who, kind="hold", **job, **host) as first:
             answer_of(first)
             with process_of(python, who, kind="survive", **job) as second:
                 answer_of(second)
@@ -169,7 +179,16 @@ def _measured(arguments: argparse.Namespace, present: dict[str, pathlib.Path]) -
     for runs, _ in sizes:
         what = f"{runs} run{'s' * (runs > 1)} at once"
         rows += _rows_of(what, found[runs, "stepwise"], found.get((runs, "dbos"), []))
-    return [*rows, *_takeovers(taken)]
+    lost = [takeover(present["stepwise"], "stepwise", lost=True) for _ in range(arguments.rounds)]
+    after = common.Row(
+        f"from the loss of a host to the other process, a lease of {LEASE:g} s",
+        common.Spread.of(lost),
+        "ms",
+        common.Spread.of([each / LEASE / 1e3 for each in lost]),
+        "lease_seconds",
+        limit=_LATE,
+    )
+    return [*rows, *_takeovers(taken), after]
 
 
 def _takeovers(taken: dict[str, list[float]]) -> list[common.Row]:

@@ -1,4 +1,4 @@
-"""The price of a step: the figures that must be shown, each beside its target, in one table.
+"""What users feel: the figures that must be shown, each beside its target, in one table.
 
     python benchmarks/shown.py [--results FOLDER]
 
@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import comparison
 from common import HERE, Spread
 
 Report = dict[str, Any]
@@ -28,7 +29,7 @@ class Figure(NamedTuple):
         what: it is.
         script: measures it.
         rows: matches the names of its rows; there is a line for each.
-        most: it may be; ``None`` if it has no target.
+        most: it may be; ``None`` if the rows have targets of their own, or none.
     """
 
     what: str
@@ -38,6 +39,23 @@ class Figure(NamedTuple):
 
 
 FIGURES = (
+    Figure("results kept and dropped", "growth", "(?:W1|an agent): .*"),
+    Figure("a list of arrays that grows", "growth", "a list of arrays .*"),
+    Figure("an index for retrieval, run over plain", "growth", "an index of .*"),
+    Figure("a large table as an argument, a call", "steps", "a step that reads .*"),
+    Figure("a method that adds to a history, over a plain step", "steps", "a method that adds .*"),
+    Figure("a run of three steps, without its steps", "growth", "a run of three steps.*"),
+    Figure("a listing", "many_runs", ".* (?:runs: (?:runs|show).*|of runs.*)"),
+    Figure("a long run shown", "growth", "stepwise show of .*"),
+    Figure("an instrumented request, over a plain one", "instrumented_request", ".*loop, .*"),
+    Figure("200 steps at once, over Restate's", "versus", "w6 .*: restate/default", 0.5),
+    Figure(
+        "a step on Postgres, over DBOS's",
+        "postgres_throughput",
+        ".*: server and process, for one step",
+        1 / 3,
+    ),
+    Figure("a takeover on Postgres", "postgres_throughput", "from (?:a kill .* p50|the loss) .*"),
     Figure(
         "a step, fsync, a checkpoint at each, over a SQLite FULL insert",
         "steps",
@@ -54,12 +72,6 @@ FIGURES = (
         1.3,
     ),
     Figure(
-        "time of a step, 8 processes on one store, over the former version's",
-        "processes",
-        "a step, 8 processes on one store, over stepwise .*",
-        0.5,
-    ),
-    Figure(
         "start to the first new step, over a program with plain SQLite",
         "recovery",
         "after [0-9,]+ steps, over a program with plain SQLite",
@@ -74,12 +86,6 @@ FIGURES = (
         "a late step over step 50, messages growing",
         "agent_loop",
         "step [0-9,]+ against step 50.*",
-        2,
-    ),
-    Figure(
-        "the same of smaller messages, processor time",
-        "growth",
-        "step [0-9,]+ against step 50, messages growing.*",
         2,
     ),
     Figure("steps of 10 ms, run over plain", "overhead", "steps of 10 ms", 1.08),
@@ -105,24 +111,54 @@ class Line(NamedTuple):
 def lines(reports: dict[str, Report]) -> Iterator[Line]:
     """All figures; what was not measured is named with its command."""
     for figure in FIGURES:
-        rows = reports.get(figure.script, {}).get("rows", ())
+        report = reports.get(figure.script, {})
+        rows = _beside_peers(report) if "turns" in report else report.get("rows", ())
         pattern = re.compile(rf"(?:(?:disk|sqlite|memory): )?(?:{figure.rows})")
         found = [row for row in rows if pattern.fullmatch(row["what"])]
-        target = f"{figure.most:g}" if figure.most is not None else ""
         if not found:
-            missing = f"not measured: python benchmarks/{figure.script}.py"
-            yield Line(figure.what, missing, target, "")
+            script = "peers/versus" if figure.script == "versus" else figure.script
+            missing = f"not measured: python benchmarks/{script}.py"
+            yield Line(figure.what, missing, _target(figure.most), "")
         for row in found:
-            yield _line(figure, row, target)
+            yield _line(figure, row)
 
 
-def _line(figure: Figure, row: Report, target: str) -> Line:
+def _target(most: float | None) -> str:
+    return f"{most:.3g}" if most is not None else ""
+
+
+def _line(figure: Figure, row: Report) -> Line:
+    most = figure.most if figure.most is not None else row["limit"]
     told = f"{Spread(*row['ours'])} {row['unit']}".strip()
     if row["ratio"] is not None:
         told = f"{Spread(*row['ratio'])} x; {told}"
+    if row["other"]:
+        told = f"{told}; {row['other']}"
     judged = (row["ratio"] or row["ours"])[0]
-    verdict = "" if figure.most is None else "met" if judged <= figure.most else "MISSED"
-    return Line(f"{figure.what}: {row['what']}", told, target, verdict)
+    verdict = "" if most is None else "met" if judged <= most else "MISSED"
+    return Line(f"{figure.what}: {row['what']}", told, _target(most), verdict)
+
+
+def _beside_peers(versus: Report) -> Iterator[Report]:
+    """Yield our figures over those of the peers, as rows."""
+    for what in dict.fromkeys(turn["what"] for turn in versus["turns"]):
+        name = what.split()[0]
+        if name not in comparison.FIGURES:
+            continue
+        key = comparison.FIGURES[name][0].key
+        found = {line.who: line for line in comparison.measured(versus, what)}
+        for who, line in found.items():
+            ours = found.get(comparison.OURS.get(line.survives, ""))
+            if line.ratio is None or ours is None or who.startswith(("stepwise", "raw")):
+                continue
+            yield {
+                "what": f"{what}: {who}",
+                "ours": ours.figures[key],
+                "unit": key,
+                "ratio": (1 / line.ratio.median, 1 / line.ratio.high, 1 / line.ratio.low),
+                "other": f"{who}: {line.figures[key]}",
+                "limit": None,
+            }
 
 
 def processors(reports: dict[str, Report]) -> str:
@@ -142,7 +178,7 @@ def main() -> None:
     folder = parser.parse_args().results
     reports = {path.stem: json.loads(path.read_text("utf-8")) for path in folder.glob("*.json")}
     found = list(lines(reports))
-    print(f"The price of a step, on {processors(reports)}")
+    print(f"What users feel, and the price of a step, on {processors(reports)}")
     for line in found:
         most = f"at most {line.target}" if line.target else ""
         print(f"  {line.verdict:6}  {most:12}  {line.what}\n{'':24}{line.measured}")

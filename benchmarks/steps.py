@@ -141,6 +141,8 @@ def _table(kind: str) -> Any:
         return columns
     import pandas as pd
 
+    if kind == "texts":
+        columns = {f"c{n}": [f"{n} {row:044d}" for row in range(_TABLE // 500)] for n in range(10)}
     return pd.DataFrame(columns)
 
 
@@ -189,18 +191,25 @@ def steps(
 
 
 def inserts(
-    synchronous: str, path: pathlib.Path, count: int, clock: Clock = time.perf_counter
+    synchronous: str,
+    path: pathlib.Path,
+    count: int,
+    clock: Clock = time.perf_counter,
+    *,
+    bare: bool = False,
 ) -> float:
-    """Microseconds per insert."""
+    """Microseconds per insert of a value that is pickled and sealed; ``bare``: of its bytes."""
     database = sqlite3.connect(path / f"raw{next(_serial)}.db", isolation_level=None)
     database.execute("PRAGMA journal_mode=WAL")
     database.execute(f"PRAGMA synchronous={synchronous}")
     database.execute("CREATE TABLE kv (k TEXT PRIMARY KEY, v BLOB) WITHOUT ROWID")
     began = clock()
     for number in range(count):
-        value = pickle.dumps(think.__wrapped__(number), 5)
-        digest = hmac.digest(b"key", value, hashlib.sha256)
-        database.execute("INSERT INTO kv VALUES (?, ?)", (f"run/{number:012d}", digest + value))
+        value = think.__wrapped__(number)
+        if not bare:
+            value = pickle.dumps(value, 5)
+            value = hmac.digest(b"key", value, hashlib.sha256) + value
+        database.execute("INSERT INTO kv VALUES (?, ?)", (f"run/{number:012d}", value))
     each = (clock() - began) / count * 1e6
     database.close()
     return each
@@ -233,8 +242,7 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
         os.environ["STEPWISE_HOME"] = str(path)
         rows += [_row("disk", kind, path, count, arguments.rounds) for kind in _KINDS]
         rows.append(_bytes("disk", path, count))
-        for what, workflow, messages in _METHODS:
-            rows.append(_of_agent(what, workflow, messages, path, count, arguments.rounds))
+        rows += [_of_agent(method, path, count, arguments.rounds) for method in _METHODS]
         for what, workflow, more in _LARGE:
             few = max(2, count // (10 if more[0] == _MESSAGES else 200))
             rows.append(_large(what, workflow, more, path, few, arguments.rounds))
@@ -251,33 +259,41 @@ if importlib.util.find_spec("numpy"):
         ("a step that changes a number in 50 MB of arrays", writing, ("arrays",)),
     ]
 if importlib.util.find_spec("pandas"):
-    _LARGE.append(("a step that reads a DataFrame of 50 MB, its argument", reading, ("frame",)))
+    _LARGE += [
+        ("a step that reads a DataFrame of 50 MB, its argument", reading, ("frame",)),
+        ("a step that reads a DataFrame of 50 MB of texts, its argument", reading, ("texts",)),
+    ]
 
 
 def _large(
     what: str, workflow: Any, more: tuple[Any, ...], path: pathlib.Path, count: int, rounds: int
 ) -> common.Row:
     """What a step costs that gets much, in milliseconds of processor time."""
+    raw = ""
+    if more[0] in ("arrays", "frame", "texts"):
+        raw = f"pickle, written and flushed: {common.pickled(_table(more[0]), path):.0f} ms"
     times = [
         steps(workflow, "disk", "os", path, count, time.process_time, more) / 1e3
         for _ in range(rounds)
     ]
-    limit = 3 if more[0] == _MESSAGES else 100
-    return common.Row(f"{what}, os, processor time", common.Spread.of(times), "ms", limit=limit)
+    limit = 3 if more[0] == _MESSAGES else 200
+    what = f"{what}, os, processor time"
+    return common.Row(what, common.Spread.of(times), "ms", other=raw, limit=limit)
 
 
-_METHODS = (
-    ("a method of an agent", asking, 10),
-    ("a method that adds to its history and counts", conversing, 10),
-    ("a method of an agent with 5,000 messages", asking, 5000),
-    ("a method that adds to 5,000 messages", conversing, 5000),
+_METHODS = (  # what, the workflow, messages, the most times a plain step
+    ("a method of an agent", asking, 10, None),
+    ("a method that adds to its history and counts", conversing, 10, 1.5),
+    ("a method of an agent with 5,000 messages", asking, 5000, None),
+    ("a method that adds to 5,000 messages", conversing, 5000, 6.0),
 )
 
 
 def _of_agent(
-    what: str, workflow: Any, messages: int, path: pathlib.Path, count: int, rounds: int
+    method: tuple[str, Any, int, float | None], path: pathlib.Path, count: int, rounds: int
 ) -> common.Row:
     """What a step costs that is a method, against one that is a function."""
+    what, workflow, messages, limit = method
 
     def each(workflow: Any, *more: int) -> float:
         return steps(workflow, "disk", "os", path, count, time.process_time, more)
@@ -289,6 +305,7 @@ def _of_agent(
         lambda: each(thinking),
         "a plain step",
         rounds=rounds,
+        limit=limit,
     )
 
 
@@ -301,7 +318,9 @@ def _row(scheme: str, kind: Kind, path: pathlib.Path, count: int, rounds: int) -
 
     if kind.clock is time.perf_counter:
         flushed = _flushes(kind.workflow, scheme, kind.durability, count)
-        note = ", ".join(filter(None, (flushed, _written(ours, count))))
+        bare = [inserts(synchronous, path, count, bare=True) for _ in range(rounds)]
+        without = f"the insert without pickle and HMAC: {common.Spread.of(bare)} us"
+        note = ", ".join(filter(None, (flushed, _written(ours, count), without)))
     else:
         note = ""
     return common.compare(
@@ -309,7 +328,7 @@ def _row(scheme: str, kind: Kind, path: pathlib.Path, count: int, rounds: int) -
         "us",
         ours,
         lambda: inserts(synchronous, path, count, kind.clock),
-        f"SQLite WAL {synchronous}",
+        f"SQLite WAL {synchronous}, pickle and HMAC",
         rounds=rounds,
         limit=kind.limit,
         note=note,

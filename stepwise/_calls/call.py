@@ -461,6 +461,7 @@ class Performer:
         returns: the type that its value is annotated with.
         awaits: its body is a coroutine function.
         keeps_failures: an exception is an outcome; if not, the next equal call is made again.
+        hands_out: its caller gets the recorded value itself, so that a checkpoint may refer to it.
         by_turn: the record of the same turn answers, if none of the same arguments does.
         code: fingerprint of the body; see :class:`Call`.
     """
@@ -477,6 +478,7 @@ class Performer:
     returns: Any
     awaits = False
     keeps_failures = True
+    hands_out = True
     by_turn = False
     code = ""
 
@@ -606,7 +608,7 @@ class Performance(NamedTuple):
         # A client may try again while it handles its failure: that is the call itself.
         if performer.keeps_failures and handled() is not active.unwinding.ambient:
             unwinding = active.unwinding.label()
-        return Call(  # by position: names take longer, and it is made for every call
+        facts = (  # the constructor is a Python function, and a call is made for every step
             0,
             name,
             performer.module,
@@ -627,7 +629,8 @@ class Performance(NamedTuple):
             0,
             performer.code,
             scope.around,
-        ), origin
+        )
+        return tuple.__new__(Call, facts), origin
 
     def _number(self, call: Call, match: Match) -> Call:
         """Give a call its number: that of the record it continues, else a new number.
@@ -653,7 +656,7 @@ class Performance(NamedTuple):
                 call = call._replace(child=child)
             if pool.taken:
                 call = apart(call, active.run_id, active.facts.undone, pool.taken)
-            call = Call(active.journal.next_call(), *call[1:])  # faster than _replace()
+            call = tuple.__new__(Call, (active.journal.next_call(), *call[1:]))
         if active.account.limited and not (call.child and recorded is not None):
             # A child run that was cut off may be over but for its record: its steps are checked.
             error = active.account.begin(call, limited=not active.cleans_up())
@@ -935,7 +938,7 @@ class Performance(NamedTuple):
             )
             awaited = result.awaited or awaited
             if result.error is None:
-                frame = active.frame if scope.call is None else None
+                frame = active.frame if scope.call is None and performer.hands_out else None
                 looked = frame.look(result.value) if frame is not None else None
                 if number > 1:
                     end_attempts(inner)

@@ -789,7 +789,10 @@ class ActiveRun:
     @property
     def root(self) -> ActiveRun:
         """The run that no other one called."""
-        return self.lineage()[-1]
+        run = self  # it is asked for at every call
+        while run.parent is not None:
+            run = run.parent
+        return run
 
     @property
     def interrupted(self) -> bool:

@@ -222,9 +222,13 @@ class Flows:
 
         It takes the same time however many there are; steps that call steps are several of a flow.
         """
+        oldest: set[int] = set()
         with self._mutex:
-            oldest = set(islice(self._working.values(), _DEPTH * enough))
-        return len(oldest) >= enough
+            for flow in islice(self._working.values(), _DEPTH * enough):
+                oldest.add(flow)
+                if len(oldest) >= enough:
+                    return True
+        return False
 
     def others(self, *, claiming: bool = False) -> list[str]:
         """The names of the threads and jobs, other than this flow, that may still make calls.

@@ -678,6 +678,7 @@ class Parameters:
         self._required = {p.name for p in parameters if p.default is p.empty}
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         self._encoded_defaults: dict[str, bytes | None] = {}
+        self._default_parts: dict[str, str] = {}  # of those that are atoms
         self._key: Callable[..., Any] | None = key if callable(key) else None
         self._function = function
         ignored, secret = self._check(ignore, "ignore"), self._check(secret, "secret")
@@ -904,9 +905,14 @@ class Parameters:
 
     def _default_part(self, name: str) -> str:
         """Return the part of a parameter that is at its default."""
-        encoded = self._encoded_default(name)
-        text, _ = digest_part(self._defaults[name])
-        return text if encoded is None or parse(text).volatile else short(encoded)
+        known = self._default_parts.get(name)
+        if known is None:
+            encoded = self._encoded_default(name)
+            text, _ = digest_part(self._defaults[name])
+            known = text if encoded is None or parse(text).volatile else short(encoded)
+            if type(self._defaults[name]) in ATOMS:  # which nothing changes
+                self._default_parts[name] = known
+        return known
 
     def default_parts(self) -> dict[str, str]:
         """Return the parts of a step's parameters at their default."""

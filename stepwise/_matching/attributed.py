@@ -90,7 +90,7 @@ def _why_not(held: Held, each: Changed, path: Path, text: str, edit: Edit | None
     is_argument = path[0] in held.watched.arguments
     if held.watched.unrecorded and (is_argument or not held.watched.copies):
         return held.watched.unrecorded
-    if any(other.holds(each.obj) for other in held.overlaps):
+    if held.held_by_others(each.obj):
         return SHARED
     if _is_hidden(held, text) or any(_says_secret(step) for step in path[1:]):
         return "which is never recorded"

@@ -7,9 +7,10 @@ whose change it is.
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -72,10 +73,13 @@ class Held:
 
     __slots__ = (
         "_ids",
+        "around",
+        "began",
+        "ended",
+        "flying",
         "holder",
         "looked",
         "number",
-        "overlaps",
         "sight",
         "snapshot",
         "unwatched",
@@ -90,7 +94,9 @@ class Held:
         self.watched = NOTHING_WATCHED
         self.snapshot: Snapshot | None = None  # once its body begins
         self.unwatched = ""  # why there is none
-        self.overlaps: list[Held] = []  # other calls that were in flight meanwhile
+        self.around: Collection[int] = ()  # numbers of the calls that it is made in
+        self.began = self.ended = 0  # moments of InFlight
+        self.flying: InFlight | None = None  # where it is
         self._ids: set[int] | None = None
 
     def holds(self, obj: object) -> bool:
@@ -106,14 +112,19 @@ class Held:
                 self._ids.update(id(each) for each in values if type(each) not in ATOMS)
         return obj is not None and id(obj) in self._ids
 
+    def held_by_others(self, *objects: object) -> bool:
+        """Return whether calls that were in flight meanwhile hold one of these objects."""
+        if self.flying is None:
+            return False
+        others = self.flying.beside(self)
+        return any(other.holds(each) for other in others for each in objects)
+
     def shared(self, part: str) -> bool:
         """Return whether another call may have changed this attribute or variable."""
-        if not self.overlaps or self.holder is None or self.sight is None:
+        if self.holder is None or self.sight is None:
             return False
         both = self.holder.place(part), self.sight.values.get(part)
-        return any(
-            other.holds(each) for other in self.overlaps for each in both if type(each) not in ATOMS
-        )
+        return self.held_by_others(*(each for each in both if type(each) not in ATOMS))
 
 
 def roots_of(holder: Holder | None, watched: Watched) -> dict[str, Any]:
@@ -127,11 +138,21 @@ def roots_of(holder: Holder | None, watched: Watched) -> dict[str, Any]:
 
 
 class InFlight:
-    """The calls of one run that are in flight."""
+    """The calls of one run that are in flight.
+
+    A call does not list the others that it overlaps, which took a look at all of them when each of
+    them began: they are found by the moments at which they began and ended, for a call that has
+    changed something.
+
+    Attributes:
+        calls: in the order in which they began.
+    """
 
     def __init__(self, lock: AbstractContextManager[Any]) -> None:
         self._lock = lock
-        self.calls: list[Held] = []
+        self.calls: dict[Held, None] = {}
+        self._over: deque[Held] = deque()  # ended while one is in flight that began before that
+        self._moments = 0  # how often a call has begun or ended
         self._snapshots: OrderedDict[tuple[Any, ...], Snapshot] = OrderedDict()
         self.made: OrderedDict[int, dict[str, Callable[[], object]]] = OrderedDict()
 
@@ -145,11 +166,20 @@ class InFlight:
         Args:
             around: numbers of the calls that it is made in.
         """
-        for other in self.calls:  # usually none
-            if other.number not in around:
-                other.overlaps.append(held)
-                held.overlaps.append(other)
-        self.calls.append(held)
+        held.flying, held.around = self, around
+        held.began = self._moments = self._moments + 1
+        self.calls[held] = None
+
+    def beside(self, held: Held) -> Iterator[Held]:
+        """Yield the other calls that were in flight while a call was, in no order.
+
+        A call is not beside those that it is made in.
+        """
+        late = itertools.takewhile(lambda other: other.ended > held.began, reversed(self._over))
+        for other in (*self.calls, *late):
+            nested = other.number in held.around or held.number in other.around
+            if other is not held and not nested:
+                yield other
 
     def watch(self, held: Held, watched: Watched) -> None:
         """Remember what a call was given, right before its body begins."""
@@ -178,7 +208,15 @@ class InFlight:
 
     def remove(self, held: Held) -> None:
         """Let go of a call that has ended."""
-        self.calls.remove(held)
+        del self.calls[held]
+        held.ended = self._moments = self._moments + 1
+        if self.calls:
+            self._over.append(held)
+            oldest = next(iter(self.calls)).began
+            while self._over and self._over[0].ended < oldest:
+                self._over.popleft()
+        else:
+            self._over.clear()
         snapshot = held.snapshot
         if snapshot is not None and snapshot.is_large:
             self._snapshots[_key(snapshot.roots)] = snapshot

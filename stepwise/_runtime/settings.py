@@ -32,6 +32,7 @@ The environment is read when a value is needed, never at import.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -228,6 +229,7 @@ def secret_names() -> frozenset[str]:
     return _settings.secret_names
 
 
+@functools.lru_cache(4096)  # the same fields come with every request and every error
 def plain_name(name: str) -> str:
     """Return ``api_key`` for ``apiKey``, ``APIKey``, ``Api-Key`` and ``_api_key``."""
     parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)

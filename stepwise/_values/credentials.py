@@ -155,6 +155,11 @@ def masked_url(url: str, *, in_order: bool = False) -> str:
         url: returned unchanged if it cannot be split.
         in_order: sort the parameters by name, and drop the fragment, which is never sent.
     """
+    return _masked_url(url, in_order, settings.secret_names())
+
+
+@functools.lru_cache(256)  # a client sends its requests to a few
+def _masked_url(url: str, in_order: bool, _names: frozenset[str]) -> str:
     try:
         parts = urlsplit(_HOOKS.sub(_masked_hook, url))
     except ValueError:
@@ -243,11 +248,28 @@ def has_hint(text: str) -> bool:
 
 def masked_prose(text: str) -> str:
     """Return a text with everything masked that has the shape of a credential."""
-    return _masked_prose(text, settings.secret_names())
+    names = settings.secret_names()
+    mark = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+    if _harmless.get(mark) is names:
+        return text
+    hidden = _masked_prose(text)
+    if hidden == text:
+        if len(_harmless) >= _MOST_HARMLESS:
+            _harmless.clear()
+        _harmless[mark] = names
+    return hidden
 
 
-@functools.lru_cache(256)  # each turn of a conversation sends all earlier messages again
-def _masked_prose(text: str, _: frozenset[str]) -> str:
+_MOST_HARMLESS = 20_000
+_harmless: dict[bytes, frozenset[str]] = {}
+"""The digests of texts in which nothing is masked, each with the names of secrets of that time.
+
+Each turn of a conversation sends all earlier messages again.  A cache that held the texts forgot
+each of them before it came again, from the 257th message on.
+"""
+
+
+def _masked_prose(text: str) -> str:
     if any(each in text for each in _KNOWN_HINTS):
         text = _KNOWN.sub(MASK, text)
     if "://" in text:

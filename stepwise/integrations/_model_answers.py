@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+_MOST = 300  # characters of a preview
+
 
 def usage_of(endpoint: str, content_type: str, body: bytes, url: str = "") -> dict[str, Any]:
     """Return what an answer says of its model and its costs, as far as it is known.
@@ -31,8 +33,29 @@ def usage_of(endpoint: str, content_type: str, body: bytes, url: str = "") -> di
         ``output_tokens`` and ``cost_usd``: what the answer itself says, or the price that the
         library ``genai-prices`` knows, if it is installed.
     """
+    return _usage(endpoint, _parts(content_type, body), url)
+
+
+def preview_of(endpoint: str, content_type: str, body: bytes) -> str:
+    """Return the text of an answer, or its tool calls as ``get_weather(city='Bern')``, in a line.
+
+    Args:
+        endpoint: as :func:`~stepwise.integrations._model_requests.endpoint_of` returns it.
+        content_type: of the answer.
+        body: of the answer, decoded.
+    """
+    return _preview(endpoint, content_type, body, [*_parts(content_type, body)])
+
+
+def shown_of(endpoint: str, content_type: str, body: bytes, url: str) -> tuple[str, dict[str, Any]]:
+    """Return the preview and the usage of an answer, which is parsed once."""
+    parts = [*_parts(content_type, body)]
+    return _preview(endpoint, content_type, body, parts), _usage(endpoint, parts, url)
+
+
+def _usage(endpoint: str, parts: Iterable[dict[str, Any]], url: str) -> dict[str, Any]:
     model, counts = "", _Counts()
-    for part in _parts(content_type, body):
+    for part in parts:
         model = _model_of(part) or model
         counts.add(part)
     facts: dict[str, Any] = {}
@@ -50,26 +73,18 @@ def usage_of(endpoint: str, content_type: str, body: bytes, url: str = "") -> di
     return facts
 
 
-def preview_of(endpoint: str, content_type: str, body: bytes, limit: int = 300) -> str:
-    """Return the text of an answer, or its tool calls as ``get_weather(city='Bern')``, in a line.
-
-    Args:
-        endpoint: as :func:`~stepwise.integrations._model_requests.endpoint_of` returns it.
-        content_type: of the answer.
-        body: of the answer, decoded.
-        limit: characters, at most.
-    """
+def _preview(endpoint: str, content_type: str, body: bytes, parts: list[dict[str, Any]]) -> str:
     wording = _Wording()
     try:
-        for part in _parts(content_type, body):
+        for part in parts:
             wording.add(part)
-        line = wording.line() or _error_of(content_type, body)
+        line = wording.line() or _error_of(parts)
     except RecursionError:  # an argument nested too deeply
         line = ""
     if not line and body and endpoint.startswith(("embeddings", "images", "audio")):
         line = f"{len(body)} bytes of {content_type.partition(';')[0] or 'data'}"
-    line = " ".join(line[: 4 * limit].split()).encode("utf-8", "replace").decode()
-    return line if len(line) <= limit else line[: limit - 3] + "..."
+    line = " ".join(line[: 4 * _MOST].split()).encode("utf-8", "replace").decode()
+    return line if len(line) <= _MOST else line[: _MOST - 3] + "..."
 
 
 # -- the JSON values of an answer ----------------------------------------------------------------
@@ -288,7 +303,9 @@ class _Wording:
         else:
             self._texts += [_text(part.get(name)) for name in _TEXTS]
             for name in _INSIDE:
-                self._add_inside(name, part.get(name), place)
+                inside = part.get(name)
+                if inside:  # few of them have any
+                    self._add_inside(name, inside, place)
 
     def _add_inside(self, name: str, value: Any, place: Any) -> None:
         parts = [_dict(value)] if isinstance(value, dict) else _dicts(value)
@@ -323,8 +340,8 @@ def _call(name: str, arguments: str) -> str:
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in values.items())})"
 
 
-def _error_of(content_type: str, body: bytes) -> str:
-    for part in _parts(content_type, body):
+def _error_of(parts: list[dict[str, Any]]) -> str:
+    for part in parts:
         error = part.get("error") or _dict(part.get("response")).get("error")
         if error:
             return _text(_dict(error).get("message")) or str(error)

@@ -17,6 +17,7 @@ Imports neither httpx nor any SDK: the callers give plain values.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -25,7 +26,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from stepwise._runtime.facts import NamedTuple
-from stepwise._runtime.settings import plain_name
+from stepwise._runtime.settings import plain_name, secret_names
 from stepwise._values.credentials import (
     MASK,
     digested,
@@ -92,6 +93,8 @@ def masked_field(
     name: str, value: Any, *, properties: bool = False, among_keys: bool = False
 ) -> Any:
     """Return the value of a field: the mask, if the name says that it is a secret."""
+    if _is_ordinary(name, secret_names()):
+        return masked(value, properties=properties)
     if _is_secret(name, value):
         return MASK
     if isinstance(value, str) and is_suspect_name(name):
@@ -102,6 +105,14 @@ def masked_field(
         return _masked_headers(value)
     of_keys = _OF_KEYS.fullmatch(plain) is not None
     return masked(value, properties=properties, among_keys=of_keys)
+
+
+@functools.lru_cache(4096)
+def _is_ordinary(name: str, _: frozenset[str]) -> bool:
+    """Return whether a name says nothing of the value, whatever that is."""
+    plain = plain_name(name)
+    of_others = _HEADERS.fullmatch(plain) or _OF_KEYS.fullmatch(plain)
+    return not (is_secret_name(name) or is_suspect_name(name) or of_others)
 
 
 def _is_secret(name: str, value: Any) -> bool:
@@ -376,6 +387,7 @@ def operation_of(endpoint: str) -> str:
     return _OPERATIONS.get(endpoint, "chat")
 
 
+@functools.lru_cache(256)  # asked at several places of each request
 def endpoint_of(method: str, path: str) -> str | None:
     """Return the name of the model endpoint (``chat.completions``) that a request goes to.
 

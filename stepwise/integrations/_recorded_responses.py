@@ -50,6 +50,16 @@ def _digests(field: str, value: Any) -> list[str]:
     return [*_prefixes(field, [text])] if len(text) >= _LONG else []
 
 
+def _is_long(items: Iterable[Any]) -> bool:
+    """Return whether the JSON of a list has so many characters, looking at no more items."""
+    total = 1
+    for item in items:
+        total += len(canonical(item)) + 1
+        if total >= _LONG:
+            return True
+    return False
+
+
 class Bodies:
     """The bodies that were stored before, by the digests of their parts."""
 
@@ -82,7 +92,7 @@ class Bodies:
         like = {"$like": self._names[digests[count - 1]]}
         if not isinstance(value, list):
             return like
-        if len(canonical(value[:count])) < _LONG:
+        if not _is_long(value[:count]):
             return value
         then = {"$then": value[count:]} if count < len(value) else {}
         return {**like, "$first": count, **then}

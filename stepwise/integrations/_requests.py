@@ -24,7 +24,7 @@ from stepwise._execution.outcomes import ShownValue
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.preview import Hiding, Secrets, preview_arguments
 from stepwise.errors import StreamChangedError
-from stepwise.integrations._model_answers import preview_of, usage_of
+from stepwise.integrations._model_answers import shown_of, usage_of
 from stepwise.integrations._model_requests import (
     MODEL_REQUEST,
     endpoint_of,
@@ -178,6 +178,8 @@ class RequestStep(Step):
         endpoint: True if the endpoint is one of models.
     """
 
+    hands_out = False  # a response is made of it
+
     def __init__(self, name: str, sdk: str, *, effect: bool, endpoint: bool) -> None:
         def request(  # the arguments are the identity of a request
             url: str,  # noqa: ARG001
@@ -201,12 +203,16 @@ class RequestStep(Step):
         # unknown whether the request reached the server, which matters if it has side effects.
         self.keeps_failures = effect
 
+    def may_change(self, bound: Mapping[str, Any]) -> bool:
+        """Return that nothing changes: the arguments were made for this request alone."""
+        return False
+
     def shown_value(self, value: Any) -> ShownValue:
         """Return the text of an answer, and its usage in tokens."""
         endpoint, kind = value["request"]["endpoint"], value["headers"].get("content-type", "")
         body = body_of(value)
-        text = preview_of(endpoint, kind, body) or f"{value['status']}, {len(body)} bytes"
-        return ShownValue(text, usage_of(endpoint, kind, body, value["request"]["url"]))
+        text, usage = shown_of(endpoint, kind, body, value["request"]["url"])
+        return ShownValue(text or f"{value['status']}, {len(body)} bytes", usage)
 
 
 class _RequestHiding(Hiding):

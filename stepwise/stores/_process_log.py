@@ -25,7 +25,7 @@ would have to be looked up by its path after each write; a second link is not se
 one of both names is deleted.)
 
 Rejected: one log for each run.  The runs of an event loop, for which one thread writes, would wait
-for as many flushes (14 times as long for 64; ``benchmarks/log_sharing.py``).  Copying the log and
+for as many flushes (14 times as long for 64).  Copying the log and
 then telling its owner: a payment that is acknowledged in between is made twice.  Noting in the
 database how far a log was taken in: a log is shared, restored and written over, so that is a number
 for each run and file.

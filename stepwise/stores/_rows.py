@@ -203,7 +203,7 @@ _ERASE_MILLISECONDS = 2000
 _FULL, _NORMAL = 2, 1
 _SETTINGS = (
     # A page holds three rows of 2.5 KB; one of 4 KB would hold one.  Pages of 16 KB save no more
-    # space, and write more at each commit (benchmarks/page_size.py).  An existing database keeps
+    # space, and write more at each commit.  An existing database keeps
     # its page size.
     "page_size=8192",
     "mmap_size=0",

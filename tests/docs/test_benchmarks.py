@@ -68,13 +68,30 @@ def test_the_price_of_a_step_names_what_was_measured_and_what_was_not(tmp_path):
     assert "1 of 2 met" in said
 
 
+def test_what_users_feel_stands_beside_the_peers_and_the_target_of_its_row(tmp_path):
+    """A figure takes the target of its row; our figure over a peer's is formed within a round."""
+    machine = {**dict.fromkeys(("python", "sqlite", "disk", "at"), ""), "cpu": "", "load": "0.1"}
+    grown = {**row("W1: memory of that start, results kept", 60.0, 50.0), "ratio": None}
+    grown["other"] = "dropped: 26 MB"
+    report = {"title": "growth", "machine": machine, "rows": [grown]}
+    (tmp_path / "growth.json").write_text(json.dumps(report))
+    turns = [
+        {"what": "w6 --n 200", "who": who, "round": 1, "survives": "power cut", "ms": ms}
+        for who, ms in (("stepwise/disk-fsync", 40.0), ("restate/default", 100.0))
+    ]
+    (tmp_path / "versus.json").write_text(json.dumps({"machine": machine, "turns": turns}))
+    said = run(BENCHMARKS / "shown.py", "--results", tmp_path)
+    assert re.search(r"MISSED +at most 50 .*results kept\n +60 us; dropped: 26 MB\n", said)
+    assert re.search(r"met +at most 0.5 .*restate/default\n +0.4 x; 40 ms; .*: 100\n", said)
+
+
 def test_the_one_command_runs_a_script_and_writes_its_figures(tmp_path):
     """bench.py leaves one file of figures per script in its folder."""
     run(
         BENCHMARKS / "bench.py",
-        *("--quick", "--rounds", "1", "--only", "rewrite_cost", "--results", tmp_path, "--no-page"),
+        *("--quick", "--rounds", "1", "--only", "start", "--results", tmp_path, "--no-page"),
     )
-    assert [path.name for path in tmp_path.iterdir()] == ["rewrite_cost.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["start.json"]
 
 
 def test_peers_stand_beside_stepwise_or_are_skipped_with_the_reason(tmp_path):

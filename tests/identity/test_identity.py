@@ -29,6 +29,7 @@ import stepwise
 import stepwise.testing
 from examples import sweep
 from stepwise import configure
+from stepwise._identity import identity as _identity
 from stepwise._identity.call_parts import CallParts
 from stepwise._identity.identity import (
     Parameters,
@@ -823,3 +824,21 @@ def test_what_is_ignored_is_the_own_attribute():
             agent()
         tones.append("rude")
         assert agent() == ["rude", None]
+
+
+def test_the_parts_of_plain_defaults_are_made_once(monkeypatch):
+    """A default that nothing can change is digested at the first call; a list at each, as it is."""
+
+    def ask(prompt, model="large", limit=3, stop=None, tags=[]):  # noqa: B006
+        """A step with defaults."""
+
+    made = []
+    digest_part = _identity.digest_part
+    monkeypatch.setattr(
+        _identity, "digest_part", lambda value: (made.append(value), digest_part(value))[1]
+    )
+    parameters = _identity.Parameters(ask, what="step 'ask'")
+    parts = [parameters.identify({"prompt": "hello"}, ((), {}))[1] for _ in range(3)]
+    assert parts[0] == parts[1] == parts[2]
+    assert set(parts[0]) == {"prompt", "model", "limit", "stop", "tags"}
+    assert made == ["large", 3, None, [], [], []]

@@ -30,7 +30,9 @@ from stepwise import (
 )
 from stepwise._calls.steps import Step
 from stepwise._execution.outcomes import ShownValue
+from stepwise._matching.subjects import Subjects
 from stepwise._runtime import messages
+from stepwise._workflows.frame import WorkflowFrame
 from stepwise.integrations import instrument as _unseen_requests
 from stepwise.integrations._recorded_responses import is_broken
 from stepwise.testing import fresh_store
@@ -1296,3 +1298,24 @@ def test_a_version_that_does_not_fit_is_refused(monkeypatch):
     monkeypatch.delattr(client, "_client")
     with pytest.raises(ConfigurationError, match=r"openai .* does not fit .*`_client`"):
         stepwise.instrument(client)
+
+
+def test_nothing_is_kept_of_a_request_for_checkpoints(client, monkeypatch):
+    """What is recorded of a request is in no variable, so no checkpoint is prepared to refer to it;
+    what it was given is made for it alone, so nothing of it is watched.
+    """
+    looked, watched = [], []
+    monkeypatch.setattr(WorkflowFrame, "look", lambda _, result: looked.append(result))
+    monkeypatch.setattr(Subjects, "watch", lambda *_: watched.append(True))
+
+    @step
+    def note(values):
+        return [*values, "noted"]
+
+    @workflow
+    def agent():
+        return note([said(ask(client)), said(ask(client, "and then?"))])
+
+    assert agent() == ["answer 1", "answer 2", "noted"]
+    assert looked == [["answer 1", "answer 2", "noted"]]
+    assert watched == [True]

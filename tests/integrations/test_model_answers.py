@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sweeping import WHOLE
 
 from stepwise.integrations import _model_answers
-from stepwise.integrations._model_answers import preview_of, usage_of
+from stepwise.integrations._model_answers import preview_of, shown_of, usage_of
 
 EVENTS = "text/event-stream; charset=utf-8"
 
@@ -345,6 +345,7 @@ def test_an_odd_answer_is_read_as_far_as_it_goes(values, rest, streamed):
     json.dumps(facts, allow_nan=False)
     preview = preview_of("chat.completions", kind, content)
     assert len(preview.encode()) >= len(preview) <= 300
+    assert shown_of("chat.completions", kind, content, "") == (preview, facts)
 
 
 @pytest.mark.parametrize("depth", [100, 500, 990, 2000, 100_000])

@@ -14,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import stepwise
+from stepwise._values import credentials
 from stepwise.integrations._model_requests import (
     ModelRequest,
     asks_model,
@@ -519,3 +520,29 @@ def test_a_form_that_asks_a_model_is_known_by_its_fields():
         url = "http://m/v1/audio/transcriptions"
         request = httpx2.Request("POST", url, data=data, files=files)
         assert asks_model("POST", request.url.path, request.read()) is asks
+
+
+def test_a_text_is_judged_anew_when_a_name_becomes_that_of_a_secret():
+    """What was left as it is stays so only until ``configure(secret_names=...)``."""
+    body = {"t": 'the gate_pin_of_bob: "ab12cd34"', "x": "https://x/?gate_pin_of_bob=4711"}
+    assert read(body).body == body
+    stepwise.configure(secret_names=["gate_pin_of_bob"])
+    assert read(body).body == {
+        "t": 'the gate_pin_of_bob: "***"',
+        "x": "https://x/?gate_pin_of_bob=***",
+    }
+
+
+def test_the_messages_of_a_long_conversation_are_searched_once(monkeypatch):
+    """A text that was sent before is not searched for credentials again, after 1,000 others too."""
+    searched = []
+    search = credentials._masked_prose
+    monkeypatch.setattr(
+        credentials, "_masked_prose", lambda text: (searched.append(text), search(text))[1]
+    )
+    messages = [{"role": "user", "content": f"question {n} of a long talk"} for n in range(1000)]
+    read({"messages": messages})
+    searched.clear()
+    more = {"role": "user", "content": "one question more of it"}
+    assert read({"messages": [*messages, more]}).body["messages"] == [*messages, more]
+    assert searched == [more["content"]]

@@ -1060,3 +1060,23 @@ def test_an_object_waits_for_records_in_line(tmp_path, monkeypatch):
     assert store.names("run") == ["checkpoint/1"]
     assert [number for number, _ in store.read("run")] == [1, 2, 3, 4]
     store.close()
+
+
+def test_many_calls_in_progress_share_a_note():
+    """A call that begins beside as many as a note holds writes none; one that follows them does."""
+    notes, doing = [], {}
+    store = SimpleNamespace(note=lambda run, epoch, note: notes.append(note))
+    note = _journal.noter(store, SEAL, "run", 1)
+    for number in range(1, 201):
+        doing[number] = f"call {number}"
+        note(doing)
+    assert len(notes) == 20
+    del doing[7]
+    note(doing)
+    assert len(notes) == 21
+    assert b"call 181" in notes[-1]
+    assert b"call 7" not in notes[-1]
+    doing.clear()
+    doing[201] = "call 201"
+    note(doing)
+    assert notes[-1].endswith(b"call 201")
