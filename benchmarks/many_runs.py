@@ -69,7 +69,7 @@ class Template(NamedTuple):
         found = [seal.open(identity(run_id, n), data) for n, data in store.read(run_id)]
         return cls(facts, found)
 
-    def batch(self, seal: Seal, run_id: str, at: float) -> Batch:
+    def batch(self, seal: Seal, run_id: str, at: float, tags: dict[str, str]) -> Batch:
         """All that there is of a copy that began at a time."""
         facts, position, sealed = self.facts, Position(), []
         for number, (header, payload, _, effects, _) in enumerate(self.records, 1):
@@ -78,7 +78,7 @@ class Template(NamedTuple):
             position = Position(number, link)
             sealed.append((number, data))
         took = facts.updated_at - facts.created_at
-        moved = facts._replace(run_id=run_id, created_at=at, updated_at=at + took)
+        moved = facts._replace(run_id=run_id, created_at=at, updated_at=at + took, tags=tags)
         head = seal_head(seal, moved, position.last, position.link or b"")
         return Batch(tuple(sealed), head=head, mark=mark(seal, run_id, position), durable=False)
 
@@ -104,7 +104,8 @@ def fill(store: Store, many: int) -> None:
         template = others[number // _UNFINISHED % 2] if other else ended
         run_id = _id(number)
         epoch = store.acquire(run_id, owner)
-        store.write(run_id, epoch, template.batch(seal, run_id, began + number * 30))
+        tags = {"customer": f"c{number // 20 % (many // 20)}"}
+        store.write(run_id, epoch, template.batch(seal, run_id, began + number * 30, tags))
         store.release(run_id, epoch)
 
 
@@ -160,6 +161,10 @@ def measure(arguments: Any) -> list[common.Row]:
                 f"runs, a page of {_PAGE}": command("runs", "-n", str(_PAGE)),
                 f"runs --json, a page of {_PAGE}": command("runs", "--json", "-n", str(_PAGE)),
                 "runs --status failed": command("runs", "--status", "failed", "-n", str(_PAGE)),
+                "runs --tag of 20 --status completed": command(
+                    "runs", "--tag", "customer=c7", "--status", "completed"
+                ),
+                "runs, 2,000 rows piped": command("runs", "-n", "2000"),
                 "up --once": command("up", "--once", "many_runs"),
                 "show, by the beginning of an id": command("show", _id(many - 1)[:-1]),
                 "prune of the oldest 100": command("prune", "--limit", "100"),

@@ -50,6 +50,7 @@ from stepwise._journal.records import (
     RunWait,
     Started,
     Sums,
+    Tally,
     is_turn,
     sums_after,
     to_header,
@@ -84,8 +85,37 @@ def seal_head(seal: Seal, facts: RunFacts, last: int, link: bytes) -> Head:
         last, link: the number of the last record, and the link to it.
     """
     data, _ = seal.close(f"head/{facts.run_id}", [facts._asdict(), last, link.hex()])
-    index = seal.index(facts.workflow)
-    return Head(facts.run_id, index, facts.status in ("completed", "cancelled"), bytes(data))
+    index, finished = seal.index(facts.workflow), facts.status in ("completed", "cancelled")
+    names = [facts.workflow, facts.label] if facts.label != facts.workflow else [facts.workflow]
+    words = [_OF + name for name in names] + [f"status {facts.status}"]
+    words += [f"tag {name}={text}" for name, text in facts.tags.items()]
+    text = "".join(map(_word, map(seal.index, words)))
+    return Head(facts.run_id, index, finished, bytes(data), text)
+
+
+_OF = "of "
+
+
+def _word(text: str) -> str:
+    return f"\n{text}\n"
+
+
+def words_for(
+    seal: Seal, workflow: str | None, status: str | None, tags: Mapping[str, str]
+) -> list[list[str]]:
+    """Return the words by which a store finds the heads of some runs.
+
+    The words are not sealed, and a head that has them is looked at.
+
+    Args:
+        workflow: full or short name of their workflow.
+        status: their status in the head.
+        tags: texts by name.
+    """
+    wanted = [_OF + workflow] if workflow is not None else []
+    wanted += [f"status {status}"] if status is not None else []
+    wanted += [f"tag {name}={text}" for name, text in tags.items()]
+    return [[*map(_word, seal.indexes(each))] for each in wanted]
 
 
 def open_head(seal: Seal, head: Head) -> RunFacts | None:
@@ -97,10 +127,12 @@ def open_head(seal: Seal, head: Head) -> RunFacts | None:
 def _opened(seal: Seal, head: Head) -> tuple[RunFacts, int, bytes] | None:
     try:
         kept, last, link = seal.open(f"head/{head.run_id}", head.data).header
-        facts = RunFacts(**kept)
-        facts = facts._replace(waits=(*(RunWait(*each) for each in facts.waits),))
-        return facts, last, bytes.fromhex(link)
-    except (DamagedError, TypeError, ValueError):
+        kept["waits"] = (*(RunWait(*each) for each in kept["waits"]),)
+        tally = kept["tally"]
+        if tally is not None:  # records that came after it are not in it
+            kept["tally"] = Tally(*tally) if tally[0] == last else None
+        return RunFacts(**kept), last, bytes.fromhex(link)
+    except (DamagedError, LookupError, TypeError, ValueError):
         return None
 
 

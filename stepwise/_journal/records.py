@@ -528,6 +528,20 @@ def holds_plainly(record: Record) -> bool:
     return isinstance(record, Settled) and record.landed and record.form is None
 
 
+class Tally(NamedTuple):
+    """The counts of a run's steps and what it has spent, for listings.
+
+    Args:
+        last: number of the last record that they cover.
+        counts: how many steps have each status.
+        spent: the facts of :class:`stepwise.Spent`, in their order.
+    """
+
+    last: int
+    counts: Mapping[str, int]
+    spent: tuple[Any, ...]
+
+
 class RunFacts(NamedTuple):
     """The facts that a listing shows of a run; kept in the store's head, derived from the journal.
 
@@ -555,6 +569,7 @@ class RunFacts(NamedTuple):
         seen: number of the last message of its inbox that a suspended run had looked at.
         cancelling: who asked for its end and why, in words, while it has not ended; or empty.
         cancels: number of the last message of its inbox that is no new request to cancel it.
+        tally: of the records up to an end of the run; later records make it stale.
     """
 
     run_id: str
@@ -584,6 +599,7 @@ class RunFacts(NamedTuple):
     seen: int = 0
     cancelling: str = ""
     cancels: int = 0
+    tally: Tally | None = None
 
     def reopened(self, at: float) -> RunFacts:
         """Return the facts without an end; what somebody stopped stays so until it is called."""

@@ -273,6 +273,7 @@ def _write(
         created_at=now,
         updated_at=now,
         trace={},  # a fork begins a trace of its own
+        tally=None,  # its records have other numbers
     )
 
     def beside(positions: list[Position]) -> dict[str, Data]:
