@@ -67,12 +67,14 @@ from stepwise._journal.seal import (
 )
 from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
+from stepwise._runtime.forks import cached
 from stepwise._runtime.interrupts import Uninterrupted
 from stepwise._runtime.limits import stopped
 from stepwise._runtime.messages import Once, notice, shell_word
 from stepwise._values.unpickling import Data
 from stepwise.errors import ConfigurationError, JournalLostError, StoreError
 from stepwise.stores import Batch, Head, Store
+from stepwise.stores._cells import KEY, CellFile
 from stepwise.stores._commits import Chain, Commits, Share, commits_of, interrupted
 
 # -- heads ----------------------------------------------------------------------------------------
@@ -210,31 +212,27 @@ class Anchor(NamedTuple):
     deleted: bool
 
 
-def drop(path: str, mark: bytes, *, deleted: bool = False) -> None:
-    """Keep the last mark of a run in its file, as far as that can be: it only helps."""
-    if not path:
+def drop(place: Place | None, mark: bytes, *, deleted: bool = False) -> None:
+    """Keep the last mark of a run in its place, as far as that can be: it only helps."""
+    if place is None:
         return
+    cells, key = place
     data = _FORM.pack(mark, time.time(), deleted)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     with contextlib.suppress(OSError):
         try:
-            descriptor = os.open(path, flags, 0o600)
+            cells.put(key, data)
         except FileNotFoundError:
-            os.mkdir(os.path.dirname(path), 0o700)
-            descriptor = os.open(path, flags, 0o600)
-        try:
-            os.pwrite(descriptor, data, 0)
-        finally:
-            os.close(descriptor)
+            os.mkdir(os.path.dirname(cells.path), 0o700)
+            cells.put(key, data)
 
 
 def anchor_of(store: Store, run_id: str) -> Anchor | None:
     """Return what is kept of a run, or ``None``."""
-    path = file_of(store, run_id)
-    with contextlib.suppress(OSError, struct.error):
-        if path:
-            with open(path, "rb") as file:
-                return Anchor(*_FORM.unpack(file.read(_FORM.size)))
+    place = place_of_anchor(store, run_id)
+    with contextlib.suppress(OSError):
+        data = place[0].get(place[1]) if place is not None else b""
+        if data:
+            return Anchor(*_FORM.unpack_from(data))
     return None
 
 
@@ -242,24 +240,28 @@ def bury(store: Store, run_id: str) -> None:
     """Note that a run was deleted: one that began before is not the next of its id."""
     kept = anchor_of(store, run_id)
     if kept is not None:
-        drop(file_of(store, run_id), kept.mark, deleted=True)
+        drop(place_of_anchor(store, run_id), kept.mark, deleted=True)
 
 
 def lift(store: Store, run_id: str) -> None:
     """Forget a run: somebody said that it is put back, or that what is lost is lost."""
-    if path := file_of(store, run_id):
+    place = place_of_anchor(store, run_id)
+    if place is not None:
         with contextlib.suppress(OSError):
-            os.unlink(path)
+            place[0].remove(place[1])
 
 
-def file_of(store: Store, run_id: str) -> str:
-    """Return the file of a run; empty if none is kept."""
+Place = tuple[CellFile, bytes]
+"""The file in which the anchor of a run lies, and its key there."""
+
+
+def place_of_anchor(store: Store, run_id: str) -> Place | None:
+    """Return the place of a run; ``None`` if no anchors are kept."""
     if not store.persistent or os.environ.get("STEPWISE_KEY"):
-        return ""
+        return None
     name = f"{store.url}\0{run_id}".encode("utf-8", "surrogatepass")
-    return os.path.join(
-        settings.home(), "anchors", hashlib.blake2b(name, digest_size=16).hexdigest()
-    )
+    path = os.path.join(settings.home(), "anchors", "cells")
+    return CellFile(path), hashlib.blake2b(name, digest_size=KEY).digest()
 
 
 # -- chain ----------------------------------------------------------------------------------------
@@ -691,7 +693,6 @@ class Journal:
         self.note = noter(store, seal, run_id, epoch)
         self._at = self._next = Position()  # what is written; what is sealed
         self._head: RunFacts | None = None  # the newest one that was given
-        self._anchor: str | None = None  # the file of the anchor, once it is known
         self._is_first = Once()
         self._tolerant = False
         self._other = False  # the marks belong to another history
@@ -811,9 +812,11 @@ class Journal:
         self._next, self._chain = self._at, Chain()
 
     def _drop_anchor(self, mark: bytes) -> None:
-        if self._anchor is None:
-            self._anchor = file_of(self.store, self.run_id)
         drop(self._anchor, mark)
+
+    @cached
+    def _anchor(self) -> Place | None:
+        return place_of_anchor(self.store, self.run_id)
 
     def _follow(
         self, at: Position, items: Iterable[tuple[Record, Data]]

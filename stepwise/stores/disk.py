@@ -334,9 +334,9 @@ class DiskStore:
                 put_batch(rows, run_id, batch)
                 self._name_log(rows, run_id, row, self._logs.name if run_id in logged else "")
         self._committed([run_id for run_id, _, _ in wanted], logged, durable=durable)
-        for run_id, _, batch in wanted:
+        for run_id, _, _ in wanted:
             if run_id in held:
-                held[run_id].steady = batch.head is None
+                held[run_id].begun = True
 
     def _name_log(self, rows: Rows, run_id: str, row: bytes, log: str) -> None:
         """Begin a run's next generation, whose tail will be in that log."""
