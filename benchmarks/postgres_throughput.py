@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 import common
@@ -48,10 +49,13 @@ def dbos() -> pathlib.Path | None:
     return environments.python("dbos") if why is None else None
 
 
-def process_of(python: pathlib.Path | str, who: str, **job: object) -> subprocess.Popen[str]:
+def process_of(
+    python: pathlib.Path | str, who: str, *, by: Sequence[str] = (), **job: object
+) -> subprocess.Popen[str]:
+    """A process of a crowd; ``by`` is the command that starts it."""
     environment = {**os.environ, "STEPWISE_QUIET": "1", "PYTHONPATH": str(common.HERE.parent)}
     return subprocess.Popen(
-        [str(python), str(CROWD), who, json.dumps(job)],
+        [*by, str(python), str(CROWD), who, json.dumps(job)],
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -87,11 +91,18 @@ def say(process: subprocess.Popen[str], word: str) -> None:
     process.stdin.flush()
 
 
-def takeover(python: pathlib.Path | str, who: str) -> float:
-    """Milliseconds from a kill to the first statement in the other process."""
+def takeover(
+    python: pathlib.Path | str, who: str, options: str = "", by: Sequence[str] = ()
+) -> float:
+    """Milliseconds from a kill to the first statement in the other process.
+
+    Args:
+        options: of the URL of the database.
+        by: the command that starts the process which is killed.
+    """
     with postgres.database() as name:
-        job = {"url": postgres.url(name), "run": uuid.uuid4().hex, "steps": 20}
-        with process_of(python, who, kind="hold", **job) as first:
+        job = {"url": postgres.url(name) + options, "run": uuid.uuid4().hex, "steps": 20}
+        with process_of(python, who, by=by, kind="hold", **job) as first:
             answer_of(first)
             with process_of(python, who, kind="survive", **job) as second:
                 answer_of(second)
