@@ -15,12 +15,12 @@ from typing import Any, Literal
 from stepwise._journal.journal import (
     Mark,
     Position,
+    cell_of,
     drop,
     inbox_name,
     is_begun,
     lift,
     mark,
-    place_of_anchor,
 )
 from stepwise._journal.log import LogEnd, SealedLog
 from stepwise._journal.seal import Seal
@@ -205,7 +205,7 @@ class Inbox:
             end = LogEnd(Position(end.at.last + missing, None))
         log = self._log
         at = log.append(epoch, end, [(header, value)]).at
-        drop(place_of_anchor(log.store, log.name), mark(log.seal, log.name, at))
+        drop(cell_of(log.store, log.name), mark(log.seal, log.name, at))
         return at.last
 
     def give_up(self) -> None:

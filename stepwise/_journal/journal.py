@@ -74,7 +74,7 @@ from stepwise._runtime.messages import Once, notice, shell_word
 from stepwise._values.unpickling import Data
 from stepwise.errors import ConfigurationError, JournalLostError, StoreError
 from stepwise.stores import Batch, Head, Store
-from stepwise.stores._cells import KEY, CellFile
+from stepwise.stores._cells import KEY, FileCell
 from stepwise.stores._commits import Chain, Commits, Share, commits_of, interrupted
 
 # -- heads ----------------------------------------------------------------------------------------
@@ -212,25 +212,24 @@ class Anchor(NamedTuple):
     deleted: bool
 
 
-def drop(place: Place | None, mark: bytes, *, deleted: bool = False) -> None:
-    """Keep the last mark of a run in its place, as far as that can be: it only helps."""
-    if place is None:
+def drop(cell: FileCell | None, mark: bytes, *, deleted: bool = False) -> None:
+    """Keep the last mark of a run in its cell, as far as that can be: it only helps."""
+    if cell is None:
         return
-    cells, key = place
     data = _FORM.pack(mark, time.time(), deleted)
     with contextlib.suppress(OSError):
         try:
-            cells.put(key, data)
+            cell.put(data)
         except FileNotFoundError:
-            os.mkdir(os.path.dirname(cells.path), 0o700)
-            cells.put(key, data)
+            os.mkdir(os.path.dirname(cell.path), 0o700)
+            cell.put(data)
 
 
 def anchor_of(store: Store, run_id: str) -> Anchor | None:
     """Return what is kept of a run, or ``None``."""
-    place = place_of_anchor(store, run_id)
+    cell = cell_of(store, run_id)
     with contextlib.suppress(OSError):
-        data = place[0].get(place[1]) if place is not None else b""
+        data = cell.get() if cell is not None else b""
         if data:
             return Anchor(*_FORM.unpack_from(data))
     return None
@@ -240,28 +239,24 @@ def bury(store: Store, run_id: str) -> None:
     """Note that a run was deleted: one that began before is not the next of its id."""
     kept = anchor_of(store, run_id)
     if kept is not None:
-        drop(place_of_anchor(store, run_id), kept.mark, deleted=True)
+        drop(cell_of(store, run_id), kept.mark, deleted=True)
 
 
 def lift(store: Store, run_id: str) -> None:
     """Forget a run: somebody said that it is put back, or that what is lost is lost."""
-    place = place_of_anchor(store, run_id)
-    if place is not None:
+    cell = cell_of(store, run_id)
+    if cell is not None:
         with contextlib.suppress(OSError):
-            place[0].remove(place[1])
+            cell.remove()
 
 
-Place = tuple[CellFile, bytes]
-"""The file in which the anchor of a run lies, and its key there."""
-
-
-def place_of_anchor(store: Store, run_id: str) -> Place | None:
-    """Return the place of a run; ``None`` if no anchors are kept."""
+def cell_of(store: Store, run_id: str) -> FileCell | None:
+    """Return the cell for the anchor of a run; ``None`` if no anchors are kept."""
     if not store.persistent or os.environ.get("STEPWISE_KEY"):
         return None
     name = f"{store.url}\0{run_id}".encode("utf-8", "surrogatepass")
     path = os.path.join(settings.home(), "anchors", "cells")
-    return CellFile(path), hashlib.blake2b(name, digest_size=KEY).digest()
+    return FileCell(path, hashlib.blake2b(name, digest_size=KEY).digest())
 
 
 # -- chain ----------------------------------------------------------------------------------------
@@ -815,8 +810,8 @@ class Journal:
         drop(self._anchor, mark)
 
     @cached
-    def _anchor(self) -> Place | None:
-        return place_of_anchor(self.store, self.run_id)
+    def _anchor(self) -> FileCell | None:
+        return cell_of(self.store, self.run_id)
 
     def _follow(
         self, at: Position, items: Iterable[tuple[Record, Data]]

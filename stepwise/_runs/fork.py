@@ -124,9 +124,10 @@ class ForkedRun:
             else:
                 self.entries.append(entry)
         lost -= given_up(self.entries)
-        if lost:
+        if lost or not self.entries:
+            what = f"{len(lost)} of its records cannot be read" if lost else "its records are gone"
             raise CorruptStoreError(
-                f"run {run_id!r} cannot be forked: {len(lost)} of its records cannot be read. "
+                f"run {run_id!r} cannot be forked: {what}. "
                 f"Repair what can be repaired, and try again: "
                 f"stepwise verify {shell_word(run_id)} --repair",
                 run_id=run_id,

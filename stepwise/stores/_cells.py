@@ -31,48 +31,52 @@ _FIRST = 128  # buckets of level 0
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-class CellFile:
-    """The cells of one file, which is made with the first one.
+class FileCell:
+    """The cell of a key in a file, which is made with its first cell.
 
     Methods raise the ``OSError`` that the system gives; nothing stays open between two calls.
 
     Args:
         path: of the file; its folder must be there to add a cell.
+        key: 16 bytes, not all of them zero.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, key: bytes) -> None:
         self.path = path
+        self._key = key
+        self._at = -1  # where it was last
 
-    def get(self, key: bytes) -> bytes:
-        """Return a content, with zeros behind it; empty if there is no such cell."""
+    def get(self) -> bytes:
+        """Return the content, with zeros behind it; empty if there is no such cell."""
         try:
             file = os.open(self.path, os.O_RDONLY | _FLAGS)
         except FileNotFoundError:
             return b""
         try:
-            at = _found(file, key)
+            at = _found(file, self._key)
             return os.pread(file, _CELL, at)[KEY:] if at >= 0 else b""
         finally:
             os.close(file)
 
-    def put(self, key: bytes, content: bytes) -> None:
-        """Replace a content, or add a cell."""
-        cell = (key + content).ljust(_CELL, b"\0")
+    def put(self, content: bytes) -> None:
+        """Replace the content, or add the cell."""
+        cell = (self._key + content).ljust(_CELL, b"\0")
         if len(cell) > _CELL:
             raise ValueError(len(content))
         file = os.open(self.path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
         try:
-            at = _found(file, key)
-            if at < 0:
+            if self._at < 0 or os.pread(file, KEY, self._at) != self._key:
+                self._at = _found(file, self._key)
+            if self._at < 0:
                 fcntl.flock(file, fcntl.LOCK_EX)  # closing the file frees it
-                at = _found(file, key)  # another thread may have added it
-                at = at if at >= 0 else _free(file, key)
-            os.pwrite(file, cell, at)
+                at = _found(file, self._key)  # another thread may have added it
+                self._at = at if at >= 0 else _free(file, self._key)
+            os.pwrite(file, cell, self._at)
         finally:
             os.close(file)
 
-    def remove(self, key: bytes) -> None:
-        """Remove a cell, durably; nothing happens if it is not there."""
+    def remove(self) -> None:
+        """Remove the cell, durably; nothing happens if it is not there."""
         from stepwise.stores._files import flush  # on use: it loads SQLite
 
         try:
@@ -81,7 +85,7 @@ class CellFile:
             return
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
-            at = _found(file, key)
+            at = _found(file, self._key)
             if at >= 0:
                 os.pwrite(file, bytes(_CELL), at)
                 flush(file)

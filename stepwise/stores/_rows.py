@@ -113,6 +113,7 @@ def pack_lease(epoch: int, owner: Owner, log: str = "", generation: int = 0) -> 
     return lease_front(epoch) + json.dumps(fields).encode()
 
 
+@functools.lru_cache(maxsize=256)
 def log_of(row: bytes | None) -> tuple[str, int]:
     """Return the name of the log and the generation of a lease."""
     try:

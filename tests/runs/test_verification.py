@@ -180,6 +180,15 @@ def test_a_damaged_listing_is_made_again(folder):
         assert [each.id for each in stepwise.runs()] == ["job"]
 
 
+def test_a_run_of_which_only_the_head_is_left(folder):
+    """A run whose records are gone, while listings still show it, is not forked."""
+    sql(folder, "DELETE FROM Cache WHERE key LIKE 'r/%'")
+    with opened(folder) as run:
+        assert [each.id for each in stepwise.runs()] == ["job"]
+        with pytest.raises(stepwise.CorruptStoreError, match="its records are gone"):
+            run.fork()
+
+
 def test_a_run_that_is_executed_is_not_repaired(folder):
     """Repairing needs the run for itself, so it is refused while the run is being executed."""
     damage(folder, rows(folder, "o/")[-1])

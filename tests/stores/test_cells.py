@@ -10,14 +10,33 @@ import sys
 import pytest
 
 from stepwise.stores import _cells
-from stepwise.stores._cells import KEY, CellFile
+from stepwise.stores._cells import KEY, FileCell
+
+
+class Cells:
+    """The cells of a file; each object of a cell remembers where it was."""
+
+    def __init__(self, path):
+        self.path, self._known = path, {}
+
+    def _of(self, key):
+        return self._known.setdefault(key, FileCell(self.path, key))
+
+    def get(self, key):
+        return self._of(key).get()
+
+    def put(self, key, content):
+        self._of(key).put(content)
+
+    def remove(self, key):
+        FileCell(self.path, key).remove()  # by another process
 
 
 @pytest.fixture
 def cells(tmp_path, monkeypatch):
     """Cells of a file whose first level has one bucket, so that a few cells take several levels."""
     monkeypatch.setattr(_cells, "_FIRST", 1)
-    return CellFile(str(tmp_path / "cells"))
+    return Cells(str(tmp_path / "cells"))
 
 
 def key_of(number):
@@ -65,15 +84,16 @@ def test_processes_add_cells_at_once(tmp_path):
     """No process takes the cell that another one takes at the same time."""
     path, each = tmp_path / "cells", 300
     program = (
-        "import sys\nfrom stepwise.stores._cells import CellFile\ncells = CellFile(sys.argv[1])\n"
-        f"for n in range({each}):\n    cells.put(b'%08d%08d' % (n % 8, int(sys.argv[2]) + n), b'x')"
+        "import sys\nfrom stepwise.stores._cells import FileCell\n"
+        f"for n in range({each}):\n"
+        "    FileCell(sys.argv[1], b'%08d%08d' % (n % 8, int(sys.argv[2]) + n)).put(b'x')"
     )
     children = [
         subprocess.Popen([sys.executable, "-c", program, str(path), str(n * each)])
         for n in range(3)
     ]
     assert [child.wait() for child in children] == [0, 0, 0]
-    cells = CellFile(str(path))
+    cells = Cells(str(path))
     keys = [b"%08d%08d" % (n % each % 8, n) for n in range(3 * each)]
     assert all(cells.get(key).startswith(b"x") for key in keys)
 
