@@ -34,7 +34,6 @@ _STEPS = 5
 _PAGE = 50
 _PIPED = 20_000  # rows of a listing that goes into a pipe
 _SECONDS = {"page": 0.5, "work": 1.0, "piped": 3.0}
-_RARE = 5_000  # one run in so many has the tag
 
 
 @stepwise.step
@@ -108,7 +107,7 @@ def fill(store: Store, many: int) -> None:
         template = others[number // _UNFINISHED % 2] if other else ended
         run_id = _id(number)
         epoch = store.acquire(run_id, owner)
-        tags = {"customer": "rare" if number % _RARE == 0 else f"{number % 7}"}
+        tags = {"customer": f"c{number // 20 % (many // 20)}", "week": f"{number % 7}"}
         store.write(run_id, epoch, template.batch(seal, run_id, began + number * 30, tags))
         store.release(run_id, epoch)
 
@@ -165,8 +164,10 @@ def measure(arguments: Any) -> list[common.Row]:
                 f"runs, a page of {_PAGE}": command("runs", "-n", str(_PAGE)),
                 f"runs --json, a page of {_PAGE}": command("runs", "--json", "-n", str(_PAGE)),
                 "runs --status failed": command("runs", "--status", "failed", "-n", str(_PAGE)),
-                "runs --tag of every 7th": command("runs", "--tag", "customer=3", "-n", str(_PAGE)),
-                "runs --tag, a rare one": command("runs", "--tag", "customer=rare"),
+                "runs --tag of every 7th": command("runs", "--tag", "week=3", "-n", str(_PAGE)),
+                "runs --tag of 20 --status completed": command(
+                    "runs", "--tag", "customer=c7", "--status", "completed"
+                ),
                 "up --once": command("up", "--once", "many_runs"),
                 "show, by the beginning of an id": command("show", _id(many - 1)[:-1]),
                 "prune of the oldest 100": command("prune", "--limit", "100"),

@@ -39,6 +39,7 @@ from stepwise._journal.records import (
     RunFacts,
     RunWait,
     StepStatus,
+    Tally,
 )
 from stepwise._journal.summary import SummaryKeeper
 from stepwise._matching.pool import Pool
@@ -1010,6 +1011,10 @@ class ActiveRun:
         except RunStopped as error:
             raise self.stop(error) from error.__cause__
 
+    def tally(self, *records: Record) -> Tally | None:
+        """Return what listings show of the run once its attempt ends with these records."""
+        return self._summary.closing(*records)
+
     def written(self, numbers: list[int], *items: tuple[Record, Data]) -> None:
         """Add records to the summary after they were written under these numbers."""
         self._summary.note(numbers, items)
@@ -1087,6 +1092,7 @@ class ActiveRun:
             end=self.journal.position.last + len(items),
             updated_at=record.at,
             cancelling="",
+            tally=self.tally(*(each for each, _ in items)),
         )
         self.write(*items, head=self.facts)
         self.tell(_ATTEMPT_ENDED[status], detail=record.preview)

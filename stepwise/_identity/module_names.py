@@ -7,6 +7,7 @@ stepwise.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import sys
@@ -26,8 +27,14 @@ def place_of(module: str) -> str:
         return name
     path: str | None = getattr(main, "__file__", None)
     if path and path != _STDIN:
-        return _text(os.path.realpath(path))
+        return _resolved(path, "" if os.path.isabs(path) else os.getcwd())
     return os.environ.get("JPY_SESSION_NAME") or _text(os.getcwd()) + _program(vars(main))
+
+
+@functools.lru_cache(maxsize=8)
+def _resolved(path: str, _folder: str) -> str:
+    """Return the path of a script without links, looked up once: each call asks several times."""
+    return _text(os.path.realpath(path))
 
 
 _STDIN = "<stdin>"

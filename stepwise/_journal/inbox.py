@@ -16,8 +16,8 @@ from typing import Any, Literal
 from stepwise._journal.journal import (
     Mark,
     Position,
+    cell_of,
     drop,
-    file_of,
     inbox_name,
     is_begun,
     lift,
@@ -209,7 +209,7 @@ class Inbox:
             end = LogEnd(Position(end.at.last + missing, None))
         log = self._log
         at = log.append(epoch, end, [(header, value)]).at
-        drop(file_of(log.store, log.name), mark(log.seal, log.name, at))
+        drop(cell_of(log.store, log.name), mark(log.seal, log.name, at))
         return at.last
 
     def give_up(self) -> None:

@@ -50,6 +50,7 @@ from stepwise._journal.records import (
     RunWait,
     Started,
     Sums,
+    Tally,
     is_turn,
     sums_after,
     to_header,
@@ -66,12 +67,14 @@ from stepwise._journal.seal import (
 )
 from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
+from stepwise._runtime.forks import cached
 from stepwise._runtime.interrupts import Uninterrupted
 from stepwise._runtime.limits import stopped
 from stepwise._runtime.messages import Once, notice, shell_word
 from stepwise._values.unpickling import Data
 from stepwise.errors import ConfigurationError, JournalLostError, StoreError
 from stepwise.stores import Batch, Head, Store
+from stepwise.stores._cells import KEY, FileCell
 from stepwise.stores._commits import Chain, Commits, Share, commits_of, interrupted
 
 # -- heads ----------------------------------------------------------------------------------------
@@ -84,8 +87,37 @@ def seal_head(seal: Seal, facts: RunFacts, last: int, link: bytes) -> Head:
         last, link: the number of the last record, and the link to it.
     """
     data, _ = seal.close(f"head/{facts.run_id}", [facts._asdict(), last, link.hex()])
-    index = seal.index(facts.workflow)
-    return Head(facts.run_id, index, facts.status in ("completed", "cancelled"), bytes(data))
+    index, finished = seal.index(facts.workflow), facts.status in ("completed", "cancelled")
+    names = [facts.workflow, facts.label] if facts.label != facts.workflow else [facts.workflow]
+    words = [_OF + name for name in names] + [f"status {facts.status}"]
+    words += [f"tag {name}={text}" for name, text in facts.tags.items()]
+    text = "".join(map(_word, map(seal.index, words)))
+    return Head(facts.run_id, index, finished, bytes(data), text)
+
+
+_OF = "of "
+
+
+def _word(text: str) -> str:
+    return f"\n{text}\n"
+
+
+def words_for(
+    seal: Seal, workflow: str | None, status: str | None, tags: Mapping[str, str]
+) -> list[list[str]]:
+    """Return the words by which a store finds the heads of some runs.
+
+    The words are not sealed, and a head that has them is looked at.
+
+    Args:
+        workflow: full or short name of their workflow.
+        status: their status in the head.
+        tags: texts by name.
+    """
+    wanted = [_OF + workflow] if workflow is not None else []
+    wanted += [f"status {status}"] if status is not None else []
+    wanted += [f"tag {name}={text}" for name, text in tags.items()]
+    return [[*map(_word, seal.indexes(each))] for each in wanted]
 
 
 def open_head(seal: Seal, head: Head) -> RunFacts | None:
@@ -97,10 +129,12 @@ def open_head(seal: Seal, head: Head) -> RunFacts | None:
 def _opened(seal: Seal, head: Head) -> tuple[RunFacts, int, bytes] | None:
     try:
         kept, last, link = seal.open(f"head/{head.run_id}", head.data).header
-        facts = RunFacts(**kept)
-        facts = facts._replace(waits=(*(RunWait(*each) for each in facts.waits),))
-        return facts, last, bytes.fromhex(link)
-    except (DamagedError, TypeError, ValueError):
+        kept["waits"] = (*(RunWait(*each) for each in kept["waits"]),)
+        tally = kept["tally"]
+        if tally is not None:  # records that came after it are not in it
+            kept["tally"] = Tally(*tally) if tally[0] == last else None
+        return RunFacts(**kept), last, bytes.fromhex(link)
+    except (DamagedError, LookupError, TypeError, ValueError):
         return None
 
 
@@ -178,31 +212,26 @@ class Anchor(NamedTuple):
     deleted: bool
 
 
-def drop(path: str, mark: bytes, *, deleted: bool = False) -> None:
-    """Keep the last mark of a run in its file, as far as that can be: it only helps."""
-    if not path:
+def drop(cell: FileCell | None, mark: bytes, *, deleted: bool = False) -> None:
+    """Keep the last mark of a run in its cell, as far as that can be: it only helps."""
+    if cell is None:
         return
     data = _FORM.pack(mark, time.time(), deleted)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     with contextlib.suppress(OSError):
         try:
-            descriptor = os.open(path, flags, 0o600)
+            cell.put(data)
         except FileNotFoundError:
-            os.mkdir(os.path.dirname(path), 0o700)
-            descriptor = os.open(path, flags, 0o600)
-        try:
-            os.pwrite(descriptor, data, 0)
-        finally:
-            os.close(descriptor)
+            os.mkdir(os.path.dirname(cell.path), 0o700)
+            cell.put(data)
 
 
 def anchor_of(store: Store, run_id: str) -> Anchor | None:
     """Return what is kept of a run, or ``None``."""
-    path = file_of(store, run_id)
-    with contextlib.suppress(OSError, struct.error):
-        if path:
-            with open(path, "rb") as file:
-                return Anchor(*_FORM.unpack(file.read(_FORM.size)))
+    cell = cell_of(store, run_id)
+    with contextlib.suppress(OSError):
+        data = cell.get() if cell is not None else b""
+        if data:
+            return Anchor(*_FORM.unpack_from(data))
     return None
 
 
@@ -210,24 +239,24 @@ def bury(store: Store, run_id: str) -> None:
     """Note that a run was deleted: one that began before is not the next of its id."""
     kept = anchor_of(store, run_id)
     if kept is not None:
-        drop(file_of(store, run_id), kept.mark, deleted=True)
+        drop(cell_of(store, run_id), kept.mark, deleted=True)
 
 
 def lift(store: Store, run_id: str) -> None:
     """Forget a run: somebody said that it is put back, or that what is lost is lost."""
-    if path := file_of(store, run_id):
+    cell = cell_of(store, run_id)
+    if cell is not None:
         with contextlib.suppress(OSError):
-            os.unlink(path)
+            cell.remove()
 
 
-def file_of(store: Store, run_id: str) -> str:
-    """Return the file of a run; empty if none is kept."""
+def cell_of(store: Store, run_id: str) -> FileCell | None:
+    """Return the cell for the anchor of a run; ``None`` if no anchors are kept."""
     if not store.persistent or os.environ.get("STEPWISE_KEY"):
-        return ""
+        return None
     name = f"{store.url}\0{run_id}".encode("utf-8", "surrogatepass")
-    return os.path.join(
-        settings.home(), "anchors", hashlib.blake2b(name, digest_size=16).hexdigest()
-    )
+    path = os.path.join(settings.home(), "anchors", "cells")
+    return FileCell(path, hashlib.blake2b(name, digest_size=KEY).digest())
 
 
 # -- chain ----------------------------------------------------------------------------------------
@@ -672,7 +701,6 @@ class Journal:
         self.note = noter(store, seal, run_id, epoch)
         self._at = self._next = Position()  # what is written; what is sealed
         self._head: RunFacts | None = None  # the newest one that was given
-        self._anchor: str | None = None  # the file of the anchor, once it is known
         self._is_first = Once()
         self._tolerant = False
         self._other = False  # the marks belong to another history
@@ -792,9 +820,11 @@ class Journal:
         self._next, self._chain = self._at, Chain()
 
     def _drop_anchor(self, mark: bytes) -> None:
-        if self._anchor is None:
-            self._anchor = file_of(self.store, self.run_id)
         drop(self._anchor, mark)
+
+    @cached
+    def _anchor(self) -> FileCell | None:
+        return cell_of(self.store, self.run_id)
 
     def _follow(
         self, at: Position, items: Iterable[tuple[Record, Data]]

@@ -546,6 +546,20 @@ def holds_plainly(record: Record) -> bool:
     return isinstance(record, Settled) and record.landed and record.form is None
 
 
+class Tally(NamedTuple):
+    """The counts of a run's steps and what it has spent, for listings.
+
+    Args:
+        last: number of the last record that they cover.
+        counts: how many steps have each status.
+        spent: the facts of :class:`stepwise.Spent`, in their order.
+    """
+
+    last: int
+    counts: Mapping[str, int]
+    spent: tuple[Any, ...]
+
+
 class RunFacts(NamedTuple):
     """The facts of a run in listings, derived from the journal and kept in the store's head.
 
@@ -575,6 +589,7 @@ class RunFacts(NamedTuple):
         cancelling: who asked for the run's end and why, in words; empty if nobody did, or once the
             run has ended.
         cancels: number of the last message of the inbox that is no new request to cancel the run.
+        tally: the counts and spending up to an end of the run; later records make it stale.
     """
 
     run_id: str
@@ -604,6 +619,7 @@ class RunFacts(NamedTuple):
     seen: int = 0
     cancelling: str = ""
     cancels: int = 0
+    tally: Tally | None = None
 
     def reopened(self, at: float) -> RunFacts:
         """Return the facts without an end; a run stopped on purpose stays so until it is called."""

@@ -13,6 +13,7 @@ every supervisor and every listing come to the same answer.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,10 @@ from stepwise._journal.records import (
     RunFacts,
     Settled,
     Started,
+    Sums,
+    Tally,
     Waiting,
+    sums_after,
 )
 from stepwise._journal.seal import DamagedError, Seal, named
 from stepwise._runtime.facts import NamedTuple
@@ -165,6 +169,19 @@ class Summary(Projection):
                     merged.append([first, last])
             self.calls = merged
 
+    def statuses(self, in_doubt: Iterable[int]) -> dict[str, int]:
+        """Return how many calls have each status.
+
+        Args:
+            in_doubt: the numbers of the calls that are in doubt.
+        """
+        counts = Counter(self.others.values())
+        counts["completed"] = self.total - len(self.others)
+        for number in in_doubt:
+            counts[self.others.get(number, "completed")] -= 1
+            counts["in_doubt"] += 1
+        return dict(+counts)
+
     def close(self, at: Position, effects: Iterable[RecordedCall]) -> None:
         """Set the position that it reaches, and the known calls with side effects."""
         self.position = at.kept()
@@ -182,6 +199,13 @@ class Summary(Projection):
         """Return the summary as JSON-able facts."""
         others = [*map(list, self.others.items())]
         return {**vars(self), "others": others, "course": vars(self.course)}
+
+
+def spent_facts(sums: Sums, course: Course) -> tuple[Any, ...]:
+    """Return what a run has spent: the facts of :class:`stepwise.Spent`, in their order."""
+    usd, tokens, steps, seconds, at_least, _ = sums
+    saved = {**course.kept, "seconds": round(course.saved, 3)} if course.resumed else {}
+    return usd, int(tokens), steps, round(seconds, 3), at_least, saved, round(course.lost, 3)
 
 
 def _from_header(header: dict[str, Any]) -> Summary:
@@ -331,20 +355,40 @@ class SummaryKeeper:
             self._sum_up()
 
     @reports
+    def closing(self, *records: Record) -> Tally | None:
+        """Return what a listing shows once the last records of the attempt are written.
+
+        ``None`` if only the journal tells it.  No record is noted any more.
+        """
+        if self._given_up or self._lock._is_owned():
+            return None
+        with self._lock:
+            self._given_up = True
+            try:
+                self._take_in()
+                summary, at, effects = self._gathered(2 * EVERY)
+                sums, entries = at.sums, [*effects]
+                for number, record in enumerate(records, at.last + 1):
+                    entries.append(Entry(number, record, b""))
+                    summary.take(entries[-1])
+                    sums = sums_after(sums, record)
+            except _NotFollowedError:
+                return None
+            course = summary.course
+            if course.children:  # they may spend more
+                return None
+            doubtful = with_unclear(*self._place, summary.unclear, entries).in_doubt
+            counts = summary.statuses(each.call.number for each in doubtful)
+            return Tally(at.last + len(records), counts, spent_facts(sums, course))
+
+    @reports
     def _sum_up(self) -> None:
         """Take in the records that were noted, and keep the summary if that is due."""
         if self._lock._is_owned():
             return  # code that this call interrupts does it
         with self._lock:
             try:
-                summary, self._summary = self._summary, None  # an interrupt leaves none, not half
-                if summary is None and 1 in self._new:
-                    summary = Summary()
-                if summary is not None:
-                    self._follow(summary)
-                else:
-                    self._new.clear()
-                self._summary = summary
+                self._take_in()
                 if self._last >= self._due:
                     self._keep(patient=self._last < self._due + EVERY)
             except _NotFollowedError:
@@ -352,6 +396,17 @@ class SummaryKeeper:
             except (Exception, RunStopped):  # looking at the run reads it whole
                 self._given_up = True
                 raise
+
+    def _take_in(self) -> None:
+        """Take in the noted records, if nothing is missing before them."""
+        summary, self._summary = self._summary, None  # an interrupt leaves none, not half
+        if summary is None and 1 in self._new:
+            summary = Summary()
+        if summary is not None:
+            self._follow(summary)
+        else:
+            self._new.clear()
+        self._summary = summary
 
     def _follow(self, summary: Summary) -> None:
         """Take in the noted records that follow the last one."""
@@ -368,24 +423,39 @@ class SummaryKeeper:
         Args:
             patient: not while threads have yet to tell of their records, which would be read.
         """
-        journal = self._journal
-        place = journal.store, journal.seal, journal.run_id
-        at, summary, effects = journal.position, self._summary, self._effects
-        if summary is None or summary.position[0] != at.last:
-            if patient and summary is not None:
-                return
-            summary = kept_summary(*place) or Summary()
-            followed = follow(*place, summary)
-            if followed is None:
-                raise _NotFollowedError
-            at, effects = summary.start, followed[1]
-            self._new = {n: each for n, each in self._new.copy().items() if n > at.last}
+        summary = self._summary
+        if patient and summary is not None and summary.position[0] != self._journal.position.last:
+            return
+        summary, at, effects = self._gathered()
         self._summary, self._effects = None, []
-        summary.close(at, with_unclear(*place, summary.unclear, effects))
+        summary.close(at, with_unclear(*self._place, summary.unclear, effects))
         if not summary.is_small():
             raise _NotFollowedError
-        journal.put(NAME, summary.header(), b"", renew=True)
+        self._journal.put(NAME, summary.header(), b"", renew=True)
         self._summary, self._due = summary, _next_due(at.last)
+
+    def _gathered(self, most: int | None = None) -> tuple[Summary, Position, list[Entry]]:
+        """Return the summary up to the journal's end, that end, and what concerns side effects.
+
+        Args:
+            most: records that may be read for it.
+        """
+        at, summary = self._journal.position, self._summary
+        if summary is not None and summary.position[0] == at.last:
+            return summary, at, self._effects
+        summary = kept_summary(*self._place) or Summary()
+        if most is not None and at.last - summary.position[0] > most:
+            raise _NotFollowedError
+        followed = follow(*self._place, summary)
+        if followed is None:
+            raise _NotFollowedError
+        at = summary.start
+        self._new = {n: each for n, each in self._new.copy().items() if n > at.last}
+        return summary, at, followed[1]
+
+    @property
+    def _place(self) -> tuple[Store, Seal, str]:
+        return self._journal.store, self._journal.seal, self._journal.run_id
 
 
 def _next_due(number: int) -> int:

@@ -125,9 +125,10 @@ class ForkedRun:
             else:
                 self.entries.append(entry)
         lost -= given_up(self.entries)
-        if lost:
+        if lost or not self.entries:
+            what = f"{len(lost)} of its records cannot be read" if lost else "its records are gone"
             raise CorruptStoreError(
-                f"run {run_id!r} cannot be forked: {len(lost)} of its records cannot be read. "
+                f"run {run_id!r} cannot be forked: {what}. "
                 f"Repair what can be repaired, and try again: "
                 f"stepwise verify {shell_word(run_id)} --repair",
                 run_id=run_id,
@@ -274,6 +275,7 @@ def _write(
         created_at=now,
         updated_at=now,
         trace={},  # a fork begins its own trace
+        tally=None,  # its records have other numbers
     )
 
     def beside(positions: list[Position]) -> dict[str, Data]:

@@ -22,7 +22,14 @@ from stepwise._journal.lease import describe_owner
 from stepwise._journal.projection import Calls, Places, given_up
 from stepwise._journal.records import NO_SUMS, Entry, RunFacts, Sums, difference, together
 from stepwise._journal.seal import Seal
-from stepwise._journal.summary import Summary, follow, how_started, kept_summary, with_unclear
+from stepwise._journal.summary import (
+    Summary,
+    follow,
+    how_started,
+    kept_summary,
+    spent_facts,
+    with_unclear,
+)
 from stepwise._rewrite import following_line, function_like
 from stepwise._runs.steps import (
     RunStatus,
@@ -86,11 +93,7 @@ class Overview:
     @property
     def spent(self) -> Spent:
         """Return what the run has spent."""
-        usd, tokens, steps, seconds, at_least, _ = self.sums
-        course = self.course
-        saved = {**course.kept, "seconds": round(course.saved, 3)} if course.resumed else {}
-        lost = round(course.lost, 3)
-        return Spent(usd, int(tokens), steps, round(seconds, 3), at_least, saved, lost)
+        return Spent(*spent_facts(self.sums, self.course))
 
 
 def overview(
@@ -213,13 +216,8 @@ def _from_summary(
         entries = [*_between(*place, start, before), *fresh]
     numbers = {each.number for each in in_doubt}
     steps = [each for each in steps_with(facts.run_id, entries, numbers) if each.number in wanted]
-    statuses = Counter(summary.others.values())
-    statuses["completed"] = summary.total - len(summary.others)
-    for each in in_doubt:
-        statuses[summary.others.get(each.number, "completed")] -= 1
-        statuses["in_doubt"] += 1
-    sums = summary.start.sums
-    return Overview(steps, summary.total, +statuses, in_doubt, summary.course, sums=sums)
+    statuses, sums = summary.statuses(numbers), summary.start.sums
+    return Overview(steps, summary.total, statuses, in_doubt, summary.course, sums=sums)
 
 
 def _between(store: Store, seal: Seal, run_id: str, start: int, end: int) -> Iterator[Entry]:

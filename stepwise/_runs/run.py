@@ -44,6 +44,7 @@ from stepwise._journal.journal import (
     open_head,
     read_entries,
     seal_for,
+    words_for,
 )
 from stepwise._journal.lease import Lease
 from stepwise._journal.projection import Calls
@@ -98,6 +99,7 @@ from stepwise.errors import (
     UnreadableValueError,
 )
 from stepwise.stores import Head, Owner, Store, open_store
+from stepwise.stores.base import Words
 
 # -- run ------------------------------------------------------------------------------------------
 
@@ -457,7 +459,7 @@ class Run:
             codec = Codec(self._facts().codec)
             items = to_record(self.id, step, entries, said, codec)
             if items:
-                journal.append(*items)
+                journal.append(*items, head=self._facts())  # listings count it
 
     @property
     def questions(self) -> list[Question]:
@@ -695,6 +697,7 @@ class Run:
 _NEAR = 1000  # newest runs among which an id is looked for that was meant
 _SHOWN = 100  # runs of a list
 _NEVER_RUNNING = ("completed", "failed", "interrupted", "suspended", "cancelled")
+_RUNNING = ("running", "crashed", "stuck", "ready")  # as their heads have it
 _UNFINISHED = ("running", "crashed", "stuck", "failed", "interrupted", "suspended", "ready")
 
 
@@ -793,8 +796,14 @@ class Listed:
         return self.run._status(self.facts, self.owner)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as :meth:`Run.to_dict`."""
-        return self.run._dict_of(self.facts, self.owner)
+        """Return the same as :meth:`Run.to_dict`, by the head of the run if it has ended.
+
+        A run that goes on, or has died, is ahead of its head: its journal is read.
+        """
+        tally = self.facts.tally if self.facts.status != "running" else None
+        if tally is None:
+            return self.run._dict_of(self.facts, self.owner)
+        return run_dict(self.facts, self.status, self.owner, tally.counts, Spent(*tally.spent))
 
 
 def listed(
@@ -837,8 +846,11 @@ def each_listed(
     opened = open_store(store if store is not None else settings.store())
     seal = seal_for(opened)
     unfinished = status in _UNFINISHED
+    kept = "running" if status in _RUNNING else status if status in _NEVER_RUNNING else None
+    name = workflow if isinstance(workflow, str) else None
+    words = words_for(seal, name, kept, tags or {})
     heads = opened.heads(unfinished=unfinished) if oldest else None
-    for head in heads or _newest(opened, seal, unfinished=unfinished):
+    for head in heads or _newest(opened, seal, unfinished=unfinished, words=words):
         if not head.run_id.startswith(begins):
             continue
         facts = open_head(seal, head) or facts_of(opened, seal, head.run_id)
@@ -861,11 +873,13 @@ def number_of_runs(store: Store | None = None) -> int | None:
     return int(count_heads()) if count_heads is not None else None
 
 
-def _newest(store: Store, seal: Seal, *, unfinished: bool = False) -> Iterator[Head]:
-    """Yield the heads, those of the newest runs first."""
+def _newest(
+    store: Store, seal: Seal, *, unfinished: bool = False, words: Words = ()
+) -> Iterator[Head]:
+    """Yield the heads, those of the newest runs first; if the store can, those with the words."""
     newest_heads = getattr(store, "newest_heads", None)
     if newest_heads is not None:
-        yield from newest_heads(unfinished=unfinished)
+        yield from newest_heads(unfinished=unfinished, words=words)
         return
 
     def begun(head: Head) -> float:

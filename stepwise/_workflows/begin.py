@@ -373,13 +373,14 @@ def open_run(
     if not call.codec:
         check_trust(f"run {call.run_id!r} would be recorded as pickles")
     seal = seal_for(call.store)
-    _, recall = recall_run(call, seal)
+    facts, recall = recall_run(call, seal)
     if recall is not None:
         return recall
     lease = Lease(call.store, call.run_id)
     try:
         _acquire(lease, child=current_scope() is not None)
-        facts, recall = recall_run(call, seal)  # the owner may have completed the run meanwhile
+        if facts is not None or lease.epoch > 1:  # the owner may have completed the run meanwhile
+            facts, recall = recall_run(call, seal)
         if recall is None:
             return kind(call, *_take_up(call, seal, lease, facts))
     except BaseException:
@@ -645,7 +646,7 @@ def when_free(
             the owner waits for this caller.
         BaseException: the exception with which the owner's execution failed.
     """
-    waited, seal = False, seal_for(store)
+    waited = False
     while True:
         try:
             return Result(take(waited))
@@ -660,6 +661,7 @@ def when_free(
                 run_id=run_id,
                 owner=busy.owner,
             ) from None
+        seal = seal_for(store)
         if not waited:
             before, waited = facts_of(store, seal, run_id), True
             notice(f"{run_id}: waits, since it is being executed {describe_owner(busy.owner)}")

@@ -672,7 +672,8 @@ def _record(active: ActiveRun, why: str, *, decided: bool) -> None:
     at, facts = time.time(), None
     item = Interrupted(why, at, decided=decided, rest=active.rest()), b""
     if decided:
-        facts = active.facts._replace(status="interrupted", error=why, updated_at=at)
+        tally = active.tally(item[0])
+        facts = active.facts._replace(status="interrupted", error=why, updated_at=at, tally=tally)
     try:
         active.written(active.journal.append(item, durable=False, head=facts), item)
     except RunStopped:
@@ -690,7 +691,12 @@ def _record_suspension(active: ActiveRun) -> None:
     seen = min((each.seen for each in waits if not each.run), default=active.inbox.seen)
     item = Suspended(tuple(map(tuple, waits)), seen, at, active.rest()), b""
     facts = active.facts._replace(
-        status="suspended", waits=waits, seen=seen, updated_at=at, error=""
+        status="suspended",
+        waits=waits,
+        seen=seen,
+        updated_at=at,
+        error="",
+        tally=active.tally(item[0]),
     )
     try:
         active.written(active.journal.append(item, head=facts), item)

@@ -164,6 +164,7 @@ CREATE TABLE {schema}.runs (
     workflow bytea NOT NULL,
     finished boolean NOT NULL,
     data bytea NOT NULL,
+    words bytea NOT NULL,
     place bigint GENERATED ALWAYS AS IDENTITY
 ) WITH (fillfactor = 80);
 CREATE INDEX runs_place ON {schema}.runs (place);

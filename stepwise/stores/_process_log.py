@@ -508,16 +508,16 @@ class HeldRun:
         log: the one that the row of its lease names; ``None`` while that is not known.
         generation: the one in that row.
         commit: which of our commits wrote that row.
-        steady: the last batch had no head, so that more of the kind will follow.
+        begun: a batch has been written, so that more will follow.
     """
 
-    __slots__ = ("commit", "epoch", "generation", "key", "log", "steady")
+    __slots__ = ("begun", "commit", "epoch", "generation", "key", "log")
 
     def __init__(self, epoch: int, key: str) -> None:
         self.epoch, self.key = epoch, key
         self.log: ProcessLog | None = None
         self.generation = self.commit = 0
-        self.steady = False
+        self.begun = False
 
     def would_log(self, batch: Batch) -> bool:
         """Return whether the row of the lease is to name the log from this batch on.
@@ -525,7 +525,7 @@ class HeldRun:
         Not with the first batch: a ring of the bell is one batch, and so is the end of a run.  Who
         takes over a run whose row names the log of a living process takes the log away from it.
         """
-        return self.steady and batch.head is None
+        return self.begun and batch.head is None
 
 
 class FolderLogs:

@@ -19,11 +19,12 @@ this page.
 A store may have more methods.  ``changes(name)``: how often something was written under a name that
 ends with a colon, by any process, since this one began to listen; ``None`` while it would not hear
 of it.  Who has it need not read again and again (see ``_journal.log``).
-``newest_heads(*, unfinished=False)`` yields the heads in the order in which their runs began, the
-newest first, so that a page of a long listing does not read all of them; ``count_heads()`` says how
-many there are.  ``note(run_id, epoch, data)`` keeps some sealed bytes in place of the last ones,
-which need survive nothing, and ``noted(run_id)`` returns them, ``b""`` if there are none: the steps
-in progress, for displays.  It is called before each step, so a store on another machine lacks it.
+``newest_heads(*, unfinished=False, words=())`` yields the heads in the order in which their runs
+began, the newest first, so that a page of a long listing does not read all of them: those that have
+one text of each group in their words.  ``count_heads()`` says how many heads there are.
+``note(run_id, epoch, data)`` keeps some sealed bytes in place of the last ones, which need survive
+nothing, and ``noted(run_id)`` returns them, ``b""`` if there are none: the steps in progress, for
+displays.  It is called before each step, so a store on another machine lacks it.
 ``write_all(wanted)`` writes a batch for each of several runs at once, marked by
 ``_commits.for_several``; it returns what came of each instead.
 
@@ -33,7 +34,7 @@ has to handle.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from stepwise._runtime.facts import NamedTuple
@@ -42,9 +43,9 @@ from stepwise.errors import StoreError
 
 __all__ = ["Batch", "Head", "Owner", "Store"]
 
-FORMAT = 4
+FORMAT = 5
 """The format of everything in a store: its tables, its records, its objects, its logs."""
-LAST_READER = "a6ceb4d"
+LAST_READER = "df71dfa"
 """The last commit that reads the formats before this one."""
 
 
@@ -77,13 +78,24 @@ class Owner(NamedTuple):
 class Head(NamedTuple):
     """One row of the listing of runs.  ``data`` is sealed; a store may index the other fields.
 
-    ``workflow`` is an opaque string, equal for the runs of one workflow.
+    ``workflow`` is an opaque string, equal for the runs of one workflow.  ``words`` is an opaque
+    text, by whose parts listings look for runs.
     """
 
     run_id: str
     workflow: str
     finished: bool
     data: bytes
+    words: str = ""
+
+
+def has_words(head: Head, words: Words) -> bool:
+    """Return whether a head has one text of each group in its words."""
+    return all(any(text in head.words for text in group) for group in words)
+
+
+Words = Sequence[Sequence[str]]
+"""Groups of texts: a head that is looked for has one text of each group in its words."""
 
 
 _NO_OBJECTS: Mapping[str, Data] = {}

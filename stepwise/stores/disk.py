@@ -49,6 +49,7 @@ from stepwise.stores._rows import (
     Page,
     Rows,
     Transaction,
+    WantedHeads,
     epoch_of,
     hashed,
     in_pages,
@@ -61,14 +62,14 @@ from stepwise.stores._rows import (
     put_tail,
     with_log,
 )
-from stepwise.stores.base import Batch, Head, Owner
+from stepwise.stores.base import Batch, Head, Owner, Words
 
 __all__ = ["DiskStore"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_NEWEST_PAGES = (100, 1000, 10_000)  # heads: each page of them may begin with a look at all keys
+_NEWEST_PAGES = (100, 1000)  # heads: a page of a terminal, and so many as the memory may hold
 _TRIES = 100  # looks at a run that another process is writing
 _NAMED_AFTER, _PAUSE = 25, 0.01  # looks at who has a run, and seconds between two of them
 
@@ -333,9 +334,9 @@ class DiskStore:
                 put_batch(rows, run_id, batch)
                 self._name_log(rows, run_id, row, self._logs.name if run_id in logged else "")
         self._committed([run_id for run_id, _, _ in wanted], logged, durable=durable)
-        for run_id, _, batch in wanted:
+        for run_id, _, _ in wanted:
             if run_id in held:
-                held[run_id].steady = batch.head is None
+                held[run_id].begun = True
 
     def _name_log(self, rows: Rows, run_id: str, row: bytes, log: str) -> None:
         """Begin a run's next generation, whose tail will be in that log."""
@@ -526,11 +527,13 @@ class DiskStore:
         return self._opened().head(run_id) if self._exists() else None
 
     def heads(self, workflow: str | None = None, *, unfinished: bool = False) -> Iterator[Head]:
-        return self._all(lambda rows, *page: rows.heads(workflow, unfinished, *page))
+        wanted = WantedHeads(workflow, unfinished, newest=unfinished)
+        return self._all(lambda rows, *page: rows.heads(wanted, *page))
 
-    def newest_heads(self, *, unfinished: bool = False) -> Iterator[Head]:
+    def newest_heads(self, *, unfinished: bool = False, words: Words = ()) -> Iterator[Head]:
         """Yield the heads of all runs, or of unfinished ones, those of the newest runs first."""
-        return self._all(lambda rows, *page: rows.newest_heads(unfinished, *page), _NEWEST_PAGES)
+        wanted = WantedHeads(None, unfinished, newest=True, words=words)
+        return self._all(lambda rows, *page: rows.heads(wanted, *page), _NEWEST_PAGES)
 
     @_locked
     def count_heads(self) -> int:

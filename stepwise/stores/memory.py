@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from stepwise.errors import LeaseLostError, RunOwnedError
 from stepwise.stores._commits import error_of, for_several
-from stepwise.stores.base import Batch, Head, Owner
+from stepwise.stores.base import Batch, Head, Owner, Words, has_words
 
 __all__ = ["MemoryStore"]
 
@@ -111,12 +111,14 @@ class MemoryStore:
             if workflow in (None, head.workflow) and not (unfinished and head.finished)
         )
 
-    def newest_heads(self, *, unfinished: bool = False) -> Iterator[Head]:
+    def newest_heads(self, *, unfinished: bool = False, words: Words = ()) -> Iterator[Head]:
         """Yield the heads of all runs, or of all unfinished runs, the newest first."""
         with self._lock:
             found = sorted(self._runs.values(), key=lambda run: -run.place)
             heads = [run.head for run in found if run.head is not None]
-        return (head for head in heads if not (unfinished and head.finished))
+        return (
+            head for head in heads if not (unfinished and head.finished) and has_words(head, words)
+        )
 
     def count_heads(self) -> int:
         """Return the number of runs, child runs included."""

@@ -50,7 +50,7 @@ from stepwise.stores._postgres_connections import (
     server_facts,
 )
 from stepwise.stores._postgres_presence import FACTS, HELD, Presence, ProcessFacts, is_dead
-from stepwise.stores.base import Batch, Head, Owner
+from stepwise.stores.base import Batch, Head, Owner, Words
 
 __all__ = ["PostgresStore"]
 
@@ -507,17 +507,21 @@ class PostgresStore:
 
         return itertools.starmap(_head, self._pages(page, 1 << 62))
 
-    def newest_heads(self, *, unfinished: bool = False) -> Iterator[Head]:
+    def newest_heads(self, *, unfinished: bool = False, words: Words = ()) -> Iterator[Head]:
         """Yield the heads of all runs, or of all unfinished runs, the newest first."""
         which = " AND NOT finished" if unfinished else ""
-        columns = "run, name, flow, finished, data"
+        numbers = itertools.count(3)
+        for group in words:
+            has = " OR ".join(f"position(${next(numbers)}::bytea IN words) > 0" for _ in group)
+            which += f" AND ({has})"
+        more = [to_bytes(text) for group in words for text in group]
 
         def page(before: int, size: int) -> list[Any]:
             # The place is the cursor, so it comes first.
-            sql = f"SELECT place, {columns} FROM {self._schema}.runs WHERE place < $1{which} "
-            return self._rows(f"{sql}ORDER BY place DESC LIMIT $2", before, size)
+            sql = f"SELECT place, {_HEAD} FROM {self._schema}.runs WHERE place < $1{which} "
+            return self._rows(f"{sql}ORDER BY place DESC LIMIT $2", before, size, *more)
 
-        return (_head(*row[1:]) for row in self._pages(page, 1 << 62))
+        return (_head(*row) for row in self._pages(page, 1 << 62))
 
     def count_heads(self) -> int:
         """Return the number of runs, child runs included."""
@@ -568,7 +572,7 @@ class PostgresStore:
 
     @property
     def _heads(self) -> str:
-        return f"SELECT run, name, flow, finished, data FROM {self._schema}.runs"
+        return f"SELECT run, {_HEAD} FROM {self._schema}.runs"
 
     def _rows(self, sql: str, *parameters: Any) -> list[Any]:
         return self._connections.use(
@@ -596,8 +600,11 @@ class PostgresStore:
         self._connections.close()
 
 
-def _head(_run: int, name: bytes, flow: bytes, finished: bool, data: bytes) -> Head:
-    return Head(to_text(name), to_text(flow), finished, data)
+_HEAD = "name, flow, finished, words, data"
+
+
+def _head(_: int, name: bytes, flow: bytes, finished: bool, words: bytes, data: bytes) -> Head:
+    return Head(to_text(name), to_text(flow), finished, data, to_text(words))
 
 
 def _owner(text: str | None) -> Owner | None:

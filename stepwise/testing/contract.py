@@ -270,6 +270,30 @@ class StoreContract:
         assert [head.run_id for head in newest_heads(unfinished=True)] == unfinished
         assert store.count_heads() == len(ids)  # type: ignore[attr-defined]
 
+    def test_words_of_heads(self, tmp_path: Path) -> None:
+        """A store that has ``newest_heads`` keeps the words of heads, and finds heads by them."""
+        store = self._store(tmp_path)
+        newest_heads = getattr(store, "newest_heads", None)
+        if newest_heads is None:
+            return
+        texts = ["\na=b\n", "\n\u6d41'%_\n", "\n\udcff\n"]
+        for number in range(250):
+            words = "".join(
+                text for place, text in enumerate(texts, 1) if number % (50 * place) == 0
+            )
+            epoch = store.acquire(f"run {number}", _ME)
+            head = _head_of(f"run {number}")._replace(words=words)
+            store.write(f"run {number}", epoch, Batch(head=head, durable=False))
+            assert store.head(f"run {number}") == head
+
+        def found(*words: list[str]) -> list[str]:
+            return [head.run_id for head in newest_heads(words=words, unfinished=bool(words[1:]))]
+
+        assert found(texts[:1]) == [f"run {number}" for number in (200, 150, 100, 50, 0)]
+        assert found(texts[:1], texts[1:2]) == ["run 200", "run 100", "run 0"]
+        assert found(texts[:1], texts[1:]) == ["run 200", "run 150", "run 100", "run 0"]
+        assert found(texts[:1], ["\nunknown\n"]) == []
+
     # -- marks -----------------------------------------------------------------------------------
 
     def test_marks(self, tmp_path: Path) -> None:

@@ -125,12 +125,12 @@ RESTORED = {"stopped before it shipped": stop, "restored": restore}
 
 OF_RUN, OF_INBOX = hashed(RUN), hashed(f"inbox:{RUN}")
 PARTS = {
-    "the head": lambda kind, owner: owner == OF_RUN and kind in "hu",
+    "the head": lambda kind, owner: owner == OF_RUN and kind == "h",
     "the records": lambda kind, owner: owner == OF_RUN and kind == "r",
     "the objects": lambda kind, owner: owner == OF_RUN and kind == "o",
     "the mark": lambda kind, owner: owner == OF_RUN and kind == "mark",
     "records and mark": lambda kind, owner: owner == OF_RUN and kind in ("r", "mark"),
-    "head and mark": lambda kind, owner: owner == OF_RUN and kind in ("h", "u", "mark"),
+    "head and mark": lambda kind, owner: owner == OF_RUN and kind in ("h", "mark"),
     "the messages": lambda kind, owner: owner == OF_INBOX and kind != "mark",
     "messages and mark": lambda kind, owner: owner == OF_INBOX,
     "the run": lambda kind, owner: owner == OF_RUN and kind != "mark",
@@ -138,8 +138,8 @@ PARTS = {
     "run and messages": lambda kind, owner: owner in (OF_RUN, OF_INBOX),
     "everything": lambda kind, owner: True,
 }
-"""What is put back together: a choice of rows by kind (``h`` head, ``u`` its index, ``r`` record,
-``o`` object, ``l`` lease, ``mark``) and by the hash of the run or inbox that they belong to."""
+"""What is put back together: a choice of rows by kind (``h`` head, ``r`` record, ``o`` object,
+``l`` lease, ``mark``) and by the hash of the run or inbox that they belong to."""
 
 
 def rows(folder):
@@ -148,8 +148,9 @@ def rows(folder):
     with contextlib.closing(sqlite3.connect(folder / "cache.db")) as database:
         for row in database.execute("SELECT key, raw, mode, filename, size, value FROM Cache"):
             kind, _, rest = row[0].partition("/")
-            owner = rest.rpartition("/")[2] if kind == "u" else rest.partition("/")[0]
-            found[kind, owner, row[0]] = row
+            found[kind, rest.partition("/")[0], row[0]] = row
+        for row in database.execute("SELECT run, unfinished, words, value FROM Heads"):
+            found["h", row[0], row[0]] = row
     for path in (folder / "marks").iterdir():
         found["mark", path.name, path.name] = path.read_bytes()
     return found
@@ -160,14 +161,16 @@ def put_back(folder, older, chosen):
     with contextlib.closing(sqlite3.connect(folder / "cache.db")) as database:
         for kind, owner, key in rows(folder):
             if chosen(kind, owner) and kind != "mark":
-                database.execute("DELETE FROM Cache WHERE key = ?", (key,))
+                table, column = ("Heads", "run") if kind == "h" else ("Cache", "key")
+                database.execute(f"DELETE FROM {table} WHERE {column} = ?", (key,))
             elif chosen(kind, owner):
                 (folder / "marks" / key).unlink()
         for (kind, owner, key), row in older.items():
             if chosen(kind, owner) and kind != "mark":
                 places = ", ".join("?" * len(row))
-                columns = "key, raw, mode, filename, size, value"
-                database.execute(f"INSERT INTO Cache ({columns}) VALUES ({places})", row)
+                into = "Cache (key, raw, mode, filename, size, value)"
+                into = "Heads (run, unfinished, words, value)" if kind == "h" else into
+                database.execute(f"INSERT INTO {into} VALUES ({places})", row)
             elif chosen(kind, owner):
                 (folder / "marks" / key).write_bytes(row)
         database.commit()

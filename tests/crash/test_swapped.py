@@ -102,18 +102,21 @@ def places(folder):
     found = {"mark": sorted((folder / "marks").iterdir())}
     with contextlib.closing(sqlite3.connect(folder / "cache.db")) as con:
         for row, key in con.execute("SELECT rowid, key FROM Cache ORDER BY key"):
-            found.setdefault(f"row {key[0]}", []).append(row)
+            found.setdefault(f"row {key[0]}", []).append(("Cache", row))
+        heads = con.execute("SELECT rowid FROM Heads ORDER BY run").fetchall()
+        found["row h"] = [("Heads", row) for (row,) in heads]
     return found
 
 
 def swap(folder, one, other):
     """Let two rows, or two files of marks, change places."""
-    if isinstance(one, int):
+    if isinstance(one, tuple):
+        (table, one), (_, other) = one, other
         with contextlib.closing(sqlite3.connect(folder / "cache.db")) as con:
-            wanted = "SELECT rowid, value FROM Cache WHERE rowid IN (?, ?)"
+            wanted = f"SELECT rowid, value FROM {table} WHERE rowid IN (?, ?)"
             values = dict(con.execute(wanted, (one, other)).fetchall())
             for here, there in ((one, other), (other, one)):
-                put = "UPDATE Cache SET value = ? WHERE rowid = ?"
+                put = f"UPDATE {table} SET value = ? WHERE rowid = ?"
                 con.execute(put, (values[there], here))
             con.commit()
         return
@@ -295,11 +298,11 @@ def test_rows_that_nest_without_end(kind, tmp_path):
         assert keeps_a_file() == 2 << 20
         store.close()
     with contextlib.closing(sqlite3.connect(tmp_path / "store" / "cache.db")) as con:
-        wanted = "SELECT key, value FROM Cache WHERE key LIKE ?"
-        key, row = con.execute(wanted, (f"{kind}/%",)).fetchone()
+        table, which = ("Heads", "TRUE") if kind == "h" else ("Cache", "key LIKE 'l/%'")
+        key, row = con.execute(f"SELECT rowid, value FROM {table} WHERE {which}").fetchone()
         deep = b"[" * 100_000
         front = row[:24] if kind == "l" else len(deep).to_bytes(4, "big")
-        con.execute("UPDATE Cache SET value = ? WHERE key = ?", (front + deep, key))
+        con.execute(f"UPDATE {table} SET value = ? WHERE rowid = ?", (front + deep, key))
         con.commit()
     with fresh_store(DiskStore(tmp_path / "store")):
         assert keeps_a_file() == 2 << 20

@@ -157,10 +157,13 @@ def forgeries(data, facts, evil):
 def put(folder, old, new):
     """Put other sealed bytes in the place of some, in the database and beside it."""
     with contextlib.closing(sqlite3.connect(folder / "cache.db")) as database:
-        for row, value in database.execute("SELECT rowid, value FROM Cache").fetchall():
-            if isinstance(value, bytes) and old in value:
-                changed = value.replace(old, new)
-                database.execute("UPDATE Cache SET value = ? WHERE rowid = ?", (changed, row))
+        for table in ("Cache", "Heads"):
+            for row, value in database.execute(f"SELECT rowid, value FROM {table}").fetchall():
+                if isinstance(value, bytes) and old in value:
+                    changed = value.replace(old, new)
+                    database.execute(
+                        f"UPDATE {table} SET value = ? WHERE rowid = ?", (changed, row)
+                    )
         database.commit()
     for path in (folder / "marks").iterdir():
         marks = path.read_bytes()

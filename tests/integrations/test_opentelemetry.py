@@ -742,8 +742,7 @@ def test_a_head_that_is_lost(seen, tmp_path):
             agent.options(store=store, run_id="run")("tides")
     damaged = sqlite3.connect(tmp_path / "store" / "cache.db")
     with contextlib.closing(damaged), damaged:
-        damaged.execute("UPDATE Cache SET value = zeroblob(80) WHERE key LIKE 'h/%'")
-        damaged.execute("UPDATE Cache SET value = zeroblob(80) WHERE key LIKE 'u/%'")
+        assert damaged.execute("UPDATE Heads SET value = zeroblob(80)").rowcount
     broken.clear()
     agent.options(store=store, run_id="run")("tides")
     first, second, third = (s for s in seen.spans if s.name == "invoke_workflow agent")

@@ -447,6 +447,27 @@ _LATER = [  # drawn after the others were guarded
         "test_module_state.py::test_a_global_that_cannot_be_recorded",
     ),
     _mutant(
+        "what a head counts is shown although records came after it",
+        "_journal/journal.py",
+        "Tally(*tally) if tally[0] == last else None",
+        "Tally(*tally)",
+        "test_many_runs.py::test_what_is_settled_after_the_end_is_listed",
+    ),
+    _mutant(
+        "a head that has the words of a tag is listed unseen",
+        "_runs/run.py",
+        "(tags and not tags.items() <= facts.tags.items()) or",
+        "",
+        "test_many_runs.py::test_a_rare_tag_is_found_by_its_word",
+    ),
+    _mutant(
+        "a freed cell is no place for another one",
+        "stores/_cells.py",
+        "if not any(data[place : place + KEY]):",
+        "if place >= len(data):",
+        "test_file_cells.py::test_a_removed_cell_is_filled_again",
+    ),
+    _mutant(
         "side effects before a checkpoint count as lost behind it",
         "_journal/journal.py",
         "total = max(self._at.effects, marked) - start.effects",

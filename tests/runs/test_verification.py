@@ -173,12 +173,20 @@ def test_a_lost_tail(folder):
 
 def test_a_damaged_listing_is_made_again(folder):
     """The entry in the listing is derived from the records, and made again."""
-    (key,) = rows(folder, "h/")
-    damage(folder, key)
+    sql(folder, "UPDATE Heads SET value = substr(value, 1, length(value) - 1) || x'00'")
     with opened(folder) as run:
         assert not run.verify().listing
         assert run.repair().ok
         assert [each.id for each in stepwise.runs()] == ["job"]
+
+
+def test_a_run_of_which_only_the_head_is_left(folder):
+    """A run whose records are gone, while listings still show it, is not forked."""
+    sql(folder, "DELETE FROM Cache WHERE key LIKE 'r/%'")
+    with opened(folder) as run:
+        assert [each.id for each in stepwise.runs()] == ["job"]
+        with pytest.raises(stepwise.CorruptStoreError, match="its records are gone"):
+            run.fork()
 
 
 def test_a_run_that_is_executed_is_not_repaired(folder):

@@ -1,0 +1,119 @@
+"""A file of cells by key, which holds what many small files would hold."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+
+from stepwise.stores import _cells
+from stepwise.stores._cells import KEY, FileCell
+
+
+class Cells:
+    """The cells of a file; each object of a cell remembers where it was."""
+
+    def __init__(self, path):
+        self.path, self._known = path, {}
+
+    def _of(self, key):
+        return self._known.setdefault(key, FileCell(self.path, key))
+
+    def get(self, key):
+        return self._of(key).get()
+
+    def put(self, key, content):
+        self._of(key).put(content)
+
+    def remove(self, key):
+        FileCell(self.path, key).remove()  # by another process
+
+
+@pytest.fixture
+def cells(tmp_path, monkeypatch):
+    """Cells of a file whose first level has one bucket, so that a few cells take several levels."""
+    monkeypatch.setattr(_cells, "_FIRST", 1)
+    return Cells(str(tmp_path / "cells"))
+
+
+def key_of(number):
+    return random.Random(number).randbytes(KEY)
+
+
+def content_of(cells, number):
+    return cells.get(key_of(number)).rstrip(b"\0")
+
+
+def test_cells_are_what_was_put(cells):
+    """Cells give back what was put last under their keys, in any order of puts and removals."""
+    chance, known = random.Random(7), {}
+    for _ in range(2000):
+        number = chance.randrange(150)
+        if chance.randrange(4):
+            known[number] = b"%d" % chance.randrange(1, 1000)
+            cells.put(key_of(number), known[number])
+        else:
+            known.pop(number, None)
+            cells.remove(key_of(number))
+    assert {n: content_of(cells, n) for n in range(150)} == {
+        n: known.get(n, b"") for n in range(150)
+    }
+    size = os.path.getsize(cells.path)
+    assert size % _cells._CELL == 0
+    assert size < 8 * 150 * _cells._CELL
+
+
+def test_a_removed_cell_is_filled_again(cells):
+    """The place of a removed cell holds the next one, and nothing of the old one is left."""
+    for number in range(20):
+        cells.put(key_of(number), b"old %d" % number)
+    size = os.path.getsize(cells.path)
+    for number in range(20):
+        cells.remove(key_of(number))
+    with open(cells.path, "rb") as file:
+        assert not any(file.read())
+    for number in range(20):
+        cells.put(key_of(number), b"new")
+    assert os.path.getsize(cells.path) == size
+
+
+def test_processes_add_cells_at_once(tmp_path):
+    """No process takes the cell that another one takes at the same time."""
+    path, each = tmp_path / "cells", 300
+    program = (
+        "import sys\nfrom stepwise.stores._cells import FileCell\n"
+        f"for n in range({each}):\n"
+        "    FileCell(sys.argv[1], b'%08d%08d' % (n % 8, int(sys.argv[2]) + n)).put(b'x')"
+    )
+    children = [
+        subprocess.Popen([sys.executable, "-c", program, str(path), str(n * each)])
+        for n in range(3)
+    ]
+    assert [child.wait() for child in children] == [0, 0, 0]
+    cells = Cells(str(path))
+    keys = [b"%08d%08d" % (n % each % 8, n) for n in range(3 * each)]
+    assert all(cells.get(key).startswith(b"x") for key in keys)
+
+
+def test_a_file_that_is_missing_or_cut(cells):
+    """A missing or cut file holds no cell of those that are gone, and takes new ones."""
+    assert cells.get(key_of(1)) == b""
+    cells.remove(key_of(1))
+    for number in range(60):
+        cells.put(key_of(number), b"x")
+    os.truncate(cells.path, os.path.getsize(cells.path) // 2 + 77)
+    left = [number for number in range(60) if content_of(cells, number)]
+    assert 0 < len(left) < 60
+    for number in range(60):
+        cells.put(key_of(number), b"y")
+    assert [content_of(cells, number) for number in range(60)] == [b"y"] * 60
+
+
+def test_a_content_that_is_too_long(cells):
+    """A content that no cell holds is refused, and nothing is written."""
+    with pytest.raises(ValueError, match=str(_cells._CELL)):
+        cells.put(key_of(1), bytes(_cells._CELL))
+    assert not os.path.exists(cells.path)
