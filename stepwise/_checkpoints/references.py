@@ -241,7 +241,7 @@ class Vault:
         Raises:
             DamagedError: one is damaged now; it had been let go, and is read again.
         """
-        self._read([each for each in numbers if each not in self._records])
+        self._read({each for each in numbers if each not in self._records})
         for number in numbers:
             payload = self._records.pop(number)
             if payload is None:
