@@ -358,7 +358,8 @@ class SummaryKeeper:
     def closing(self, *records: Record) -> Tally | None:
         """Return what a listing shows once the last records of the attempt are written.
 
-        ``None`` if only the journal tells it.  No record is noted any more.
+        ``None`` if only the journal tells it: nothing is read for it, so that the end of a run that
+        was resumed costs no more the longer it is.  No record is noted any more.
         """
         if self._given_up or self._lock._is_owned():
             return None
@@ -366,8 +367,10 @@ class SummaryKeeper:
             self._given_up = True
             try:
                 self._take_in()
-                summary, at, effects = self._gathered(2 * EVERY)
-                sums, entries = at.sums, [*effects]
+                at, summary = self._journal.position, self._summary
+                if summary is None or summary.position[0] != at.last:
+                    return None
+                sums, entries = at.sums, [*self._effects]
                 for number, record in enumerate(records, at.last + 1):
                     entries.append(Entry(number, record, b""))
                     summary.take(entries[-1])
@@ -434,18 +437,12 @@ class SummaryKeeper:
         self._journal.put(NAME, summary.header(), b"", renew=True)
         self._summary, self._due = summary, _next_due(at.last)
 
-    def _gathered(self, most: int | None = None) -> tuple[Summary, Position, list[Entry]]:
-        """Return the summary up to the journal's end, that end, and what concerns side effects.
-
-        Args:
-            most: records that may be read for it.
-        """
+    def _gathered(self) -> tuple[Summary, Position, list[Entry]]:
+        """Return the summary up to the journal's end, that end, and what concerns side effects."""
         at, summary = self._journal.position, self._summary
         if summary is not None and summary.position[0] == at.last:
             return summary, at, self._effects
         summary = kept_summary(*self._place) or Summary()
-        if most is not None and at.last - summary.position[0] > most:
-            raise _NotFollowedError
         followed = follow(*self._place, summary)
         if followed is None:
             raise _NotFollowedError

@@ -272,10 +272,12 @@ PROJECT = {
     "test_files": """
         import os, pytest
         from agent import agent
+        counts = []
         @pytest.mark.parametrize("number", range(30))
         def test_agent(number):
             assert agent("why") == "WHY"
-            assert len(os.listdir("/proc/self/fd")) < 40
+            counts.append(len(os.listdir("/proc/self/fd")))
+            assert counts[-1] <= counts[0] + 3
     """,
     "again/conftest": """
         from _pytest.runner import runtestprotocol
