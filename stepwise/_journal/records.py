@@ -290,7 +290,7 @@ class Suspended(NamedTuple):
 
 
 class Cancelling(NamedTuple):
-    """A person asked for the end of the run; the run unwinds.
+    """Somebody asked for the end of the run; the run unwinds.
 
     Args:
         by: who asked (``user@host``).
@@ -493,9 +493,9 @@ class Interrupted(NamedTuple):
 
     Args:
         why: in words: Ctrl-C, a cancellation, a caller that stopped iterating, a budget.
-        decided: a person stopped the run on purpose, so that nothing resumes it automatically.
-            Otherwise its process was told to end, or a call stopped the run.  Such a run counts as
-            crashed, but not as a run that died.
+        decided: the run was stopped on purpose (Ctrl-C, a cancellation, a used-up budget), so that
+            nothing resumes it automatically.  Otherwise its process was told to end, or a call
+            stopped the run.  Such a run counts as crashed, but not as a run that died.
         rest: as in :class:`Ended`.
     """
 
