@@ -357,7 +357,7 @@ def _items(
                 record, payload = record._replace(ticket="", digest="", form=None), b""
         elif isinstance(record, (Quarantined, Suspended, Cancelling)):
             continue
-        items.append((uncounted(record), payload))  # the source has spent the budget
+        items.append((uncounted(record), payload))  # the source has spent these amounts
         numbers[entry.number] = len(items)
     if handled.numbers:
         items.append((handled, b""))
