@@ -124,13 +124,11 @@ def configure(
             journal.  Values that were recorded as pickles are unreadable.  ``"all"`` by default.
         injected: full names of classes (``"mypackage.Context"``) whose instances a framework
             injects as arguments: parameters annotated with them do not tell calls apart.
-        volatile: fields that do not tell calls apart, by class or full name of a class, for its
-            subclasses, too: ``{"mypackage.Message": ("created", "usage")}``.  The entry of a class
-            replaces its built-in fields, which messages of pydantic-ai, LangChain, openai and
-            anthropic have.
-        references: fields with ids that are generated anew at every start, by class as above.  Such
-            ids count by the order in which they first appear in a call.  ``"calls[].id"`` is the
-            field ``id`` of each item of ``calls``.
+        volatile: fields that do not tell calls apart, by class or full name of a class, subclasses
+            included: ``{"mypackage.Message": ("created", "usage")}``.  They replace the built-in
+            fields of the class, which messages of pydantic-ai, LangChain, openai, anthropic have.
+        references: fields with ids that every start generates anew, by class as above: ids count by
+            their order of appearance in a call.  ``"calls[].id"``: of each item of ``calls``.
         grace: seconds that steps in flight have after SIGTERM before the process ends, 10 by
             default.  A program with its own SIGTERM handler decides for itself.
         suspend_after: seconds that a run waits in its process (``sleep``, ``wait_for``,
