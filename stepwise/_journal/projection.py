@@ -137,7 +137,7 @@ class RecordedCall:
 
     @property
     def happened(self) -> bool | None:
-        """Whether the effect of the call happened; ``None`` if unknown."""
+        """True if the effect of the call happened, False if not; ``None`` if unknown."""
         outcome = self.outcome
         if self.status in ("completed", "free", "waiting"):
             return self.status == "completed"
