@@ -134,7 +134,7 @@ class ProcessMemory:
         self._completed: dict[tuple[str, str], tuple[int, object]] = {}
         self.resumed: str = ""  # the run named by STEPWISE_RESUME, once it has been taken up
         self.globals: dict[tuple[str, str], object] = {}
-        """Stand-ins for the values of globals, by module and name; see ``module_state``."""
+        """Stand-ins for the values of globals, by module and name; see ``ModuleState``."""
         self.runs: dict[str, dict[str, object]] = {}
         """Stand-ins for the globals as left by runs whose functions were entered here."""
         self._stopped: OrderedDict[tuple[str, str], tuple[Given, str]] = OrderedDict()

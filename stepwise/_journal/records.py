@@ -321,8 +321,7 @@ class Outcome(NamedTuple):
         usage: for a model request, its model and tokens; see :class:`stepwise.Event`.
         message: number in the inbox of the message that a wait for a signal took; 0 for none.
         spent: amounts of the call that no other record holds, its failed attempts included, by
-            unit: ``usd``, ``tokens``, ``seconds``, and ``steps`` if it is not one; see
-            ``spending``.
+            unit: ``usd``, ``tokens``, ``seconds``, and ``steps`` if it is not one.
     """
 
     call: Call
@@ -360,7 +359,7 @@ class AttemptFailed(NamedTuple):
 
 
 class Handled(NamedTuple):
-    """The workflow continued after these failed or cancelled calls, so failure is their outcome."""
+    """The workflow continued after these calls failed or were cancelled: that is their outcome."""
 
     numbers: tuple[int, ...]
     at: float = 0.0

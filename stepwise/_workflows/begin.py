@@ -1426,7 +1426,7 @@ class TopLevel(WorkflowCall):
         """Set the run to a run chosen by another process or by its id.
 
         Args:
-            explicit: True if the user chose its id; see :class:`.starts.Meant`.
+            explicit: True if the user chose its id; see :class:`Meant`.
         """
         self.starting()
         self._meant, self.run_id = Meant(run_id, explicit=explicit), run_id
