@@ -393,6 +393,7 @@ def _call_in_fork(source: ForkedRun, new_id: str, recorded: RecordedCall) -> Cal
 
 
 def _fork_child(source: ForkedRun, new_id: str, child: str) -> str:
+    """Fork a child run that has not answered yet; return the id of its fork, empty if not begun."""
     if facts_of(source.store, source.seal, child) is None:
         return ""  # killed before it began
     whole = ForkedRun(source.store, source.seal, child)

@@ -320,6 +320,7 @@ class WorkflowRun(OpenedRun):
         )
 
     def _replay(self) -> None:
+        """Replay the run from the top, with answers from the journal."""
         active = self.active
         if active.facts.pruned:
             raise CodeChangedError(
