@@ -19,7 +19,7 @@
     ├── StepTimeoutError (TimeoutError)  an attempt took longer than its timeout
     ├── StreamChangedError               an abandoned stream began differently on repeat
     ├── WaitTimeoutError (TimeoutError)  nothing came for wait_for() or approve() in time
-    ├── ApprovalDenied                   a person refused a call
+    ├── ApprovalDenied                   a person denied what a call asked for
     ├── RunEndedError                    a signal or an answer for a run that has ended
     ├── SignalRefusedError (ValueError)  the run does not wait for a value like this one
     └── WorkerDiedError                  the worker that executed a step's body died
@@ -32,12 +32,12 @@
     ├── RunOwnedError                    inside a run: another process is executing its child run
     ├── LeaseLostError                   another process took the run over
     ├── RunSuspended                     nothing is left but to wait; the run resumes later
-    ├── RunCancelled                     a person cancelled the run
+    ├── RunCancelled                     somebody cancelled the run
     ├── RunTimeoutError                  the run took longer than its workflow's timeout
     └── BudgetExceeded                   the run has used up its budget
 
     StepwiseWarning (UserWarning)
-    ├── ArgumentMutatedWarning           an answer cannot repeat a change of arguments
+    ├── ArgumentMutatedWarning           a step changed arguments; an answer cannot repeat that
     ├── ArgumentsChangedWarning          a side effect was answered though its arguments changed
     ├── UnusedRecordWarning              a recorded side effect was not reached again
     ├── UnrecordedCallWarning            a step ran without being recorded
@@ -108,7 +108,7 @@ class _Facts(BaseException):
 
 
 def escaped(text: str) -> str:
-    r"""Return a text whose characters that a terminal or browser obeys are written as ``\x1b``."""
+    r"""Return a text with characters that a terminal or browser obeys written as ``\x1b``."""
     if text.isprintable():
         return text
     return "".join(

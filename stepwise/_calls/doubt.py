@@ -34,25 +34,25 @@ _EXCLUDE = (
 @public
 @dataclass(frozen=True)
 class Landed:
-    """The answer "yes, it happened, and returned ``value``"."""
+    """The answer of an ``in_doubt=`` function: yes, it happened, and returned ``value``."""
 
     value: Any = None
 
 
 @public
 class DidNotHappen:
-    """The answer "no, it did not happen"; the call runs."""
+    """The answer of an ``in_doubt=`` function: no, it did not happen; the call runs."""
 
 
 @public
 class Inconclusive:
-    """The answer "nobody can tell"; the run stops and asks a person."""
+    """The answer of an ``in_doubt=`` function: nobody can tell; the run stops and asks a person."""
 
 
 @public
 @dataclass(frozen=True)
 class InDoubtCall:
-    """The argument of a ``reconcile`` function: a side effect that was started and never finished.
+    """The argument of an ``in_doubt=`` function: a side effect started and never finished.
 
     Args:
         name: the name of the tool.
@@ -72,7 +72,7 @@ class InDoubtCall:
 @public
 @dataclass(frozen=True)
 class CompletedCall:
-    """The argument of a ``compensate`` function: a completed side effect that is to be undone.
+    """The argument of a ``compensate=`` function: a completed side effect that is to be undone.
 
     Args:
         name: the name of the tool.

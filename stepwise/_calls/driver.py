@@ -220,7 +220,7 @@ def until_body(core: Core) -> Attempt | Result:
 
 
 def is_body(operation: Operation) -> bool:
-    """Return whether an operation is an attempt of the body, not of a ``reconcile`` function."""
+    """Return whether an operation is an attempt of the body, not of ``reconcile=`` or the like."""
     return isinstance(operation, Attempt) and operation.scope is not None
 
 

@@ -55,7 +55,7 @@ _BEAT = 0.5  # seconds after which a coroutine's body can be interrupted, at the
 _LOOK = 0.5  # seconds between two checks whether the run must end, while a thread waits for a body
 
 _NAMES = ("ray",)
-"""The names of executors, which are made with the ``resources`` of the step."""
+"""The executors that can be given by name; they are made with the ``resources`` of the step."""
 
 
 class Far(Protocol):
@@ -355,7 +355,7 @@ def _packed(
 
 
 def _in_this_thread(attempt: Attempt) -> Result:
-    """Execute a body in a thread of an executor; a coroutine gets an event loop."""
+    """Execute a body in a thread of an executor; a coroutine runs in a new event loop."""
     if not inspect.iscoroutinefunction(attempt.function):
         return in_thread_of(attempt)
     import asyncio
@@ -418,7 +418,7 @@ def ready() -> None:
 
 
 def call_plainly(function: Any, item: Any) -> Any:
-    """Call a function with an item, outside any run; a coroutine gets an event loop."""
+    """Call a function with an item, outside any run; a coroutine runs in a new event loop."""
     return _ended(function(item)) if inspect.iscoroutinefunction(function) else function(item)
 
 

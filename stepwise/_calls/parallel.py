@@ -150,7 +150,10 @@ class _Begun:
 
 
 def _begin(step: Any, items: list[Any], find: Callable[[], Any] | None) -> list[_Begun] | None:
-    """Look up each item in the journal, in order; return ``None`` outside a run or for no step."""
+    """Look up each item in the journal, in order.
+
+    Return ``None`` outside a run, or if ``step`` is a plain function.
+    """
     scope, recorded = current_scope(), step_of(step)
     if scope is None or recorded is None:
         return None

@@ -360,7 +360,7 @@ class Step(Performer):
         """Return the core that executes a call inside a run.
 
         Args:
-            instance: the instance of a bound method that is not passed as an argument.
+            instance: the first argument, if the function is an undecorated method of this object.
             asks_first: see :meth:`Performance.core`.
         """
         if self._is_lambda:

@@ -53,7 +53,7 @@ class State(NamedTuple):
         unused: earlier records that no call had used: origin, last, and their flags.
         arguments: the objects that are kept by reference, name and kind.
         python, at: the Python version that wrote it; the time, in seconds since 1970.
-        needs: the values stored elsewhere that it refers to; see :class:`.chunks.Needs`.
+        needs: the values stored elsewhere that it refers to; see :class:`.references.Needs`.
         changed: variables that a fork gave other values, as name, form and size of the bytes at the
             end of the payload.
         state: the parts of instances that steps changed, as owner and part; see ``subjects``.

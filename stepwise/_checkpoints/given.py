@@ -169,7 +169,8 @@ def _is_handle(cls: type) -> bool:
 def why_no_handle(value: Any) -> str:
     """Return why another object cannot replace an unrecordable one; empty if it can.
 
-    A replacement works for objects outside the program, such as a client or a connection.
+    A replacement works for objects that represent something outside the program, such as a client
+    or a connection.
     """
     cls: Any = type(value)
     if is_synchronizer(value):

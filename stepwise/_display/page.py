@@ -71,7 +71,7 @@ class RunPage:
         resumed: how many times the run was resumed.
         result: the returned value as text; empty if the run did not return.
         where, line: the place where the run resumes, and its source; empty for a run that has
-        ended.
+            ended.
         source: the source of the workflow, if known.
         checkpoints: the checkpoints with their variables.
         in_doubt: the side effects that may or may not have happened.

@@ -1,7 +1,7 @@
-"""A run in progress: its state, the calls inside its steps, and its end before its time.
+"""A run in progress: its state, the calls inside its steps, and its early end.
 
-Whether a call may be made now, and what is written when it ends, is decided by :class:`ActiveRun`.
-What is *done* with a call (attempts, timeouts, doubt) is the business of ``perform``.
+:class:`ActiveRun` decides whether a call may be made now, and what is written when the call ends.
+``perform`` executes the call: its attempts, timeouts and doubt.
 """
 
 from __future__ import annotations
@@ -75,11 +75,12 @@ class InnerCall:
     """A call that was made or answered inside a step.
 
     Attributes:
-        around: numbers of the steps that are executing it, the outermost first.
-        records: numbers of its records.
-        flags: of the call, as of its last record; ``None`` if the records say them.
-        open: it has begun, and not ended.
-        abandoned: nobody waits for it: a step around it has run out of time.
+        around: the numbers of the steps that are executing it, outermost first.
+        records: the numbers of its records.
+        effect: True if the call has a side effect.
+        flags: the flags of the call as of its last record; ``None`` if the records have them.
+        open: True if the call has begun, and not ended.
+        abandoned: True if nobody waits for the call, since a step around it timed out.
     """
 
     __slots__ = ("abandoned", "around", "effect", "flags", "open", "records")
@@ -96,19 +97,23 @@ class InnerCalls:
     """The calls made inside the steps of one run that are in progress.
 
     Attributes:
-        calls: by the outermost step around them.
-        over: the attempts that have failed: their lists of calls, by identity (kept here, so that
-            no other list has it).
+        calls: the inner calls by number, by the number of the outermost step around them.
+        over: the lists of calls of failed attempts, by their id (kept here, so that no other list
+            gets the same id).
     """
 
     def __init__(self) -> None:
         self.calls: dict[int, dict[int, InnerCall]] = {}
-        # The steps of an earlier process that a step continues, since their calls answer its own.
+        # The steps of earlier processes that a step continues, since their calls answer its calls.
         self._continued: dict[int, set[int]] = {}
         self.over: dict[int, list[int]] = {}
 
     def begin(self, around: tuple[int, ...], call: Call, recorded: RecordedCall | None) -> None:
-        """A call inside a step begins: it has got its number, that of a record if it continues."""
+        """Note that a call inside a step begins, with a new number or the number of a record.
+
+        Args:
+            recorded: the recorded call that it continues, if any.
+        """
         if recorded is not None:
             self.answered(around, recorded)
         inner = self.calls.setdefault(around[0], {}).setdefault(
@@ -117,13 +122,13 @@ class InnerCalls:
         inner.around, inner.open = around, True
 
     def answered(self, around: tuple[int, ...], recorded: RecordedCall) -> None:
-        """A record answers a call inside a step."""
+        """Note that a record answers a call inside a step."""
         call = recorded.call
         inner = self.calls.setdefault(around[0], {}).setdefault(
             call.number, InnerCall(call, around)
         )
         known = {*inner.records, recorded.origin.number, recorded.entry.number}
-        inner.records = sorted(known - {0})  # 0 of a call that a restored run may have lost
+        inner.records = sorted(known - {0})  # 0: of a call that a restored run may have lost
         inner.around, inner.flags = around, recorded.flags
         if len(call.around) == len(around):
             for mine, theirs in zip(around, call.around, strict=True):
@@ -131,27 +136,27 @@ class InnerCalls:
                     self._continued.setdefault(mine, set()).add(theirs)
 
     def wrote(self, around: tuple[int, ...], call: Call, number: int) -> None:
-        """A record of a call inside a step was written."""
+        """Note that a record of a call inside a step was written."""
         inner = self.calls.get(around[0], {}).get(call.number)
         if inner is not None:
             inner.records.append(number)
             inner.flags = None
 
     def handled(self, numbers: Iterable[int]) -> None:
-        """The failures of these calls turned out to be handled."""
+        """Note that the workflow has handled the failures of these calls."""
         for calls in self.calls.values() if self.calls else ():
             for number in numbers:
                 if number in calls:
                     calls[number].flags = True, False, False
 
     def land(self, around: tuple[int, ...], number: int) -> None:
-        """A call inside a step has ended, with a record or without one."""
+        """Note that a call inside a step has ended, with or without a record."""
         inner = self.calls.get(around[0], {}).get(number)
         if inner is not None:
             inner.open = False
 
     def end(self, number: int) -> None:
-        """A step has ended; those inside it have, too, if it was called outside of all steps."""
+        """Note the end of a step, and of the steps inside it if it was called outside all steps."""
         for step in (number, *self.calls.pop(number, ())):
             self._continued.pop(step, None)
 
@@ -161,12 +166,12 @@ class InnerCalls:
         """Return the calls inside a step, in all of its attempts so far.
 
         Args:
-            around: number of the step, behind those of the steps around it.
+            around: the numbers of the steps around it, outermost first, and its own number.
         """
         calls = self.calls.get(around[0])
         if not calls:
             return {}
-        step = around[-1]  # a copy, since other tasks and threads go on
+        step = around[-1]  # the calls are copied below, since other tasks and threads go on
         return {number: each for number, each in calls.copy().items() if step in each.around}
 
     def steps(self, number: int) -> set[int]:
@@ -174,7 +179,7 @@ class InnerCalls:
         return {number} | self._continued.get(number, set())
 
     def forget(self, around: tuple[int, ...], numbers: Iterable[int]) -> None:
-        """Forget calls that were made in vain."""
+        """Forget superseded calls of a failed attempt."""
         calls = self.calls.get(around[0], {})
         for number in numbers:
             calls.pop(number, None)
@@ -186,13 +191,13 @@ _WAITING = ("aiotools", "anyio", "asyncio", "concurrent", "joblib", "multiproces
 
 # -- whether code cleans up ----------------------------------------------------------------------
 #
-# Code is in a clean-up in a ``finally`` block, or in the exit of a ``with`` block.  The position of
-# the frames between a call and its workflow says so; it is asked only while a run is to end.  The
-# exit of a task group or a pool is none: the work itself goes on there.
+# Code cleans up in a ``finally`` block, or in the exit of a ``with`` block.  The positions of the
+# frames between a call and its workflow show it; they are examined only while a run must end.  The
+# exit of a task group or a pool is not a clean-up: the work itself continues there.
 
 
 def cleans_up(run: ActiveRun) -> bool:
-    """Return whether the code that calls this, or the run's own flow of control, cleans up."""
+    """Return whether the calling code, or the run's own flow of control, is in a clean-up."""
     if _are_in_cleanup(_until(sys._getframe(1), run.executor)):
         return True
     if run.task is not None:
@@ -203,12 +208,12 @@ def cleans_up(run: ActiveRun) -> bool:
 
 
 def task_cleans_up(task: Any) -> bool:
-    """Return whether a task that waits does so in a clean-up."""
+    """Return whether a waiting task is in a clean-up."""
     return _are_in_cleanup([*_awaiting(task.get_coro())][::-1])
 
 
 def _until(frame: FrameType | None, last: FrameType | None) -> list[FrameType]:
-    """Return the frames inside a workflow, the innermost first; none of code outside of it."""
+    """Return the frames inside a workflow, innermost first; an empty list outside the workflow."""
     found: list[FrameType] = []
     while frame is not None and frame is not last:
         found.append(frame)
@@ -217,7 +222,7 @@ def _until(frame: FrameType | None, last: FrameType | None) -> list[FrameType]:
 
 
 def _awaiting(coroutine: Any) -> Iterator[FrameType]:
-    """Yield the frames of a coroutine that waits, the outermost first."""
+    """Yield the frames of a waiting coroutine, outermost first."""
     while coroutine is not None:
         for kind in ("cr", "gi", "ag"):
             frame = getattr(coroutine, f"{kind}_frame", None)
@@ -231,8 +236,8 @@ def _awaiting(coroutine: Any) -> Iterator[FrameType]:
 
 
 def _are_in_cleanup(frames: Iterable[FrameType]) -> bool:
-    """Return whether one of these frames, the innermost first, is in a clean-up."""
-    waits = False  # for the work of a group
+    """Return whether one of these frames, innermost first, is in a clean-up."""
+    waits = False  # whether a frame waits for the work of a group
     for frame in frames:
         code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
         if is_ours(code.co_filename):
@@ -251,31 +256,31 @@ def _are_in_cleanup(frames: Iterable[FrameType]) -> bool:
 
 @cache
 def _finally_blocks(path: str) -> list[tuple[int, int]]:
-    """Return the lines of the ``finally`` blocks of a file, as it was when it was first needed."""
+    """Return the line ranges of the ``finally`` blocks of a file, as of its first use here."""
     return finally_lines("".join(linecache.getlines(path)))
 
 
 ENDINGS = (RunCancelled, RunTimeoutError)
-"""The errors that end a run so that its clean-up runs: not sticky, as other ``RunStopped`` are."""
-_LOOKS_AGAIN = 0.05  # seconds until a task that cleans up is looked at again
-_EVERY = 0.5  # seconds between two looks into the inbox, at least
+"""The errors that end a run and let its clean-up run: unlike other ``RunStopped``, not sticky."""
+_LOOKS_AGAIN = 0.05  # seconds until a task that cleans up is checked again
+_EVERY = 0.5  # minimum seconds between two looks into the inbox
 
 
 class Steering:
-    """The requests to one run in progress, and how much of them its workflow has been told.
+    """The requests to end one run in progress, and whether its workflow has received them.
 
-    A run that is to end *unwinds*: an asynchronous one is cancelled as a task, where it waits;
-    another raises at the next call that it would make, once, in each flow of control until its
-    workflow has it.  A call that the journal answers is not one that it would make: so a run that
-    was killed while it unwound unwinds again from the same place, and the records of its clean-up
-    answer.
+    A run that must end *unwinds*.  The task of an asynchronous run is cancelled where it waits.
+    Other runs raise at the next new call, once in each flow of control, until the workflow's own
+    flow has the error.  A call that the journal answers does not raise.  So a run that was killed
+    while it unwound unwinds again from the same place, and the records of its clean-up answer.
 
     Attributes:
-        asked: the error with which the run is to end; ``None`` while it may go on.
-        told: the error of which its workflow has been told: its own, or that of a run around it.
-        watch: watches the inbox, if something does; closed with the run.
-        is_bound: something may end the run that every call has to ask for.
-        next_look: when a call has to look into the inbox, by the monotonic clock.
+        asked: the error with which the run must end; ``None`` while it may continue.
+        told: the error that its workflow has received: its own error, or the error of a run around
+            it.
+        watch: the watch of the inbox, if there is one; closed with the run.
+        is_bound: True if something may end the run, so that every call has to check.
+        next_look: the time when a call has to look into the inbox, by the monotonic clock.
     """
 
     def __init__(self, run: ActiveRun, outer: Steering | None, *, is_new: bool) -> None:
@@ -287,7 +292,7 @@ class Steering:
         self._end = End()
         self._timeout, self._until = 0.0, None  # type: float, float | None
         self._lock = threading.Lock()
-        # A run that begins has no inbox yet; another one is looked at before its first call.
+        # A new run has no inbox yet; other runs look into their inbox before the first call.
         self.next_look = time.monotonic() + _EVERY if is_new else 0.0
         if run.facts.cancelling:
             self.asked = _asked_in(run.facts)
@@ -295,52 +300,52 @@ class Steering:
 
     @property
     def _outward(self) -> tuple[Steering, ...]:
-        """Those of the runs around it, the outermost first, and itself."""
+        """The steerings of the runs around this run, outermost first, and this steering."""
         return (*self._outer, self)
 
     def close(self) -> None:
-        """Stop watching; the run is over."""
+        """Stop watching, since the run is over."""
         if self.watch is not None:
             self.watch.close()
 
     def limit(self, timeout: float) -> None:
-        """Let the run take so many seconds since it began."""
+        """Limit the run to ``timeout`` seconds since it began."""
         self._timeout, self._until = timeout, self.run.facts.created_at + timeout
         self._end, self.is_bound = End.of(self._until, timeout), True
 
     @property
     def own_left(self) -> float | None:
-        """Return the seconds that remain of its own timeout."""
+        """The seconds that remain of the run's own timeout; ``None`` without a timeout."""
         return self._end.left()
 
     def patience(self, seconds: float) -> float:
-        """Return after how many seconds a call that waits must look again, ``seconds`` at most."""
+        """Return the seconds after which a waiting call must look again, ``seconds`` at most."""
         left = self.left
         ends = [seconds] if left is None else [seconds, max(0.0, left)]
-        # Requests are for the outermost run.
+        # Requests to cancel go to the outermost run.
         watched = self.run.task is not None or (not self._outer and self.run.waits.watched)
         return min(ends) if watched else min(*ends, _EVERY)
 
     def look_soon(self) -> None:
-        """Look for a request to cancel the run at the next call, or when a waiting one wakes."""
+        """Check for a request to cancel at the next call, or when a waiting call wakes."""
         self.next_look = 0.0
 
     @property
     def deadline(self) -> float | None:
-        """Return when a timeout of it, or of a run around it, is over, in seconds since 1970."""
+        """The first end of a timeout of this run or a run around it, in seconds since 1970."""
         ends = [each._until for each in self._outward if each._until is not None]
         return min(ends, default=None)
 
     @property
     def left(self) -> float | None:
-        """Return the seconds that remain until then; ``None`` without a timeout."""
+        """The seconds that remain until the first timeout ends; ``None`` without a timeout."""
         found = [left for each in self._outward if (left := each._end.left()) is not None]
         return min(found, default=None)
 
     # -- asking ----------------------------------------------------------------------------------
 
     def ask(self, error: RunStopped) -> None:
-        """Have the run end with this error; the first one counts."""
+        """Request the end of the run with this error; the first request counts."""
         if self.asked is None:
             self.asked, self.is_bound = error, True
             self.run.ring()
@@ -349,7 +354,7 @@ class Steering:
                     self.run.task.get_loop().call_soon_threadsafe(self.cancel_task)
 
     def look(self) -> None:
-        """Look whether the run is to end: its timeout is over, or somebody cancelled it."""
+        """Check whether the run must end: its timeout is over, or somebody cancelled it."""
         left = self._end.left()
         if left is not None and left <= 0:
             self.ask(_timed_out(self.run.facts, self._timeout))
@@ -357,9 +362,9 @@ class Steering:
             self.look_into_inbox()
 
     def look_into_inbox(self) -> None:
-        """Look whether somebody cancelled the run; that is recorded before the run is told."""
+        """Check whether somebody cancelled the run; record the request before the run gets it."""
         if self.asked is not None or not self._lock.acquire(blocking=False):
-            return  # another thread looks
+            return  # the end is already requested, or another thread is looking
         try:
             run, facts = self.run, self.run.facts
             self.next_look = time.monotonic() + _EVERY
@@ -381,11 +386,11 @@ class Steering:
     # -- telling ---------------------------------------------------------------------------------
 
     def check(self, around: Call | None, *, answered: bool) -> None:
-        """Raise if the run, or one around it, is to end, and its workflow has not been told.
+        """Raise if this run or a run around it must end, and its workflow has not been told.
 
         Args:
-            around: the step that is being executed here.  A side effect may end.
-            answered: the journal may answer the call, which is then made all the same.
+            around: the step that is being executed here; a side effect may continue to its end.
+            answered: True if the journal may answer the call, which is then made all the same.
         """
         may_end = answered or (around is not None and around.effect)
         for each in self._outward:
@@ -395,7 +400,11 @@ class Steering:
                 self._tell(each, each.asked)
 
     def would_end(self, around: Call | None) -> bool:
-        """Return whether a plain step that is waited for is to end now, with its run."""
+        """Return whether a plain step that the caller waits for must end now, with its run.
+
+        Args:
+            around: the step; a side effect may continue to its end.
+        """
         if around is not None and around.effect:
             return False
         for each in self._outward:
@@ -408,8 +417,8 @@ class Steering:
         return False
 
     def _has_it(self, asked: RunStopped) -> bool:
-        """Return whether this flow of control handles the error; the workflow's own has it then."""
-        # A child run that is called by clean-up sees what its callers handle.
+        """Return whether this flow of control handles the error; in the main flow, note that."""
+        # A child run that clean-up code calls sees the errors that its callers handle.
         handled = (each.run.unwinding.handling() for each in self._outward)
         found = any(_are_same(error, asked) for each in handled for error in chain(each))
         if found and self.run.unwinding.main == asyncio_state.who():
@@ -420,7 +429,7 @@ class Steering:
         task = asker.run.task
         are_tasks = task is not None and self.run.task is not None
         if (asker if are_tasks else self).told is asked or cleans_up(asker.run):
-            return  # it has been told, or is after its clean-up
+            return  # it has been told, or will be after its clean-up
         if are_tasks:
             if asyncio_state.current() is task:
                 asker.told = asked
@@ -430,9 +439,9 @@ class Steering:
         raise asked
 
     def cancel_task(self) -> None:
-        """Cancel the task of an asynchronous run, unless a call of it did; called in its loop.
+        """Cancel the task of an asynchronous run, unless one of its calls did; runs in its loop.
 
-        A task that cleans up is cancelled after that.
+        A task in a clean-up is cancelled after the clean-up.
         """
         task = self.run.task
         if self.asked is None or self.told is self.asked or task.done():
@@ -448,18 +457,18 @@ class Steering:
             self.cancel_task()
 
     def has_been_told(self) -> None:
-        """Note that the code before a checkpoint has been told, and has gone on."""
+        """Note that the code before a checkpoint has received the error, and has continued."""
         self.told = next((each.asked for each in self._outward if each.asked is not None), None)
 
     # -- the end ---------------------------------------------------------------------------------
 
     @property
     def unwinds(self) -> RunStopped | None:
-        """Return the error with which the run, or one around it, is to end."""
+        """The error with which this run or a run around it must end; ``None`` if none must."""
         return next((each.asked for each in self._outward if each.asked is not None), None)
 
     def ending(self, error: BaseException | None) -> RunStopped | None:
-        """Return the error with which the run was asked to end, if it ends for that with this."""
+        """Return the error of the request to end if ``error`` results from the request."""
         if self.run.interrupted:
             return None
         for each in self._outward:
@@ -473,15 +482,15 @@ class Steering:
 
 
 def _messages(inbox: RunInbox) -> list[Message]:
-    """Return what was sent to a run; nothing, while the store cannot be read."""
+    """Return the messages of a run; an empty list while the store cannot be read."""
     try:
         return inbox.messages
-    except (Exception, RunStopped):  # its next record reports what is wrong with it
+    except (Exception, RunStopped):  # the next record reports the problem of the store
         return []
 
 
 def _are_same(error: BaseException, asked: RunStopped) -> bool:
-    """Return whether an error is that one, or the same one as a record has it."""
+    """Return whether an error is the requested one, or the same error loaded from a record."""
     if error is asked:
         return True
     return type(error) is type(asked) and getattr(error, "run_id", None) == asked.run_id
@@ -518,18 +527,18 @@ def _timed_out(facts: RunFacts, timeout: float) -> RunTimeoutError:
     )
 
 
-_MANY = 3  # calls that got the error, after which nobody waits for it to arrive by itself
-_SURFACES = 1.0  # seconds in which an error arrives by itself, and between two looks
+_MANY = 3  # calls that got the error, after which the watcher acts immediately
+_SURFACES = 1.0  # seconds that an error gets to arrive by itself; also between two checks
 
 
 class Surfacing:
-    """Watches that a run ends after it was stopped, though what executes it may swallow the error.
+    """A watcher that makes a stopped run end, even if a framework swallows the error.
 
-    Agent frameworks catch ``BaseException`` in their tasks and threads, or lose it there: the
-    program would wait for ever, or ask the model again and again.  So the error is told in one line
-    where it is raised (the whole text arrives with the exception); and where the run has not ended
-    a moment later, its own task is cancelled, or the tasks of a workflow that is no coroutine
-    function.  The run then ends with the error, not with the cancellation.
+    Agent frameworks catch ``BaseException`` in their tasks and threads, or lose it there.  The
+    program would then wait forever, or ask the model again and again.  So the error is reported in
+    one line where it is raised; the whole text arrives with the exception.  If the run has not
+    ended a moment later, its own task is cancelled.  For a workflow that is not a coroutine
+    function, its tasks are cancelled.  The run then ends with the error, not with the cancellation.
     """
 
     def __init__(self, run: ActiveRun) -> None:
@@ -540,9 +549,9 @@ class Surfacing:
         self._cancelled: set[asyncio_state.TaskReference] = set()
 
     def begin(self, error: RunStopped) -> None:
-        """Tell the error, and see to it that the run ends; a suspension does both itself.
+        """Report the error, and make the run end; a suspension does both itself.
 
-        Programs catch a budget that is used up: that is told only if it does not arrive.
+        Programs catch a used-up budget, so that error is reported only if it does not arrive.
         """
         if isinstance(error, RunSuspended):
             return
@@ -556,14 +565,14 @@ class Surfacing:
             _tell(self._run.run_id, error)
 
     def refused(self) -> None:
-        """Note that another call got the error: somebody swallows it, and calls on and on."""
+        """Note that another call got the error, since some code swallows it and continues."""
         self._refused += 1
         if self._refused == _MANY and self._timer is not None:
             self._timer.cancel()
             self._wait(0.0)
 
     def close(self) -> None:
-        """Stop watching; the run is over."""
+        """Stop watching, since the run is over."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -577,17 +586,17 @@ class Surfacing:
             self._look()
 
     def _look(self) -> None:
-        """Cancel what still goes on, unless it cleans up; called in a thread of its own."""
+        """Cancel the tasks that still run, unless they clean up; called in the timer's thread."""
         run = self._run
         if run.ended:
             return
-        # What is in flight when a budget is used up is paid for, and waited for.
+        # Steps in flight when a budget is used up are paid for, so they may end first.
         if not (isinstance(run.stopped, BudgetExceeded) and run.flows.steps_in_flight()):
             if run.stopped is not None:
                 self._tell(run.stopped)
             if run.task is not None:
                 tasks = {asyncio_state.reference_to(run.task)}
-            else:  # event loops of other threads may have tasks that nobody has looked at yet
+            else:  # event loops of other threads may have tasks that were not examined yet
                 tasks = {*run.flows.tasks, *asyncio_state.known_references()}
             for reference in tasks - self._cancelled:
                 self._end(reference)
@@ -626,11 +635,11 @@ class Scope(NamedTuple):
 
     Args:
         call: the step that is being executed; ``None`` in the workflow's own code.
-        around: numbers of the steps being executed here, the outermost first.
-        attempt: of the step, from 1.
-        inner: numbers of the calls made or answered inside it.
+        around: the numbers of the steps being executed here, outermost first.
+        attempt: the attempt of the step, from 1.
+        inner: the numbers of the calls made or answered inside the step.
         branch: see :class:`Call`.
-        outer: the position of the call around it.
+        outer: the scope of the call around the step.
     """
 
     run: ActiveRun
@@ -663,10 +672,10 @@ class OpenStream:
     """A call whose value arrives piece by piece, after it has returned.
 
     Attributes:
-        name: of the call.
-        left: its reader has closed it before its end.
-        flow: the flow of control that an exception was unwinding then; 0 if none was.
-        cut: it ended without its end mark.
+        name: the name of the call.
+        left: True if its reader has closed it before its end.
+        flow: the flow of control that an exception was unwinding at that moment; 0 for none.
+        cut: True if the stream ended without its end mark.
     """
 
     name: str
@@ -675,27 +684,28 @@ class OpenStream:
     cut = False
 
     def can_read_rest(self, *, awaits: bool) -> bool:
-        """Return whether the rest can be read here; ``awaits`` in a coroutine function."""
+        """Return whether the rest can be read here; ``awaits`` is True in a coroutine function."""
         raise NotImplementedError
 
     def read_rest(self) -> Any:
-        """Read it to its end, and record it; an awaitable, if it is asynchronous."""
+        """Read the stream to its end, and record it; return an awaitable if it is asynchronous."""
         raise NotImplementedError
 
     def leave(self) -> None:
-        """Record it as far as it was read, if it can be; nobody reads on."""
+        """Record the stream as far as it was read, if possible, since nobody reads on."""
         raise NotImplementedError
 
     def drop(self) -> None:
-        """End it without an outcome."""
+        """End the stream without an outcome."""
         raise NotImplementedError
 
 
 class Branches:
-    """Names the branch that executes the code, where a framework has branches of its own.
+    """The namer of branches, for frameworks with their own branches.
 
     Attributes:
-        name: gives the name, in the run of an id; empty for code outside of any branch.
+        name: returns the name of the branch that executes the code, for a run id; empty for code
+            outside any branch.
     """
 
     name: Callable[[str], str] | None = None
@@ -709,11 +719,11 @@ class ActiveRun:
     """A run that this process is executing.
 
     Args:
-        facts: what a listing shows of it.
+        facts: the facts that a listing shows.
         locator: finds the workflow's statement that makes a call.
-        parent: the run that called it, whose secrets are its own, too.
-        budget: what it may spend; ``None`` for no limit.
-        is_new: nothing of it had been recorded.
+        parent: the run that called this run, which shares the secrets of its parent.
+        budget: the spending limit; ``None`` for no limit.
+        is_new: True if nothing of the run had been recorded before.
     """
 
     def __init__(
@@ -747,29 +757,29 @@ class ActiveRun:
         self.frame: WatchesSteps | None = None
         self.stopped: RunStopped | None = None
         self.surfacing = Surfacing(weakref.proxy(self))  # no cycle: runs hold large objects
-        self.refused: BaseException | None = None  # with it calls were, since the process ends
-        self.begun = False  # its function has been entered
+        self.refused: BaseException | None = None  # raised by calls, since the process ends
+        self.begun = False  # whether its function has been entered
         self.ended = False
-        self.home = self.thread = threading.get_ident()  # in which a plain workflow function runs
-        self.executor: FrameType | None = None  # below which its function does
-        self.task: Any = None  # in which an asynchronous workflow runs
-        self.awaits = False  # its function is a coroutine function, or an asynchronous generator
-        self.waiter: Any = None  # the future at which its caller waits
-        self.detached = False  # nobody waits in its caller's place: it was started
-        self.ending: BaseException | None = None  # what ended the event loop around it
+        self.home = self.thread = threading.get_ident()  # the thread of a plain workflow function
+        self.executor: FrameType | None = None  # the frame that calls the workflow function
+        self.task: Any = None  # the task of an asynchronous workflow
+        self.awaits = False  # whether its function is an async function or async generator
+        self.waiter: Any = None  # the future for which its caller waits
+        self.detached = False  # True for a started run, for which no caller waits
+        self.ending: BaseException | None = None  # the error that ended the event loop around it
         self.unawaited: dict[object, Unawaited] = {}
-        self.idle = 0  # tasks that only wait for others of the run: the walk through a graph
+        self.idle = 0  # tasks that only wait for other tasks of the run, such as a graph's walk
         self.locator = locator
-        self.streams: dict[int, OpenStream] = {}  # open, or left and not recorded yet; by call
+        self.streams: dict[int, OpenStream] = {}  # by call: open, or left and not recorded yet
         self.inner = InnerCalls()
-        self.cut_off: set[int] = set()  # calls that a crash cut off: they continue
-        self.alive = 0.0  # when earlier attempts are known to have been alive, at last
+        self.cut_off: set[int] = set()  # calls that a crash cut off, which continue
+        self.alive = 0.0  # the last time when an earlier attempt is known to have been alive
         self.ordinals = Ordinals()
         self.inbox = RunInbox(journal.store, journal.seal, facts.run_id, Taken())
         self.waits = Waits()
-        self.suspension: tuple[RunWait, ...] | None = None  # what it waits for, once it suspends
+        self.suspension: tuple[RunWait, ...] | None = None  # its waits, once it suspends
         self.steering: Steering = Steering(self, parent.steering if parent else None, is_new=is_new)
-        self.is_first = Once()  # of notices about this run
+        self.is_first = Once()  # for notices about this run
         self._summary = SummaryKeeper(journal)
         self.lock = threading.RLock()
         self.pid = os.getpid()
@@ -777,7 +787,7 @@ class ActiveRun:
 
     @property
     def run_id(self) -> str:
-        """The run's id."""
+        """The id of the run."""
         return self.facts.run_id
 
     def lineage(self) -> list[ActiveRun]:
@@ -789,8 +799,8 @@ class ActiveRun:
 
     @property
     def root(self) -> ActiveRun:
-        """The run that no other one called."""
-        run = self  # it is asked for at every call
+        """The top-level run, which no other run called."""
+        run = self  # asked for at every call
         while run.parent is not None:
             run = run.parent
         return run
@@ -810,9 +820,9 @@ class ActiveRun:
         """Raise if no call may be made now: the run stopped, ended, or is being interrupted.
 
         Args:
-            around: the step that is being executed here: it may end after SIGTERM, with the steps
-                that it calls.
-            answered: the journal may answer the call, also of a run that is to end.
+            around: the step that is being executed here, which may finish after SIGTERM, with the
+                steps that it calls.
+            answered: True if the journal may answer the call, even in a run that must end.
         """
         if os.getpid() != self.pid:
             raise OutsideRunError(
@@ -844,13 +854,13 @@ class ActiveRun:
         self.admit(around, answered=answered)
 
     def refuse_if_stopped(self) -> None:
-        """Raise what the run has been stopped with; also for requests in the bodies of steps."""
+        """Raise the error that stopped the run, if any; used for requests inside steps, too."""
         if self.stopped is not None:
             self.root.surfacing.refused()
             raise self.stopped
 
     def admit(self, around: Call | None, *, answered: bool) -> None:
-        """Raise if no call may be made any more, shortly after :meth:`check`; see there."""
+        """Raise if a call may no longer be made, shortly after :meth:`check`; see there."""
         if self.stopped is not None:
             raise self.stopped
         if interrupts.sigterms.draining and around is None and self.root.waiter is None:
@@ -861,30 +871,34 @@ class ActiveRun:
             steering.check(around, answered=answered)
 
     def _refuse(self, error: BaseException) -> BaseException:
-        """Note that a call is refused since the process ends: what comes after it is no end."""
+        """Note that a call is refused since the process ends, which is not the end of the run."""
         for run in self.lineage():
             run.refused = error
         return error
 
     def stop(self, error: RunStopped) -> RunStopped:
-        """Make ``error`` what every later call of this run, and of those around it, raises."""
+        """Make every later call of this run, and of the runs around it, raise ``error``.
+
+        Returns:
+            the error to raise here.
+        """
         root = self.root
         if root.stopped is None and self.pid == os.getpid():
             root.surfacing.begin(error)
         for run in self.lineage():
             run.stopped = run.stopped or error
             run.flows.change()
-        # In a forked child, what it has been stopped with says more than that it has no lease.
+        # In a forked child, the error that stopped it says more than the missing lease.
         return error if self.pid == os.getpid() or self.stopped is None else self.stopped
 
     def holds(self, task: Any) -> bool:
-        """Return whether a task belongs to this run, or to one that it calls."""
+        """Return whether a task belongs to this run, or to a run that it calls."""
         context = asyncio_state.context_of(task)
         scope = context.get(scope_variable) if context is not None else None
         return scope is not None and scope.run.root is self
 
     def ring(self) -> None:
-        """Have the calls that wait, in this run and in those that it calls, look around."""
+        """Wake the waiting calls of this run, and of the runs that it calls."""
         for run in list(live_runs):
             if self in run.lineage():
                 run.flows.change()
@@ -892,7 +906,7 @@ class ActiveRun:
     # -- calls -----------------------------------------------------------------------------------
 
     def open_streams(self) -> list[OpenStream]:
-        """Return the streams that are being read, in this run and those that called it."""
+        """Return the streams that are being read, in this run and the runs that called it."""
         return [
             stream
             for run in self.lineage()
@@ -901,7 +915,7 @@ class ActiveRun:
         ]
 
     def note_handled(self) -> None:
-        """Record the streams that the workflow turns out to have left, and handled failures."""
+        """Record streams that the workflow has left, and failures that it has handled."""
         unwinding = self.unwinding
         for stream in list(self.streams.values()) if self.streams else ():
             if stream.left and unwinding.has_gone_on(stream.flow):
@@ -928,7 +942,7 @@ class ActiveRun:
         return True
 
     def answered(self, scope: Scope, recorded: RecordedCall, value: Any = None) -> None:
-        """A call was answered from the journal: it returned ``value``."""
+        """Update the run after the journal answered a call, which returned ``value``."""
         outcome, frame = recorded.outcome, self.frame if scope.call is None else None
         looked = frame.look(value) if frame is not None else None
         if frame is not None:
@@ -947,7 +961,7 @@ class ActiveRun:
         self.tell("step_answered", recorded.call, preview, duration=took, usage=usage)
 
     def cleans_up(self) -> bool:
-        """Return whether the run is to end, and handles that here: no budget may keep it."""
+        """Return whether the run must end and handles that here, so that no budget stops it."""
         if self.steering.unwinds is None:
             return False
         return any(run.unwinding.handling() is not None for run in self.lineage())
@@ -970,10 +984,10 @@ class ActiveRun:
         """Update the run after the record of a call's outcome was written.
 
         Args:
-            number: of the record.
-            error: what the call raised, if it did.
-            looked: what its value looked like; see :meth:`look`.
-            helper: through which the workflow made it.
+            number: the number of the record.
+            error: the exception that the call raised, if any.
+            looked: the captured value; see :meth:`look`.
+            helper: the helper function through which the workflow made the call.
         """
         call, usage, outside = outcome.call, outcome.usage, scope.call is None
         frame = self.frame if outside else None  # else a step makes the call
@@ -1059,10 +1073,10 @@ class ActiveRun:
         changed: dict[str, str] | None = None,
         again: str = "",
     ) -> None:
-        """Record how this attempt ended: ``value`` is its result or exception.
+        """Record the end of this attempt; ``value`` is its result or exception.
 
         Args:
-            changed: see :class:`Ended`, as of ``again``.
+            changed, again: see :class:`Ended`.
         """
         error, secrets = value if status != "completed" else None, self.secrets
         if self.streams:
@@ -1101,8 +1115,9 @@ class ActiveRun:
         """Record the streams that their readers had left before the run ended.
 
         Args:
-            error: with which it ended.  Its traceback holds the readers that it cut off, so that
-                what is collected now was left before: a loop that ends by ``break`` closes nothing.
+            error: the error with which it ended.  Its traceback holds the readers that it cut off,
+                so streams collected now were left before: a loop that ends by ``break`` closes
+                nothing.
         """
         cut_off = [each for each in self.streams.values() if each.cut or (each.left and each.flow)]
         if error is not None:
@@ -1112,11 +1127,11 @@ class ActiveRun:
                 stream.leave()
 
     def rest(self) -> dict[str, float]:
-        """Return what the attempt, which ends, has spent that no outcome says."""
+        """Return the spending of the ending attempt that no outcome reports."""
         return self.account.rest(unknown=bool(self.streams))
 
     def is_over(self) -> bool:
-        """Return whether the workflow's code has certainly ended though nobody closed the run."""
+        """Return whether the workflow's code has certainly ended, though the run was not closed."""
         if self.task is not None:
             return bool(self.task.done())
         if self.thread != threading.get_ident():
@@ -1147,7 +1162,7 @@ class ActiveRun:
 
 
 def _in_child() -> None:
-    """Let the copies of runs in a forked child write nothing: the parent executes them."""
+    """Stop the copies of runs in a forked child from writing, since the parent executes them."""
     for run in list(live_runs):
         run.journal.disown()
         run.stopped = run.stopped or LeaseLostError(

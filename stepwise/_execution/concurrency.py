@@ -1,9 +1,9 @@
-"""The flows of control of one run: the calls of its tasks and threads, and their waiting.
+"""The flows of control of one run: the calls that its tasks and threads execute or wait in.
 
-A *flow* is an asyncio task or, without one, a thread.
+A *flow* is an asyncio task or, outside a task, a thread.
 
-Rejected: holding an answer back until the records before it were taken, so that a replayed race has
-its winner again.  A task that the new code never starts would block all others.
+Rejected: holding an answer back until all earlier records were taken, so that a replayed race has
+the same winner.  A task that the new code never starts would block all others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import notice
 
 _TELL_AFTER = 5.0  # seconds
-_DEPTH = 4  # calls inside each other, at most; almost always
+_DEPTH = 4  # the usual maximum of calls inside each other
 _changes = count(1)
 
 
@@ -29,8 +29,10 @@ class Worker:
     """A thread that the workflow's own code started, or a job that it gave to a pool.
 
     Args:
-        daemon: a thread that its starter leaves to itself; libraries start such.
-        flow: in which it runs, once it does.
+        daemon: True for a thread that its starter does not wait for, as libraries start them.
+
+    Attributes:
+        flow: the flow in which the worker runs; 0 before it begins.
     """
 
     def __init__(self, flows: Flows, name: str, daemon: bool) -> None:
@@ -44,7 +46,7 @@ class Worker:
         self.flow = asyncio_state.who()
 
     def leave(self) -> None:
-        """Mark the worker as finished: it makes no more calls."""
+        """Mark the worker as finished, so that it makes no more calls."""
         self.flows.end(self)
 
 
@@ -52,7 +54,9 @@ class Unawaited(NamedTuple):
     """A call that nobody has awaited yet.
 
     Args:
-        give_up: ends it, since nobody will.
+        what: the text that names the call.
+        site: the place in the code where the call was made.
+        give_up: ends the call if nobody awaits it.
     """
 
     what: str
@@ -61,16 +65,16 @@ class Unawaited(NamedTuple):
 
 
 class Gong:
-    """Wakes those who wait for it."""
+    """A signal that wakes all its waiters."""
 
     def __init__(self) -> None:
         self._mutex = threading.RLock()
         self._rings: tuple[Callable[[], None], ...] = ()
         self.changes = 0
-        """Another number whenever something has happened that they may wait for."""
+        """A number that changes whenever something happens that a waiter may wait for."""
 
     def ring(self) -> None:
-        """Note a change, and wake everybody."""
+        """Note a change, and wake all waiters."""
         self.changes = next(_changes)  # without a lock: no other ring gets this number
         for ring in self._rings:
             ring()
@@ -89,22 +93,22 @@ class Gong:
 
 
 class Flows:
-    """The calls being executed, and the calls that wait.
+    """The calls of a run that are being executed, and the calls that wait.
 
     Attributes:
         claims: rings for calls that wait for the work of others.
         parked: rings for calls that wait for a time, a signal or a person.
-        tasks: weak references to the tasks of a run that nobody called, and of its child runs; some
-            may be over, or have left it.  See ``other_tasks``.
+        tasks: weak references to the tasks of a top-level run and of its child runs.  Some of the
+            tasks may be over, or have left the run; see :mod:`.tasks`.
     """
 
     def __init__(self) -> None:
         self._mutex = threading.RLock()
         self._working: dict[int, int] = {}  # number of a call being executed -> its flow
-        self._children: set[int] = set()  # those of them that are child runs
+        self._children: set[int] = set()  # the calls in _working that are child runs
         self._workers: set[Worker] = set()
         self.tasks: set[asyncio_state.TaskReference] = set()
-        # Of each waiting call, its flow, the calls around it, itself, and what it waits for.
+        # For each waiting call: its flow, the calls around it, itself, and what it waits for.
         self._blocked: dict[int, tuple[int, tuple[int, ...], Any, Any]] = {}
         self.moved_at = monotonic()
         self.claims = Gong()
@@ -112,17 +116,17 @@ class Flows:
         self.worked: Callable[[], None] | None = None  # called when a body begins or ends
 
     def moved(self) -> None:
-        """Note that the work of the run went on."""
+        """Note that the work of the run has made progress."""
         self.moved_at = monotonic()
         self.claims.ring()
 
     def change(self) -> None:
-        """Wake all calls that wait: something happened to the run."""
+        """Wake all calls that wait, since something happened to the run."""
         self.claims.ring()
         self.parked.ring()
 
     def begin(self, number: int, *, child: bool = False) -> None:
-        """The body of a call is executed in this flow, until it ends; ``child`` for a child run."""
+        """Note that this flow begins to execute the body of a call; ``child`` for a child run."""
         flow = asyncio_state.who()
         with self._mutex:
             self._working[number] = flow
@@ -139,7 +143,7 @@ class Flows:
 
     @property
     def working(self) -> int:
-        """Return how many calls are being executed."""
+        """The number of calls that are being executed."""
         return len(self._working)
 
     def executes(self, number: int) -> bool:
@@ -157,7 +161,7 @@ class Flows:
         self.claims.ring()
 
     def start(self, name: str, *, daemon: bool) -> Worker:
-        """A thread or job begins; it may make calls until it leaves."""
+        """Return the worker of a thread or job that begins; it may make calls until it leaves."""
         worker = Worker(self, name, daemon)
         with self._mutex:
             self._workers.add(worker)
@@ -165,7 +169,7 @@ class Flows:
         return worker
 
     def end(self, worker: Worker) -> None:
-        """A thread or job makes no more calls."""
+        """Remove a thread or job that makes no more calls."""
         with self._mutex:
             self._workers.discard(worker)
         self.moved()
@@ -173,11 +177,11 @@ class Flows:
     def block(self, call: object, around: tuple[int, ...], match: object = None) -> None:
         """Mark a call as waiting, in this flow, for the work of others.
 
-        Others that wait are told, once: they may now be waiting for one another.
+        Other waiting calls are woken once, since they may now be waiting for one another.
 
         Args:
-            around: the calls it is made in.
-            match: what it waits for.
+            around: the numbers of the calls around it.
+            match: what the call waits for.
         """
         with self._mutex:
             known = id(call) in self._blocked
@@ -196,7 +200,11 @@ class Flows:
             self._blocked.pop(id(call), None)
 
     def others_working(self, among: Container[int] | None = None) -> bool:
-        """Return whether another flow executes a body and is not waiting for its own parts."""
+        """Return whether another flow executes a body that is not waiting for calls inside itself.
+
+        Args:
+            among: the flows to consider; ``None`` for all.
+        """
         if not self._working:
             return False
         here = asyncio_state.who()
@@ -208,7 +216,7 @@ class Flows:
             )
 
     def steps_in_flight(self) -> bool:
-        """Return whether a body is being executed that is no child run."""
+        """Return whether a body is being executed that is not a child run."""
         with self._mutex:
             return not self._children.issuperset(self._working)
 
@@ -220,7 +228,8 @@ class Flows:
     def busy(self, enough: int) -> bool:
         """Return whether at least ``enough`` flows execute bodies, judging by the oldest calls.
 
-        It takes the same time however many there are; steps that call steps are several of a flow.
+        The time does not depend on the number of calls.  One flow has several calls if its steps
+        call steps.
         """
         oldest: set[int] = set()
         with self._mutex:
@@ -231,11 +240,11 @@ class Flows:
         return False
 
     def others(self, *, claiming: bool = False) -> list[str]:
-        """The names of the threads and jobs, other than this flow, that may still make calls.
+        """Return the names of threads and jobs, other than this flow, that may still make calls.
 
         Args:
-            claiming: before this flow's call does anything: of those that wait none will, and of
-                the daemons, which nobody else waits for, any may.
+            claiming: True before this flow's call does anything.  Waiting flows are then left out,
+                since they make no call.  Daemons are included, since nothing else waits for them.
         """
         if not self._workers:
             return []
@@ -248,12 +257,16 @@ class Flows:
             ]
 
     def idle(self) -> set[int]:
-        """Return the flows that cannot make a call now: this one, and those that wait."""
+        """Return the flows that cannot make a call now: this flow, and the flows that wait."""
         with self._mutex:
             return {asyncio_state.who(), *(flow for flow, *_ in self._blocked.values())}
 
     def join(self, whose: str) -> None:
-        """Wait until no other thread executes a body; tasks have ended by then."""
+        """Wait until no other thread executes a body; all tasks have ended before.
+
+        Args:
+            whose: the subject of the notice if the wait is long.
+        """
         bell, told = threading.Event(), False
         with self.claims.watching(bell.set):
             while self._threads_working():

@@ -134,7 +134,7 @@ class ProcessMemory:
         self._completed: dict[tuple[str, str], tuple[int, object]] = {}
         self.resumed: str = ""  # the run named by STEPWISE_RESUME, once it has been taken up
         self.globals: dict[tuple[str, str], object] = {}
-        """Stand-ins for the values of globals, by module and name; see ``module_state``."""
+        """Stand-ins for the values of globals, by module and name; see ``ModuleState``."""
         self.runs: dict[str, dict[str, object]] = {}
         """Stand-ins for the globals as left by runs whose functions were entered here."""
         self._stopped: OrderedDict[tuple[str, str], tuple[Given, str]] = OrderedDict()
@@ -147,8 +147,8 @@ class ProcessMemory:
     def executes(self, store: str, run_id: str) -> None:
         """Remember that a run is executed in this process.
 
-        The objects that it was given before are released: together with the current ones they would
-        be duplicates.
+        The objects that it was given before are released: beside the current ones they would be
+        twins.
         """
         with self._mutex:
             self._stopped.pop((store, run_id), None)
@@ -284,7 +284,7 @@ def _alive() -> list[KnownWorkflow]:
 
 
 def names_of(definition: Any) -> tuple[str, ...]:
-    """Return the full names of a workflow's runs: its own, and that with its file."""
+    """Return the full names of a workflow's runs: its own, and that of its file as a script."""
     own: str = definition.full_name
     return (own, f"{definition.file}:{definition.label}") if definition.file else (own,)
 

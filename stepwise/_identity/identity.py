@@ -84,7 +84,7 @@ from stepwise.errors import ConfigurationError, DigestError
 # -- moments --------------------------------------------------------------------------------------
 
 
-_RANDOM = "1467"  # random versions of UUIDs; the other versions are derived and stable
+_RANDOM = "1467"  # versions of UUIDs made from time or chance; others derive from a name
 _UUID = r"(?i)[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"  # compiled on use
 _WRITTEN = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d|[A-Z][a-z]{2},? [\w ]{5,15} \d\d:\d\d:\d\d "
 """The beginning of a string that is a time: ISO 8601, ``time.ctime()``, mails or HTTP."""

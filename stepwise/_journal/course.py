@@ -284,7 +284,7 @@ class Course(Projection):
         born: when the run began, in seconds since 1970; records shared by a fork are older.
         forked: the run is a fork.
         started, command: numbers of the records that hold the workflow's definition, and the last
-        start command of its program.
+            start command of its program.
         resumes: the last few resumes: number of the record, when, and how.
         resumed: how many times the run was resumed.
         at: when the last record was made.
@@ -297,7 +297,7 @@ class Course(Projection):
             continues.
         stopped: when the run stopped.
         paid, kept: money and tokens spent by completed calls, by unit; the part that the last
-        attempt need not spend again.
+            attempt need not spend again.
         children: for each call of an uncompleted child run, by number: the child run, and the sums
             in outcomes of the call; see :class:`.records.Claims`.
         code: fingerprint of the workflow's code in the last attempt.

@@ -1,7 +1,7 @@
 """The meaning of a journal's records: the state of its calls and of the run.
 
-Each kind of record has its meaning here and nowhere else: whoever wants to know what became of a
-call or a run asks one of these projections, which take the records one by one, in their order.
+Each kind of record has its meaning here and nowhere else.  All other code gets the state of a call
+or a run from one of these projections, which take the records one by one, in order.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from stepwise._journal.records import (
     Waiting,
 )
 
-_EMPTY = bytes(8 * 1024)  # places for so many calls more
+_EMPTY = bytes(8 * 1024)  # 8 bytes for each of 1024 further calls
 
 Flags = tuple[bool, bool, bool]
 """The flags of a call that a checkpoint stores: handled, retry and spent; see `RecordedCall`."""
@@ -53,7 +53,7 @@ Ruling = tuple[int, Ruled]
 
 
 class Projection:
-    """Takes records: the method ``on_KIND`` takes the records of that kind."""
+    """A consumer of records: its method ``on_KIND`` takes the records of that kind."""
 
     _takers: ClassVar[Mapping[type, Callable[[Any, Entry, Any], None]]] = {}
 
@@ -68,7 +68,7 @@ class Projection:
         self._takers[type(record)](self, entry, record)
 
     def on_other(self, entry: Entry, record: Any) -> None:
-        """Take a record of a kind that has no method of its own."""
+        """Take a record of a kind without a method."""
 
 
 # -- calls ---------------------------------------------------------------------------------------
@@ -77,25 +77,25 @@ class Projection:
 Status = Literal["open", "completed", "failed", "cancelled", "free", "waiting"]
 """The state of a call.
 
-    open       started, and nothing else is known
+    open       started; its end is unknown
     completed  returned a value
     failed     raised
     cancelled  was cancelled
-    free       did not happen, as a person settled
-    waiting    waits for a time, a signal or a person; nothing has happened
+    free       did not happen, as a person confirmed
+    waiting    waits for a time, a signal or a person; nothing has happened yet
 """
 
 
 class RecordedCall:
-    """A recorded call, and what became of it.
+    """A recorded call and its state.
 
     Args:
-        entry: the last record of it.
-        origin: the last record of it that has its arguments; mostly the same.
-        handled: the workflow went on after its failure, which is its outcome.
-        retry: it failed, and the run with it; it is tried again.
-        undoing: its compensation was started, and nothing else is known.
-        spent: it was made by a clean-up that is over; it answers only the same clean-up.
+        entry: the last record of the call.
+        origin: the last record of the call that has its arguments; usually the same record.
+        handled: True if the workflow continued after the call's failure, so the failure answers.
+        retry: True if the call failed, and the run with it, so the call is retried.
+        undoing: True if its compensation was started, and the end of that is unknown.
+        spent: True if a finished clean-up made the call, which answers only the same clean-up.
     """
 
     __slots__ = ("call", "entry", "handled", "origin", "retry", "spent", "status", "undoing")
@@ -118,7 +118,7 @@ class RecordedCall:
 
     @property
     def outcome(self) -> Outcome | None:
-        """Return how the call ended, unless it is open or was settled since."""
+        """The outcome of the call; ``None`` if the call is open or was settled since."""
         return self.entry.outcome
 
     @property
@@ -137,7 +137,7 @@ class RecordedCall:
 
     @property
     def happened(self) -> bool | None:
-        """Whether what the call does was done; ``None`` if that is not known."""
+        """True if the effect of the call happened, False if not; ``None`` if unknown."""
         outcome = self.outcome
         if self.status in ("completed", "free", "waiting"):
             return self.status == "completed"
@@ -154,13 +154,13 @@ class RecordedCall:
     def over(self) -> bool:
         """True if the record may stay unmatched: a clean-up made it, and its result is known.
 
-        Where the same failure is cleaned up after again, it still answers.
+        If the clean-up runs again after the same failure, the record still answers.
         """
         return self.spent and not self.in_doubt
 
     @property
     def wait(self) -> Waiting | None:
-        """Return what the call waits for, while nothing else became of it."""
+        """The wait of the call, while the call still waits; otherwise ``None``."""
         record = self.origin.record
         if self.status == "waiting" and isinstance(record, Waiting):
             return record
@@ -168,7 +168,7 @@ class RecordedCall:
 
     @property
     def answer(self) -> Answered | None:
-        """Return the answer of a person to the question that the call waits for."""
+        """A person's answer to the question that the call waits for, or ``None``."""
         record, wait = self.entry.record, self.wait
         if wait is not None and isinstance(record, Answered) and record.ticket == wait.ticket:
             return record
@@ -189,14 +189,14 @@ class Calls(Projection):
     """The state of each call.
 
     Args:
-        flags: what a checkpoint knew of the calls, by the numbers of their records.
+        flags: the flags of calls that a checkpoint stored, by the numbers of their records.
 
     Attributes:
         known: the calls that count, by number.
-        rulings: what people said of stopped calls; the last word counts.
-        changing: the outcomes of calls that changed what tells them from others.
-        superseded: the numbers of calls that a failed attempt has made in vain: they answer none.
-        undone: something was undone since the last attempt began.
+        rulings: people's rulings on stopped calls; the last ruling on a call counts.
+        changing: the outcomes of calls that changed parts of their own identity.
+        superseded: the numbers of a failed attempt's calls that answer no call.
+        undone: True if something was undone since the last attempt began.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class Calls(Projection):
         self.known[call.number] = RecordedCall(call, status, entry, entry)
 
     def on_attemptfailed(self, entry: Entry, record: AttemptFailed) -> None:
-        self.superseded.update(record.superseded)  # some of them may end later
+        self.superseded.update(record.superseded)  # some of these calls may end later
         for call in self._those(record.retry):
             call.retry = True
         for call in self._those(record.spent):
@@ -263,7 +263,7 @@ class Calls(Projection):
             self.known[record.number] = RecordedCall(
                 before.call, status, entry, before.origin, spent=before.spent
             )
-        elif record.landed:  # it was undone
+        elif record.landed:  # a person confirmed the undoing
             self._undone(record.number)
         else:
             before.undoing = False
@@ -291,7 +291,7 @@ class Calls(Projection):
         self.rulings[call_key(record.call)] = entry.number, record
 
     def _take_back(self, steps: Iterable[int]) -> None:
-        """Drop the rulings that identify a call with one of these steps."""
+        """Drop the rulings that say that a call is one of these steps."""
         for key, (_, ruled) in list(self.rulings.items()):
             if ruled.same and not set(ruled.steps).isdisjoint(steps):
                 del self.rulings[key]
@@ -315,16 +315,16 @@ class Calls(Projection):
 
 
 class Places(Projection):
-    """Where the records of each call are, however many calls there are.
+    """The places of each call's records, in little memory for any number of calls.
 
     Attributes:
-        first, last: the numbers of its first record and of its last one, by the call's number; 0
-            for a call that does not count.
+        first, last: the numbers of the call's first and last record, by the call's number; 0 in
+            ``first`` for a call that does not count.
         undone: the numbers of the calls that were undone.
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
-        from array import array  # on use: only looking at a run needs it
+        from array import array  # on use: only inspecting a run needs it
 
         self.first, self.last = array("Q"), array("Q")
         self.undone: set[int] = set()
@@ -367,22 +367,22 @@ class Places(Projection):
 
 
 def announcements(entries: Iterable[Entry]) -> dict[int, Entry]:
-    """The last announcement of each side effect, which holds the arguments that it was given."""
+    """Return the last announcement of each side effect, which holds the call's arguments."""
     return {each.step: each for each in entries if isinstance(each.record, Intent)}
 
 
 def given_up(entries: Iterable[Entry]) -> set[int]:
-    """The numbers of the records that cannot be read, which is known."""
+    """Return the numbers of the records that are already known to be unreadable."""
     found = (each.record for each in entries if isinstance(each.record, Quarantined))
     return {number for record in found for number in record.numbers}
 
 
 def met_messages(entries: Iterable[Entry]) -> dict[int, tuple[int, str]]:
-    """Return what the run did with messages of its inbox, by their numbers.
+    """Return how the run treated the messages of its inbox, by their numbers.
 
     Returns:
-        for each message, the number of the call that met it, and why the call refused it; an empty
-        text if the call took it.
+        for each message, the number of the call that took or refused it (0 for a cancellation), and
+        the reason for a refusal; an empty text if the call took it.
     """
     found: dict[int, tuple[int, str]] = {}
     for entry in entries:
@@ -399,9 +399,9 @@ def met_messages(entries: Iterable[Entry]) -> dict[int, tuple[int, str]]:
 
 
 def effects_seen(entries: Iterable[Entry]) -> int:
-    """How many announcements of side effects these records hold, or tell of.
+    """Return the number of announced side effects that these records hold or imply.
 
-    One that is gone is told of by the call's outcome, or was given up.
+    A missing announcement is implied by the call's outcome, or by a record that gave it up.
     """
     announced, ended, others = set[int](), set[int](), 0
     for entry in entries:
@@ -420,10 +420,10 @@ def effects_seen(entries: Iterable[Entry]) -> int:
 
 
 def made_again(entries: Iterable[Entry]) -> set[int]:
-    """The numbers of the calls that have to be made again, as these records say."""
+    """Return the numbers of the calls that must be made again, according to these records."""
     before: set[int] = set()
     tried_again: set[int] = set()  # named by the last attempt that ended
-    gone: set[int] = set()  # for good: made again, a call gets another number
+    gone: set[int] = set()  # permanently: made again, a call gets another number
     for entry in entries:
         record = entry.record
         if isinstance(record, Ended):
@@ -440,7 +440,7 @@ def made_again(entries: Iterable[Entry]) -> set[int]:
 
 
 def handled_in(entries: Iterable[Entry]) -> set[int]:
-    """The numbers of the calls whose failures the workflow acted on, as these records say."""
+    """Return the numbers of the calls whose failures the workflow handled, by these records."""
     found: set[int] = set()
     for entry in entries:
         if isinstance(entry.record, Handled):
@@ -451,7 +451,7 @@ def handled_in(entries: Iterable[Entry]) -> set[int]:
 
 
 def end_of_step(entries: Iterable[Entry], number: int) -> int:
-    """The number of the last record that belongs to the call which that record ends."""
+    """Return the number of the last record that belongs to a call whose end has this number."""
     for entry in entries:
         if entry.number == number + 1 and isinstance(entry.record, (Handled, Resumed)):
             number = entry.number
@@ -459,7 +459,7 @@ def end_of_step(entries: Iterable[Entry], number: int) -> int:
 
 
 def last_end(entries: Sequence[Entry]) -> Entry | None:
-    """The record of the last attempt's end, if it is among these."""
+    """Return the record of the last attempt's end, or ``None`` if these records lack it."""
     for entry in reversed(entries):
         if isinstance(entry.record, (Ended, Resumed)):
             return entry if isinstance(entry.record, Ended) else None
@@ -467,13 +467,13 @@ def last_end(entries: Sequence[Entry]) -> Entry | None:
 
 
 def is_only_submitted(entries: Sequence[Entry]) -> bool:
-    """Return whether a run was put on record for another process, and nobody has executed it."""
+    """Return whether a run was recorded for another process, and nobody has executed it yet."""
     last = entries[-1].record if len(entries) == 2 else None
     return isinstance(last, Interrupted) and last.why == SUBMITTED
 
 
 def start_of(entries: Iterable[Entry]) -> tuple[Started, bytes] | None:
-    """The record of the run's beginning, if it is among these, and its payload."""
+    """Return the record of the run's beginning and its payload, if these records have it."""
     for entry in entries:
         if isinstance(entry.record, Started):
             return entry.record, entry.payload

@@ -290,7 +290,7 @@ class Suspended(NamedTuple):
 
 
 class Cancelling(NamedTuple):
-    """A person asked for the end of the run; the run unwinds.
+    """Somebody asked for the end of the run; the run unwinds.
 
     Args:
         by: who asked (``user@host``).
@@ -321,8 +321,7 @@ class Outcome(NamedTuple):
         usage: for a model request, its model and tokens; see :class:`stepwise.Event`.
         message: number in the inbox of the message that a wait for a signal took; 0 for none.
         spent: amounts of the call that no other record holds, its failed attempts included, by
-            unit: ``usd``, ``tokens``, ``seconds``, and ``steps`` if it is not one; see
-            ``spending``.
+            unit: ``usd``, ``tokens``, ``seconds``, and ``steps`` if it is not one.
     """
 
     call: Call
@@ -360,7 +359,7 @@ class AttemptFailed(NamedTuple):
 
 
 class Handled(NamedTuple):
-    """The workflow continued after these failed or cancelled calls, so failure is their outcome."""
+    """The workflow continued after these calls failed or were cancelled: that is their outcome."""
 
     numbers: tuple[int, ...]
     at: float = 0.0
@@ -493,9 +492,9 @@ class Interrupted(NamedTuple):
 
     Args:
         why: in words: Ctrl-C, a cancellation, a caller that stopped iterating, a budget.
-        decided: a person stopped the run on purpose, so that nothing resumes it automatically.
-            Otherwise its process was told to end, or a call stopped the run.  Such a run counts as
-            crashed, but not as a run that died.
+        decided: the run was stopped on purpose (Ctrl-C, a cancellation, a used-up budget), so that
+            nothing resumes it automatically.  Otherwise its process was told to end, or a call
+            stopped the run.  Such a run counts as crashed, but not as a run that died.
         rest: as in :class:`Ended`.
     """
 

@@ -1,4 +1,4 @@
-"""Changes that are a call's own, and of these what may be recorded and what is to be repeated."""
+"""The changes that belong to one call: the changes to record, and the changes to repeat."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from stepwise._matching.held import Held, Targets, roots_of
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.trees import ATOMS
 
-_MOST = 10_000  # objects in which a secret is looked for
+_MOST = 10_000  # objects that are searched for a secret
 SHARED = "while other calls that hold it were in progress"
 
 
 class CallChanges(NamedTuple):
-    """The changes that a call made to what it was given.
+    """The changes that a call made to the objects that it was given.
 
     Args:
-        edits: those that can be recorded, each with its path.
+        edits: the changes that can be recorded, each with its path.
         untold: paths, as text, of changes that are not recorded, each with the reason.
-        state: names of parts of the subject that turned out to be state by this call.
-        snapshot: what it was given, before; finds the paths of objects.
-        unwatched: paths, as text, of what was not looked at, each with the reason.
+        state: names of parts of the subject that this call showed to be state.
+        snapshot: the snapshot of the given objects before the call; it finds the paths of objects.
+        unwatched: paths, as text, of objects that were not examined, each with the reason.
     """
 
     edits: list[tuple[Path, Edit]]
@@ -35,7 +35,7 @@ class CallChanges(NamedTuple):
 
 
 def changes_of(held: Held) -> CallChanges | None:
-    """Return what a call has changed so far, or ``None``."""
+    """Return the changes of a call so far, or ``None`` if there are none."""
     snapshot = held.snapshot
     if snapshot is None:
         roots = ", ".join(roots_of(held.holder, held.watched))
@@ -43,7 +43,7 @@ def changes_of(held: Held) -> CallChanges | None:
         return CallChanges([], [], (), None, seen) if seen else None
     try:
         found = snapshot.changed()
-    except Exception as problem:  # a class of somebody's that raises, a file that was closed
+    except Exception as problem:  # a user's class raises, or a file was closed
         why = f"which cannot be looked at ({type(problem).__name__}: {problem})"
         return CallChanges([], [], (), None, ((", ".join(snapshot.roots), why),))
     if not found and not snapshot.unwatched:
@@ -67,7 +67,7 @@ def changes_of(held: Held) -> CallChanges | None:
 def _edits(
     held: Held, each: Changed, path: Path, untold: list[tuple[str, str]]
 ) -> Iterator[tuple[Path, Edit]]:
-    """Yield the edit of one changed object, if it may be recorded; else say why not."""
+    """Yield the edit of a changed object, or add the reason to ``untold`` if it is not recorded."""
     text = path_text(path)
     edit = edit_of(each)
     why = _why_not(held, each, path, text, edit)
@@ -86,7 +86,7 @@ def _edits(
 
 
 def _why_not(held: Held, each: Changed, path: Path, text: str, edit: Edit | None) -> str:
-    """Return why a change is not recorded; an empty text if it is."""
+    """Return why a change is not recorded; an empty text if the change is recorded."""
     is_argument = path[0] in held.watched.arguments
     if held.watched.unrecorded and (is_argument or not held.watched.copies):
         return held.watched.unrecorded
@@ -114,7 +114,7 @@ def _is_hidden(held: Held, text: str) -> bool:
 
 
 def _without_hidden(held: Held, edit: Edit, text: str) -> tuple[Edit, list[str]]:
-    """Return an edit without what must not be recorded, and the names of that."""
+    """Return an edit without secret and hidden values, and the names of the removed values."""
     if type(edit.put) is not dict:
         new = [*edit.put[1]] if type(edit.put) is tuple else [*edit.put]
         if any(map(_holds_secret, new)):
@@ -139,7 +139,7 @@ def _without_hidden(held: Held, edit: Edit, text: str) -> tuple[Edit, list[str]]
 
 
 def _holds_secret(value: Any) -> bool:
-    """Return whether a new value holds a field whose name says that it is a secret."""
+    """Return whether a new value holds a filled field with the name of a secret."""
     waiting, met = [value], set[int]()
     while waiting and len(met) < _MOST:
         each = waiting.pop()
@@ -169,7 +169,7 @@ def _parts(
         if text.startswith(("self", "closure.")):
             found.update(dict.fromkeys(holder.parts_of(text, parts)))
     replaced = [part for part in found if part in held.sight.leaves.nodes]
-    if replaced:  # an object whose attributes are parts: those that another one holds are others
+    if replaced:  # an object whose attributes are parts: another object has other attributes
         now, inside = (
             holder.values(),
             [p for p in parts if any(below(p, each) for each in replaced)],
@@ -187,17 +187,17 @@ def _parts(
 def undecided(
     edits: list[tuple[Path, Edit]], given: Targets
 ) -> tuple[list[tuple[Any, Edit]], list[str]]:
-    """Return the edits that are to be repeated, each with its object, and the paths that are lost.
+    """Return the edits to repeat, each with its object, and the paths of lost changes.
 
-    An edit is repeated where the object is as it was before the call; it stays out where the object
-    is as it was after it, or was left so by an attempt in this process.
+    An edit is repeated if the object is as it was before the call.  It is left out if the object is
+    as it was after the call, or if an attempt in this process left its changes in the object.
     """
     again, lost = [], []
     for path, edit in edits:
         try:
             obj = follow(path, given.roots)
             state = edit.state_of(obj)
-        except Exception:  # another class is there now
+        except Exception:  # an object of another class may be there now
             obj, state = None, NEITHER
         if state == BEFORE:
             again.append((obj, edit))

@@ -1,8 +1,8 @@
-"""Calls in flight: what each of them holds, and what it has changed in it.
+"""Calls in flight: the objects that each call holds, and the changes that it made to them.
 
-A call holds its arguments, its instance and its captured variables.  What it changes there is part
-of its outcome, unless another call that holds the same was in flight meanwhile: then nobody knows
-whose change it is.
+A call holds its arguments, its instance and its captured variables.  Its changes to them are part
+of its outcome.  If another call that holds the same object was in flight meanwhile, the change
+cannot be attributed to either call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _NOTHING: Mapping[str, Any] = {}
-_TRIES = 3  # snapshots that another thread may disturb
+_TRIES = 3  # attempts at a snapshot that another thread disturbs
 _KEPT = 4  # large snapshots that are kept for the next call
 _REMEMBERED = 1024  # calls
 
@@ -34,9 +34,9 @@ class Watched(NamedTuple):
     Args:
         arguments: the arguments by name.
         hidden: names of arguments and attributes (``self.NAME``) that are never recorded.
-        unrecorded: why no change is recorded at all; empty if it is.
-        function: whose parameters they are.
-        copies: the arguments are copies, so that ``unrecorded`` concerns them alone.
+        unrecorded: why no change is recorded at all; empty if changes are recorded.
+        function: the function with these parameters.
+        copies: True if the arguments are copies, so that ``unrecorded`` concerns only them.
     """
 
     arguments: Mapping[str, Any] = _NOTHING
@@ -50,12 +50,12 @@ NOTHING_WATCHED = Watched()
 
 
 class Targets(NamedTuple):
-    """Objects that a call is given which a record answers.
+    """The objects given to a call that a record answers.
 
     Args:
         roots: the objects by name.
         left: returns whether an attempt in this process left its changes in a root.
-        function: whose parameters they are.
+        function: the function with these parameters.
     """
 
     roots: Mapping[str, Any]
@@ -67,8 +67,8 @@ class Held:
     """A call in flight.
 
     Args:
-        holder: where the parts of its subject are; ``None`` for a call without one.
-        sight: what the subject held before the call.
+        holder: the holder of the subject's parts; ``None`` for a call without a subject.
+        sight: the contents of the subject before the call.
     """
 
     __slots__ = (
@@ -92,15 +92,15 @@ class Held:
         self.holder = holder
         self.sight = sight
         self.watched = NOTHING_WATCHED
-        self.snapshot: Snapshot | None = None  # once its body begins
-        self.unwatched = ""  # why there is none
-        self.around: Collection[int] = ()  # numbers of the calls that it is made in
+        self.snapshot: Snapshot | None = None  # taken when the body begins
+        self.unwatched = ""  # why the snapshot is missing
+        self.around: Collection[int] = ()  # the numbers of the calls around it
         self.began = self.ended = 0  # moments of InFlight
-        self.flying: InFlight | None = None  # where it is
+        self.flying: InFlight | None = None  # the calls in flight to which it was added
         self._ids: set[int] | None = None
 
     def holds(self, obj: object) -> bool:
-        """Return whether an object is the subject, or something mutable that the call holds."""
+        """Return whether an object is the subject, or a mutable object that the call holds."""
         if self.snapshot is not None and self.snapshot.knows(obj):
             return True
         if self._ids is None:
@@ -157,14 +157,14 @@ class InFlight:
         self.made: OrderedDict[int, dict[str, Callable[[], object]]] = OrderedDict()
 
     def let_go(self) -> None:
-        """Hold no object of an earlier call any more."""
+        """Drop the snapshots, which hold objects of earlier calls."""
         self._snapshots.clear()
 
     def add(self, held: Held, around: Collection[int]) -> None:
-        """Take in a call that begins.
+        """Add a call that begins.
 
         Args:
-            around: numbers of the calls that it is made in.
+            around: the numbers of the calls around it.
         """
         held.flying, held.around = self, around
         held.began = self._moments = self._moments + 1
@@ -173,7 +173,7 @@ class InFlight:
     def beside(self, held: Held) -> Iterator[Held]:
         """Yield the other calls that were in flight while a call was, in no order.
 
-        A call is not beside those that it is made in.
+        The calls around a call, and the calls inside it, are not beside it.
         """
         late = itertools.takewhile(lambda other: other.ended > held.began, reversed(self._over))
         for other in (*self.calls, *late):
@@ -182,7 +182,7 @@ class InFlight:
                 yield other
 
     def watch(self, held: Held, watched: Watched) -> None:
-        """Remember what a call was given, right before its body begins."""
+        """Take a snapshot of the objects that a call was given, right before its body begins."""
         held.watched = watched
         roots = roots_of(held.holder, watched)
         if not roots:
@@ -197,17 +197,17 @@ class InFlight:
         for last in reversed(range(_TRIES)):
             try:
                 held.snapshot = Snapshot(roots)
-            except RuntimeError as problem:  # another thread changes a dict right now
+            except RuntimeError as problem:  # another thread changes a dict at this moment
                 if not last:
                     held.unwatched = f"which cannot be looked at ({problem})"
-            except Exception as problem:  # a class of somebody's that raises
+            except Exception as problem:  # a user's class raises
                 held.unwatched = f"which cannot be looked at ({type(problem).__name__}: {problem})"
                 return
             else:
                 return
 
     def remove(self, held: Held) -> None:
-        """Let go of a call that has ended."""
+        """Remove a call that has ended; keep its snapshot for the next call if it is large."""
         del self.calls[held]
         held.ended = self._moments = self._moments + 1
         if self.calls:
@@ -227,28 +227,28 @@ class InFlight:
 
     @staticmethod
     def is_unchanged(held: Held) -> bool:
-        """Return whether a call has surely changed nothing so far: mostly."""
+        """Return whether a call has certainly changed nothing so far, which is the usual case."""
         snapshot = held.snapshot
         if snapshot is None or held.unwatched:
             return not held.unwatched
         return not snapshot.unwatched and snapshot.holds_surely()
 
     def remember(self, number: int, roots: Mapping[str, Any]) -> None:
-        """Remember in which objects a call of this process left its changes."""
+        """Remember the objects in which a call of this process left its changes."""
         self.made[number] = {name: reference(each) for name, each in roots.items()}
         while len(self.made) > _REMEMBERED:
             self.made.popitem(last=False)
 
     def given(self, number: int, roots: Mapping[str, Any]) -> Targets:
-        """Return what a call that a record answers is given."""
+        """Return the objects given to a call that a record answers."""
         made = self.made.get(number, {})
         return Targets(roots, lambda name: name in made and made[name]() is roots.get(name))
 
 
 def let_go_of(made: Mapping[int, dict[str, Callable[[], object]]]) -> None:
-    """Hold no list, dict or variable any more in which a call left its changes.
+    """Drop the lists, dicts and variables in which calls left their changes.
 
-    What it holds could be taken for an object that the program still has.
+    Their contents could be mistaken for objects that the program still has.
     """
     for roots in list(made.values()):
         for name in [n for n, each in roots.items() if not isinstance(each, weakref.ref)]:

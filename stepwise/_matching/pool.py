@@ -1,8 +1,8 @@
 """The pool: which recorded call answers which call.  Pure: no store, no clock, no threads.
 
 The *pool* holds the recorded calls that may still be met again.  A record answers a call of its
-name if all parts that both know are equal, state aside (see ``parts``).  Identity is a multiset, so
-two identical calls made on purpose are two calls.  A side effect without a match runs only if no
+name if all parts that both know are equal, state aside (see ``identity``).  Identity is a multiset,
+so two identical calls made on purpose are two calls.  A side effect without a match runs only if no
 recorded call could be the same call with other parts, or under the former name of its function.
 
 The side effects of a failed attempt are done, so they answer the next attempt.  So does everything

@@ -1,7 +1,7 @@
 """Subjects of calls: instances with step methods, and functions with captured variables.
 
 Each instance or function that a run meets becomes a *subject* with a serial number in the run. For
-each call the subject gives its identity in parts (see ``parts``).  Parts that the body of a call
+each call the subject gives its identity in parts (see ``identity``).  Parts that the body of a call
 changes are *state*.  State stays out of the identity from then on, and is restored when the call is
 answered from the journal.
 """
@@ -47,7 +47,7 @@ class Identity:
 
     Args:
         digest: the digest of the arguments.
-        parts: the parts of the call without those of a subject; see ``parts``.
+        parts: the parts of the call without those of a subject; see ``identity``.
     """
 
     __slots__ = (

@@ -352,8 +352,8 @@ def _check_same(original: types.CodeType, code: types.CodeType, first: int) -> N
     """Raise ``UnsupportedError`` if the source may belong to another version of the file.
 
     Args:
-        first: the first line of the body; with ``-OO`` the code has no line for the docstring
-            above.
+        first: the first line of the body after the docstring; with ``-OO`` the original code has a
+            line for the docstring, too.
     """
 
     def shape(code: types.CodeType) -> tuple[Any, ...]:

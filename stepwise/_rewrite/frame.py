@@ -157,7 +157,7 @@ class Frame:
 
 
 class _AsyncAgain:
-    """Iterator that skips its first item for a resumed loop; without an iterator, it is empty.
+    """Iterator of a resumed loop, whose first pass takes no item; empty without an iterator.
 
     An asynchronous generator would not do: after a ``break`` the event loop closes it only later.
     """

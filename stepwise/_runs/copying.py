@@ -155,6 +155,7 @@ class _StoreEntry:
 
     @property
     def is_whole(self) -> bool:
+        """True if the target has the whole entry; valid after :meth:`compare`."""
         lack = self.lack
         return not (lack.records or lack.put or lack.drop or lack.rest or self.to_mark)
 

@@ -359,7 +359,7 @@ def _items(
                 record, payload = record._replace(ticket="", digest="", form=None), b""
         elif isinstance(record, (Quarantined, Suspended, Cancelling)):
             continue
-        items.append((uncounted(record), payload))  # the source has spent the budget
+        items.append((uncounted(record), payload))  # the source has spent these amounts
         numbers[entry.number] = len(items)
     if handled.numbers:
         items.append((handled, b""))
@@ -395,6 +395,7 @@ def _call_in_fork(source: ForkedRun, new_id: str, recorded: RecordedCall) -> Cal
 
 
 def _fork_child(source: ForkedRun, new_id: str, child: str) -> str:
+    """Fork a child run that has not answered yet; return the id of its fork, empty if not begun."""
     if facts_of(source.store, source.seal, child) is None:
         return ""  # killed before it began
     whole = ForkedRun(source.store, source.seal, child)

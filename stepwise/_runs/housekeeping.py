@@ -1,4 +1,4 @@
-"""Space and backups: work on a whole store."""
+"""Maintenance of a whole store: deleting old runs, freeing space, backups."""
 
 from __future__ import annotations
 
@@ -29,12 +29,15 @@ def store_url() -> str:
 
 
 def url_for_programs(url: str) -> str:
-    """Return the URL of a store for programs that are started, with its password if it has one."""
+    """Return the URL of a store for programs to be started, with its password if it has one."""
     return with_password(url)
 
 
 def hand_down(url: str) -> str:
-    """Return a URL for the command line of a child process, which finds the password elsewhere."""
+    """Return a URL without its password, for the command line of a child process.
+
+    If a password was removed, ``STEPWISE_STORE`` passes the whole URL to the child process.
+    """
     shown = public_url(url)
     if shown != url:
         os.environ["STEPWISE_STORE"] = url
@@ -44,10 +47,12 @@ def hand_down(url: str) -> str:
 def old_runs(before: float, keep: int, limit: int | None = None) -> Iterator[Listed]:
     """Yield the completed and cancelled runs that were not updated since a time, one by one.
 
+    Child runs are left out: they are deleted with their parents.
+
     Args:
         before: the time, in seconds since 1970.
-        keep: how many of the newest such runs of each workflow stay.
-        limit: at most this many; without ``keep`` about the oldest.
+        keep: the number of newest completed and cancelled runs of each workflow to leave out.
+        limit: the maximum number of runs; if ``keep`` is 0, these are roughly the oldest runs.
     """
     return itertools.islice(_old(before, keep), limit)
 
@@ -65,7 +70,7 @@ def _old(before: float, keep: int) -> Iterator[Listed]:
 def delete_each(
     found: Iterable[Listed],
 ) -> Iterator[tuple[Listed, StepwiseError | RunStopped | None]]:
-    """Delete runs; yield each one with the problem that kept it from being deleted.
+    """Delete runs; yield each run with the problem that prevented its deletion, or ``None``.
 
     A run that is being executed stays.  The first failure of the store itself is the last item.
     """
@@ -85,40 +90,40 @@ def delete_each(
 
 
 def free_space() -> int:
-    """Return the bytes that deleted runs left in the store for later runs."""
+    """Return the number of bytes that deleted runs left free in the store for later runs."""
     free = getattr(_store(), "free", None)
     return int(free()) if free is not None else 0
 
 
 def compact() -> int:
-    """Give the space of deleted runs back to the disk; return the bytes."""
+    """Give the space of deleted runs back to the disk; return the number of bytes."""
     squeeze = getattr(_store(), "compact", None)
     return int(squeeze()) if squeeze is not None else 0
 
 
 def put_back() -> list[str]:
-    """Note that the store was put back from a backup; return the ids of its unfinished runs."""
+    """Record that the store was restored from a backup; return the ids of its unfinished runs."""
     store = _store()
     return note_restored(store, seal_for(store))
 
 
 def copier(target: str, **how: Any) -> Copier:
-    """Return what copies from the configured store into another one.
+    """Return a copier from the configured store into another store.
 
     Args:
-        target: its URL.
-        how: as of :class:`Copier`.
+        target: the URL of the other store.
+        how: keyword arguments of :class:`Copier`.
     """
     return Copier(_store(), open_store(target), **how)
 
 
 def to_copy(workflow: str | None, status: RunStatus | None, tags: Mapping[str, str]) -> list[str]:
-    """Return the ids of the runs to copy, the oldest first; child runs come with their parents."""
+    """Return the ids of the runs to copy, oldest first; child runs come with their parents."""
     ids = {head.run_id for head in _store().heads()}
     found = listed(workflow, status, tags=tags)
     return [each.run.id for each in reversed(found) if each.facts.parent not in ids]
 
 
 def has_objects(name: str) -> bool:
-    """Return whether something is stored under a name that is no run: checkpoints alone, say."""
+    """Return whether the store has objects of a run id, such as checkpoints without a journal."""
     return bool(_store().names(name))

@@ -1,6 +1,6 @@
 """A short view of a long run: its newest steps, counts and attempts.
 
-The summary that a long run keeps counts what came before; a run without one is read whole.
+A long run keeps a summary, which counts the older steps.  A run without a summary is read whole.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ SHOWN = 50  # steps of a long run
 @public
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The start of the program that executed a run.
+    """The command that started the program of a run.
 
     Args:
-        command: as an operating system would get it; empty if it cannot be started again.
-        cwd: the folder it was started in.
-        file: where the workflow is defined.
+        command: the command line, one item per argument; empty if it cannot be started again.
+        cwd: the folder in which the program was started.
+        file: the file that defines the workflow.
     """
 
     command: tuple[str, ...]
@@ -69,15 +69,16 @@ class Overview:
     """The overview of a run for displays.
 
     Args:
-        steps: the newest ones, in order.
-        total: how many there are.
-        statuses: how many of each status.
-        in_doubt: those of which nobody knows whether they happened.
-        unreadable: how many of its records do not verify, or are missing.
-        stops: the calls at which it stopped, each with the recorded calls that it could be.
-        sums: what it has spent, with its child runs.
-        doing: the plain steps in progress, which the journal does not have yet; they are among
-            ``steps`` too.
+        steps: the newest steps, in order.
+        total: the number of all steps.
+        statuses: the number of steps by status.
+        in_doubt: the steps whose side effect may or may not have happened.
+        course: the attempts of the run: where they resumed, what they executed, saved and lost.
+        unreadable: the number of records that do not verify, or are missing.
+        stops: the calls at which the run stopped, each with the recorded calls that it could be.
+        sums: the spending of the run, including its child runs.
+        doing: the plain steps in progress that the journal does not have yet; ``steps`` has them,
+            too.
     """
 
     steps: list[StepRecord]
@@ -92,18 +93,18 @@ class Overview:
 
     @property
     def spent(self) -> Spent:
-        """Return what the run has spent."""
+        """The spending of the run, with the amounts that its resumes saved and its crashes lost."""
         return Spent(*spent_facts(self.sums, self.course))
 
 
 def overview(
     store: Store, seal: Seal, facts: RunFacts, owner: Owner | None, count: int | None = SHOWN
 ) -> Overview:
-    """Look at a run.
+    """Read the overview of a run.
 
     Args:
-        owner: who is executing it, so that what is open is not in doubt yet.
-        count: how many of its steps; ``None`` for all.
+        owner: the process that is executing the run, if any: its open steps are not in doubt yet.
+        count: the number of newest steps to read; ``None`` for all.
     """
     seen, owned = None, owner is not None
     if count is not None:
@@ -124,7 +125,7 @@ def overview(
 def _with_children(
     store: Store, seal: Seal, facts: RunFacts, seen: Overview, owner: Owner | None
 ) -> Sums:
-    """Return the sums of a run, with what its child runs have spent since its records said it."""
+    """Return the sums of a run, plus the spending of child runs that its records lack so far."""
     sums = spent_so_far(store, facts.run_id, seal) if facts.pruned else seen.sums
     if sums.open and owner is None and not is_ready(facts):  # it crashed
         sums = sums._replace(at_least=True)
@@ -143,7 +144,7 @@ def _with_children(
 
 
 def _with_doing(seen: Overview, noted: list[Entry], run_id: str) -> Overview:
-    """Add the noted steps that are newer than the newest steps of the journal, or among them."""
+    """Add the noted steps in progress, except those older than the steps of the overview."""
     known = {each.number for each in seen.steps}
     oldest = min(known, default=0)
     doing = [
@@ -221,7 +222,7 @@ def _from_summary(
 
 
 def _between(store: Store, seal: Seal, run_id: str, start: int, end: int) -> Iterator[Entry]:
-    """The records after one of them up to another."""
+    """Yield the records with numbers above ``start``, up to ``end``."""
     for entry, at in read(store, seal, run_id, Position(start, None)):
         if at.last > end:
             break
@@ -230,9 +231,10 @@ def _between(store: Store, seal: Seal, run_id: str, start: int, end: int) -> Ite
 
 
 def goes_on(store: Store, seal: Seal, facts: RunFacts) -> tuple[str, str]:
-    """Return where a run resumes, and the line of source there, if it is known.
+    """Return where a run resumes, and the line of source there, if known.
 
-    It names the statement that is executed next, or else the one that was done last.
+    The place is the next statement to execute, or the last executed statement if the next is
+    unknown.
     """
     loaded = newest_checkpoint(store, seal, facts.run_id)
     if loaded is None or settings.trusts_data_only():
@@ -255,7 +257,7 @@ def goes_on(store: Store, seal: Seal, facts: RunFacts) -> tuple[str, str]:
 def shown(
     facts: RunFacts, status: RunStatus, owner: Owner | None, seen: Overview | None
 ) -> RunShown:
-    """Build the display form of a run, with its steps if they were read."""
+    """Return the display form of a run, with its steps if they were read."""
     about = RunShown(
         facts.run_id,
         f"{facts.label}({facts.arguments})",

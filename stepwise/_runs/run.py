@@ -1,7 +1,7 @@
-"""Looking at a run (:class:`Run`), finding runs, and the command that starts one again.
+"""The handle of a run (:class:`Run`), listings of runs, and the command that starts a run again.
 
-A ``Run`` is a handle: what it says is read from the store when it is asked.  Nothing here unpickles
-unless a result or an exception is asked for.
+A ``Run`` is a handle: each attribute is read from the store when it is accessed.  Nothing is
+unpickled unless the caller requests inputs, local variables, a result or an exception.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ from stepwise.stores.base import Words
 class Run:
     """One execution of a workflow, across any number of crashes.
 
-    Got from ``workflow.execute(...)``, :func:`get_run`, :func:`runs` and :func:`current_run`.
+    ``workflow.execute(...)``, :func:`get_run`, :func:`runs` and :func:`current_run` return runs.
     """
 
     def __init__(self, store: Store, run_id: str, seal: Seal | None = None) -> None:
@@ -136,7 +136,7 @@ class Run:
         return buttons(run_html(self._shown(seen)), asked) if asked else {}
 
     def _asked(self, seen: Overview) -> list[Question]:
-        """Return the open questions, which are looked for if there may be some."""
+        """Return the open questions; the store is asked only if the run may have some."""
         return self.questions if {"waiting", "started"} & seen.statuses.keys() else []
 
     def _shown(self, seen: Overview | None = None) -> RunShown:
@@ -144,7 +144,7 @@ class Run:
         return shown(facts, self._status(facts, owner), owner, seen)
 
     def _seen(self, count: int | None = SHOWN) -> Overview:
-        """Read its newest steps; all of them, if there is no ``count``."""
+        """Read the overview with the ``count`` newest steps; with all steps if it is ``None``."""
         seen = overview(self.store, self._seal, self._facts(), self.owner, count)
         for active in list(live_runs):
             if active.run_id == self.id and active.journal.store is self.store:
@@ -154,13 +154,13 @@ class Run:
         return seen
 
     def _each_step(self, seen: Overview) -> Iterator[StepRecord]:
-        """Read all of its steps, one after the other, with only the next one in memory."""
+        """Read all steps of the run one by one, with only the next step in memory."""
         doubtful = {step.number for step in seen.in_doubt}
         recorded = each_step(self.store, self._seal, self._facts(), doubtful)
         return itertools.chain(recorded, seen.doing)
 
     def _goes_on(self) -> tuple[str, str]:
-        """Return where the run resumes, and the line of source there, if it is known."""
+        """Return where the run resumes, and the line of source there, if known."""
         return goes_on(self.store, self._seal, self._facts())
 
     def __eq__(self, other: object) -> bool:
@@ -174,7 +174,7 @@ class Run:
     def _facts(self) -> RunFacts:
         facts = facts_of(self.store, self._seal, self.id)
         if facts is None:
-            Journal(self.store, self._seal, self.id, 0, fsync=True).load()  # raises if it was lost
+            Journal(self.store, self._seal, self.id, 0, fsync=True).load()  # raises if it is lost
             what = f"run {self.id!r} is gone from {self.store.url}"
             if newest_mark(self.store, self._seal, self.id).last:
                 what += (
@@ -201,39 +201,40 @@ class Run:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The names of the arguments that are never stored: a resume has to supply them."""
+        """The names of the arguments that are never stored; a resume has to supply them."""
         return tuple(self._facts().secrets.split())
 
     @property
     def tags(self) -> dict[str, str]:
-        """The texts by name that ``tags=`` gave it when it started."""
+        """The tags that the run was started with (``tags=``), as texts by name."""
         return dict(self._facts().tags)
 
     @property
     def parent(self) -> str | None:
-        """The run that called this one as a child workflow."""
+        """The id of the run that called this run as a child workflow; ``None`` for other runs."""
         return self._facts().parent or None
 
     @property
     def forked_from(self) -> str | None:
-        """The run that this one is a fork of."""
+        """The id of the run that this run is a fork of; ``None`` if it is not a fork."""
         return self._facts().forked_from or None
 
     @property
     def program(self) -> Program | None:
-        """The command that started its program the last time, if it is known."""
+        """The command that last started the program of the run; ``None`` if unknown."""
         how = how_started(self.store, self._seal, self._facts())
         return Program(*how) if how is not None else None
 
     @property
     def status(self) -> RunStatus:
-        """The condition of the run, as one word.
+        """The status of the run, as one word.
 
-        ``running``, ``completed`` or ``failed``; ``interrupted`` if somebody stopped it: Ctrl-C, a
-        cancellation, a timeout; ``suspended`` if it gave up its process and waits for a time, a
-        signal or a person (``waits``); ``crashed`` if it had not ended, and its process is gone;
-        ``stuck`` if that happened three times at the same step, so that ``stepwise up`` leaves it;
-        ``ready`` if it is a fork that nobody has executed yet.
+        ``running``, ``completed``, ``failed``.  ``interrupted``: stopped by Ctrl-C, by a
+        cancellation or timeout in its caller, or by a used-up budget.  ``cancelling`` and
+        ``cancelled``: somebody cancelled the run.  ``suspended``: it released its process and waits
+        for a time, a signal or a person (see ``waits``).  ``crashed``: its process is gone, and the
+        run has not ended.  ``stuck``: it crashed three times at the same step, so ``stepwise up``
+        leaves it alone.  ``ready``: a fork that nobody has executed yet.
         """
         return self._status(self._facts(), self.owner)
 
@@ -242,52 +243,52 @@ class Run:
 
     @property
     def waits(self) -> list[PendingWait]:
-        """Return what it waits for, its child runs included, while it is suspended."""
+        """The waits of a suspended run, including the waits of its child runs."""
         return pending(self._facts())
 
     @property
     def owner(self) -> Owner | None:
-        """The process that is executing it, if one is."""
+        """The process that is executing the run; ``None`` if there is none."""
         return self.store.owner(self.id)
 
     @property
     def created_at(self) -> float:
-        """When it began, in seconds since 1970."""
+        """The time when the run began, in seconds since 1970."""
         return self._facts().created_at
 
     @property
     def updated_at(self) -> float:
-        """When its status last changed, in seconds since 1970."""
+        """The time when the status of the run last changed, in seconds since 1970."""
         return self._facts().updated_at
 
     @property
     def duration(self) -> float | None:
-        """Seconds from its start to its end, pauses included; ``None`` before its end."""
+        """The seconds from the start of the run to its end, with pauses; ``None`` until it ends."""
         return duration_of(self._facts())
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many steps have each status: ``{"completed": 3, "in_doubt": 1}``."""
+        """The number of steps by status: ``{"completed": 3, "in_doubt": 1}``."""
         return self._seen(1).statuses
 
     @property
     def spent(self) -> Spent:
-        """Return what it has spent over all of its attempts, with its child runs.
+        """The spending of the run over all its attempts, including its child runs.
 
-        Steps that the journal answered count once, failed attempts count, and so do steps that were
-        forgotten or undone since: the money is gone.
+        A step that the journal answered counts once.  Failed attempts count, and so do steps that
+        were forgotten or undone since: the money is gone.
         """
         return self._seen(1).spent
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """The arguments that it was called with, by the names of the parameters.
+        """The arguments of the run when it began, by parameter name.
 
-        As they were when it began, ``self`` included; those left at their default are not in it.
+        ``self`` is included; arguments left at their default are not.
 
         Raises:
-            UnreadableValueError: an argument could not be recorded, or cannot be loaded here; says
-                which, and why.
+            UnreadableValueError: an argument could not be recorded, or cannot be loaded here; the
+                message names the argument and the reason.
         """
         return load_inputs(self.store, self._seal, self._facts()).whole()
 
@@ -299,17 +300,17 @@ class Run:
 
     @property
     def steps(self) -> list[StepRecord]:
-        """Every recorded call, in the order in which they were first made."""
+        """All recorded calls, in the order in which they were first made."""
         return steps_of(self.id, [*self._entries()], owned=self.owner is not None)
 
     @property
     def inbox(self) -> list[InboxMessage]:
-        """Return what was sent to it, in the order in which it came, and what became of each."""
+        """The messages that were sent to the run, in the order of arrival, each with its fate."""
         return messages_of(self.store, self._seal, self._facts())
 
     @property
     def checkpoints(self) -> list[RunCheckpoint]:
-        """Its checkpoints, the oldest first; it resumes at the newest that is verified."""
+        """The checkpoints of the run, oldest first; it resumes at the newest that is verified."""
         return [each for each, _ in checkpoints_of(self.store, self._seal, self.id)]
 
     def _shown_locals(self, at: int | None = None) -> dict[str, Any]:
@@ -317,17 +318,18 @@ class Run:
         return {n: NOT_SHOWN if n in hidden else v for n, v in self.locals(at).items()}
 
     def locals(self, at: int | None = None) -> dict[str, Any]:
-        """The local variables at a checkpoint.
+        """Return the local variables at a checkpoint, by name.
 
-        What is not there in this program stands as a placeholder: instances of classes that it
-        does not have, clients and resources.
+        Placeholders replace objects that this program lacks: instances of unknown classes, clients
+        and resources.
 
         Args:
-            at: the checkpoint after this many steps, or the last one before; by default the newest.
+            at: a number of steps, for the last checkpoint after that many steps or fewer; by
+                default the newest checkpoint.
 
         Raises:
-            StepNotFoundError: there is no verified checkpoint (so early).
-            UnreadableValueError: it was written by another Python version.
+            StepNotFoundError: there is no verified checkpoint (that early).
+            UnreadableValueError: another Python version wrote the checkpoint.
         """
         loaded = newest_checkpoint(self.store, self._seal, self.id, at)
         if loaded is None:
@@ -346,8 +348,8 @@ class Run:
         """The returned value, or ``None`` while the run has not completed.
 
         Raises:
-            UnreadableValueError: the value could not be recorded, or cannot be loaded here; says
-                why, and how to have it.
+            UnreadableValueError: the value could not be recorded, or cannot be loaded here; the
+                message says why, and how to get the value.
         """
         return result_of(self.store, self._seal, self._facts())
 
@@ -357,9 +359,9 @@ class Run:
         return error_of(self.store, self._seal, self._facts())
 
     def _error_text(self) -> str | None:
-        """Return the text of its exception, even if the exception's ``__str__`` fails.
+        """Return the text of the run's exception, even if the exception's ``__str__`` fails.
 
-        ``None`` also if it cannot be loaded here.
+        Return ``None`` without an exception, or if the exception cannot be loaded here.
         """
         try:
             error = self.error
@@ -374,10 +376,11 @@ class Run:
             return f"{name} (its text cannot be shown: {type(problem).__name__})"
 
     def to_dict(self) -> dict[str, Any]:
-        """The facts of a listing as plain data, for JSON; nothing is unpickled.
+        """Return the facts of a listing as plain data, for JSON; nothing is unpickled.
 
-        The names are those of the attributes; ``error`` is a text (for an interrupted run: what
-        interrupted it), ``owner`` the process.  ``stepwise runs --json`` prints the same.
+        The keys are the names of the attributes.  ``error`` is a text; for an interrupted run it
+        names the interruption.  ``owner`` is the process.  ``stepwise runs --json`` prints the same
+        data.
         """
         return self._dict_of(self._facts(), self.owner)
 
@@ -387,38 +390,39 @@ class Run:
 
     @property
     def resumed_from_step(self) -> int | None:
-        """How many steps were done at the point where its last attempt resumed.
+        """The number of steps that were done at the point where the last attempt resumed.
 
-        0 if that went on from the top, ``None`` if there was only one attempt.
+        0 if the last attempt resumed from the top, ``None`` if there was only one attempt.
         """
         return self._seen(1).course.resumed_from
 
     @property
     def steps_executed(self) -> int:
-        """How many steps its last attempt executed."""
+        """The number of steps that the last attempt executed."""
         return self._seen(1).course.executed
 
     @property
     def steps_skipped(self) -> int:
-        """How many steps its last attempt did not execute, since they were done."""
+        """The number of steps that the last attempt skipped, since they were already done."""
         return self._seen(1).course.skipped
 
     # -- resuming, settling and forgetting -------------------------------------------------------
 
     def resume(self, /, **inputs: Any) -> Any:
-        """Continue the run in this process, with the arguments that it was called with.
+        """Continue the run in this process, with its original arguments.
 
         Args:
-            inputs: arguments to use instead of the recorded ones, by name (``self`` too): those
-                that could not be recorded, such as clients.
+            inputs: arguments that replace the recorded ones, by name (``self``, too), such as
+                clients, which cannot be recorded.
 
         Returns:
-            a handle, as ``start()`` returns; ``.result()`` waits for the result, or is awaited.
+            a handle, as ``start()`` returns it; ``.result()`` waits for the result, and is awaited
+            for an asynchronous run.
 
         Raises:
-            ConfigurationError: this process does not know its workflow, or it is a child run.
-            UnreadableValueError: an argument is not known, and not given here.
-            RunBusyError: it is being executed.
+            ConfigurationError: this process does not know the workflow, or the run is a child run.
+            UnreadableValueError: an argument is not recorded, and not passed here.
+            RunBusyError: the run is being executed.
         """
         try:
             return known_workflow(self.workflow).resume(self, inputs)
@@ -435,23 +439,25 @@ class Run:
         another: bool = False,
         stop: int | None = None,
     ) -> None:
-        """Settle a step in doubt, or resolve which act a stopped call is, for the next call.
+        """Settle a step in doubt, or say whether a stopped call is a recorded step.
 
-        The run stops at a call that could be a recorded side effect with other arguments.  What is
-        said of such a call is bound to its call site and to how many-th call of its name it is, so
-        that it holds although its arguments are others at every start.
+        A run stops at a call that could be a recorded side effect with other arguments.  The answer
+        is bound to the call site and to the ordinal of the call among calls of its name.  So the
+        answer holds even if the arguments differ at every start.  The next start of the run uses
+        the answer.
 
         Args:
-            step: its number, or its name if only one call of that name is in question.
-            landed: it happened, and returned this.
-            did_not_happen: it did not, and may run.
-            same: the stopped call is this recorded one, whose outcome answers it.
-            another: they are two acts: the record stays, and the stopped call runs, once.
-            stop: which stopped call, if several could be this step; ``stepwise show`` lists them.
+            step: the number of the step, or its name if only one call of that name is in question.
+            landed: the step happened, and returned this value.
+            did_not_happen: True if the step did not happen, and may run.
+            same: True if the stopped call is the recorded step, whose outcome answers it.
+            another: True if they are two acts: the record stays, and the stopped call runs, once.
+            stop: the number of the stopped call, if several could be this step; ``stepwise show``
+                lists them.
 
         Raises:
-            StepNotFoundError: no such step is in doubt; no stopped call could be this step.
-            ConfigurationError: not exactly one thing is said.
+            StepNotFoundError: no such step is in doubt, or no stopped call could be this step.
+            ConfigurationError: the arguments do not give exactly one answer.
             RunBusyError: the run is being executed.
         """
         said = said_of(landed, did_not_happen, same, another, stop)
@@ -463,28 +469,29 @@ class Run:
 
     @property
     def questions(self) -> list[Question]:
-        """The questions that it and its child runs wait with, for somebody to answer."""
+        """The open questions of the run and its child runs, which wait for a person's answer."""
         return questions_of(self.store, self._seal, self._facts())
 
     def approve(self, step: int | str, ticket: str, note: str = "", *, key: Any = None) -> None:
-        """Answer the question of a step with yes: its call is made, with the arguments shown.
+        """Answer the question of a step with yes: its call runs with the arguments shown.
 
-        The answer is on disk when this returns, whether somebody executes the run or not.
+        The answer is on disk when this method returns, even if nobody executes the run.
 
         Args:
-            step: the number of the call that asks, see :attr:`questions`; or the name of its tool.
-            ticket: of the question that the person has seen: ``Question.ticket``.
-            note: what the workflow, and whoever looks at the run, is told.
-            key: of an approver who signs the answer, where the tool has ``approvers=``: the file
-                that ``stepwise approver-key`` made, or an object with the methods ``sign`` and
+            step: the number of the asking call, see :attr:`questions`, or the name of its tool.
+            ticket: the ticket of the question that the person has seen: ``Question.ticket``.
+            note: a note for the workflow, and for people who look at the run.
+            key: the key of an approver who signs the answer, if the tool has ``approvers=``: the
+                file that ``stepwise approver-key`` made, or an object with the methods ``sign`` and
                 ``public_key`` of an ``Ed25519PrivateKey``.
 
         Raises:
-            StepNotFoundError: the step asks something else by now, or nothing, or somebody was
-                faster; says who, and which steps wait.
+            StepNotFoundError: the step now asks another question or none, or somebody else answered
+                first; the message says who, and which steps wait.
             RunEndedError: the run has completed, failed or been cancelled.
-            RunNotFoundError: there is no such run any more.
-            ConfigurationError: an approver has to sign it, and this is no key of one.
+            RunNotFoundError: the run no longer exists.
+            ConfigurationError: an approver has to sign the answer, and this key is not an
+                approver's key.
         """
         give_answer(self.store, self._seal, self.id, step, ticket, Decision(True, note, key))
 
@@ -492,59 +499,60 @@ class Run:
         """Answer the question of a step with no: its call raises :class:`ApprovalDenied`.
 
         Args:
-            step: the number of the call that asks, see :attr:`questions`; or the name of its tool.
-            ticket: of the question that the person has seen: ``Question.ticket``.
-            reason: what the workflow, and whoever looks at the run, is told.
-            key: as of :meth:`approve`.
+            step: the number of the asking call, see :attr:`questions`, or the name of its tool.
+            ticket: the ticket of the question that the person has seen: ``Question.ticket``.
+            reason: the reason, for the workflow and for people who look at the run.
+            key: the key of an approver; see :meth:`approve`.
 
         Raises:
-            StepNotFoundError: the step asks something else by now, or nothing, or somebody was
-                faster; says who, and which steps wait.
+            StepNotFoundError: the step now asks another question or none, or somebody else answered
+                first; the message says who, and which steps wait.
             RunEndedError: the run has completed, failed or been cancelled.
-            RunNotFoundError: there is no such run any more.
-            ConfigurationError: there is no reason; an approver has to sign it.
+            RunNotFoundError: the run no longer exists.
+            ConfigurationError: the reason is empty, or an approver has to sign the answer, and this
+                key is not an approver's key.
         """
         give_answer(self.store, self._seal, self.id, step, ticket, Decision(False, reason, key))
 
     def send(self, name: str, value: Any = None, key: str | None = None) -> int:
-        """Send a signal to the run: a value for its ``wait_for(name)``, from any process.
+        """Send a signal to the run, from any process: a value for its ``wait_for(name)``.
 
-        It is on disk when this returns, whether somebody executes the run or not.  Sent before the
-        run waits for it, it is kept.
+        The signal is on disk when this method returns, even if nobody executes the run.  A signal
+        that arrives before the run waits for it is kept.
 
         Args:
-            name: of the signal, as the run waits for it; up to 200 printable characters.
-            value: plain data: texts, numbers, ``True``, ``None``, lists and dicts of such; with
-                the extra ``json`` also models, dataclasses, dates and what else pydantic writes as
-                JSON.  16 MB of JSON at most.
-            key: two signals of one name with the same key are one; for a sender that tries again.
+            name: the name of the signal, as the run waits for it; up to 200 printable characters.
+            value: plain data: texts, numbers, ``True``, ``None``, lists and dicts of these.  With
+                the extra ``json``, also models, dataclasses, dates and other values that pydantic
+                writes as JSON.  16 MB of JSON at most.
+            key: a key for a sender that retries: two signals with the same name and key count as
+                one.
 
         Returns:
             the number of the message in the run's inbox.
 
         Raises:
-            RunNotFoundError: there is no such run any more.
-            RunEndedError: it has completed, failed or been cancelled.
-            SignalRefusedError: the value is no data, or does not fit what the run waits for.
-            ConfigurationError: the name cannot be one, or ``jsonschema`` is needed to check the
-                value.
+            RunNotFoundError: the run no longer exists.
+            RunEndedError: the run has completed, failed or been cancelled.
+            SignalRefusedError: the value is not plain data, or does not fit what the run waits for.
+            ConfigurationError: the name is invalid, or ``jsonschema`` is needed to check the value.
         """
         return send(self.store, self._seal, self.id, name, value, key)
 
     def cancel(self, reason: str = "") -> None:
-        """Have the run end: its clean-up runs, it ends as ``cancelled``, its caller gets that.
+        """Cancel the run: its clean-up runs, it ends as ``cancelled``, and its caller gets that.
 
-        A process that executes the run notices it within a second where it awaits something, at
-        its next step or wait otherwise.  A run that nobody executes unwinds at its next start.
-        Calling it twice is calling it once.
+        A process that executes the run notices the request within a second if the run awaits
+        something, otherwise at its next step or wait.  A run that nobody executes unwinds at its
+        next start.  A second request has no effect.
 
         Args:
-            reason: in words, for whoever looks at the run.
+            reason: the reason in words, for people who look at the run.
 
         Raises:
-            RunEndedError: it has completed, failed or been cancelled.
-            ConfigurationError: it is a child run, which ends with its parent.
-            RunNotFoundError: there is no such run any more.
+            RunEndedError: the run has completed, failed or been cancelled.
+            ConfigurationError: the run is a child run, which ends with its parent.
+            RunNotFoundError: the run no longer exists.
         """
         cancel(self.store, self._seal, self.id, reason)
 
@@ -557,36 +565,39 @@ class Run:
         *,
         messages: bool = False,
     ) -> Run:
-        """Start a new run from a point of this one, which stays as it is.
+        """Create a new run that continues from a point of this run, which stays unchanged.
 
-        What is recorded up to there is shared and never repeated; what came after is not known to
-        the fork, and its side effects get idempotency keys of their own.  It is executed by calling
-        the workflow with the same arguments, ``workflow.options(run_id=fork.id)(...)``, or by
-        ``stepwise resume``.
+        The fork shares the records up to that point, and never repeats them.  The fork does not
+        know later records, and its side effects get their own idempotency keys.  To execute the
+        fork, call the workflow with the same arguments, ``workflow.options(run_id=fork.id)(...)``,
+        or use ``stepwise resume``.
 
         Args:
-            at: share the steps up to this number, and resume at the newest checkpoint among them;
-                0 for the beginning; by default, the newest checkpoint (or the last of ``results``).
-            run_id: of the fork; by default one is made up.
-            locals: variables that have other values at that checkpoint, by name.
-            results: steps that returned something else, by number or name; the fork resumes at a
-                checkpoint before them.
-            messages: take along the signals that the run has been sent and had not taken by that
-                point; both then take them.  Without it, such a fork is refused.
+            at: share the steps up to this number, and resume at the newest checkpoint among them; 0
+                for the beginning; by default, the newest checkpoint (or the last of ``results``).
+            run_id: the id of the fork; by default it is generated.
+            locals: new values of variables at that checkpoint, by name.
+            results: new return values of steps, by number or name; the fork resumes at a checkpoint
+                before these steps.
+            messages: True to copy the signals that this run had not taken by that point; both runs
+                then take them.  If it is False, and there are such signals, the fork is refused.
+
+        Returns:
+            the new run, with the status ``ready``.
 
         Raises:
             StepNotFoundError: there is no such step, or no checkpoint to change variables at.
-            ConfigurationError: there is no such variable; there are such signals.
+            ConfigurationError: there is no such variable, or there are signals as above.
             RunConflictError: the run id is taken.
         """
         change = Change(at, locals or {}, results or {}, messages)
         return Run(self.store, fork(self.store, self._seal, self.id, change, run_id))
 
     def forget(self, step: int | str) -> None:
-        """Have a recorded step run again the next time the workflow is called.
+        """Forget a recorded step, so that it runs again the next time the workflow is called.
 
         Args:
-            step: its number, or its name if there is only one call of that name.
+            step: the number of the step, or its name if only one call has that name.
 
         Raises:
             StepNotFoundError: there is no such step.
@@ -602,19 +613,19 @@ class Run:
             journal.append((forgotten, b""), head=facts)
 
     def compensate(self) -> int:
-        """Undo its completed tools that have a ``compensate=``, the newest first.
+        """Undo the completed calls of tools that have a ``compensate=``, newest first.
 
-        Those of its child runs are undone in their place.  What is undone counts as not done:
-        called again, the workflow makes those calls anew, while its plain steps are answered.
-        Each compensation is journaled; if the process dies, call this again.
+        The calls of child runs are undone at their place in this order.  Undone calls count as not
+        done: called again, the workflow makes them anew, while the journal answers its plain steps.
+        Each compensation is journaled; if the process dies, call this method again.
 
         Returns:
-            how many were undone.
+            the number of undone calls.
 
         Raises:
             StepInDoubtError: a compensation was started and never finished.
             RunBusyError: the run is being executed.
-            ConfigurationError: a tool that is to be undone is not defined in this program.
+            ConfigurationError: a tool whose call must be undone is not defined in this program.
         """
         with self._journal() as (journal, _):
             result = drive(compensate(journal, self._facts()))
@@ -622,15 +633,15 @@ class Run:
         return done
 
     def verify(self) -> Verification:
-        """Verify every record and checkpoint of it; nothing is loaded and nothing is changed."""
+        """Verify every record and checkpoint of the run; nothing is unpickled or changed."""
         return verify(self.store, self._seal, self.id)
 
     def repair(self, *, accept_loss: bool = False) -> Verification:
-        """Put right what can be: what does not verify is set aside, what can be derived is.
+        """Repair the run: set unverifiable records aside, and derive again what can be derived.
 
         Args:
-            accept_loss: give up records that are gone, even if they announced side effects, which
-                then may be repeated.  Look outside first.
+            accept_loss: True to give up lost records, even if they announced side effects, which
+                may then be repeated.  Check the outside world first.
 
         Raises:
             RunBusyError: the run is being executed.
@@ -642,22 +653,23 @@ class Run:
     ) -> Run:
         """Copy the run with its child runs and inboxes into another store; return the copy.
 
-        The copy has the same id, and a call there continues it.  So does a call here continue the
-        original: decide for one of them.  Where a copy is there already, what came since is added.
+        The copy has the same id, and a call there continues the copy.  A call here continues the
+        original, so use only one of the two.  If the other store already has a copy, the records
+        since then are added to it.
 
         Args:
             store: a URL, path or store object.
-            restored: the run comes from a backup: it asks about each side effect that is not
-                recorded, as after ``stepwise restore``.
-            wait: wait while it is being executed.
-            messages: copy it although it has been sent signals or answers that it has not acted on
-                yet, and which the copy would act on, too.  Without it, that is refused.
+            restored: True if the run comes from a backup: the copy asks about each side effect that
+                is not recorded, as after ``stepwise restore``.
+            wait: True to wait while the run is being executed.
+            messages: True to copy the run even if it has signals or answers that it has not acted
+                on yet, on which the copy would act, too.  If it is False, such a copy is refused.
 
         Raises:
-            ConfigurationError: it has been sent such.
-            RunBusyError: it is being executed.
-            RunConflictError: the store holds another history of it.
-            CorruptStoreError: it is damaged, here or there.
+            ConfigurationError: the run has such signals or answers, and ``messages`` is False.
+            RunBusyError: the run is being executed.
+            RunConflictError: the other store holds another history of the run.
+            CorruptStoreError: the run is damaged, here or there.
         """
         target = open_store(store)
         self._facts()
@@ -666,10 +678,10 @@ class Run:
         return Run(target, self.id, self._seal)
 
     def delete(self) -> None:
-        """Delete the run, its journal and its child runs; calling the workflow starts afresh.
+        """Delete the run, its journal and its child runs; the next call of the workflow starts new.
 
         Raises:
-            RunBusyError: it, or a child run of it, is being executed.
+            RunBusyError: the run or one of its child runs is being executed.
         """
         self._delete(ChildRuns(self.store, self._seal))
         erase(self.store)
@@ -694,15 +706,15 @@ class Run:
 # -- listing --------------------------------------------------------------------------------------
 
 
-_NEAR = 1000  # newest runs among which an id is looked for that was meant
-_SHOWN = 100  # runs of a list
+_NEAR = 1000  # newest runs that are searched for an id similar to a misspelled one
+_SHOWN = 100  # runs that a list shows
 _NEVER_RUNNING = ("completed", "failed", "interrupted", "suspended", "cancelled")
 _RUNNING = ("running", "crashed", "stuck", "ready")  # as their heads have it
 _UNFINISHED = ("running", "crashed", "stuck", "failed", "interrupted", "suspended", "ready")
 
 
 class Runs(list[Run]):
-    """A list of runs that shows as a table."""
+    """A list of runs that is displayed as a table."""
 
     def __repr__(self) -> str:
         return runs_text(*self._few())
@@ -725,7 +737,7 @@ class Runs(list[Run]):
 
 
 def current_run() -> Run | None:
-    """Return the run that executes this code, or ``None`` outside of a run."""
+    """Return the run that executes this code, or ``None`` outside a run."""
     scope = current_scope()
     return None if scope is None else Run(scope.run.journal.store, scope.run.run_id)
 
@@ -733,15 +745,15 @@ def current_run() -> Run | None:
 def get_run(run_id: str, *, store: Any = None) -> Run:
     """Return a run by its id.
 
-    A run of which only marks are left, since its database is gone, can be verified, repaired and
-    deleted; reading anything else of it raises :class:`JournalLostError`.
+    If the database of a run is gone and only its marks are left, the run can still be verified,
+    repaired and deleted.  Every other use of such a run raises :class:`JournalLostError`.
 
     Args:
-        run_id: the whole id; the command line takes the beginning of one, too.
-        store: a URL, path or store object; by default the configured one.
+        run_id: the whole id; the command line also accepts the beginning of an id.
+        store: a URL, path or store object; by default the configured store.
 
     Raises:
-        RunNotFoundError: there is none; names those with a similar id.
+        RunNotFoundError: there is no such run; the message names runs with a similar id.
     """
     opened = open_store(store if store is not None else settings.store())
     run, seal = Run(opened, run_id), seal_for(opened)
@@ -769,14 +781,14 @@ def runs(
     store: Any = None,
     limit: int | None = None,
 ) -> list[Run]:
-    """Return the runs in the store, the newest first.
+    """Return the runs in the store, newest first.
 
     Args:
-        workflow: only those of this workflow: the workflow itself, its name or its full name.
-        status: only those of this status.
-        tags: only those that have all of these tags.
-        store: a URL, path or store object; by default the configured one.
-        limit: at most this many; a store of many runs is then not read whole.
+        workflow: return only runs of this workflow: the workflow itself, its name or its full name.
+        status: return only runs with this status.
+        tags: return only runs that have all these tags.
+        store: a URL, path or store object; by default the configured store.
+        limit: the maximum number of runs; a large store is then not read whole.
     """
     found = listed(workflow, status, store, tags, limit=options.check_limit("runs()", limit))
     return Runs(each.run for each in found)
@@ -784,7 +796,7 @@ def runs(
 
 @dataclass(frozen=True)
 class Listed:
-    """A run, with the facts from one look."""
+    """A run, with its facts from one read of the store."""
 
     run: Run
     facts: RunFacts
@@ -818,10 +830,10 @@ def listed(
     """Return the runs for :func:`runs`, with the facts that were read for them.
 
     Args:
-        where: only those of which this is true.
+        where: return only runs for which this predicate is true.
     """
     found = [*itertools.islice(each_listed(workflow, status, store, tags, where=where), limit)]
-    # The store has them in its own order: copied runs, say, as they were copied.
+    # The store has its own order: copied runs, for example, are in the order of the copying.
     return sorted(found, key=lambda each: each.facts.created_at, reverse=True)
 
 
@@ -835,11 +847,11 @@ def each_listed(
     begins: str = "",
     oldest: bool = False,
 ) -> Iterator[Listed]:
-    """Yield the runs of :func:`listed` one by one, the newest first, as the store has them.
+    """Yield the runs of :func:`listed` one by one, newest first, in the order of the store.
 
     Args:
-        begins: only runs whose id begins so.
-        oldest: about the oldest first, if the store has them in an order at all.
+        begins: yield only runs whose id begins with this text.
+        oldest: True to yield roughly the oldest first, if the store has an order at all.
     """
     if tags is not None:
         options.check_tags("runs()", tags)
@@ -867,7 +879,7 @@ def each_listed(
 
 
 def number_of_runs(store: Store | None = None) -> int | None:
-    """Return how many runs a store has, child runs included; ``None`` if it cannot count them."""
+    """Return the number of runs in a store, with child runs; ``None`` if it cannot count them."""
     store = open_store(settings.store()) if store is None else store
     count_heads = getattr(store, "count_heads", None)
     return int(count_heads()) if count_heads is not None else None
@@ -876,7 +888,7 @@ def number_of_runs(store: Store | None = None) -> int | None:
 def _newest(
     store: Store, seal: Seal, *, unfinished: bool = False, words: Words = ()
 ) -> Iterator[Head]:
-    """Yield the heads, those of the newest runs first; if the store can, those with the words."""
+    """Yield the heads of runs, newest runs first; a store that can looks for the words."""
     newest_heads = getattr(store, "newest_heads", None)
     if newest_heads is not None:
         yield from newest_heads(unfinished=unfinished, words=words)
@@ -890,7 +902,7 @@ def _newest(
 
 
 def _is_of(store: Store, seal: Seal, facts: RunFacts, workflow: Any) -> bool:
-    """Return whether a run is of a workflow, whose file may have been started another way."""
+    """Return whether a run belongs to a workflow, whose file may have been started another way."""
     if getattr(workflow, "full_name", workflow) in (None, facts.workflow, facts.label):
         return True
     definition = getattr(workflow, "definition", None)
@@ -908,11 +920,11 @@ class CurrentStep:
     """The step that is being executed.
 
     Args:
-        name: of the step; empty outside of one.
-        idempotency_key: the same whenever this very call is repeated, and no other call's: send it
-            outside so that repeats are dropped there.
-        attempt: which try of the body this is, from 1.
-        run_id: of the run; empty outside of one.
+        name: the name of the step; empty outside a step.
+        idempotency_key: a key that stays the same when this call is repeated, and that no other
+            call has.  Send it to the outside system, so that the system can drop repeats.
+        attempt: the number of this try of the body, from 1.
+        run_id: the id of the run; empty outside a run.
     """
 
     name: str
@@ -924,8 +936,8 @@ class CurrentStep:
 def current_step() -> CurrentStep:
     """Return the step that is being executed, with its idempotency key.
 
-    Outside of a run, where nothing is repeated, each call returns a new key, so that a tool works
-    there as well.
+    Outside a step, each call returns a new key, so that a tool also works outside a run, where
+    nothing is repeated.
     """
     scope = current_scope()
     if scope is None or scope.call is None:
@@ -939,7 +951,7 @@ def current_step() -> CurrentStep:
 
 
 def check_start(run: Run) -> None:
-    """Refuse to start what a record says, where records are not trusted.
+    """Refuse to start the recorded command of a run if records are not trusted.
 
     Raises:
         ConfigurationError: ``trust="data"`` is set.

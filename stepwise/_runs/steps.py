@@ -1,8 +1,8 @@
 """The parts of a run as people see them: its facts, checkpoints, stops and steps.
 
-A call is found at two places of the journal: its first record and its last one.  One pass notes
-both as numbers; another one makes the steps, since what becomes of a call may be recorded long
-after the calls that follow it.
+A call has two places in the journal: its first record and its last record.  One pass notes both as
+numbers, and a second pass builds the steps.  One pass is not enough: the end of a call may be
+recorded long after the calls that follow it.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ UNFINISHED = ("crashed", "stuck", "failed", "interrupted", "ready", "suspended")
 
 
 def known_facts(store: Store, seal: Seal, run_id: str) -> RunFacts:
-    """Return the facts of a run that was there a moment ago.
+    """Return the facts of a run that existed a moment ago.
 
     Raises:
-        RunNotFoundError: it was deleted since.
+        RunNotFoundError: the run was deleted since.
     """
     facts = facts_of(store, seal, run_id)
     if facts is None:
@@ -70,7 +70,11 @@ def gone(store: Store, run_id: str) -> RunNotFoundError:
 
 
 def status_of(store: Store, seal: Seal, facts: RunFacts, *, owned: bool) -> RunStatus:
-    """The status of a run, as a listing shows it."""
+    """Return the status of a run, as a listing shows it.
+
+    Args:
+        owned: True if a process is executing the run.
+    """
     ended = facts.status in ("completed", "failed", "cancelled")
     if (facts.cancelling and not ended) or (facts.undoing and facts.status == "cancelled"):
         return "cancelling"
@@ -101,12 +105,13 @@ def run_dict(
     counts: Mapping[str, int],
     spent: Spent,
 ) -> dict[str, Any]:
-    """Return what a listing shows of a run.
+    """Return the facts of a run that a listing shows, as plain data.
 
     Args:
-        status: as :func:`status_of`.
-        counts: how many of its steps have each status.
-        spent: what it has spent.
+        status: the status from :func:`status_of`.
+        owner: the process that is executing the run, if any.
+        counts: the number of steps by status.
+        spent: the spending of the run.
     """
     return {
         "id": facts.run_id,
@@ -137,12 +142,12 @@ class RunCheckpoint:
     """A checkpoint of a run, as :attr:`Run.checkpoints` lists it.
 
     Args:
-        number: of the journal record that it follows.
-        step: how many steps were done.
-        position: ``file:line`` of the statement that was done last.
-        size: bytes.
-        created_at: seconds since 1970.
-        verified: its digest matches; otherwise the run resumes at an older one.
+        number: the number of the journal record that the checkpoint follows.
+        step: the number of steps that were done before it.
+        position: ``file:line`` of the last executed statement.
+        size: the size in bytes.
+        created_at: the time of the checkpoint, in seconds since 1970.
+        verified: True if its contents verify; otherwise the run resumes at an older checkpoint.
     """
 
     number: int
@@ -153,7 +158,7 @@ class RunCheckpoint:
     verified: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """Its attributes as plain data, for JSON."""
+        """Return the attributes as plain data, for JSON."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def _repr_html_(self) -> str:
@@ -164,7 +169,11 @@ class RunCheckpoint:
 def newest_checkpoint(
     store: Store, seal: Seal, run_id: str, at: int | None = None
 ) -> Loaded | None:
-    """The newest checkpoint that verifies; of those after so many steps or fewer, if ``at``."""
+    """Return the newest checkpoint that verifies, or ``None``.
+
+    Args:
+        at: consider only checkpoints after this many steps or fewer.
+    """
     vault = Vault(store, seal, run_id)
     for name in reversed(store.names(run_id, PREFIX)):
         loaded = load_checkpoint(vault, name)
@@ -176,7 +185,7 @@ def newest_checkpoint(
 def checkpoints_of(
     store: Store, seal: Seal, run_id: str
 ) -> list[tuple[RunCheckpoint, Loaded | None]]:
-    """The checkpoints of a run, the oldest first, each with its content if it verifies."""
+    """Return the checkpoints of a run, oldest first, each with its content if it verifies."""
     found: list[tuple[RunCheckpoint, Loaded | None]] = []
     vault = Vault(store, seal, run_id)
     for name in store.names(run_id, PREFIX):
@@ -201,7 +210,10 @@ class PossibleStep:
     """A recorded side effect that a stopped call could be.
 
     Args:
-        differs: the parts of the call (arguments by name) in which the two differ.
+        number: the number of the recorded step.
+        name: the name of the step.
+        arguments: shortened text of the recorded arguments.
+        differs: the parts of the call (arguments by name) in which the two calls differ.
     """
 
     number: int
@@ -221,14 +233,16 @@ class StoppedCall:
     """A call at which a run stopped, to be answered with :meth:`Run.resolve`.
 
     Args:
-        stop: its number, for ``resolve(..., stop=...)``.
-        site: ``file:line`` it was made from.
-        at: seconds since 1970.
-        could_be: the recorded side effects that it could be.
-        said: the answer: ``same``, ``another``, or ``None`` while nobody gave one.
-        step: the recorded step that it is, if somebody said so.
-        commands: the commands that answer it.
-        meanings: what each of the commands says of the call, in their order.
+        stop: the number of the stop, for ``resolve(..., stop=...)``.
+        name: the name of the step or tool.
+        arguments: shortened text of the arguments.
+        site: the ``file:line`` that made the call.
+        at: the time of the stop, in seconds since 1970.
+        could_be: the recorded side effects that the call could be.
+        said: the answer, ``same`` or ``another``; ``None`` while there is no answer.
+        step: the number of the recorded step that the call is, if the answer is ``same``.
+        commands: the commands that give an answer.
+        meanings: the meaning of each command, in the same order.
     """
 
     stop: int
@@ -243,14 +257,18 @@ class StoppedCall:
     meanings: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Its attributes as plain data, for JSON."""
+        """Return the attributes as plain data, for JSON."""
         return asdict(self)
 
 
 def stopped_calls(
     store: Store, seal: Seal, run_id: str, numbers: Iterable[int]
 ) -> list[StoppedCall]:
-    """Return the calls that these records of stops and answers tell of."""
+    """Return the stopped calls in these records of stops and answers.
+
+    Args:
+        numbers: the numbers of the records.
+    """
 
     def records(numbers: Iterable[int]) -> list[Entry]:
         found = (read_one(store, seal, run_id, number) for number in numbers)
@@ -288,31 +306,33 @@ def _stopped(run_id: str, stop: Stop, others: list[Call], stops: list[Stop]) -> 
 
 
 _NEAR = 256  # records that are kept, since tasks do not end in the order in which they begin
-_LARGE = 10_000  # bytes; a larger record is read again when it is needed again
+_LARGE = 10_000  # bytes; a larger record is not kept, and is read again when needed
 
 
 @public
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One call of a step, tool or child workflow, as the journal has it.
+    """One call of a step, tool or child workflow, as recorded in the journal.
 
     Args:
-        number: in the run; what the command line calls STEP.
-        name: of the step.
-        status: ``started``, ``completed``, ``failed``, ``cancelled``; ``in_doubt`` for a side
-            effect that was started, has no outcome, and whose owner is gone (its compensation
-            too); ``compensated`` when it was undone.
-        arguments, preview: shortened text of the arguments; of the value or exception.
-        attempts: how many tries of the body the outcome took.
-        started_at, finished_at: seconds since 1970; ``None`` while unfinished.
-        side_effect: it was announced before it ran.
+        number: the number of the step in the run, which the command line calls STEP.
+        name: the name of the step.
+        status: ``started``, ``completed``, ``failed``, ``cancelled`` or ``waiting``; ``in_doubt``
+            if a side effect (or its compensation) was started, has no outcome, and its process is
+            gone; ``compensated`` if it was undone.
+        arguments: shortened text of the arguments.
+        preview: shortened text of the value or exception.
+        attempts: the number of tries of the body that the outcome took.
+        started_at: the time of the call, in seconds since 1970.
+        finished_at: the time of the outcome, in seconds since 1970; ``None`` while unfinished.
+        side_effect: True if the call was announced before it ran.
         idempotency_key: the key that ``current_step()`` gave the call.
-        site: ``file:line`` it was called from.
-        child: run id of a child workflow.
-        instead: number of the step that was recorded as this one at an earlier start, and did not
-            answer the call; 0 if there was none.
+        site: the ``file:line`` that made the call.
+        child: the run id of a child workflow; empty for other calls.
+        instead: the number of the step that an earlier start recorded in place of this call, and
+            that did not answer it; 0 for none.
         differs: the parts of the call (arguments by name) in which it differs from that step.
-        usage: of a model request, what is known of ``model``, ``provider``, ``input_tokens``,
+        usage: for a model request, the known values of ``model``, ``provider``, ``input_tokens``,
             ``output_tokens``, ``cached_input_tokens`` and ``cost_usd`` (US dollars).
     """
 
@@ -335,7 +355,7 @@ class StepRecord:
 
     @property
     def duration(self) -> float | None:
-        """Seconds from the call to its outcome; ``None`` if a person settled it."""
+        """Seconds from the call to its outcome; ``None`` if unfinished or settled by a person."""
         if self.finished_at is None or self._entry.landed:
             return None
         return max(0.0, self.finished_at - self.started_at)
@@ -345,20 +365,20 @@ class StepRecord:
         """The value that a completed step returned; ``None`` otherwise.
 
         Raises:
-            UnreadableValueError: it needs a class that this program does not have.
+            UnreadableValueError: the value needs a class that this program does not have.
         """
         return view(self._entry).value if self.status == "completed" else None
 
     @property
     def error(self) -> BaseException | None:
-        """The exception that a failed step raised."""
+        """The exception that a failed or cancelled step raised; ``None`` otherwise."""
         outcome = self._entry.outcome
         failed = outcome is not None and outcome.status != "completed"
         return view(self._entry).error if failed else None
 
     @property
     def why(self) -> str:
-        """Why it ran although the same call was recorded; empty if none was."""
+        """Why the step ran although an earlier start recorded a step in its place; else empty."""
         if not self.instead:
             return ""
         names = " and ".join(map(shown_part, self.differs)) or "its arguments"
@@ -366,7 +386,10 @@ class StepRecord:
         return f"{self.name} ran, since {names} {verb} from step {self.instead}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Its attributes as plain data, for JSON; ``error`` is a text, and nothing is unpickled."""
+        """Return the attributes as plain data, for JSON.
+
+        ``error`` is a text, and nothing is unpickled.
+        """
         return {
             **{name: getattr(self, name) for name in _PLAIN},
             "duration": self.duration,
@@ -379,7 +402,7 @@ class StepRecord:
 
     @property
     def traceback(self) -> str:
-        """The traceback of that exception, as text."""
+        """The traceback of the step's exception, as text; empty if there is none."""
         outcome = self._entry.outcome
         return outcome.traceback if outcome is not None else ""
 
@@ -388,10 +411,10 @@ _PLAIN = [each.name for each in fields(StepRecord) if not each.name.startswith("
 
 
 def steps_of(run_id: str, entries: list[Entry], *, owned: bool) -> list[StepRecord]:
-    """Every recorded call, in the order in which they were first made.
+    """Return every recorded call, in the order in which the calls were first made.
 
     Args:
-        owned: somebody is executing the run, so that what is open is not in doubt yet.
+        owned: True if a process is executing the run, so that open calls are not in doubt yet.
     """
     doubtful = () if owned else Calls(entries).in_doubt
     return steps_with(run_id, entries, {each.call.number for each in doubtful})
@@ -413,8 +436,8 @@ def each_step(
     """Read the steps of a run one by one, with only the next one in memory.
 
     Args:
-        doubtful: the numbers of those that are in doubt.
-        places: where they are, if that is known.
+        doubtful: the numbers of the steps in doubt.
+        places: the places of their records, if known.
     """
     place = store, seal, facts.run_id
     if places is None:
@@ -441,10 +464,12 @@ def _steps(
 def step_record(
     run_id: str, call: Call, entry: Entry, derived: str | None, other: Call | None = None
 ) -> StepRecord:
-    """A call, its last record, and what follows from others.
+    """Return the step record of a call.
 
     Args:
-        other: the recorded call that did not answer it.
+        entry: the last record of the call.
+        derived: the status that follows from other records, if any.
+        other: the recorded call that did not answer this call.
     """
     outcome = entry.outcome
     ended: Any = entry.record if outcome is not None or entry.landed else None
@@ -472,7 +497,7 @@ def step_record(
 
 
 class _Entries:
-    """The records of a run by number, asked for mostly in their order."""
+    """The records of a run by number, usually requested in order."""
 
     def __init__(self, store: Store, seal: Seal, run_id: str, start: int) -> None:
         self._place = store, seal, run_id
@@ -482,7 +507,7 @@ class _Entries:
 
     def get(self, number: int) -> Entry | None:
         """Return a record that verifies, or ``None``."""
-        if number > self._at + _NEAR and 0 <= number - self._far <= _NEAR:  # so is the one before
+        if number > self._at + _NEAR and 0 <= number - self._far <= _NEAR:  # a second far request
             self._reading = read(*self._place, Position(number - 1, None))
             self._at = number - 1
         if number > self._at + _NEAR:

@@ -36,8 +36,9 @@ class Event:
 
     Args:
         kind: the kind of event.  ``step_answered``: a step that was not executed, since it was
-            done. ``step_waiting``: a step that waits for a time, a signal or a person.
-            ``run_interrupted``: a run stopped by Ctrl-C, a cancellation or a timeout.
+            done.  ``step_waiting``: a step that waits for a time, a signal or a person.
+            ``run_interrupted``: a run stopped by Ctrl-C, by a cancellation or timeout in its
+            caller, or by a used-up budget.
             ``run_suspended``: a run that released its process until something it waits for arrives.
             ``run_stopped``: a run that stopped otherwise, such as by a step in doubt or an exit.
         run_id: the id of the run.

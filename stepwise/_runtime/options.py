@@ -83,7 +83,7 @@ def check_limit(what: str, limit: int | None) -> int | None:
     """Return a valid limit for a number of runs, or ``None`` for all.
 
     Raises:
-        ConfigurationError: it is not a positive number.
+        ConfigurationError: the limit is not a positive number.
     """
     if limit is None or (isinstance(limit, int) and not isinstance(limit, bool) and limit > 0):
         return limit

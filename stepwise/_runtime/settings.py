@@ -1,4 +1,4 @@
-"""Settings: what the environment says, and what :func:`configure` set on top of it.
+"""Settings: the environment, and the values of :func:`configure` on top of it.
 
 =====================  ==============================================================
 ``STEPWISE_HOME``      folder of the default store and the key (default ``~/.stepwise``)
@@ -67,7 +67,7 @@ NAMES = (
 
 
 class Fields:
-    """Fields of classes, by the full names of these, that do not tell calls apart as they are.
+    """Fields that do not tell calls apart as they are, by the full names of their classes.
 
     Args:
         volatile: do not count.
@@ -118,27 +118,27 @@ def configure(
     Args:
         store: a URL (``"disk:/path"``), a path, or a store; runs in progress keep theirs.
         quiet: print no notices on stderr.
-        encrypt: encrypt what is stored from now on, with a key derived from that of the records
+        encrypt: encrypt all data stored from now on, with a key derived from the key of the records
             (extra ``encryption``).  Run ids, sizes, times and process ids stay readable.
         trust: ``"data"``: this process loads no pickle from a store, not even one that verifies.
-            Workflows record as ``codec="json"`` then, and resume from the top, answered by the
-            journal; what was recorded as a pickle is unreadable.  ``"all"`` by default.
+            Workflows then record as ``codec="json"``, and resume from the top, answered by the
+            journal.  Values that were recorded as pickles are unreadable.  ``"all"`` by default.
         injected: full names of classes (``"mypackage.Context"``) whose instances a framework
             injects as arguments: parameters annotated with them do not tell calls apart.
-        volatile: fields that do not tell calls apart, by class or full name of a class, for its
-            subclasses too: ``{"mypackage.Message": ("created", "usage")}``.  It replaces what is
-            known of a class, as of the messages of pydantic-ai, LangChain, openai and anthropic.
-        references: the same for ids that are made up anew at every start: they count by the order
-            in which they first appear in a call.  ``"calls[].id"``: of each item of ``calls``.
-        grace: seconds that steps in flight have when SIGTERM comes, 10 by default, before the
-            process ends; a program with a SIGTERM handler of its own decides for itself.
+        volatile: fields that do not tell calls apart, by class or full name of a class, subclasses
+            included: ``{"mypackage.Message": ("created", "usage")}``.  They replace the built-in
+            fields of the class, which messages of pydantic-ai, LangChain, openai, anthropic have.
+        references: fields with ids that every start generates anew, by class as above: ids count by
+            their order of appearance in a call.  ``"calls[].id"``: of each item of ``calls``.
+        grace: seconds that steps in flight have after SIGTERM before the process ends, 10 by
+            default.  A program with its own SIGTERM handler decides for itself.
         suspend_after: seconds that a run waits in its process (``sleep``, ``wait_for``,
-            ``approve``) before it suspends and gives up the process.  ``None`` for never, 0 for at
-            once; 60 by default.
+            ``approve``) before it suspends and releases the process.  ``None`` to never suspend, 0
+            to suspend at once; 60 by default.
         secret_names: further names whose values are masked in requests (``door_code``).
 
     Raises:
-        ConfigurationError: one of them is not what it should be.
+        ConfigurationError: a setting is invalid.
     """
     if store is not None:
         _settings.store = _checked_store(store)
@@ -185,7 +185,7 @@ def _checked_store(store: Any) -> Any:
 
 
 def _by_name(given: ClassFields, option: str) -> FieldNames:
-    """Paths of fields by the full names of their classes."""
+    """Return the paths of fields, by the full names of their classes."""
     example = f'write configure({option}={{"mypackage.Message": ("created",)}})'
     if not isinstance(given, Mapping):
         raise ConfigurationError(
@@ -215,17 +215,17 @@ def _is_several(paths: Any) -> bool:
 
 
 def fields() -> Fields:
-    """Fields that do not tell calls apart as they are; another object once they are others."""
+    """Return the fields that do not tell calls apart as they are; a new object per change."""
     return _settings.fields
 
 
 def injected() -> frozenset[str]:
-    """Full names of further classes that a framework injects."""
+    """Return the full names of further classes that a framework injects."""
     return _settings.injected
 
 
 def secret_names() -> frozenset[str]:
-    """Plain names of further fields that hold a secret."""
+    """Return the plain names of further fields that hold a secret."""
     return _settings.secret_names
 
 
@@ -237,8 +237,8 @@ def plain_name(name: str) -> str:
 
 
 def home() -> str:
-    """The folder that holds the default store and the key, absolute; it need not exist."""
-    # Not pathlib: with what it imports, it was a twentieth of a start.
+    """Return the absolute folder of the default store and the key; it need not exist."""
+    # Rejected: pathlib.  With its imports it was a twentieth of a start.
     given = os.path.expanduser(os.environ.get("STEPWISE_HOME") or "~/.stepwise")
     if given.startswith("~"):
         raise RuntimeError(f"the home directory in {given} is unknown: set STEPWISE_HOME")
@@ -246,12 +246,12 @@ def home() -> str:
 
 
 def store() -> Any:
-    """The store to use where none is given: a URL, a path or a store object."""
+    """Return the default store: a URL, a path or a store object."""
     return _settings.store if _settings.store is not None else store_of_commands()
 
 
 def store_of_commands() -> str:
-    """The URL of the store that a command in a shell opens, whatever this program configured."""
+    """Return the URL of the store that a shell command opens, whatever this program configured."""
     return os.environ.get("STEPWISE_STORE") or f"disk:{os.path.join(home(), 'store')}"
 
 
@@ -276,7 +276,7 @@ def start() -> str:
 
 
 def resume() -> str:
-    """The id of the run that is to be resumed whatever id the program would derive; or empty."""
+    """Return the id of the run to resume, whatever id the program would derive; empty for none."""
     return os.environ.get("STEPWISE_RESUME", "")
 
 
@@ -331,9 +331,9 @@ def suspend_after() -> float | None:
 
 
 def traveling() -> dict[str, Any]:
-    """Return the settings that a process needs which executes runs for this one.
+    """Return the settings for a process that executes runs for this process, as plain data.
 
-    They are plain data.  The store and the key are not among them.
+    The store and the key are left out.
     """
     known = _settings
     found: dict[str, Any] = {

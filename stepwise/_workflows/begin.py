@@ -950,7 +950,7 @@ class Starting:
         )
 
     def remember(self, run_id: str) -> None:
-        """Reserve the run for this call, not for similar ones, unless its id is derived from it."""
+        """Reserve the run for this call alone, unless the run id is derived from the call."""
         said = self._workflow.options.run_id is not None or self.mode != "same"
         if not said and not _is_numbered(run_id, self._bases[0]):
             memory.takes(self._store.url, run_id, self._bases[0])
@@ -981,7 +981,7 @@ class Starting:
         yield Meant(found or _numbered(first, ordinal), later=ordinal > 0)
 
     def _look_up(self, first: str, ordinal: int) -> str | None:
-        """Return the id of an existing run that this call has, or had under another name."""
+        """Return the id of an existing run that this call means, or meant under another name."""
         for base in self._bases:
             run_id = self._free_number(base, first, ordinal)
             facts = self._glance(run_id)
@@ -995,7 +995,7 @@ class Starting:
         return None
 
     def _glance(self, run_id: str) -> RunFacts | None:
-        """Return the facts of a run that probably is missing, without reading a journal for it."""
+        """Return the facts of a run, or ``None``; a missing run costs no read of a journal."""
         head = self._store.head(run_id)
         return facts_of(self._store, self._seal, run_id) if head is not None else None
 
@@ -1428,7 +1428,7 @@ class TopLevel(WorkflowCall):
         """Set the run to a run chosen by another process or by its id.
 
         Args:
-            explicit: True if the user chose its id; see :class:`.starts.Meant`.
+            explicit: True if the user chose its id; see :class:`Meant`.
         """
         self.starting()
         self._meant, self.run_id = Meant(run_id, explicit=explicit), run_id

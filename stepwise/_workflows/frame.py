@@ -1,6 +1,6 @@
 """The frame of a workflow function: when checkpoints are taken, and what they contain.
 
-A client in a variable is not recorded; a resumed run executes the statement that made it again.
+A client in a variable is not recorded; a resumed run repeats the statement that made the client.
 A client such as ``client = OpenAI()`` holds locks and sockets, and nothing else but its arguments.
 The statement must call the class of a known client, and bind the variable once, outside of loops.
 Its arguments must be unchanged.
@@ -191,7 +191,7 @@ class Complaints:
     """Warnings about the checkpoints of one execution of a workflow function.
 
     Args:
-        file: of the function, for messages.
+        file: the file of the function, for messages.
 
     Attributes:
         culprits: variables that could not be recorded.  A coroutine among them is not kept
@@ -238,7 +238,7 @@ class Complaints:
         """Report several steps in an ``except`` or ``finally`` block, if they are in one.
 
         Args:
-            code: of the workflow function, which is on the stack.
+            code: the code of the workflow function, which is on the stack.
         """
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code is not code:

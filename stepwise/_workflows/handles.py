@@ -631,7 +631,7 @@ def refuse_inside(what: str) -> None:
 
 
 def start_thread(top: TopLevel) -> Handle[Any]:
-    """Execute a run in a new thread; return once the run is taken over, or waits."""
+    """Execute a run in a new thread; return once the run is taken up, or waits for its owner."""
     handle: Handle[Any] = Handle(run_of(top.store, top.run_id))
     began, refused = threading.Event(), list[BaseException]()
     wake = _beside()
@@ -766,7 +766,7 @@ def wake_here(top: TopLevel) -> None:
 def start_task(
     top: TopLevel, limit: asyncio.Semaphore | None = None, *, wakes: bool = True
 ) -> AsyncHandle[Any]:
-    """Execute a run in a task of the running loop; without ``limit``, take it over immediately.
+    """Execute a run in a task of the running loop; without ``limit``, take it up immediately.
 
     Args:
         limit: the run is taken up once this semaphore can be acquired.

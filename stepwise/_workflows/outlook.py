@@ -174,7 +174,7 @@ class Counted:
 def counting(
     iterator: Iterator[Any], head: Ahead, values: Mapping[str, Any], rewritten: Rewritten
 ) -> Iterator[Any]:
-    """Return a counting iterator if the given one cannot be recorded, but made again.
+    """Return a counting iterator if the given one cannot be recorded, but can be made again.
 
     Otherwise return the given iterator.
     """
@@ -234,7 +234,7 @@ def _close(counted: Any) -> None:
 def _file_of(iterator: Any) -> Any:
     """Return the file that an iterator reads from its start, directly or through other iterators.
 
-    Return ``None`` if the file may not be the same when it is opened again.
+    Return ``None`` unless it is certain that the file can be opened again.
     """
     found, around, seen = [], [iterator], set()
     for each in around:
@@ -559,7 +559,7 @@ def _attribute(value: Any, name: str) -> Any:
     if issubclass(type(value), types.ModuleType):
         found = vars(value).get(name, _MISSING)
         if found is _MISSING and vars(value).get("__name__") == "stepwise":
-            return getattr(value, name, _MISSING)  # its waiting functions are lazy
+            return getattr(value, name, _MISSING)  # functions that wait are loaded on use
         return found
     try:
         own = object.__getattribute__(value, "__dict__")

@@ -46,8 +46,8 @@ def go_on_at_newest(
     """Continue at the newest checkpoint that holds; return it, or None if none does.
 
     A checkpoint holds if the journal before it is intact, and no call before it has to be made
-    again.  The records after the checkpoint answer the calls that follow.  If a checkpoint has no
-    state, the run continues from the top and all records answer.
+    again.  The records after the checkpoint answer the calls that follow.  A checkpoint without a
+    state always holds, and all records answer the calls that follow.
 
     Args:
         checkpoints: the newest first, each with its state.
@@ -320,6 +320,7 @@ class WorkflowRun(OpenedRun):
         )
 
     def _replay(self) -> None:
+        """Replay the run from the top, with answers from the journal."""
         active = self.active
         if active.facts.pruned:
             raise CodeChangedError(

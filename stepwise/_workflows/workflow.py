@@ -431,7 +431,7 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
             value that returns the text to show, or ``None`` for the usual text.
 
     Raises:
-        ConfigurationError: an option has no meaning.
+        ConfigurationError: an option is invalid.
     """
     decorate = functools.partial(_decorate, given=options)
     return decorate if function is _NOTHING else decorate(function)

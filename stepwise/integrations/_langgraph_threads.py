@@ -466,10 +466,12 @@ class _NewBlobs:
         self._blobs: list[Blob] = []
 
     def append(self, blob: Blob) -> int:
+        """Add a blob, and return its index."""
         self._blobs.append(blob)
         return len(self._blobs) - 1
 
     def record(self, kind: str, facts: Any) -> tuple[list[Any], bytes]:
+        """Return the header and the payload of the record."""
         sizes = [[name, len(data)] for name, data in self._blobs]
         level = 0 if any(len(data) > _LARGE for _, data in self._blobs) else _LEVEL
         return [kind, facts, sizes], zlib.compress(b"".join(e for _, e in self._blobs), level)

@@ -263,8 +263,8 @@ class StepwiseDurability(_Capability[AgentDepsT]):  # type: ignore[misc]
         mcp_options: the same options for the tools of MCP servers.
 
     Raises:
-        ConfigurationError: pydantic-ai is missing, or its version does not fit; or an option has
-            no meaning.
+        ConfigurationError: pydantic-ai is missing, or its version does not fit; or an option is
+            invalid.
     """
 
     def __new__(cls, **_: Any) -> Any:  # noqa: D102 -- see _with_base

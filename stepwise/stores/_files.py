@@ -264,7 +264,7 @@ def store_error(path: str, error: Exception) -> StoreError:
 
 
 def _cause(folder: str, code: int | None) -> int | None:
-    """Return the cause of an SQLite error that may hide a limit or a full disk."""
+    """Return the true cause where SQLite reports a limit or a full disk as I/O or access error."""
     if code not in (errno.EIO, errno.EACCES):
         return code
     try:

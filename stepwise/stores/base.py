@@ -43,9 +43,9 @@ from stepwise.errors import StoreError
 
 __all__ = ["Batch", "Head", "Owner", "Store"]
 
-FORMAT = 5
+FORMAT = 4
 """The format of everything in a store: its tables, its records, its objects, its logs."""
-LAST_READER = "df71dfa"
+LAST_READER = "a6ceb4d"
 """The last commit that reads the formats before this one."""
 
 
