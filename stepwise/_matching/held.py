@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +127,11 @@ class Held:
         return self.held_by_others(*(each for each in both if type(each) not in ATOMS))
 
 
+def _are_nested(one: Held, other: Held) -> bool:
+    """Return whether one of two calls was made inside the other."""
+    return one.number in other.around or other.number in one.around
+
+
 def roots_of(holder: Holder | None, watched: Watched) -> dict[str, Any]:
     """Return the objects that a call may change, by name."""
     found = {n: each for n, each in watched.arguments.items() if type(each) not in ATOMS}
@@ -140,9 +145,12 @@ def roots_of(holder: Holder | None, watched: Watched) -> dict[str, Any]:
 class InFlight:
     """The calls of one run that are in flight.
 
-    A call does not list the others that it overlaps, which took a look at all of them when each of
-    them began: they are found by the moments at which they began and ended, for a call that has
-    changed something.
+    A call does not list the calls that it overlaps: a list took a look at all calls whenever a call
+    began.  The moments at which calls began and ended tell which calls overlapped.  They are
+    compared when a call has changed something.
+
+    A call that has ended is kept while a call that was beside it is in flight.  A call around it
+    does not keep it: a step may make any number of calls.
 
     Attributes:
         calls: in the order in which they began.
@@ -151,7 +159,7 @@ class InFlight:
     def __init__(self, lock: AbstractContextManager[Any]) -> None:
         self._lock = lock
         self.calls: dict[Held, None] = {}
-        self._over: deque[Held] = deque()  # ended while one is in flight that began before that
+        self._over: deque[Held] = deque()  # ended beside calls that are still in flight
         self._moments = 0  # how often a call has begun or ended
         self._snapshots: OrderedDict[tuple[Any, ...], Snapshot] = OrderedDict()
         self.made: OrderedDict[int, dict[str, Callable[[], object]]] = OrderedDict()
@@ -170,16 +178,20 @@ class InFlight:
         held.began = self._moments = self._moments + 1
         self.calls[held] = None
 
-    def beside(self, held: Held) -> Iterator[Held]:
-        """Yield the other calls that were in flight while a call was, in no order.
+    def beside(self, held: Held) -> list[Held]:
+        """Return the other calls that were in flight while a call was, in no order.
 
         The calls around a call, and the calls inside it, are not beside it.
         """
-        late = itertools.takewhile(lambda other: other.ended > held.began, reversed(self._over))
-        for other in (*self.calls, *late):
-            nested = other.number in held.around or held.number in other.around
-            if other is not held and not nested:
-                yield other
+        with self._lock:  # other threads begin and end calls
+            late = itertools.takewhile(lambda other: other.ended > held.began, reversed(self._over))
+            others = [*self.calls, *late]
+        return [each for each in others if each is not held and not _are_nested(each, held)]
+
+    def _is_met(self, over: Held) -> bool:
+        """Return whether a call in flight was beside a call that has ended."""
+        began = itertools.takewhile(lambda each: each.began < over.ended, self.calls)
+        return any(not _are_nested(each, over) for each in began)
 
     def watch(self, held: Held, watched: Watched) -> None:
         """Take a snapshot of the objects that a call was given, right before its body begins."""
@@ -210,13 +222,10 @@ class InFlight:
         """Remove a call that has ended; keep its snapshot for the next call if it is large."""
         del self.calls[held]
         held.ended = self._moments = self._moments + 1
-        if self.calls:
+        if self._is_met(held):
             self._over.append(held)
-            oldest = next(iter(self.calls)).began
-            while self._over and self._over[0].ended < oldest:
-                self._over.popleft()
-        else:
-            self._over.clear()
+        while self._over and not self._is_met(self._over[0]):
+            self._over.popleft()
         snapshot = held.snapshot
         if snapshot is not None and snapshot.is_large:
             self._snapshots[_key(snapshot.roots)] = snapshot

@@ -48,3 +48,60 @@ def test_a_long_call_holds_those_that_ended_beside_it_until_it_ends():
     assert [*flying._over] == [first]
     flying.remove(others[3])
     assert not flying._over
+
+
+def test_a_long_call_does_not_hold_the_calls_that_it_made():
+    """A step that makes any number of calls holds none that has ended, also if these overlapped."""
+    flying = InFlight(threading.RLock())
+    outer = _begun(flying, 1)
+    for number in range(2, 20, 2):
+        both = [_begun(flying, number, outer), _begun(flying, number + 1, outer)]
+        flying.remove(both[0])
+        assert flying.beside(both[1]) == [both[0]]
+        flying.remove(both[1])
+        assert flying.beside(outer) == []
+        assert not flying._over
+
+
+def _begun(flying, number, *around):
+    call = Held(None, None)
+    call.number = number
+    flying.add(call, [each.number for each in around])
+    return call
+
+
+class _Asked(Held):
+    """A call that tries to end another call from another thread when its end is read."""
+
+    lock, entered = None, None
+
+    @property
+    def ended(self):
+        if self.lock is not None and self.entered is None:
+            self.entered = []
+            other = threading.Thread(target=self._enter)
+            other.start()
+            other.join()
+        return self.at
+
+    @ended.setter
+    def ended(self, at):
+        self.at = at
+
+    def _enter(self):
+        if self.lock.acquire(blocking=False):
+            self.entered.append(threading.get_ident())
+            self.lock.release()
+
+
+def test_no_call_begins_or_ends_while_the_calls_beside_a_call_are_collected():
+    """Another thread waits: it would change the collection that is read."""
+    lock = threading.RLock()
+    flying = InFlight(lock)
+    first, over = Held(None, None), _Asked(None, None)
+    flying.add(first, ())
+    flying.add(over, ())
+    flying.remove(over)
+    over.lock = lock
+    assert flying.beside(first) == [over]
+    assert over.entered == []
