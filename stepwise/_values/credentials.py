@@ -18,6 +18,7 @@ import functools
 import hashlib
 import itertools
 import re
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote_plus, unquote_plus, urlsplit, urlunsplit
 
@@ -155,11 +156,15 @@ def masked_url(url: str, *, in_order: bool = False) -> str:
         url: returned unchanged if it cannot be split.
         in_order: sort the parameters by name, and drop the fragment, which is never sent.
     """
-    return _masked_url(url, in_order, settings.secret_names())
+    masks = _sorted_masked_url if in_order else _masked_url
+    return _without_secrets(url, masks)
 
 
-@functools.lru_cache(256)  # a client sends its requests to a few
-def _masked_url(url: str, in_order: bool, _names: frozenset[str]) -> str:
+def _sorted_masked_url(url: str) -> str:
+    return _masked_url(url, in_order=True)
+
+
+def _masked_url(url: str, *, in_order: bool = False) -> str:
     try:
         parts = urlsplit(_HOOKS.sub(_masked_hook, url))
     except ValueError:
@@ -248,25 +253,30 @@ def has_hint(text: str) -> bool:
 
 def masked_prose(text: str) -> str:
     """Return a text with everything masked that has the shape of a credential."""
+    return _without_secrets(text, _masked_prose)
+
+
+_MOST_HARMLESS = 20_000
+_harmless: dict[tuple[Callable[[str], str], bytes], frozenset[str]] = {}
+"""The digests of texts in which nothing is masked, each with the names of secrets of that time.
+
+Each turn of a conversation sends all earlier messages again.  A cache that held the texts forgot
+each of them before it came again, from the 257th message on; and it kept secrets in memory.
+"""
+
+
+def _without_secrets(text: str, masks: Callable[[str], str]) -> str:
+    """Return what a function makes of a text, which is looked at once if nothing is masked."""
     names = settings.secret_names()
-    mark = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+    mark = masks, hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     if _harmless.get(mark) is names:
         return text
-    hidden = _masked_prose(text)
+    hidden = masks(text)
     if hidden == text:
         if len(_harmless) >= _MOST_HARMLESS:
             _harmless.clear()
         _harmless[mark] = names
     return hidden
-
-
-_MOST_HARMLESS = 20_000
-_harmless: dict[bytes, frozenset[str]] = {}
-"""The digests of texts in which nothing is masked, each with the names of secrets of that time.
-
-Each turn of a conversation sends all earlier messages again.  A cache that held the texts forgot
-each of them before it came again, from the 257th message on.
-"""
 
 
 def _masked_prose(text: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 from coverage_of_pages import from_code
 
 import stepwise
+from stepwise.stores.base import FORMAT
 
 
 @pytest.mark.parametrize("kind", sorted({thing.kind for thing in coverage.things()}))
@@ -35,6 +36,13 @@ def test_the_tables_are_those_of_the_code(page):
     """What a page says of names, options and settings is what the code says: see `make map`."""
     text = page.read_text("utf-8")
     assert from_code.at_a_glance(text) == text
+
+
+def test_the_page_names_the_format_that_is_written():
+    """The number of the format stands in the page as the code writes it."""
+    page = (coverage.DOCS / "reference/file-format.md").read_text("utf-8")
+    named = re.findall(r"format of the (?:whole )?store[,:] (\d+)", page)
+    assert named == [str(FORMAT)] * 2
 
 
 @pytest.mark.parametrize("of", ["step", "tool", "workflow", "configure"])

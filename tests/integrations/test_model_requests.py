@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import weakref
 
 import anthropic
 import httpx2
@@ -546,3 +547,28 @@ def test_the_messages_of_a_long_conversation_are_searched_once(monkeypatch):
     more = {"role": "user", "content": "one question more of it"}
     assert read({"messages": [*messages, more]}).body["messages"] == [*messages, more]
     assert searched == [more["content"]]
+
+
+class Text(str):
+    """A text whose end can be noticed."""
+
+    __slots__ = ("__weakref__",)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://x.example.org/v1/models?api_key=4711abcdefghijklmnop",
+        "https://bob:hunter22@x.example.org/v1",
+        "see https://x.example.org/v1/models, no secret",
+    ],
+)
+def test_no_text_is_kept_that_was_looked_at(text):
+    """A key in the URL of a request does not stay in memory once its client is gone."""
+    text = Text(text)
+    alive = weakref.ref(text)
+    for in_order in (False, True):
+        credentials.masked_url(text, in_order=in_order)
+    credentials.masked_prose(text)
+    del text
+    assert alive() is None
