@@ -221,7 +221,8 @@ def drop(cell: FileCell | None, mark: bytes, *, deleted: bool = False) -> None:
         try:
             cell.put(data)
         except FileNotFoundError:
-            os.mkdir(os.path.dirname(cell.path), 0o700)
+            with contextlib.suppress(FileExistsError):  # another process made it just now
+                os.mkdir(os.path.dirname(cell.path), 0o700)
             cell.put(data)
 
 
