@@ -309,7 +309,7 @@ def _give_up(journal: Journal, before: Verification, facts: RunFacts | None) -> 
     lift(journal.store, journal.run_id)
     record = Quarantined(before.lost, before.effects, time.time())
     if facts is not None:
-        facts = facts.reopened(time.time())
+        facts = facts.reopened(record.at)
     journal.append((record, b""), head=facts)
     for _ in range(_MARKS if before.tail else 0):  # overwrite the marks of the old end
         journal.append((record._replace(numbers=(), effects=0), b""))

@@ -8,7 +8,7 @@ import time
 import pytest
 from click.testing import CliRunner
 from killed import forget_process
-from store_tools import ME
+from store_tools import ME, edit
 
 import stepwise
 from stepwise import RunSuspended, step, tool, workflow
@@ -20,6 +20,7 @@ from stepwise._runs.run import listed
 from stepwise.cli import main
 from stepwise.errors import ConfigurationError
 from stepwise.stores import Batch, open_store
+from stepwise.stores._rows import hashed
 from stepwise.testing import fresh_store
 
 MANY = 200
@@ -67,6 +68,12 @@ def retrying(number):
     if not is_well:
         raise ValueError(number)
     return look(number + 1)
+
+
+@workflow
+def stopping(number):
+    stepwise.current_run().cancel()
+    return look(number) + look(number)
 
 
 is_well = []
@@ -202,6 +209,18 @@ def test_what_is_settled_after_the_end_is_listed():
     shown, by_head, read = listed_and_read(run_id)
     assert (shown, by_head) == (read, False)
     assert shown["counts"] == {"completed": 2}
+
+
+def test_what_is_given_up_after_the_end_is_listed():
+    """A run whose end was lost and given up has spent at least what is left, in listings, too."""
+    run_id = failed(stopping, stepwise.RunCancelled)
+    store, last = open_store(stepwise.get_run(run_id).store.url), f"r/{hashed(run_id)}/%"
+    edit(store, "DELETE FROM Cache WHERE key = (SELECT max(key) FROM Cache WHERE key LIKE ?)", last)
+    stepwise.get_run(run_id).repair(accept_loss=True)
+    shown, by_head, read = listed_and_read(run_id)
+    assert (shown, by_head) == (read, False)
+    assert shown["status"] == "cancelled"
+    assert shown["spent"]["at_least"]
 
 
 @pytest.mark.parametrize("encrypt", [False, True])
