@@ -318,3 +318,17 @@ def test_a_store_without_an_order(tmp_path):
     for number in range(4):
         agent(number)
     assert arguments_of(stepwise.runs(limit=2)) == ["number=3", "number=2"]
+
+
+@pytest.mark.parametrize("encrypt", [False, True])
+def test_words_that_are_damaged_are_mended(encrypt):
+    """Damage of the words by which listings look for a run is found by verify, and repaired."""
+    stepwise.configure(encrypt=encrypt)
+    found = agent.options(tags={"kind": "rare"}).execute(90)
+    assert found.verify().ok
+    for words in ("replace(words, x'0a0a', x'0a20')", "x'ff'", "NULL"):
+        edit(open_store(found.store.url), f"UPDATE Heads SET words = {words}")
+        assert found.verify().problems == ["its entry in the listing is damaged"]
+        assert found.repair().ok
+        for choice in ({"tags": {"kind": "rare"}}, {"status": "completed"}, {"workflow": "agent"}):
+            assert stepwise.runs(**choice) == [found]
