@@ -76,6 +76,7 @@ from stepwise.errors import ConfigurationError, JournalLostError, StoreError
 from stepwise.stores import Batch, Head, Store
 from stepwise.stores._cells import KEY, FileCell
 from stepwise.stores._commits import Chain, Commits, Share, commits_of, interrupted
+from stepwise.stores.base import has_words
 
 # -- heads ----------------------------------------------------------------------------------------
 
@@ -88,11 +89,8 @@ def seal_head(seal: Seal, facts: RunFacts, last: int, link: bytes) -> Head:
     """
     data, _ = seal.close(f"head/{facts.run_id}", [facts._asdict(), last, link.hex()])
     index, finished = seal.index(facts.workflow), facts.status in ("completed", "cancelled")
-    names = [facts.workflow, facts.label] if facts.label != facts.workflow else [facts.workflow]
-    words = [_OF + name for name in names] + [f"status {facts.status}"]
-    words += [f"tag {name}={text}" for name, text in facts.tags.items()]
-    text = "".join(map(_word, map(seal.index, words)))
-    return Head(facts.run_id, index, finished, bytes(data), text)
+    words = "".join(map(_word, map(seal.index, _words_of(facts))))
+    return Head(facts.run_id, index, finished, bytes(data), words)
 
 
 _OF = "of "
@@ -100,6 +98,22 @@ _OF = "of "
 
 def _word(text: str) -> str:
     return f"\n{text}\n"
+
+
+def _words_of(facts: RunFacts) -> list[str]:
+    names = dict.fromkeys((facts.workflow, facts.label))
+    tags = [f"tag {name}={text}" for name, text in facts.tags.items()]
+    return [*(_OF + name for name in names), f"status {facts.status}", *tags]
+
+
+def is_listed(store: Store, seal: Seal, run_id: str) -> bool:
+    """Return whether a run's head verifies, and has the words by which listings look for it."""
+    head = store.head(run_id)
+    facts = open_head(seal, head) if head is not None and head.run_id == run_id else None
+    if head is None or facts is None:
+        return False
+    words = [[*map(_word, seal.indexes(each))] for each in _words_of(facts)]
+    return not hasattr(store, "newest_heads") or has_words(head, words)
 
 
 def words_for(
@@ -221,7 +235,8 @@ def drop(cell: FileCell | None, mark: bytes, *, deleted: bool = False) -> None:
         try:
             cell.put(data)
         except FileNotFoundError:
-            os.mkdir(os.path.dirname(cell.path), 0o700)
+            with contextlib.suppress(FileExistsError):  # another process made it just now
+                os.mkdir(os.path.dirname(cell.path), 0o700)
             cell.put(data)
 
 

@@ -624,7 +624,7 @@ class RunFacts(NamedTuple):
         """Return the facts without an end; a run stopped on purpose stays so until it is called."""
         kept = ("interrupted", "cancelled")
         status: Any = self.status if self.status in kept else "running"
-        return self._replace(status=status, end=0, updated_at=at)
+        return self._replace(status=status, end=0, updated_at=at, tally=None)
 
 
 class Entry(NamedTuple):

@@ -22,9 +22,9 @@ from stepwise._journal.journal import (
     children_of,
     facts_of,
     inbox_name,
+    is_listed,
     lift,
     read,
-    read_head,
 )
 from stepwise._journal.lease import Lease
 from stepwise._journal.log import Bell
@@ -204,7 +204,7 @@ def verify(store: Store, seal: Seal, run_id: str) -> Verification:
         tail=journal.tail,
         effects=journal.unknown_effects,
         damaged_checkpoints=tuple(each.number for each in found if not each.verified),
-        listing=read_head(store, seal, run_id) is not None,
+        listing=is_listed(store, seal, run_id),
         summary=NAME not in store.names(run_id) or kept_summary(store, seal, run_id) is not None,
         messages=len(inbox.messages),
         lost_messages=tuple(inbox.all_lost()),
@@ -309,7 +309,7 @@ def _give_up(journal: Journal, before: Verification, facts: RunFacts | None) -> 
     lift(journal.store, journal.run_id)
     record = Quarantined(before.lost, before.effects, time.time())
     if facts is not None:
-        facts = facts.reopened(time.time())
+        facts = facts.reopened(record.at)
     journal.append((record, b""), head=facts)
     for _ in range(_MARKS if before.tail else 0):  # overwrite the marks of the old end
         journal.append((record._replace(numbers=(), effects=0), b""))

@@ -10,8 +10,9 @@ is twice as long as the one before it::
     cell       16 bytes of the key, then the content; zeros if it is free
 
 A key has one bucket in each level, and lies in the first one that had a free cell.  Cells never
-move: so nobody needs a lock to read or to replace a content.  Whoever adds or removes a cell locks
-the file.  A cell lies within a sector of the disk, so that a power cut leaves all of it or nothing.
+move: so nobody needs a lock to read.  Whoever writes locks the file: the cell to replace may have
+been removed a moment ago, and its place taken.  A cell lies within a sector of the disk, so that a
+power cut leaves all of it or nothing.
 Only a removal is flushed.
 
 Rejected: cells in the order in which they came, with an index in memory.  The first look of each
@@ -54,7 +55,9 @@ class FileCell:
             return b""
         try:
             at = _found(file, self._key)
-            return os.pread(file, _CELL, at)[KEY:] if at >= 0 else b""
+            cell = os.pread(file, _CELL, at) if at >= 0 else b""
+            # The file may be cut within it; or it is removed meanwhile, its place another's.
+            return cell[KEY:] if len(cell) == _CELL and cell.startswith(self._key) else b""
         finally:
             os.close(file)
 
@@ -65,11 +68,9 @@ class FileCell:
             raise ValueError(len(content))
         file = os.open(self.path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
         try:
+            fcntl.flock(file, fcntl.LOCK_EX)  # closing the file frees it
             if self._at < 0 or os.pread(file, KEY, self._at) != self._key:
-                self._at = _found(file, self._key)
-            if self._at < 0:
-                fcntl.flock(file, fcntl.LOCK_EX)  # closing the file frees it
-                at = _found(file, self._key)  # another thread may have added it
+                at = _found(file, self._key)
                 self._at = at if at >= 0 else _free(file, self._key)
             os.pwrite(file, cell, self._at)
         finally:

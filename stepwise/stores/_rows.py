@@ -232,11 +232,16 @@ class WantedHeads(NamedTuple):
             parameters += (to_bytes(text) for text in group)
         parts = [
             "SELECT place, run, words, value FROM Heads",
-            "INDEXED BY Heads_unfinished" if self.unfinished else "NOT INDEXED",
+            f"INDEXED BY {self._index}" if self.unfinished else "NOT INDEXED",
             f"WHERE {' AND '.join(which)}",
             f"ORDER BY place {'DESC' if self.newest else 'ASC'} LIMIT ?",
         ]
         return " ".join(parts), parameters
+
+    @property
+    def _index(self) -> str:
+        """Return the index that has the unfinished runs in their order."""
+        return "Heads_open" if self.workflow is None else "Heads_unfinished"
 
 
 # -- the database ---------------------------------------------------------------------------------
@@ -280,14 +285,15 @@ _HEADS = (
     "CREATE TABLE IF NOT EXISTS Heads "
     "(place INTEGER PRIMARY KEY, run TEXT UNIQUE, unfinished TEXT, words BLOB, value BLOB)"
 )
-_INDEX_OF_HEADS = (  # every start looks for the unfinished runs of its workflow
-    "CREATE INDEX IF NOT EXISTS Heads_unfinished "
-    "ON Heads (unfinished, place) WHERE unfinished IS NOT NULL"
-)
+_INDEXES_OF_HEADS = [  # a start looks for the unfinished runs of its workflow, and for any at all
+    f"CREATE INDEX IF NOT EXISTS {name} ON Heads ({columns}) WHERE unfinished IS NOT NULL"
+    for name, columns in (("Heads_unfinished", "unfinished, place"), ("Heads_open", "place"))
+]
 _METADATA = {"count", "size", "hits", "misses"}  # settings that diskcache makes itself
 _MADE = {
     "Heads",
     "Heads_unfinished",
+    "Heads_open",
     *("Cache", "Cache_key_raw", "Cache_expire_time", "Settings"),
     *(f"Settings_{what}" for what in ("count_insert", "count_delete")),
     *(f"Settings_size_{when}" for when in ("insert", "update", "delete")),
@@ -382,8 +388,8 @@ class Rows:
                     execute("DELETE FROM Settings WHERE key = ?", (key,))
         cache = diskcache.Cache(self._folder, timeout=BUSY_SECONDS, disk=BytesOnly, **_OF_CACHE)
         cache.close()  # our connection stays: the last one to close would sync the database
-        execute(_HEADS)
-        execute(_INDEX_OF_HEADS)
+        for statement in (_HEADS, *_INDEXES_OF_HEADS):
+            execute(statement)
 
     # -- transactions ----------------------------------------------------------------------------
 

@@ -43,10 +43,12 @@ from stepwise.errors import StoreError
 
 __all__ = ["Batch", "Head", "Owner", "Store"]
 
-FORMAT = 4
+FORMAT = 5
 """The format of everything in a store: its tables, its records, its objects, its logs."""
+LAST_READERS = {4: "df71dfa"}
+"""The last commits that read earlier formats."""
 LAST_READER = "a6ceb4d"
-"""The last commit that reads the formats before this one."""
+"""The last commit that reads the formats before these."""
 
 
 def other_format(where: str, found: int) -> StoreError:
@@ -55,7 +57,8 @@ def other_format(where: str, found: int) -> StoreError:
         way_out = "use the newer version of stepwise that wrote it"
     else:
         way_out = (
-            f"commit {LAST_READER} of stepwise is the last one that reads it. Let its runs end "
+            f"commit {LAST_READERS.get(found, LAST_READER)} of stepwise is the last one that "
+            "reads it. Let its runs end "
             "there, and give this version another store"
         )
     return StoreError(

@@ -36,7 +36,18 @@ from stepwise import (
 )
 from stepwise._journal import journal as _journal
 from stepwise._journal import seal as _seal
-from stepwise._journal.journal import Journal, Lost, Position, facts_of, open_head, read, read_one
+from stepwise._journal.journal import (
+    Journal,
+    Lost,
+    Position,
+    anchor_of,
+    cell_of,
+    drop,
+    facts_of,
+    open_head,
+    read,
+    read_one,
+)
 from stepwise._journal.records import (
     Call,
     Ended,
@@ -49,6 +60,7 @@ from stepwise._journal.records import (
 )
 from stepwise._journal.seal import DamagedError, ForeignKeyError, Seal, load_seal
 from stepwise.stores import Batch
+from stepwise.stores._cells import KEY, FileCell
 from stepwise.stores.disk import DiskStore
 from stepwise.stores.memory import MemoryStore
 
@@ -1080,3 +1092,32 @@ def test_many_calls_in_progress_share_a_note():
     doing[201] = "call 201"
     note(doing)
     assert notes[-1].endswith(b"call 201")
+
+
+# -- anchors ---------------------------------------------------------------------------------------
+
+
+def test_two_processes_make_the_folder_of_anchors(tmp_path, monkeypatch):
+    """A process that finds the folder made by another one a moment ago still keeps its anchor."""
+    mkdir = os.mkdir
+
+    def twice(*args):
+        mkdir(*args)
+        mkdir(*args)  # as if the other one had been first
+
+    monkeypatch.setattr(os, "mkdir", twice)
+    cell = FileCell(str(tmp_path / "anchors" / "cells"), b"k" * KEY)
+    drop(cell, b"m" * 40)
+    assert cell.get().startswith(b"m" * 40)
+
+
+def test_an_anchor_that_is_cut_is_none(tmp_path):
+    """Of a run whose anchor is cut off, wherever that is, no anchor is known; the run goes on."""
+    store = DiskStore(tmp_path / "store")
+    load_seal()  # makes the folder
+    cell = cell_of(store, "run")
+    drop(cell, b"m" * 40)
+    assert anchor_of(store, "run").mark == b"m" * 40
+    for end in reversed(range(os.path.getsize(cell.path))):
+        os.truncate(cell.path, end)
+        assert anchor_of(store, "run") is None

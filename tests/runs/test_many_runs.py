@@ -8,7 +8,7 @@ import time
 import pytest
 from click.testing import CliRunner
 from killed import forget_process
-from store_tools import ME
+from store_tools import ME, edit
 
 import stepwise
 from stepwise import RunSuspended, step, tool, workflow
@@ -20,6 +20,7 @@ from stepwise._runs.run import listed
 from stepwise.cli import main
 from stepwise.errors import ConfigurationError
 from stepwise.stores import Batch, open_store
+from stepwise.stores._rows import hashed
 from stepwise.testing import fresh_store
 
 MANY = 200
@@ -67,6 +68,12 @@ def retrying(number):
     if not is_well:
         raise ValueError(number)
     return look(number + 1)
+
+
+@workflow
+def stopping(number):
+    stepwise.current_run().cancel()
+    return look(number) + look(number)
 
 
 is_well = []
@@ -204,6 +211,18 @@ def test_what_is_settled_after_the_end_is_listed():
     assert shown["counts"] == {"completed": 2}
 
 
+def test_what_is_given_up_after_the_end_is_listed():
+    """A run whose end was lost and given up has spent at least what is left, in listings, too."""
+    run_id = failed(stopping, stepwise.RunCancelled)
+    store, last = open_store(stepwise.get_run(run_id).store.url), f"r/{hashed(run_id)}/%"
+    edit(store, "DELETE FROM Cache WHERE key = (SELECT max(key) FROM Cache WHERE key LIKE ?)", last)
+    stepwise.get_run(run_id).repair(accept_loss=True)
+    shown, by_head, read = listed_and_read(run_id)
+    assert (shown, by_head) == (read, False)
+    assert shown["status"] == "cancelled"
+    assert shown["spent"]["at_least"]
+
+
 @pytest.mark.parametrize("encrypt", [False, True])
 def test_a_rare_tag_is_found_by_its_word(store, opened, encrypt):
     """Of many runs, only the heads that have the words of a search are read; each is checked."""
@@ -299,3 +318,17 @@ def test_a_store_without_an_order(tmp_path):
     for number in range(4):
         agent(number)
     assert arguments_of(stepwise.runs(limit=2)) == ["number=3", "number=2"]
+
+
+@pytest.mark.parametrize("encrypt", [False, True])
+def test_words_that_are_damaged_are_mended(encrypt):
+    """Damage of the words by which listings look for a run is found by verify, and repaired."""
+    stepwise.configure(encrypt=encrypt)
+    found = agent.options(tags={"kind": "rare"}).execute(90)
+    assert found.verify().ok
+    for words in ("replace(words, x'0a0a', x'0a20')", "x'ff'", "NULL"):
+        edit(open_store(found.store.url), f"UPDATE Heads SET words = {words}")
+        assert found.verify().problems == ["its entry in the listing is damaged"]
+        assert found.repair().ok
+        for choice in ({"tags": {"kind": "rare"}}, {"status": "completed"}, {"workflow": "agent"}):
+            assert stepwise.runs(**choice) == [found]

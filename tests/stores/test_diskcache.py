@@ -15,7 +15,7 @@ from store_tools import ME, edit, pages_written, pragma, records, step_of, use_a
 
 from stepwise import StoreError
 from stepwise.stores import Batch, Head, _rows, disk
-from stepwise.stores.base import FORMAT, LAST_READER
+from stepwise.stores.base import FORMAT, LAST_READER, LAST_READERS
 from stepwise.stores.disk import DiskStore
 
 # -- eviction, settings ------------------------------------------------------------------
@@ -200,15 +200,16 @@ def test_another_format_that_cannot_be_written(begun, monkeypatch):
     edit(store, f"PRAGMA user_version = {FORMAT}")
 
 
-@pytest.mark.parametrize("found", [0, 2, 3, 99])
+@pytest.mark.parametrize("found", [0, 2, 3, 4, 99])
 def test_another_format(begun, found):
     """A store of another format is refused, left as it is, and the way out is said."""
     store, epoch = begun
     store.write("run", epoch, records(1))
     store.release("run", epoch)
     edit(store, f"PRAGMA user_version = {found}")
+    reader = LAST_READERS.get(found, LAST_READER)
     way_out = (
-        "newer version" if found == 99 else f"commit {LAST_READER} .* is the last one that reads it"
+        "newer version" if found == 99 else f"commit {reader} .* is the last one that reads it"
     )
     for use in (lambda: list(store.read("run")), lambda: store.acquire("run", ME)):
         with pytest.raises(
@@ -217,3 +218,13 @@ def test_another_format(begun, found):
             use()
     edit(store, f"PRAGMA user_version = {FORMAT}")
     assert list(store.read("run")) == [(1, b"1")]
+
+
+def test_unfinished_runs_are_not_sorted(begun):
+    """A look at the newest unfinished runs costs the same, however many of them there are."""
+    store, _ = begun
+    for workflow in (None, "flow"):
+        sql, parameters = _rows.WantedHeads(workflow, True, newest=True).query(7)
+        plan = edit(store, f"EXPLAIN QUERY PLAN {sql}", *parameters, 1)
+        assert "Heads_" in str(plan)
+        assert "ORDER BY" not in str(plan)

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -110,6 +111,40 @@ def test_a_file_that_is_missing_or_cut(cells):
     for number in range(60):
         cells.put(key_of(number), b"y")
     assert [content_of(cells, number) for number in range(60)] == [b"y"] * 60
+
+
+def test_a_file_that_is_cut_within_a_cell(cells):
+    """A cell of which the end is cut off is no cell, wherever the cut is; it can be put again."""
+    cells.put(key_of(1), b"content")
+    whole = os.path.getsize(cells.path)
+    for size in reversed(range(whole)):
+        os.truncate(cells.path, size)
+        assert cells.get(key_of(1)) == b""
+    cells.put(key_of(1), b"again")
+    assert content_of(cells, 1) == b"again"
+    assert os.path.getsize(cells.path) == whole
+
+
+def test_a_cell_that_is_removed_while_it_is_replaced(cells, monkeypatch):
+    """Who replaces a cell does not write over one that took its place meanwhile."""
+    cells.put(key_of(1), b"old")
+    done, pwrite = [], os.pwrite
+
+    def slowly(file, data, at):
+        if not done:
+            done.append(threading.Thread(target=others))
+            done[0].start()
+            done[0].join(0.2)  # it ends here, unless it waits for the lock
+        return pwrite(file, data, at)
+
+    def others():
+        FileCell(cells.path, key_of(1)).remove()
+        FileCell(cells.path, key_of(2)).put(b"other")
+
+    monkeypatch.setattr(os, "pwrite", slowly)
+    cells.put(key_of(1), b"new")
+    done[0].join()
+    assert content_of(cells, 2) == b"other"
 
 
 def test_a_content_that_is_too_long(cells):
