@@ -719,7 +719,7 @@ class KnownValues:
     def _forget_changed(self) -> None:
         for group in [each for each in self._groups if not each.watch.holds()]:
             values = [self._values[number] for number in group.numbers]
-            self.drop(_changed(values, group.watch) or values)
+            self.drop(_changed(values, group.watch))
 
     def _arrive(self, number: int, tree: Tree, watch: Watch, apart: Container[int]) -> None:
         mutable = [id(node) for node in tree.nodes if changes(node)]
@@ -792,10 +792,12 @@ class KnownValues:
 
 
 def _changed(values: Iterable[StoredValue], watch: Watch) -> list[StoredValue]:
-    """Return those of some values that have changed since a watch began."""
+    """Return those of some values that have changed since a watch began; all if it is broken."""
     if watch.holds():
         return []
     changed = watch.changed()
+    if not changed:  # a thread changed a dict when the watch began, so that it saw nothing
+        return [*values]
     return [each for each in values if not changed.isdisjoint(map(id, each.watched))]
 
 

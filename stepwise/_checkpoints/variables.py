@@ -492,6 +492,8 @@ def load_values(
         raise
     finally:
         restoring.reset(token)
+        if reader is not None:
+            reader.find = None  # a cycle, which would keep everything that was loaded
     for name, other in links.items():
         today = around.at(other)
         if type(today) is type(values[name]) and today == values[name]:

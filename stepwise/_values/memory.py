@@ -79,13 +79,13 @@ class SharedMemory:
     def array(self, array: Any) -> Any:
         """Reduce an array; a view of an array that occurs elsewhere stays a view of that array."""
         _refuse_mapped(array)
-        if type(array).__name__ == "memmap":
-            return NotImplemented
+        if type(array).__name__ == "memmap" or not array.size:
+            return NotImplemented  # an empty array has nothing to share
         owner, memory = _owner_of(array)
         start = array.__array_interface__["data"][0]
         if self.keeps_links:
             self._lies_at(owner, owner.__array_interface__["data"][0], owner.nbytes, "array")
-        if type(memory) in _LINKED and array.size:
+        if type(memory) in _LINKED:
             start -= sys.modules["numpy"].frombuffer(memory, "B").__array_interface__["data"][0]
             shape = array.dtype, array.shape, array.strides
             return _view, (type(array), memory, start, *shape, array.flags.writeable)

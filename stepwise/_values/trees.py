@@ -432,7 +432,9 @@ class _Array(Kind):
         return size
 
     def parts(self, value: Any) -> Sequence[Any] | None:
-        is_whole = value.base is None and value.flags.forc and value.nbytes > 0
+        # numpy loads some arrays into the bytes of their pickle, which nothing else has then.
+        alone = value.base is None or (type(value.base) is bytes and value.flags.writeable)
+        is_whole = alone and value.flags.forc and value.nbytes > 0
         return () if is_whole and value.dtype.kind in _NUMERIC else None
 
 

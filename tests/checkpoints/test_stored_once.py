@@ -38,6 +38,7 @@ from stepwise._journal.seal import DamagedError, Seal
 from stepwise._runs.steps import checkpoints_of
 from stepwise._values import digest, trees
 from stepwise._values import digest as list_digest
+from stepwise._values.trees import Watch
 from stepwise._values.unpickling import Pieces
 from stepwise._workflows import frame
 from stepwise.stores import Batch, Owner, open_store
@@ -685,6 +686,28 @@ def test_a_chunk_of_another_time_is_not_the_one_that_is_meant(small):
     assert needs.all_chunks
     assert vault.holds(needs)
     assert not vault.holds(needs._replace(links=digest_of([b"another"])))
+
+
+def test_a_change_while_values_are_put_together_is_found(monkeypatch):
+    """What changes while a watch over several values begins is known no more, whatever is left."""
+    seal, count = Seal((b"k" * 32,)), itertools.count(1)
+    known = KnownValues(
+        records=True,
+        seal=lambda number, chunk: chunk.seal(seal, "run", number),
+        next_chunk=lambda: next(count),
+    )
+    results = [{"text": "x" * 600, "number": number} for number in range(3)]
+    for number, each in enumerate(results, 1):
+        known.recorded(number, known.look(each))
+    known.update(())
+    monkeypatch.setattr(references, "watch_over", lambda _: Watch.broken())  # a thread changes one
+    known.make(results, ())
+    monkeypatch.undo()
+    results[1]["number"] = "another"
+    known.drop([known.node(id(results[2]))[0]])
+    assert known.node(id(results[1])) is None
+    known.update(())
+    assert known.node(id(results[1])) is None
 
 
 class Altered:

@@ -7,11 +7,13 @@ undisturbed program; see ``programs/survival.py``.
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import os
 import re
 import sys
 import textwrap
+import weakref
 
 import pytest
 from survival import lab_of, line_of, placed, survives
@@ -19,8 +21,14 @@ from sweeping import WHOLE
 
 import stepwise
 from stepwise._checkpoints.given import Surroundings
+from stepwise._checkpoints.references import Needs, Reader
 from stepwise._checkpoints.variables import dump_few, dump_values, load_values
 from stepwise._values.trees import ITERATORS
+
+
+class Message:
+    """Something that is loaded."""
+
 
 KEPT = {
     "what is shared stays shared": """
@@ -656,6 +664,20 @@ def test_a_half_used_iterator(iterable, taken):
             assert list(loaded["it"]) == [*again, *more]
         else:
             assert list(loaded["it"]) == list(again)
+
+
+def test_nothing_but_the_frame_holds_what_was_loaded():
+    """What was loaded is freed with its last name; no cycle keeps it until a collection."""
+    data = dump_values({"message": Message()}, Surroundings())
+    gc.disable()
+    try:
+        reader = Reader(None, Needs())
+        loaded = load_values(bytes(data), Surroundings(), reader)
+        message = weakref.ref(loaded.pop("message"))
+        del reader
+        assert message() is None
+    finally:
+        gc.enable()
 
 
 def test_an_iterator_with_two_names():

@@ -46,6 +46,14 @@ def test_arrays_over_bytes_that_change():
         assert (view.format, view.shape) == (memoryview(memory).format, memoryview(memory).shape)
 
 
+def test_empty_arrays_share_nothing():
+    """An empty array over a memory that is held elsewhere comes back, with its form."""
+    memory = bytearray(8)
+    over = np.frombuffer(memory, "<u2")
+    found = through(memory, over[4:], over.reshape(2, 2)[:, 2:])
+    assert [each.shape for each in found[1:]] == [(0,), (2, 0)]
+
+
 def test_views_of_bytes():
     """A view of ``bytes`` comes back as an equal view, also as a result."""
     views = memoryview(b"abcdef"), memoryview(b"abcdef")[1:3], memoryview(b"abcdef").cast("H")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import threading
 from dataclasses import dataclass
@@ -318,6 +319,7 @@ def test_an_array_is_known_by_its_bytes(kind):
     [
         numpy.arange(5)[1:],
         numpy.frombuffer(bytearray(8)),
+        numpy.frombuffer(bytes(8)),
         numpy.array([object()]),
         numpy.array(["text"], dtype=numpy.dtypes.StringDType()),
         numpy.array([(1, 2)], dtype="i4,i8"),
@@ -329,6 +331,20 @@ def test_arrays_that_a_hash_does_not_know(array):
     """An array whose items lie elsewhere, or are seen through another one, is in no tree."""
     assert walk([array], arrays=True) is None
     assert walk([numpy.arange(5)]) is None
+
+
+def test_an_array_that_numpy_loaded_into_bytes_is_watched():
+    """An array over the bytes of its pickle, which it may write, has these to itself."""
+    array = pickle.loads(pickle.dumps(numpy.arange(600).astype("M8[s]")))
+    assert type(array.base) is bytes
+    tree = walk([array], arrays=True)
+    assert tree is not None
+    watch = Watch(tree.nodes)
+    assert watch.holds()
+    array[7] = numpy.datetime64(8, "s")
+    assert not watch.holds()
+    array.flags.writeable = False
+    assert walk([array], arrays=True) is None
 
 
 def test_a_change_while_it_is_made(monkeypatch):
