@@ -46,7 +46,7 @@ ONLY_IN = {
         "stepwise.integrations",
         "stepwise.testing",
     },
-    "cryptography": {"stepwise._journal.approvers", "stepwise._journal.seal"},
+    "cryptography": {"stepwise._journal.signatures", "stepwise._journal.seal"},
     "diskcache": {"stepwise.stores._rows"},
     "fcntl": {"stepwise.stores._cells", "stepwise.stores._files", "stepwise.stores._locks"},
     "framework": {"stepwise.integrations"},
@@ -87,7 +87,7 @@ MAY_IMPORT = {
         "stores._locks stores._postgres_presence"
     ),
     "cli": (
-        "_display _journal.approvers _runs _runtime.limits _runtime.messages "
+        "_display _journal.signatures _runs _runtime.limits _runtime.messages "
         "_workflows.elsewhere _workflows.up "
         "integrations._model_calls"
     ),

@@ -42,13 +42,13 @@ from stepwise._identity.identity import (
     reader_of,
     shown_part,
 )
-from stepwise._journal.approvers import Approver, signer, statement, why_unsigned
 from stepwise._journal.course import Asked, Questions
 from stepwise._journal.inbox import Message
 from stepwise._journal.journal import Position, read_entries
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Answered, Call, Refused, Waiting
 from stepwise._journal.seal import Seal
+from stepwise._journal.signatures import Approver, signer, statement, why_unsigned
 from stepwise._matching.held import Watched
 from stepwise._matching.pool import Match, Verdict, differing
 from stepwise._matching.subjects import Identity

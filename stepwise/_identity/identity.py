@@ -1000,7 +1000,7 @@ def _signature(function: Callable[..., Any], what: str) -> inspect.Signature:
     if hasattr(function, "__wrapped__") or isinstance(
         function, (functools.partial, types.MethodType)
     ):
-        from stepwise._rewrite.wrappers import filled_in  # on use: few functions are wrapped
+        from stepwise._rewrite.decorators import filled_in  # on use: few functions are wrapped
 
         function = filled_in(function)
     how: dict[str, Any] = {"follow_wrapped": hasattr(function, "__signature__")}

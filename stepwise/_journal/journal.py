@@ -75,7 +75,7 @@ from stepwise._values.unpickling import Data
 from stepwise.errors import ConfigurationError, JournalLostError, StoreError
 from stepwise.stores import Batch, Head, Store
 from stepwise.stores._cells import KEY, FileCell
-from stepwise.stores._commits import Chain, Commits, Share, commits_of, interrupted
+from stepwise.stores._group_commit import Chain, Commits, Share, commits_of, interrupted
 from stepwise.stores.base import has_words
 
 # -- heads ----------------------------------------------------------------------------------------

@@ -11,19 +11,19 @@ from stepwise._calls.approvals import load_arguments
 from stepwise._display.render import buttons, question_text, questions_html
 from stepwise._display.terminal import when
 from stepwise._execution.outcomes import settled
-from stepwise._journal.approvers import (
-    approvers_of,
-    sign,
-    signer,
-    statement,
-    why_unsigned,
-)
 from stepwise._journal.course import Asked, Questions, Stop, open_questions, stops_in
 from stepwise._journal.inbox import Inbox, Message, this_person
 from stepwise._journal.journal import Position, facts_of, read_entries
 from stepwise._journal.projection import Calls, RecordedCall
 from stepwise._journal.records import Entry, Record, Resumed, Ruled, RunFacts
 from stepwise._journal.seal import Seal
+from stepwise._journal.signatures import (
+    approvers_of,
+    sign,
+    signer,
+    statement,
+    why_unsigned,
+)
 from stepwise._runs.messages import ENDED, deliver, ended_error
 from stepwise._runs.steps import known_facts
 from stepwise._runtime.facts import NamedTuple, public

@@ -10,7 +10,7 @@ import click
 import stepwise
 from stepwise import Run
 from stepwise._display.render import question_text
-from stepwise._journal.approvers import make_key
+from stepwise._journal.signatures import make_key
 from stepwise._runs.questions import Decision, give_answer, question_of
 from stepwise._runtime.messages import shell_word
 from stepwise.cli._command import (

@@ -26,7 +26,7 @@ one text of each group in their words.  ``count_heads()`` says how many heads th
 nothing, and ``noted(run_id)`` returns them, ``b""`` if there are none: the steps in progress, for
 displays.  It is called before each step, so a store on another machine lacks it.
 ``write_all(wanted)`` writes a batch for each of several runs at once, marked by
-``_commits.for_several``; it returns what came of each instead.
+``_group_commit.for_several``; it returns what came of each instead.
 
 Rejected: one method for each kind of write.  A crash between two of them is a state that somebody
 has to handle.

@@ -24,7 +24,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from stepwise._runtime.forks import cached
 from stepwise._runtime.limits import stopped
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
-from stepwise.stores._commits import Wanted, error_of, for_several, refused
 from stepwise.stores._files import (
     Copy,
     Marks,
@@ -35,6 +34,7 @@ from stepwise.stores._files import (
     store_error,
     unwritable,
 )
+from stepwise.stores._group_commit import Wanted, error_of, for_several, refused
 from stepwise.stores._locks import LockFile, guarded, lock_file
 from stepwise.stores._process_log import (
     LARGEST_BATCH,

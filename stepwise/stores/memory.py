@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stepwise.errors import LeaseLostError, RunOwnedError
-from stepwise.stores._commits import error_of, for_several
+from stepwise.stores._group_commit import error_of, for_several
 from stepwise.stores.base import Batch, Head, Owner, Words, has_words
 
 __all__ = ["MemoryStore"]

@@ -31,7 +31,7 @@ from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached
 from stepwise._runtime.interrupts import Uninterrupted
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
-from stepwise.stores._commits import Wanted, for_several
+from stepwise.stores._group_commit import Wanted, for_several
 from stepwise.stores._postgres_batches import (
     HeldLease,
     RunBatch,

@@ -15,7 +15,7 @@ from store_tools import pragma
 import stepwise
 from stepwise import LeaseLostError, StoreError
 from stepwise.stores import Batch, Owner, open_store
-from stepwise.stores._commits import Share, commits_of
+from stepwise.stores._group_commit import Share, commits_of
 from stepwise.stores._rows import Rows
 
 OWNER = Owner(os.getpid(), "here", 0.0)

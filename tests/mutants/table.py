@@ -301,7 +301,7 @@ _STORES = [
     *[
         _mutant(
             f"a shared transaction of one run is durable only if {who} relies on it",
-            "stores/_commits.py",
+            "stores/_group_commit.py",
             "durable=any(batch.durable for batch in batches),",
             f"durable={durable},",
             "test_group_commit.py::test_one_that_must_last_makes_what_it_shares_last",
@@ -343,7 +343,7 @@ _STORES = [
     ),
     _mutant(
         "tasks wait for ever for a write that failed in another thread",
-        "stores/_commits.py",
+        "stores/_group_commit.py",
         "                _end(left)\n",
         "                pass\n",
         "test_group_commit.py::test_nobody_waits_for_a_write_that_failed_in_another_thread",

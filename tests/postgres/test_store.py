@@ -23,7 +23,7 @@ import stepwise
 from stepwise import ConfigurationError, LeaseLostError, RunOwnedError, StoreError
 from stepwise._runs import doctor
 from stepwise.stores import Batch, Head, Owner, open_store
-from stepwise.stores._commits import Share, commits_of
+from stepwise.stores._group_commit import Share, commits_of
 from stepwise.stores._postgres_connections import ServerFacts, Standby
 from stepwise.stores._postgres_presence import ProcessFacts, is_dead, proofs
 from stepwise.stores.base import LAST_READER

@@ -16,7 +16,7 @@ from stepwise._journal.journal import Journal
 from stepwise._journal.records import Call, Intent, Outcome
 from stepwise._journal.seal import Seal
 from stepwise.stores import Batch, Owner
-from stepwise.stores._commits import Commits, Share
+from stepwise.stores._group_commit import Commits, Share
 from stepwise.stores.disk import DiskStore
 from stepwise.stores.memory import MemoryStore
 

@@ -11,8 +11,8 @@ import pytest
 import stepwise
 from stepwise import LeaseLostError, StoreError, step, workflow
 from stepwise._execution.active_run import current_scope
-from stepwise.stores import Batch, _commits
-from stepwise.stores._commits import Commits, Share, commits_of, for_several, write_all_of
+from stepwise.stores import Batch, _group_commit
+from stepwise.stores._group_commit import Commits, Share, commits_of, for_several, write_all_of
 from stepwise.stores.disk import DiskStore
 from stepwise.stores.memory import MemoryStore
 
@@ -47,14 +47,14 @@ def store(request, tmp_path):
 @pytest.fixture
 def started(monkeypatch):
     """The threads that were started for writes."""
-    begun, start = [], _commits._thread.start_new_thread
+    begun, start = [], _group_commit._thread.start_new_thread
 
     def count(function, arguments):
         begun.append(function)
         return start(function, arguments)
 
-    monkeypatch.setattr(_commits._thread, "start_new_thread", count)
-    monkeypatch.setattr(_commits, "_IDLE", 60)
+    monkeypatch.setattr(_group_commit._thread, "start_new_thread", count)
+    monkeypatch.setattr(_group_commit, "_IDLE", 60)
     return begun
 
 
@@ -218,7 +218,7 @@ def test_what_comes_during_a_write_shares_the_next():
 
 def test_a_writer_that_nobody_needs_ends(monkeypatch):
     """The thread of a writer ends after a while, keeps no store, and begins again when needed."""
-    monkeypatch.setattr(_commits, "_IDLE", 0.001)
+    monkeypatch.setattr(_group_commit, "_IDLE", 0.001)
 
     def work():
         store = Held()
@@ -244,7 +244,7 @@ PROGRAM = """
 import asyncio, atexit, os, sys
 from stepwise import step, workflow
 from stepwise._execution.active_run import current_scope
-from stepwise.stores import _commits
+from stepwise.stores import _group_commit
 
 @step
 async def think(n):
@@ -268,7 +268,7 @@ if sys.argv[2] == "fork":
     if pid:
         os.waitpid(pid, 0)
 else:
-    _commits._IDLE = 3600
+    _group_commit._IDLE = 3600
     if sys.argv[2] == "atexit":
         atexit.register(together, "late")
     together("early")
