@@ -68,13 +68,13 @@ class FileCell:
             raise ValueError(len(content))
         file = os.open(self.path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)  # closing the file frees it
+            fcntl.flock(file, fcntl.LOCK_EX)
             if self._at < 0 or os.pread(file, KEY, self._at) != self._key:
                 at = _found(file, self._key)
                 self._at = at if at >= 0 else _free(file, self._key)
             os.pwrite(file, cell, self._at)
         finally:
-            os.close(file)
+            _close_locked(file)
 
     def remove(self) -> None:
         """Remove the cell, durably; nothing happens if it is not there."""
@@ -91,7 +91,14 @@ class FileCell:
                 os.pwrite(file, bytes(_CELL), at)
                 flush(file)
         finally:
-            os.close(file)
+            _close_locked(file)
+
+
+def _close_locked(file: int) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_UN)  # a child forked just now has the file open, too
+    finally:
+        os.close(file)
 
 
 def _buckets(file: int, key: bytes) -> Iterator[tuple[int, bytes]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import subprocess
@@ -145,6 +146,32 @@ def test_a_cell_that_is_removed_while_it_is_replaced(cells, monkeypatch):
     cells.put(key_of(1), b"new")
     done[0].join()
     assert content_of(cells, 2) == b"other"
+
+
+@pytest.mark.parametrize("change", ["put", "remove"])
+def test_a_fork_while_a_cell_is_written(cells, monkeypatch, change):
+    """A child forked while another thread writes a cell does not keep the file locked."""
+    cells.put(key_of(1), b"old")
+    pwrite, children = os.pwrite, []
+    go_on, tell = os.pipe()
+
+    def forking(file, data, at):
+        monkeypatch.undo()
+        child = os.fork()
+        if not child:
+            os.close(tell)
+            os.read(go_on, 1)  # until the parent closes it
+            os._exit(0)
+        children.append(child)
+        return pwrite(file, data, at)
+
+    monkeypatch.setattr(os, "pwrite", forking)
+    cells.put(key_of(1), b"new") if change == "put" else cells.remove(key_of(1))
+    with open(cells.path, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(tell)
+    os.close(go_on)
+    assert os.waitpid(children[0], 0)[1] == 0
 
 
 def test_a_content_that_is_too_long(cells):
