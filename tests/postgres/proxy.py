@@ -157,18 +157,21 @@ class Proxy:
                 client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             except OSError:
                 return
-            with self._lock:
-                wanted = self._listener is listener
             server = None
             with contextlib.suppress(OSError):
-                server = _connect(self._server) if wanted else None
+                server = _connect(self._server)
             if server is None:  # the server is down: as if nobody listened
                 _reset(client)
                 continue
+            link = _Link(self, client, server)
             with self._lock:
-                link = _Link(self, client, server)
-                self._links.add(link)
-            link.start()
+                wanted = self._listener is listener  # refused meanwhile, it is cut by nobody else
+                if wanted:
+                    self._links.add(link)
+            if wanted:
+                link.start()
+            else:
+                link.cut()
 
     def _fate(self, group):
         """What is to become of a group of messages that ends a transaction which writes."""
