@@ -54,6 +54,15 @@ def test_empty_arrays_share_nothing():
     assert [each.shape for each in found[1:]] == [(0,), (2, 0)]
 
 
+def test_views_that_become_copies():
+    """A view of an array of objects or of a masked array comes back as an equal copy."""
+    for owner in (np.array([{}, [], ""], object), np.ma.masked_array([1, 2, 3], [0, 1, 0])):
+        assert np.shares_memory(owner, owner[1:])
+        found, view = through(owner, owner[1:])
+        assert repr(view) == repr(owner[1:])
+        assert not np.shares_memory(found, view)
+
+
 def test_views_of_bytes():
     """A view of ``bytes`` comes back as an equal view, also as a result."""
     views = memoryview(b"abcdef"), memoryview(b"abcdef")[1:3], memoryview(b"abcdef").cast("H")
