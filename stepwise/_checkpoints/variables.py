@@ -216,7 +216,7 @@ class FrameReducers(Reducers):
         return types.CellType, (), content, None, None, _fill_cell
 
     def function(self, function: types.FunctionType) -> Any:
-        """Reduce a function that has no name; on loading, the live globals of its module are used."""
+        """Reduce a function that has no name; it is loaded with the live globals of its module."""
         module = function.__module__
         if by_name(function, module) is not None:
             return NotImplemented
