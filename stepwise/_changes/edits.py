@@ -28,7 +28,7 @@ from stepwise._values.trees import ATOMS, dict_of
 from stepwise._values.unpickling import Disassembled
 
 BEFORE, AFTER, NEITHER = "before", "after", "neither"
-_SHORT = 32  # characters or bytes of an atom that is its own form
+_SHORT = 32  # characters or bytes: the form of a longer atom is a digest
 
 
 class Edit(NamedTuple):

@@ -11,10 +11,10 @@ New items of a growing list fill a chunk eight at a time.  Eight such chunks bec
 as in a log-structured merge tree: each item is written a few times at most.
 
 A *known value* is a live value of the run that is already stored, so that checkpoints can refer to
-it: the result of a step in the journal, or a chunk that a checkpoint made.  A value that changed
-since it was stored is no longer known.  Every container is proved to be unchanged (see ``trees``),
-and a buffer is identified by its digest.  A mutable container belongs to one known value only, so
-that shared objects stay shared.
+the value.  It is the result of a step in the journal, or a chunk that a checkpoint made.  A value
+that changed since it was stored is no longer known.  Every container is proved to be unchanged (see
+``trees``), and a buffer is identified by its digest.  A mutable container belongs to one known
+value only, so that shared objects stay shared.
 
 At each checkpoint, the pickler of the variables calls :meth:`References.identity` for every object.
 A node of a known value becomes a reference; a long list becomes its parts, chunks and the items in
@@ -688,7 +688,7 @@ class KnownValues:
             self._groups.discard(group)
             return
         before, group.watch = group.watch, watch_over(values)
-        self.drop(_changed(values, before))  # meanwhile, or before
+        self.drop(_changed(values, before))  # they changed meanwhile, or before
 
     # -- while a checkpoint is taken -------------------------------------------------------------
 
@@ -1080,7 +1080,7 @@ class References:
             long.replace(group, self._known.make(items, self._apart) or items)
 
     def split_heavy(self) -> bool:
-        """Put heavy list items into chunks to make the variables smaller; return whether any was.
+        """Put heavy list items into chunks; return whether a chunk was made.
 
         For variables that are still large after :meth:`prepare`.
         """

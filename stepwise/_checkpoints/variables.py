@@ -6,8 +6,8 @@ objects instead of storing their values:
 - *cells*: the frame's own cells and the cells that its function closes over, so that nested
   functions still share variables with the frame;
 - mutable *arguments*, and the mutable objects that ``self`` holds: the caller's objects keep their
-  identity and get their contents back in place; attributes of ``self`` that do not pickle keep the
-  value of the fresh object;
+  identity and get their contents back in place;
+- attributes of ``self`` that do not pickle: they keep the value of the fresh object;
 - functions of the workflow's own modules: they run on the live globals, not on a copy of them;
 - unpicklable instances that a global of the module names (a client): the run gets today's object;
 - objects that a ``@stepwise.resource`` factory made: the factory is called again;
@@ -73,8 +73,8 @@ class UnpicklableError(Exception):
 class FrameReducers(Reducers):
     """The reduction of a frame's variables for a pickle.
 
-    An argument is reduced to its name, the first time with its contents: on loading, the argument
-    is complete before objects that depend on it are made (an iterator over it, say).
+    An argument is reduced to its name, the first time with its contents.  So on loading the
+    argument is complete before dependent objects are made (an iterator over a list, say).
 
     Args:
         with_contents: false to reduce arguments to their names alone.
@@ -161,8 +161,8 @@ class FrameReducers(Reducers):
     def resource(self, obj: Any, cls: type) -> Any:
         """Reduce an object that is not pickled by its contents, or return ``NotImplemented``.
 
-        Such objects are locks, objects that the new call passes, products of a factory, unpicklable
-        objects that a global names, and clients of an SDK, which are made again of their options.
+        Such objects are locks, objects that the new call passes, products of a factory, and
+        unpicklable objects that a global names.  A client of an SDK is made again from its options.
         """
         path = self.taken.get(id(obj))
         if self.around.given is not None and is_synchronizer(obj):
@@ -546,7 +546,7 @@ def _client(*options: Any) -> Any:
 
 
 def put_given_state(value: Any, state: dict[str, Any]) -> None:
-    """Give a lock, event or the like of this call the state that it had in the run."""
+    """Set a lock, event or the like of this call to the state that it had in the run."""
     state_of(value)  # raises if another thread or task uses it
     put_state(value, state)
 

@@ -10,9 +10,10 @@ has only once are never stored by value: ``os.environ``, with its API keys, the 
 modules, ``sys.modules``.
 
 An *instance* is fully known if its class was made by a class statement, is found by its name and
-leaves its state to Python: attributes in ``__dict__`` and in slots.  A ``__getstate__`` of the
-class must return the very objects that the instance holds, as in dataclasses, attrs classes and
-pydantic's models.  A *constant* never changes: a member of an enumeration, a moment, a path.
+leaves its state to Python.  The state is the attributes in ``__dict__`` and in slots.  A
+``__getstate__`` of the class must return the very objects that the instance holds, as in
+dataclasses, attrs classes and pydantic's models.  A *constant* never changes: a member of an
+enumeration, a moment, a path.
 
 A *tree* is made of lists, dicts, tuples, sets and atoms of the exact builtin types (*plain data*),
 of instances and of constants.  The *nodes* of a tree can be referred to from outside: containers,
@@ -68,7 +69,7 @@ HEAP_TYPE = 1 << 9
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 
 _MOST = 4  # attributes
-_WITH_STATE = 3  # the length of a reduced form that has one
+_WITH_STATE = 3  # the length of a reduced form with a state
 _OWN_WAYS = ("__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
 
 _homes: dict[type, list[str]] = {}
@@ -411,7 +412,7 @@ class Kind:
 
 
 def kind_of(cls: Any, *, arrays: bool = False) -> Kind | None:
-    """Return the kind of a class's objects, if the class can be pickled by its name."""
+    """Return the kind of a class's objects, or ``None`` if no tree can hold these objects."""
     if is_array(cls):
         return _Array() if arrays else None
     if by_name(cls, cls.__module__) is None:

@@ -165,7 +165,7 @@ class OpenedRun:
         """
         active = self.active
         if active.facts.undoing:
-            from stepwise._calls.compensation import compensate  # on use: hardly a run is undone
+            from stepwise._calls.compensation import compensate  # on use: few runs are undone
 
             notice(
                 f"{active.run_id}: its side effects were being undone when it stopped; that is "
@@ -262,9 +262,8 @@ class OpenedRun:
         If these cannot be recorded, the result is recorded alone, for users who inspect the run.
 
         Returns:
-            the encoded result, ``None`` if it cannot be recorded; the kinds of the changed
-            arguments recorded with the result; and the reason why another call of the run makes
-            both anew, empty for none.
+            the encoded result, ``None`` if it cannot be recorded; the kinds of the arguments
+            recorded with the result; and why another call of the run makes both anew, or ``""``.
         """
         codec, changed = self.active.codec, {} if again else self.changed_arguments()
         label = self.active.facts.label
@@ -526,7 +525,7 @@ async def _until_recorded(active: ActiveRun) -> None:
 def execute_generator(opened: OpenedRun) -> Generator[Any, Any, Any]:
     """Run a generator workflow function, with the run's scope entered only while its code runs."""
     active = opened.active
-    active.thread = 0  # between two pieces, the caller's code runs in it
+    active.thread = 0  # between two items, the caller's code runs in the thread
     active.executor = sys._getframe()
     with _Ownership(active) as attempt:
         active.unwinding.enter()
@@ -573,7 +572,7 @@ async def execute_async_generator(
         if not isinstance(opened, OpenedRun):
             return
         active = opened.active
-        active.thread = 0  # between two pieces, the caller's code runs in it
+        active.thread = 0  # between two items, the caller's code runs in the thread
         active.executor = sys._getframe()
         active.awaits = True
         with _Ownership(active) as attempt:
@@ -625,8 +624,8 @@ def record_interruption(active: ActiveRun, error: BaseException, *, sigterm: boo
     Ctrl-C, a cancellation and a consumer that stops iterating are decisions of the caller, who can
     call again.  Such a run is *interrupted*, and nothing resumes it automatically.  The same holds
     for a used-up budget, which a person has to raise.  An exit, SIGTERM, a closed event loop and a
-    call that stops the run for another reason are not decisions: the run is shown as ``crashed``,
-    like a killed run, for which nothing is recorded.
+    call that stops the run for another reason are not decisions.  Then the run is shown as
+    ``crashed``, like a killed run, for which nothing is recorded.
 
     Args:
         sigterm: whether the process got a SIGTERM during the attempt, with whatever result.
@@ -855,7 +854,7 @@ def cancelled_before(store: Store, seal: Seal, facts: RunFacts, *, says_how: boo
     Args:
         says_how: whether the message says how to resume the run.
     """
-    from stepwise._execution.viewer import error_of  # on use: hardly a run is cancelled
+    from stepwise._execution.viewer import error_of  # on use: few runs are cancelled
 
     error = error_of(store, seal, facts)
     if not isinstance(error, RunCancelled):  # a summary: the error could not be loaded whole
