@@ -1,13 +1,14 @@
 """One call of a step, tool or child workflow, from its first look into the journal to its outcome.
 
-Its core (:meth:`Performance.core`) is a generator that decides.  Everything that takes time (an
-attempt of the body, a wait, a write) it yields as an operation, which ``driver`` executes for
-synchronous functions and ``async_driver`` awaits for coroutine functions.  So both forms are one
-text.  When a generator that writes returns, its record is durable.
+The core of a call (:meth:`Performance.core`) is a generator that makes the decisions.  It yields
+everything that takes time (an attempt of the body, a wait, a write) as an operation.  ``driver``
+executes the operations for synchronous functions, ``async_driver`` awaits them for coroutine
+functions.  So both kinds of functions share one code.  When a generator that writes returns, its
+record is durable.
 
-The end of a failed attempt records which calls inside it answer the next one.  That is the rule of
-``_matching.pool``, applied to the records, read again: so the next attempt in this process meets
-exactly what one in a later process would.
+The end of a failed attempt records which inner calls answer the next attempt.  The rule of
+``_matching.pool`` decides that, from records that are read again.  So the next attempt in this
+process meets exactly the calls that an attempt in a later process would meet.
 """
 
 from __future__ import annotations
@@ -98,22 +99,22 @@ if TYPE_CHECKING:
 # -- retrying -------------------------------------------------------------------------------------
 
 
-_PATIENCE = 5.0  # seconds after which a retry says what it waits for
+_PATIENCE = 5.0  # seconds after which a retry reports the side effects that it waits for
 
 
 def fail_attempt(
     attempt: Scope, error: BaseException, *, again: bool = False, by_host: bool = False
 ) -> Core:
-    """Record that an attempt failed, so far as that decides which calls answer the next one.
+    """Record the failure of an attempt, as far as it decides which calls answer the next attempt.
 
-    Tasks and threads that it has left behind make no more calls.  Their side effects in flight are
-    waited for, since the next attempt is to meet their outcome.  Not after a timeout, which could
-    last for ever: then they are in doubt.
+    Tasks and threads that the attempt has left behind make no more calls.  Their side effects in
+    flight are awaited, so that the next attempt meets their outcomes.  After a timeout they are not
+    awaited, since that could take for ever: they are in doubt then.
 
     Args:
-        attempt: the scope of its body.
-        again: the next attempt follows in this process.
-        by_host: it is another call, which a host makes.
+        attempt: the scope of the attempt's body.
+        again: whether the next attempt follows in this process.
+        by_host: whether the next attempt is a new call, which a host makes.
     """
     active, call = attempt.run, attempt.call
     if call is None or call.child:  # a child run has a journal of its own
@@ -134,13 +135,13 @@ def fail_attempt(
     if again:
         active.unwinding.tried_again(error)
         _give_back(attempt, kept, 0 if by_host else call.number)
-    else:  # what it did not meet may be met when a step around it, or the run, is tried again
+    else:  # a retry of a step around it, or of the run, may meet the calls that it did not meet
         _give_back(attempt, [], 0)
     return Result()
 
 
 def _in_flight_awaited(attempt: Scope) -> Generator[Wait, Result, None]:
-    """Wait for the side effects of a failed attempt that its tasks and threads still execute."""
+    """Wait for side effects that tasks and threads of a failed attempt still execute."""
     active, began, told = attempt.run, time.monotonic(), False
     while True:
         seen = active.flows.claims.changes
@@ -156,18 +157,18 @@ def _in_flight_awaited(attempt: Scope) -> Generator[Wait, Result, None]:
 
 
 _Left = tuple[Union[AttemptFailed, None], list[RecordedCall]]
-"""Rules for a failed attempt: the record that it leaves, and the calls that answer the next one."""
+"""The record that a failed attempt leaves, and the calls that answer the next attempt."""
 
 
 def _left_by_attempt(attempt: Scope, error: BaseException) -> _Left:
-    """Return what an attempt of a step leaves; the calls that it made in vain are forgotten.
+    """Return what a failed attempt leaves, and forget the calls that will answer no attempt.
 
     Raises:
         CorruptStoreError: the record of a call cannot be read.
     """
     active, inside = attempt.run, attempt.run.inner.inside(attempt.around)
     made = _read(active, inside).known
-    # A plain call in flight may be recorded yet.
+    # A plain call in flight may still be recorded later.
     vain = {number for number, each in inside.items() if number not in made and not each.effect}
     with active.lock:
         unmet = [each for each in _unmet(attempt) if each.call.number not in made]
@@ -187,14 +188,14 @@ def left_by(
     vain: Iterable[int] = (),
     unmet: Sequence[RecordedCall] = (),
 ) -> _Left:
-    """Return what a failed attempt leaves; the pool then holds no call that it made in vain.
+    """Return what a failed attempt leaves, and drop the calls made in vain from the pool.
 
     Args:
-        step: number of the call whose attempt it is; 0 for the step loop of an agent.
-        calls: made or answered in it, by number.
-        error: that it raised; ``None`` if the end of the run says what that was.
-        vain: numbers of other calls that are to answer none.
-        unmet: calls of earlier attempts that it has not made: they go on to answer.
+        step: the number of the call whose attempt failed; 0 for the step loop of an agent.
+        calls: the calls made or answered in the attempt, by number.
+        error: the exception of the attempt; ``None`` if the record of the run's end has it.
+        vain: numbers of other calls that must answer no attempt.
+        unmet: calls of earlier attempts that this attempt did not make; they keep answering.
     """
     unwinding = active.unwinding
     failed = [n for n in unwinding.numbers(error) if n in calls]
@@ -214,7 +215,11 @@ def left_by(
 
 
 def _read(active: ActiveRun, inside: Mapping[int, InnerCall]) -> Calls:
-    """Read what became of calls."""
+    """Read the records of calls again.
+
+    Raises:
+        CorruptStoreError: a record cannot be read any more.
+    """
     entries: list[Entry] = []
     flags: dict[int, Flags] = {}
     journal = active.journal
@@ -235,13 +240,17 @@ def _read(active: ActiveRun, inside: Mapping[int, InnerCall]) -> Calls:
 
 
 def _unmet(attempt: Scope) -> list[RecordedCall]:
-    """Return the unused records of calls inside this step, or inside one that it continues."""
+    """Return the unused records of calls inside this step, or inside a step that it continues."""
     steps = attempt.run.inner.steps(attempt.around[-1])
     return [each for each in attempt.run.pool.all if not steps.isdisjoint(each.call.around)]
 
 
 def _give_back(attempt: Scope, kept: list[RecordedCall], owner: int) -> None:
-    """Let the calls that a failed attempt leaves answer those of the next one, and no others."""
+    """Put calls back into the pool, to answer only calls of the owner's next attempt.
+
+    Args:
+        owner: the number of the retried call; 0 to answer any caller.
+    """
     active = attempt.run
     with active.lock:
         for each in (*kept, *_unmet(attempt)):
@@ -250,9 +259,9 @@ def _give_back(attempt: Scope, kept: list[RecordedCall], owner: int) -> None:
 
 
 def end_attempts(attempt: Scope) -> None:
-    """Let calls of earlier attempts that the last one did not meet belong to the step, which ends.
+    """Assign calls of earlier attempts that the last attempt did not meet to the ending step.
 
-    They answer no other call then, and side effects among them are reported.
+    These calls answer no other call from now on, and side effects among them are reported.
     """
     active, call = attempt.run, attempt.call
     if attempt.attempt == 1 or not active.pool:
@@ -288,7 +297,7 @@ def _tell_retry_waits(attempt: Scope, many: int) -> None:
 def is_over(scope: Scope) -> bool:
     """Return whether code belongs to an attempt that has failed.
 
-    A side effect in flight is not over: it may end, with the calls that it makes.
+    A side effect in flight is not over: it may finish, with the calls that it makes.
     """
     over, here = scope.run.inner.over, scope
     while over:
@@ -301,10 +310,10 @@ def is_over(scope: Scope) -> bool:
 
 
 def admit_attempt(scope: Scope, name: str) -> None:
-    """Refuse a call of a task or thread that a failed attempt has left behind.
+    """Refuse a call by a task or thread that a failed attempt has left behind.
 
     Raises:
-        OutsideRunError: it is one.
+        OutsideRunError: the call is made by such a task or thread.
     """
     if scope.run.inner.over and is_over(scope):
         around = scope.call.name if scope.call is not None else scope.run.facts.label
@@ -323,10 +332,10 @@ Recording = Generator[Operation, Result, None]
 
 
 def record_intent(scope: Scope, call: Call, arguments: Encoded | None, ticket: str) -> Recording:
-    """Announce a side effect.
+    """Record that a side effect is about to happen.
 
     Raises:
-        CancelledError: the caller was cancelled meanwhile; the call is recorded as not made.
+        CancelledError: the caller was cancelled during the write; the call is recorded as not made.
     """
     active, (payload, form) = scope.run, arguments if arguments is not None else (b"", None)
     write = Write(active, (Intent(call, form, ticket), payload))
@@ -354,14 +363,14 @@ def record_outcome(
     """Record how a call ended.
 
     Args:
-        error: what it raised, if it did.
-        looked: what its value looked like; see :meth:`ActiveRun.look`.
-        helper: through which the workflow made it.
+        error: the exception of the call, if it raised one.
+        looked: the captured value; see :meth:`ActiveRun.look`.
+        helper: the helper through which the workflow made the call.
         awaited: see :class:`Outcome`.
-        child: what a child run has spent; see :meth:`Performer.child_spent`.
+        child: the totals that a child run has spent; see :meth:`Performer.child_spent`.
 
     Raises:
-        CancelledError: the caller was cancelled meanwhile; the outcome is recorded.
+        CancelledError: the caller was cancelled during the write; the outcome is recorded.
     """
     active, (record, payload) = scope.run, outcome
     if awaited:
@@ -370,7 +379,7 @@ def record_outcome(
     if spent:
         record = record._replace(spent=spent)
     durable = record.call.effect or record.status != "cancelled"
-    # A caller that is cancelled while it takes a message would lose it.
+    # A caller that is cancelled while it takes a message would lose the message.
     write = Write(active, (record, payload), durable, at_once=bool(record.message))
     number, cancelled = written(active, (yield write))
     active.recorded(scope, number, record, error=error, looked=looked, helper=helper)
@@ -402,11 +411,12 @@ def record_failure(
     """Record the exception of a call, unless it stops the run.
 
     Args:
-        inner: the scope of its last attempt.
-        changes: returns what it changed in what it was given, and warns of what cannot be recorded:
-            only for a call that gets an outcome.
-        helper: through which the workflow made it.
-        child: what a child run has spent.
+        inner: the scope of the call's last attempt.
+        changes: returns the changes to the call's arguments, and warns of changes that cannot be
+            recorded; called only if the call gets an outcome.
+        clean: whether the exception means that the call had no effect.
+        helper: the helper through which the workflow made the call.
+        child: the totals that a child run has spent.
     """
     active, call, error = scope.run, inner.call, result.error
     assert call is not None and error is not None  # noqa: PT018
@@ -415,7 +425,7 @@ def record_failure(
     elif isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)) or active.interrupted:
         active.account.cut_off = True  # the call has no outcome: it runs again, or is in doubt
     elif active.suspension is not None and asyncio_state.is_cancellation(error):
-        pass  # nobody wanted that: its task is one of the others of a run that suspends
+        pass  # only a side effect of the suspension, which cancels the run's other tasks
     else:
         cancelled = asyncio_state.is_cancellation(error) or active.steering.ending(error)
         status: StepStatus = "cancelled" if cancelled else "failed"
@@ -456,14 +466,15 @@ class Performer:
     """The callee of a recorded call: a step, a tool or a child workflow.
 
     Attributes:
-        kind: ``step``, ``tool``, or what else it calls itself; empty for a child workflow.
-        hiding: what of its arguments is not stored, or not shown.
-        returns: the type that its value is annotated with.
-        awaits: its body is a coroutine function.
-        keeps_failures: an exception is an outcome; if not, the next equal call is made again.
-        hands_out: its caller gets the recorded value itself, so that a checkpoint may refer to it.
-        by_turn: the record of the same turn answers, if none of the same arguments does.
-        code: fingerprint of the body; see :class:`Call`.
+        kind: ``step``, ``tool`` or another name for messages; empty for a child workflow.
+        hiding: the arguments that are not stored, or not shown.
+        returns: the annotated return type.
+        awaits: true if the body is a coroutine function.
+        keeps_failures: true if an exception is an outcome; else the next equal call runs again.
+        hands_out: true if the caller gets the recorded value itself, so that a checkpoint may refer
+            to it.
+        by_turn: true if the record of the same turn answers when no record has the same arguments.
+        code: the fingerprint of the body; see :class:`Call`.
     """
 
     name: str
@@ -483,7 +494,7 @@ class Performer:
     code = ""
 
     def may_change(self, bound: Mapping[str, Any]) -> bool:
-        """Return whether the body of a call is given anything that it could change."""
+        """Return whether the body of a call receives any object that it could change."""
         return True
 
     def watched(self, bound: Mapping[str, Any]) -> Watched:
@@ -495,17 +506,17 @@ class Performer:
         raise NotImplementedError
 
     def new_child(self, taken: Container[str]) -> str:
-        """Return the id of a new child run, none of the ``taken`` ones; empty for a step."""
+        """Return the id of a new child run, different from all ``taken`` ids; empty for a step."""
         return ""
 
     def answered(self, call: Call) -> None:
-        """Called when a record answers the call."""
+        """React to a record that answers the call; does nothing by default."""
 
     def shown_value(self, value: Any) -> ShownValue | None:
-        """Return what a listing shows of a value, if not the value."""
+        """Return the form in which listings show a value, or ``None`` to show the value itself."""
 
     def child_spent(self, call: Call) -> Sums | None:
-        """Return what a child run has spent that no earlier outcome of its call says."""
+        """Return the child run's spending that no earlier outcome of its call reports."""
 
     def attempts(self) -> Attempts:
         """Return the attempts that one call may have."""
@@ -524,9 +535,9 @@ class Performance(NamedTuple):
     Args:
         performer: the callee.
         scope: where the call is made.
-        identity: what tells it from other calls.
+        identity: the facts that distinguish the call from other calls.
         bound: the arguments by parameter name.
-        args, kwargs: the arguments as they are passed.
+        args, kwargs: the arguments as passed.
     """
 
     performer: Performer
@@ -544,7 +555,8 @@ class Performance(NamedTuple):
         """Answer the call from the journal, or execute it and record its outcome.
 
         Args:
-            asks_first: yield :class:`Ready` when the journal has been asked and nothing was done.
+            asks_first: yield :class:`Ready` after the look into the journal, before anything is
+                done.
         """
         performer, scope, identity, bound, _, _ = self
         active, around, number = scope.run, scope.around, 0
@@ -557,7 +569,7 @@ class Performance(NamedTuple):
         try:
             shown = performer.hiding.shown(bound, active.secrets)
             call, origin = self._begin(shown)
-            is_first = not (pool.taken or pool.rulings)  # so that nothing can answer
+            is_first = not (pool.taken or pool.rulings)  # then no record can answer
             match = FRESH if is_first or not pool else (yield from self._claim(call, origin))
             recorded = match.recorded[0] if match.recorded else None
             if recorded is not None:
@@ -576,7 +588,7 @@ class Performance(NamedTuple):
             if identity.held is not None:
                 identity.began(number)
             return (yield from self.conduct(call, origin, match))
-        except MemoryError as error:  # ours: an error of the body is in its result
+        except MemoryError as error:  # raised by our code: an error of the body is in its result
             doing = f"a call of {performer.name!r} was looked up or recorded"
             then = f". If {performer.name!r} has happened, it is in doubt then"
             then = then if performer.effect else ""
@@ -588,10 +600,10 @@ class Performance(NamedTuple):
                 active.inner.land(around, number)
 
     def _begin(self, arguments: str) -> tuple[Call, Origin]:
-        """Return the call, as yet without a number, and its place.
+        """Return the call, without a number yet, and its place in the program.
 
         Args:
-            arguments: as they are shown.
+            arguments: the arguments in the form for display.
         """
         performer, scope, identity, _, _, _ = self
         active, around, branch = scope.run, scope.call, scope.branch
@@ -605,7 +617,7 @@ class Performance(NamedTuple):
         ordinal = active.ordinals.of_call(counted)
         if effect:
             key = idempotency_key(active.run_id, counted, digest, ordinal, active.facts.undone)
-        # A client may try again while it handles its failure: that is the call itself.
+        # A client may retry while it handles its failure: the retry is the same call.
         if performer.keeps_failures and handled() is not active.unwinding.ambient:
             unwinding = active.unwinding.label()
         facts = (  # the constructor is a Python function, and a call is made for every step
@@ -633,10 +645,10 @@ class Performance(NamedTuple):
         return tuple.__new__(Call, facts), origin
 
     def _number(self, call: Call, match: Match) -> Call:
-        """Give a call its number: that of the record it continues, else a new number.
+        """Return the call with the number of the record that it continues, or with a new number.
 
         Raises:
-            BudgetExceeded: no other step may begin.
+            BudgetExceeded: the budget allows no further step.
         """
         active, recorded = self.scope.run, match.recorded[0] if match.recorded else None
         pool = active.pool
@@ -658,17 +670,17 @@ class Performance(NamedTuple):
                 call = apart(call, active.run_id, active.facts.undone, pool.taken)
             call = tuple.__new__(Call, (active.journal.next_call(), *call[1:]))
         if active.account.limited and not (call.child and recorded is not None):
-            # A child run that was cut off may be over but for its record: its steps are checked.
+            # Only the record of a cut-off child run may be missing: its own steps are checked.
             error = active.account.begin(call, limited=not active.cleans_up())
             if error is not None:
                 raise active.stop(error)
         return call
 
     def _admit(self, recorded: RecordedCall | None = None) -> Generator[Cancelled, Result, None]:
-        """Let no call begin that may not, now that the journal does not answer it.
+        """Refuse a call that may not begin, now that the journal does not answer the call.
 
         After SIGTERM, a call of an asynchronous run waits to be cancelled.  A child run that is in
-        progress is to end itself, where it was.
+        progress is admitted: it ends itself, at the point where it was.
         """
         scope = self.scope
         answered = recorded is not None and bool(recorded.call.child)
@@ -693,12 +705,12 @@ class Performance(NamedTuple):
 
     def takes_off(self, call: Call) -> None:
         """Mark a call as in flight: before it is announced."""
-        # Two methods, not a context manager, which takes longer; it is done for every call.
+        # Two methods, since a context manager takes longer, and every call does this.
         if not call.child:
             self.scope.run.in_flight[call.number] = threading.get_ident()
 
     def landed(self, call: Call) -> None:
-        """Mark a call as no longer in flight: its outcome is recorded, or it has none."""
+        """Mark a call as no longer in flight: its outcome is recorded, or the call has none."""
         active, number = self.scope.run, call.number
         active.in_flight.pop(number, None)
         active.doing.pop(number, None)
@@ -711,13 +723,13 @@ class Performance(NamedTuple):
             let_go(active, later=True)
 
     def decided(self, call: Call, match: Match) -> _Settling:
-        """Settle a call that is in doubt; ``None`` if it is to run."""
+        """Settle a call that is in doubt; return ``None`` if the call must run."""
         if match.verdict is not Verdict.DOUBT:
             return None
         return (yield from self._decide(call, match.recorded[0]))
 
     def carried_out(self, call: Call, origin: Origin, match: Match) -> Core:
-        """Execute a call that was announced, and record its outcome."""
+        """Execute an announced call, and record its outcome."""
         active, identity, number = self.scope.run, self.identity, call.number
         if heard():
             lost = _lost(active, match.recorded[0]) if match.recorded else 0.0
@@ -737,11 +749,11 @@ class Performance(NamedTuple):
     # -- the record that answers it --------------------------------------------------------------
 
     def _claim(self, call: Call, origin: Origin) -> Generator[Wait, Result, Match]:
-        """Find the record of the call, and take it out of the pool.
+        """Find the record of the call, and take the record out of the pool.
 
-        Where a recorded side effect could be this very call with other arguments, the other tasks
-        and threads of the run are first given the time to claim theirs: until nothing has changed
-        for a second, and none of them executes a step.
+        A recorded side effect could be this very call with other arguments.  Then the other tasks
+        and threads of the run first get time to claim their records: until nothing has changed for
+        a second, and none of them executes a step.
         """
         active, flows, identity = self.scope.run, self.scope.run.flows, self.identity
         caller = caller_of(active.subjects, identity)
@@ -793,7 +805,7 @@ class Performance(NamedTuple):
     def _answered_by(
         self, call: Call, recorded: RecordedCall, verdict: Verdict
     ) -> Generator[Any, Result, Result | None]:
-        """Return the recorded outcome if it answers the call; ``None`` if the call is made."""
+        """Return the recorded outcome if it answers the call; ``None`` if the call must be made."""
         if verdict not in (Verdict.ANSWER, Verdict.CHANGED):
             return None
         if verdict is Verdict.CHANGED:
@@ -801,9 +813,12 @@ class Performance(NamedTuple):
         return (yield from self.recalled(recorded))
 
     def recalled(self, recorded: RecordedCall) -> Generator[Any, Result, Result | None]:
-        """Return the recorded outcome; ``None`` if the call is to run again.
+        """Return the recorded outcome; ``None`` if the call must run again.
 
-        It also runs again if the outcome cannot be loaded, unless it is a side effect.
+        A call whose outcome cannot be loaded runs again, unless it is a side effect.
+
+        Raises:
+            StepInDoubtError: the outcome of a side effect cannot be loaded.
         """
         scope, performer = self.scope, self.performer
         again = (yield from cancelled_again(scope, recorded)) if recorded.cancelled else Result()
@@ -839,13 +854,13 @@ class Performance(NamedTuple):
     # -- doubt -----------------------------------------------------------------------------------
 
     def announced(self, call: Call, match: Match, ticket: str = "") -> _Settling:
-        """Announce a side effect; ``None`` if it is to run.
+        """Announce a side effect; return ``None`` if it must run.
 
-        The calls that a restored run does not know may have happened since: they are in doubt,
-        under the idempotency keys that they had then.
+        Calls that a run restored from a backup does not know may have happened after the backup.
+        They are in doubt, under the idempotency keys that they had then.
 
         Args:
-            ticket: of the question that a person answered with yes.
+            ticket: the ticket of the question that a person answered with yes.
         """
         run = self.scope.run
         for stream in run.open_streams() if not call.child else ():
@@ -854,7 +869,7 @@ class Performance(NamedTuple):
             else:
                 read = yield Attempt(stream.read_rest, (), {}, None, f"the stream of {stream.name}")
                 if not (read.error is None or isinstance(read.error, Exception)):
-                    read.unwrap()  # a Ctrl-C or a cancellation; its reader sees the others
+                    read.unwrap()  # a Ctrl-C or a cancellation; the reader gets other errors
         yield from record_intent(
             self.scope, call, self.performer.to_undo(self.bound, run.codec), ticket
         )
@@ -870,10 +885,13 @@ class Performance(NamedTuple):
         return (yield from self._decide(call, unknown, why))
 
     def _decide(self, call: Call, recorded: RecordedCall, why: str = "") -> _Settling:
-        """Settle a call in doubt as its tool says; ``None`` if it is to run (again).
+        """Settle a call in doubt by the policy of its tool; ``None`` if the call must run (again).
 
         Args:
-            why: it is in doubt, if not for the usual reason.
+            why: the reason for the doubt, if it is not the usual one.
+
+        Raises:
+            StepInDoubtError: the call stays in doubt.
         """
         from stepwise._calls.doubt import DidNotHappen, Inconclusive, InDoubtCall, Landed, in_doubt
 
@@ -929,7 +947,7 @@ class Performance(NamedTuple):
         performer, scope, _, _, args, kwargs = self
         active, around, helper = scope.run, (*scope.around, call.number), origin.helper
         function = performer.body(call)
-        attempts: Attempts | None = None  # until one has failed
+        attempts: Attempts | None = None  # created when the first attempt fails
         number, awaited = 1, ""
         while True:
             inner = Scope(active, call, around, number, [], scope.branch, scope)
@@ -979,7 +997,7 @@ class Performance(NamedTuple):
     def _failed(
         self, inner: Scope, result: Result, helper: Helper | None, *, clean: bool
     ) -> Generator[Any, Result, None]:
-        """Record that the last attempt of a call raised."""
+        """Record the exception of the last attempt of a call."""
         call = inner.call
         assert call is not None
         if isinstance(result.error, StepTimeoutError) and not self.performer.awaits:
@@ -995,7 +1013,7 @@ class Performance(NamedTuple):
         )
 
     def _rest(self, call: Call, seconds: float) -> Generator[Any, Result, None]:
-        """Wait between two attempts: meanwhile the call is not in flight."""
+        """Wait between two attempts; the call is not in flight during the wait."""
         in_flight = self.scope.run.in_flight
         thread = in_flight.pop(call.number, None)
         yield from self._admit()
@@ -1008,7 +1026,7 @@ class Performance(NamedTuple):
         """Build the record of a call that returned.
 
         Raises:
-            NotRecordableError: the value cannot be.
+            NotRecordableError: the value cannot be recorded.
         """
         return outcome(
             inner.run.codec,
@@ -1023,9 +1041,9 @@ class Performance(NamedTuple):
         )
 
     def _changes(self, call: Call) -> Recorded | None:
-        """Return what the call changed in what it was given, as far as it can be recorded.
+        """Return the changes that the call made to its arguments, as far as they can be recorded.
 
-        What cannot be put back when the call is answered is warned about now, not on resume.
+        Warn now, not on resume, of changes that cannot be repeated when a record answers the call.
         """
         active, identity = self.scope.run, self.identity
         found = active.subjects.changes(identity) if identity.held is not None else None
@@ -1041,13 +1059,13 @@ class Performance(NamedTuple):
 
 
 def _lost(active: ActiveRun, recorded: RecordedCall) -> float:
-    """Return the seconds of an earlier attempt of a call that runs again; at least those."""
+    """Return the seconds that an earlier attempt of a call took in vain, or a lower bound."""
     call, outcome = recorded.call, recorded.outcome
     if call.child:
         return 0.0
     if outcome is not None:
         return 0.0 if outcome.inner else max(0.0, outcome.at - call.at)
-    with active.lock:  # the calls that were made inside it answer
+    with active.lock:  # if recorded calls inside it answer, the time is not lost
         kept = any(each.call.scope == call.name for each in active.pool.all)
     return 0.0 if kept else max(0.0, active.alive - call.at)
 

@@ -1,8 +1,8 @@
 """Edits: one change of one object, as data that can be repeated on another object in place.
 
-Only what is different is in an edit: a history that grows by two messages costs two messages a
-record.  An edit also says what was there before and after, in short (:func:`_form`), so that it is
-repeated where it is missing, and only there.
+An edit holds only the difference: a history that grows by two messages costs two messages a record.
+An edit also holds short forms (:func:`_form`) of the contents before and after, so that the change
+is repeated only on an object that lacks the change.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stepwise._values.trees import ATOMS, dict_of
 from stepwise._values.unpickling import Disassembled
 
 BEFORE, AFTER, NEITHER = "before", "after", "neither"
-_SHORT = 32  # characters or bytes of an atom that is its own form
+_SHORT = 32  # characters or bytes: the form of a longer atom is a digest
 
 
 class Edit(NamedTuple):
@@ -36,8 +36,9 @@ class Edit(NamedTuple):
 
     Args:
         facet: ``items``, ``attributes``, ``whole`` or ``cell``.
-        what: where in it: the start and the lengths of a part of a sequence; the changed names.
-        before, after: short forms of what was there, and is there now.
+        what: the place of the change: the start and the lengths of a part of a sequence, or the
+            changed names.
+        before, after: short forms of the contents before and after the change.
         put: the new contents, in the form of the facet.
     """
 
@@ -48,7 +49,7 @@ class Edit(NamedTuple):
     put: Any
 
     def only(self, names: Sequence[Any]) -> Edit:
-        """Return the part of an edit of attributes or keys that concerns some names."""
+        """Return the part of an edit of attributes or keys that concerns these names."""
         changed, gone, order = self.what
         before, after = (
             dict(zip(changed, forms, strict=True)) for forms in (self.before, self.after)
@@ -61,7 +62,7 @@ class Edit(NamedTuple):
         )
 
     def state_of(self, obj: Any) -> str:
-        """Return whether an object is as it was before, as it was after, or neither."""
+        """Return ``BEFORE``, ``AFTER`` or ``NEITHER``: which side of the edit an object matches."""
         forms = _FORMS[_way(obj, self.facet)]
         if forms(obj, self.what, self.before, BEFORE) == self.before:
             return BEFORE
@@ -71,23 +72,24 @@ class Edit(NamedTuple):
         """Repeat the change on an object, in place.
 
         Raises:
-            Exception: it cannot be; the object has another shape, or a key's hash raises.
+            Exception: the change does not fit the object's shape, or a key's hash raises.
         """
         _APPLY[_way(obj, self.facet)](obj, self.what, self.put)
 
 
 def edit_of(changed: Changed) -> Edit | None:
-    """Return the edit that leads from what an object held to what it holds now.
+    """Return the edit that leads from an object's earlier contents to its contents now.
 
     Returns:
-        ``None`` if no edit can express that: an iterator went on, an array has another shape.
+        the edit, or ``None`` if no edit can express the change: an iterator advanced, or an array
+        has another shape.
     """
     obj, layout, facet, before = changed
     return _MAKE[_way(obj, facet)](obj, layout, before)
 
 
 def is_cached_property(obj: Any, name: Any) -> bool:
-    """Return whether an attribute holds what a ``cached_property`` computed when it was read."""
+    """Return whether an attribute holds the cached value of a ``cached_property``."""
     found = next((vars(each)[name] for each in type(obj).__mro__ if name in vars(each)), None)
     return isinstance(found, functools.cached_property)
 
@@ -112,11 +114,11 @@ def _form(value: Any) -> Any:
             data = value.encode("utf-8", "surrogatepass") if cls is str else value
             return cls.__name__, digest_of(data)
         return cls.__name__, repr(value)
-    return cls.__qualname__, None  # what it holds may itself have changed since then
+    return cls.__qualname__, None  # not its contents, which may have changed since then
 
 
 def _digest(content: Any) -> bytes:
-    """Return a digest of a content as a whole."""
+    """Return a digest of whole contents."""
     if type(content) is bytes:
         return digest_of(content)
     if getattr(content, "dtype", None) is not None and not content.dtype.hasobject:
@@ -134,10 +136,10 @@ def _digest_of_forms(values: Sequence[Any]) -> bytes:
 
 
 def _sequence(obj: Any, layout: Layout, before: list[Any]) -> Edit:
-    """The part of a list or a deque that is another one."""
+    """Return the edit of the part of a list or deque that differs."""
     now = items_of(layout, obj)
     shorter = min(len(before), len(now))
-    start = shorter if all(map(is_, before, now)) else 0  # mostly, it grew
+    start = shorter if all(map(is_, before, now)) else 0  # usually the list only grew
     while start < shorter and before[start] is now[start]:
         start += 1
     end = 0
@@ -176,7 +178,7 @@ def _form_of_sequence(obj: Any, what: tuple[int, int, int], known: Any, side: st
 
 
 def _named(now: dict[Any, Any], before: dict[Any, Any], facet: str) -> Edit:
-    """The keys or names whose values are others, and their order if that is another one."""
+    """Return the edit of the keys or names whose values differ, and of their order if it does."""
     gone = [name for name in before if name not in now]
     put = {
         name: value
@@ -233,7 +235,7 @@ def _attributes(obj: Any, layout: Layout, before: dict[str, Any]) -> Edit:
 
 
 def _put_attributes(obj: Any, what: tuple[Any, ...], put: dict[str, Any]) -> None:
-    """Set and delete attributes where they lie: no setter and no validator is called."""
+    """Set and delete attributes in ``__dict__`` and slots, without any setter or validator."""
     layout = layout_of(type(obj))
     slots = dict(layout.slots)
     for name in what[1]:

@@ -1,7 +1,7 @@
-"""Kinds of objects: what objects of a class hold, and how that is read and written.
+"""Layouts: what the objects of a class hold, and how to read and write these contents.
 
-Attributes are read from ``__dict__`` and from slots, items by the methods of the builtin types: no
-code of a user's class is called, neither to look nor to put back.
+Attributes are read from ``__dict__`` and from slots, items by the methods of the builtin types.  No
+code of a user's class is called, neither to read nor to write.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stepwise._values.trees import ATOMS, dict_of, is_constant, own_layout, slot
 from stepwise._values.unpickling import Disassembled, apart, together
 
 UNSET: Any = type("Unset", (), {"__repr__": lambda _: "<unset>"})()
-"""The content of a slot or a variable that has no value."""
+"""A marker for a slot or variable without a value."""
 
 _LEAVES = (
     type,
@@ -49,20 +49,20 @@ _LEAVES = (
     type(...),
     type(NotImplemented),
 )
-"""Objects that hold nothing which a step could change."""
+"""Types of objects that hold nothing that a step could change."""
 
 _NOT_OPENED = ("typing", "stepwise")  # packages
 
 
 class Whole(NamedTuple):
-    """A content that is read and written as a whole.
+    """The way to read and write contents as a whole.
 
     Args:
-        read: returns the content of an object as data that nothing else changes.
-        write: gives an object the content that ``read`` returned; ``None`` if that cannot be.
+        read: returns the contents of an object as data that no other code changes.
+        write: restores contents that ``read`` returned; ``None`` if they cannot be restored.
         size: returns about how many bytes ``read`` copies.
-        same: compares an object with what ``read`` returned; by default, both are read.
-        shape: returns what of a content ``write`` cannot change.
+        same: compares an object with earlier contents; by default, the object is read for that.
+        shape: returns the properties of contents that ``write`` cannot change.
     """
 
     read: Callable[[Any], Any]
@@ -72,21 +72,21 @@ class Whole(NamedTuple):
     shape: Callable[[Any], Any] = lambda _: None
 
     def is_same(self, obj: Any, before: Any) -> bool:
-        """Return whether an object holds what it held."""
+        """Return whether an object still has its earlier contents."""
         return self.same(obj, before) if self.same is not None else self.read(obj) == before
 
 
 class Layout(NamedTuple):
-    """The facets in which objects of a class hold something.
+    """The facets in which objects of a class hold contents.
 
     Args:
-        items: the builtin type whose items they have: list, dict, set, deque, tuple, frozenset.
-        attributes: they have a ``__dict__``.
+        items: the builtin type of their items: list, dict, set, deque, tuple, frozenset.
+        attributes: whether the objects have a ``__dict__``.
         slots: the descriptors of their slots by name.
-        whole: a content that is read as a whole.
-        held: returns other objects that they hold, by a step of a path each.
-        foreign: the class comes from an installed package.
-        opaque: they hold something that cannot be looked at.
+        whole: the way to read contents that are read as a whole.
+        held: returns other objects that an object holds, each with its step of a path.
+        foreign: whether the class comes from an installed package.
+        opaque: whether the objects hold something that cannot be read.
     """
 
     items: type | None = None
@@ -101,7 +101,7 @@ class Layout(NamedTuple):
 def _cells_in(function: Any) -> Iterable[tuple[Any, Any]]:
     if is_foreign_module(getattr(function, "__module__", None) or "builtins"):
         return
-    plain = as_function(function) or function  # what a step or a workflow is made of
+    plain = as_function(function) or function  # the undecorated function of a step or workflow
     for each in {id(plain): plain, id(function): function}.values():
         for name, cell in captured(each).items():
             yield ("cell", name), cell
@@ -126,7 +126,7 @@ _OPENED: dict[type, Layout] = {
 def layout_of(cls: Any) -> Layout:
     """Return the layout of the objects of a class.
 
-    What is declared to be a client (``stepwise.identity``) is not opened.
+    Objects of a class that is declared as a client (``stepwise.identity``) count as leaves.
     """
     layout = _layout_of(cls)
     return LEAF if layout.whole is None and fields_of(cls) is not None else layout
@@ -161,11 +161,11 @@ _ITEMS: dict[type, Any] = {
     collections.defaultdict: dict,
     **dict.fromkeys((object, bytearray, int, float, str, bytes, complex)),
 }
-"""The builtin classes whose subclasses are looked into, each with the type that has its items."""
+"""The builtin classes whose subclasses are opened, each with the type of its items."""
 
 
 def digest_of(data: Any) -> bytes:
-    """Return a digest of bytes, of 8 bytes."""
+    """Return a digest of 8 bytes."""
     return hashlib.blake2b(data, digest_size=8).digest()
 
 
@@ -195,7 +195,7 @@ _FILE = Whole(lambda each: (each.tell(), each.getvalue()), _refill_text)
 
 
 def _whole_of(cls: Any) -> Whole | None:
-    """Return how the objects of a class are read as a whole, if they are."""
+    """Return the way to read objects of a class as a whole, or ``None``."""
     if issubclass(cls, (io.StringIO, io.BytesIO)):
         return _FILE
     for module, found in _OF_MODULES.items():
@@ -363,22 +363,22 @@ _PROGRESS: dict[str, Callable[[Any], Any]] = {
     "Connection": lambda each: getattr(each, "total_changes", None),
     "Tensor": lambda each: getattr(each, "_version", None),
 }
-"""How far objects are that cannot be put back, by the name of their class."""
+"""Functions that read the progress of objects that cannot be restored, by class name."""
 
 
 def _progress_of(obj: Any) -> Any:
-    """Return how far an object is that can be looked at, and not be put back."""
+    """Return the progress of an object that can be read but not restored."""
     try:
         read = _PROGRESS.get(type(obj).__name__)
         if read is not None:
             return read(obj)
         return (obj.closed, obj.tell() if not obj.closed and obj.seekable() else None)
-    except Exception:  # somebody else's class of such a name
+    except Exception:  # an unrelated class with such a name
         return None
 
 
 def items_of(layout: Layout, obj: Any) -> Sequence[Any]:
-    """Return the items of an object in their order; of a mapping, its keys and then its values."""
+    """Return the items of an object in order; for a mapping, all keys and then all values."""
     base: Any = layout.items
     if base is dict or base is collections.OrderedDict:
         return [*base.keys(obj), *base.values(obj)]
@@ -386,6 +386,6 @@ def items_of(layout: Layout, obj: Any) -> Sequence[Any]:
 
 
 def attributes_of(layout: Layout, obj: Any) -> dict[str, Any]:
-    """Return the attributes of an object by name, as they are: no code of its class is called."""
+    """Return the attributes of an object by name, without calling code of its class."""
     held = dict_of(obj) if layout.attributes else {}
     return {**held, **slot_values(obj, layout.slots)}

@@ -1,15 +1,16 @@
-"""Snapshots: what some objects hold at one moment, at any depth, and what has changed since.
+"""Snapshots: the contents of some objects at one moment, at any depth, and the changes since.
 
-Containers are copied by reference and compared by identity and order, which is exact: an equal
-value of another type, or other keys in another order, do not pass.  Bytes of arrays and frames are
-copied and compared as bytes.  Not the digests of identity: these leave out order and volatile
-fields on purpose, and take forty times as long.
+Containers are copied by reference and compared by identity and order.  This is exact: an equal
+value of another type, or the same keys in another order, does not pass.  Bytes of arrays and data
+frames are copied and compared as bytes.
 
-Many lists and dicts are looked at in a few calls in C, block by block.  A block is what was found
-at one depth, so that a list that grows does not make all its items be looked at one by one.
+Many lists and dicts are compared in a few calls in C, block by block.  A block holds the objects
+that were found at one depth, so that growth of one list does not force a look at each of its items.
 
-Rejected: lengths alone (they miss ``state["best"] = 3``), comparison with ``==`` (``True == 1``,
-and it calls code of the user's), pickles before and after (25 times as long, and not all pickle).
+Rejected: digests of identity (they leave out order and volatile fields on purpose, and take forty
+times as long), lengths alone (they miss ``state["best"] = 3``), comparison with ``==`` (``True ==
+1``, and it calls the user's code), pickles before and after (25 times as long, and not all objects
+pickle).
 """
 
 from __future__ import annotations
@@ -35,22 +36,22 @@ from stepwise._values.trees import ATOMS, dict_of, reference, same, starts_with
 Path = tuple[Any, ...]
 """The name of a root, and steps: ``("attr", name)``, ``("item", index)``, ``("key", key)``, ..."""
 
-_MOST = 200_000  # objects: to look at as many takes about 20 ms
-_BYTES = 64 << 20  # of contents that are copied as a whole: about 20 ms as well
-_LARGE = 256  # objects from which on a snapshot is worth keeping for the next call
-_STALE = 4  # times as many objects as there were when it was new: look anew
+_MOST = 200_000  # objects: reading this many takes about 20 ms
+_BYTES = 64 << 20  # of contents that are copied as a whole: copying takes about 20 ms as well
+_LARGE = 256  # objects: a snapshot of at least this many is worth keeping for the next call
+_STALE = 4  # growth factor in objects since a snapshot was new; beyond it, a new one is taken
 _clients: dict[int, Callable[[], object]] = {}
-"""Objects of installed packages that hold something opaque: they count as one, and are not open."""
+"""Objects of installed packages that hold something opaque, by id; snapshots do not open them."""
 
 
 class Changed(NamedTuple):
-    """One object that is not as it was.
+    """One facet of an object with its earlier contents, which it may or may not have now.
 
     Args:
         obj: the object.
-        layout: of its class.
-        before: what it held: items, attributes by name, or a content as a whole.
-        facet: which of these three: ``items``, ``attributes``, ``whole`` or ``cell``.
+        layout: the layout of its class.
+        before: the earlier contents: items, attributes by name, contents as a whole, or a value.
+        facet: which of these: ``items``, ``attributes``, ``whole`` or ``cell``.
     """
 
     obj: Any
@@ -60,7 +61,7 @@ class Changed(NamedTuple):
 
 
 class _Level:
-    """Objects that were found at one depth, and what they hold."""
+    """Objects that were found at one depth, and their contents."""
 
     __slots__ = (
         "counts",
@@ -80,15 +81,15 @@ class _Level:
         self.counts: list[int] = []
         self.items: list[Any] = []
         self.dicts: list[dict[Any, Any]] = []
-        self.owners: list[Any] = []  # of the dicts: the instance, or the dict itself
-        self.instances: list[tuple[Any, dict[str, Any]]] = []  # with the dict of each
+        self.owners: list[Any] = []  # the owner of each dict: an instance, or the dict itself
+        self.instances: list[tuple[Any, dict[str, Any]]] = []  # each with its dict
         self.sizes: list[int] = []
         self.keys: list[Any] = []
         self.values: list[Any] = []
         self.others: list[Changed] = []
 
     def add(self, lists: list[Any], dicts: list[Any], owners: list[Any]) -> list[Any]:
-        """Copy exact lists and dicts by reference; return what they hold."""
+        """Copy exact lists and dicts by reference; return the objects in them."""
         items = list(chain.from_iterable(lists))
         keys = list(chain.from_iterable(dicts))
         values = list(chain.from_iterable(map(dict.values, dicts)))
@@ -116,11 +117,11 @@ class _Level:
                 and all(dict_of(each) is held for each, held in self.instances)
                 and not any(map(_differs, self.others))
             )
-        except RuntimeError:  # another thread changes a dict right now
+        except RuntimeError:  # another thread is changing a dict
             return False
 
     def changed(self) -> Iterator[Changed]:
-        """Yield the objects that have changed, with what they held."""
+        """Yield the objects that have changed, with their earlier contents."""
         start = 0
         for items, count in zip(self.lists, self.counts, strict=True):
             before = self.items[start : start + count]
@@ -142,12 +143,12 @@ class _Level:
         yield from filter(_differs, self.others)
 
     def extend(self, other: _Level) -> None:
-        """Take in what another one holds."""
+        """Append the objects and contents of another level."""
         for name in self.__slots__:
             getattr(self, name).extend(getattr(other, name))
 
     def new_items(self, before: _Level) -> list[Any]:
-        """Return the items of lists, without those that they began with before, if they did."""
+        """Return the items of the lists; only the new items if this is one list that grew."""
         begins = len(self.lists) == len(before.lists) == 1 and starts_with(self.items, before.items)
         return self.items[len(before.items) :] if begins else self.items
 
@@ -156,7 +157,7 @@ class _Level:
 
 
 def _differs(each: Changed) -> bool:
-    """Return whether an object no longer holds what it held."""
+    """Return whether an object no longer has its earlier contents."""
     obj, layout, facet, before = each
     if facet == "whole":
         assert layout.whole is not None
@@ -175,13 +176,13 @@ def _differs(each: Changed) -> bool:
 
 
 class Snapshot:
-    """A copy by reference of all that some objects hold, at any depth.
+    """A copy by reference of the contents of some objects, at any depth.
 
     Args:
         roots: the objects by name: arguments, ``self``, cells of captured variables.
 
     Attributes:
-        unwatched: objects that are not watched, each with the reason, by id; usually none.
+        unwatched: objects that are not watched, by id, each with the reason; usually none.
     """
 
     def __init__(self, roots: Mapping[str, Any]) -> None:
@@ -191,7 +192,7 @@ class Snapshot:
         self._changed: list[Changed] = []
         self._met: dict[int, Any] = {}
         self._bytes = 0
-        self._within: set[int] = set()  # what objects of installed packages hold
+        self._within: set[int] = set()  # ids of the objects inside those of installed packages
         self._has_clients = False
         self._open(self.roots.values())
         if self._has_clients and self._set_clients_apart():
@@ -201,7 +202,7 @@ class Snapshot:
     # -- looking ---------------------------------------------------------------------------------
 
     def _open(self, objects: Iterable[Any]) -> None:
-        """Look at objects and at all that they hold, depth by depth."""
+        """Copy the contents of objects and of all objects in them, depth by depth."""
         while True:
             held = [each for each in objects if type(each) not in ATOMS]
             fresh = set(map(id, held)).difference(self._met)
@@ -225,7 +226,7 @@ class Snapshot:
             objects = found
 
     def _look(self, block: _Level, cls: type, group: list[Any]) -> list[Any]:
-        """Copy what objects of one class hold; return the objects in them."""
+        """Copy the contents of objects of one class; return the objects in them."""
         if not self._within and not layout_of(cls).foreign:
             return self._copy(block, cls, group)
         layout, found = layout_of(cls), []
@@ -251,7 +252,7 @@ class Snapshot:
         return [held for each in group for held in self._hold(block, layout, each)]
 
     def _hold(self, block: _Level, layout: Layout, each: Any) -> list[Any]:
-        """Copy what one object holds; return the objects in it."""
+        """Copy the contents of one object; return the objects in it."""
         found: list[Any] = []
         if layout.whole is not None:
             size = layout.whole.size(each)
@@ -283,7 +284,7 @@ class Snapshot:
     # -- clients ---------------------------------------------------------------------------------
 
     def _set_clients_apart(self) -> bool:
-        """Remember objects of packages that hold something opaque; return whether there are any."""
+        """Register objects of packages that hold something opaque; return whether any was found."""
         found: set[int] = set()
         waiting: list[tuple[Any, Any]] = [(None, each) for each in self.roots.values()]
         met: set[tuple[int, int]] = set()
@@ -309,29 +310,29 @@ class Snapshot:
         return all(block.holds() for block in self._blocks)
 
     def holds_surely(self) -> bool:
-        """Return whether nothing has changed, as far as that can be looked at."""
+        """Return whether nothing has changed; false if the contents cannot be read now."""
         try:
             return self.holds()
-        except Exception:  # a class of somebody's that raises, a file that was closed
+        except Exception:  # a user's class that raises, a file that was closed
             return False
 
     def changed(self) -> list[Changed]:
-        """Return the objects that have changed, with what they held."""
+        """Return the objects that have changed, with their earlier contents."""
         differ = [block for block in self._blocks if not block.holds()]
         self._changed = [each for block in differ for each in block.changed()]
         return self._changed
 
     def knows(self, obj: object) -> bool:
-        """Return whether an object was there when the snapshot was taken."""
+        """Return whether an object was among the snapshot's objects when it was taken."""
         return self._met.get(id(obj), self) is obj
 
     @property
     def is_large(self) -> bool:
-        """True if taking it took long, and it holds nothing dear: then it is worth keeping."""
+        """True if the snapshot is worth keeping: slow to take, and without copies of bytes."""
         return len(self._met) >= _LARGE and not self._bytes and not self.unwatched
 
     def renewed(self) -> bool:
-        """Take in what has changed since; return False if a new one is better."""
+        """Bring the snapshot up to date; return False if the caller should take a new one."""
         for place, block in enumerate(self._blocks):
             if block.holds():
                 continue
@@ -347,7 +348,7 @@ class Snapshot:
         return not self.unwatched
 
     def _gather(self) -> None:
-        """Make small blocks one, where what comes in step by step has made many."""
+        """Merge small blocks, of which step-by-step growth makes many."""
         blocks = self._blocks
         while len(blocks) > self._first and len(blocks[-1]) >= len(blocks[-2]) / 2:
             last = blocks.pop()
@@ -356,9 +357,9 @@ class Snapshot:
     # -- paths -----------------------------------------------------------------------------------
 
     def paths(self, wanted: Iterable[object]) -> dict[int, Path]:
-        """Return the shortest paths to objects when the snapshot was taken, by their ids.
+        """Return the shortest paths to objects at the time of the snapshot, by their ids.
 
-        What has changed since is known from :meth:`changed`, which has to be called before.
+        The caller must call :meth:`changed` first, which finds the changes since then.
         """
         left, found = {id(each) for each in wanted}, {}
         before = {(id(each.obj), each.facet): each.before for each in self._changed}
@@ -402,10 +403,10 @@ _NOTHING: Mapping[Any, Any] = {}
 def steps_of(
     obj: Any, before: Mapping[tuple[int, str], Any] = _NOTHING
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield the steps that lead from an object to what it holds.
+    """Yield the objects that an object holds, each with the step that leads there.
 
     Args:
-        before: what changed objects held, by id and facet: followed instead of what they hold now.
+        before: the earlier contents of changed objects, by id and facet; used instead of today's.
     """
     if isinstance(obj, CellType):
         yield ("content",), before.get((id(obj), "cell"), cell_content(obj, UNSET))
@@ -444,7 +445,7 @@ def follow(path: Path, roots: Mapping[str, Any]) -> Any:
     """Return the object that a path leads to.
 
     Raises:
-        LookupError: it leads nowhere, or it leads into a set, whose items have no place.
+        LookupError: the path leads nowhere, or into a set, whose items have no place.
     """
     found = roots[path[0]]
     for step in path[1:]:

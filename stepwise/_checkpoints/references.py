@@ -1,37 +1,34 @@
 """Values that checkpoints store by reference: results in the journal, and chunks.
 
 A *chunk* (``chunk/N`` beside the journal) holds a block of items of a long list, one large leaf, or
-the bytes of a large buffer (of an array, say), which is known by its content.  It is written in the
-batch of the first checkpoint that needs it, and deleted in that which prunes the last one.  Its
-number is never used again.  A chunk refers in its turn to results and to chunks.  Every one is
-sealed like a record; a checkpoint knows the links of all chunks that it needs, so that it is
-restored from exactly these or not at all.
+the bytes of a large buffer (of an array, say).  A large buffer is identified by its content.  A
+chunk is written in the batch of the first checkpoint that needs it, and deleted in the batch that
+prunes the last such checkpoint.  Chunk numbers are never reused.  A chunk may refer to results and
+to other chunks.  Every chunk is sealed like a record.  A checkpoint records the links of all chunks
+that it needs, so that it is restored from exactly these chunks or not at all.
 
-Items that a list grows by fill a chunk eight at a time; eight such chunks become one, up to 1 MB,
+New items of a growing list fill a chunk eight at a time.  Eight such chunks become one, up to 1 MB,
 as in a log-structured merge tree: each item is written a few times at most.
 
-The live values of a run that are already stored, so that checkpoints can refer to them.
+A *known value* is a live value of the run that is already stored, so that checkpoints can refer to
+the value.  It is the result of a step in the journal, or a chunk that a checkpoint made.  A value
+that changed since it was stored is no longer known.  Every container is proved to be unchanged (see
+``trees``), and a buffer is identified by its digest.  A mutable container belongs to one known
+value only, so that shared objects stay shared.
 
-Known are the results of steps, which the journal holds, and the chunks that checkpoints made of
-long lists, large leaves and large buffers.  Whatever was changed since it was stored is known no
-more; that is proved for every container (see ``trees``), and a buffer is known by its digest.  A
-mutable container belongs to one known value only, so that what is shared stays shared.
+At each checkpoint, the pickler of the variables calls :meth:`References.identity` for every object.
+A node of a known value becomes a reference; a long list becomes its parts, chunks and the items in
+between.  Buffers that pickle hands out are offered to :meth:`References.takes`.
 
-The choice, at each checkpoint, of the objects to store by reference.
-
-The pickler of the variables asks :meth:`References.identity` for every object.  A node of a known
-value becomes a reference; a long list becomes its parts, chunks and the items in between.  What
-pickle hands out as a buffer is offered to :meth:`References.takes`.
-
-Values that were stored together are watched together, as a *group*: one look, which takes some
-nanoseconds for each of its slots.  Only if that finds a change is it asked which value has it.  On
-resume the records of a chunk are read, verified and loaded in one go, and make one group; each
-payload is let go when it has been loaded, so that no value is in memory twice.
+Values that were stored together are watched together, as a *group*: one look takes some nanoseconds
+for each slot.  Only if the look finds a change are the changed values searched for.  On resume the
+records of a chunk are read, verified and loaded in one go, and form one group.  Each payload is
+released once it is loaded, so that no value is in memory twice.
 
 Rejected: one digest over a range of records in the chunk that refers to them (their bytes are no
-longer at hand when it is made; verifying takes 3 us of the 11 that a result of 1 KB takes on
-resume); one unpickler for many pickles (the place of an object in its memo goes on counting);
-loading a list when a statement first looks at it (no list can be made so that nobody sees it).
+longer at hand when the chunk is made; verifying takes 3 us of the 11 us that a result of 1 KB takes
+on resume); one unpickler for many pickles (the places of objects in its memo go on counting);
+loading a list when a statement first looks at it (no list can hide that it is not loaded yet).
 """
 
 from __future__ import annotations
@@ -71,7 +68,7 @@ _CHUNK = "chunk/"
 
 
 class Chunk(NamedTuple):
-    """A verified chunk: the records and chunks that its references name by index, and its bytes.
+    """A verified chunk: its bytes, and the records and chunks that its references name by index.
 
     ``content`` is the SHA-256 of a large buffer; empty for a pickle.
     """
@@ -89,13 +86,13 @@ class Chunk(NamedTuple):
         return {"records": _pack(self.records), "chunks": _pack(self.chunks)}
 
     def seal(self, seal: Seal, run_id: str, number: int) -> tuple[Data, bytes]:
-        """Its sealed bytes in a run, and the link to them."""
+        """Return the sealed bytes of the chunk in a run, and the link to them."""
         name = named(chunk_name(number), run_id)
         return seal.close(name, self.header(), self.payload, digest=self.content)
 
     @classmethod
     def of(cls, opened: Envelope) -> Chunk:
-        """The verified chunk in an envelope."""
+        """Return the verified chunk that an envelope holds."""
         content = bytes.fromhex(opened.header.get("content", ""))
         records, chunks = (_unpack(opened.header.get(key, ())) for key in ("records", "chunks"))
         return cls(records, chunks, opened.payload, opened.link, content)
@@ -106,10 +103,10 @@ class Needs(NamedTuple):
 
     Args:
         records: numbers of the records that its variables name by index.
-        chunks: numbers of the chunks that they do.
-        all_chunks: these and the chunks that they need, sorted.
-        links: a digest over the links of all of them.
-        lowest: the first record that any of it refers to; 0 for none.
+        chunks: numbers of the chunks that its variables name by index.
+        all_chunks: ``chunks`` and all chunks that these need in turn, sorted.
+        links: a digest over the links of ``all_chunks``.
+        lowest: the first record that the variables or chunks refer to; 0 for none.
         buffers: numbers of the chunks that hold its large buffers, in the order of the pickle.
     """
 
@@ -121,7 +118,7 @@ class Needs(NamedTuple):
     buffers: list[int] = []  # noqa: RUF012
 
     def header(self) -> dict[str, Any]:
-        """The same for a header; empty if there is nothing."""
+        """Return the references in the form for a checkpoint's header; empty if there are none."""
         if not self.records and not self.chunks:
             return {}
         header = {name: _pack(getattr(self, name)) for name in _PACKED}
@@ -129,7 +126,7 @@ class Needs(NamedTuple):
 
     @classmethod
     def of(cls, header: Mapping[str, Any]) -> Needs:
-        """The inverse of :meth:`header`."""
+        """Return the references that :meth:`header` packed."""
         if not header:
             return cls()
         packed = {name: _unpack(header.get(name, ())) for name in _PACKED}
@@ -140,7 +137,7 @@ _PACKED = ("records", "chunks", "all_chunks", "buffers")
 
 
 def chunk_name(number: int) -> str:
-    """Under which a chunk lies in the store."""
+    """Return the name of a chunk in the store."""
     return f"{_CHUNK}{number:012d}"
 
 
@@ -150,7 +147,7 @@ def digest_of(links: Iterable[bytes]) -> str:
 
 
 def _pack(numbers: Iterable[int]) -> list[list[int]]:
-    """Numbers in their order, as first and count of those that follow each other."""
+    """Return numbers, in their order, as runs: the first number of each run, and its length."""
     packed: list[list[int]] = []
     for number in numbers:
         if packed and number == packed[-1][0] + packed[-1][1]:
@@ -161,7 +158,7 @@ def _pack(numbers: Iterable[int]) -> list[list[int]]:
 
 
 def _unpack(packed: Iterable[list[int]]) -> list[int]:
-    """The inverse of :func:`_pack`."""
+    """Return the numbers that :func:`_pack` packed."""
     return [number for first, count in packed for number in range(first, first + count)]
 
 
@@ -177,16 +174,16 @@ class Vault:
         self._records: dict[int, bytes | None] = {}
 
     def open(self, name: str) -> Envelope:
-        """An object of the run.
+        """Return the opened envelope of a stored object of the run.
 
         Raises:
-            DamagedError: it is not there or does not verify.
+            DamagedError: the object is missing or does not verify.
         """
         sealed = self._store.get(self._run_id, name) or b""
         return self._seal.open(named(name, self._run_id), sealed)
 
     def needs(self, checkpoint: str) -> Needs:
-        """Return the references of a checkpoint; none if it does not verify."""
+        """Return the references of a checkpoint; empty if the checkpoint does not verify."""
         try:
             return Needs.of(self.open(checkpoint).header.get("needs", {}))
         except DamagedError:
@@ -210,7 +207,7 @@ class Vault:
         return all(self._records[number] is not None for number in records)
 
     def chunk(self, number: int) -> Chunk | None:
-        """A chunk; ``None`` if it is not there or does not verify."""
+        """Return a chunk, or ``None`` if the chunk is missing or does not verify."""
         if number not in self._chunks:
             try:
                 opened = self.open(chunk_name(number))
@@ -221,7 +218,7 @@ class Vault:
         return self._chunks[number]
 
     def _read(self, numbers: Collection[int]) -> None:
-        """Verify records; those that lie near each other are read at once."""
+        """Read and verify records; nearby records are read in one query."""
         self._records.update(dict.fromkeys(numbers))
         for first, last in _spans(sorted(numbers)):
             for number, data in self._store.read(self._run_id, after=first - 1):
@@ -236,10 +233,10 @@ class Vault:
                 self._records[number] = payload
 
     def take(self, numbers: Collection[int]) -> Iterator[bytes]:
-        """Yield the payloads of records that :meth:`holds` has found, each of which is let go.
+        """Yield the payloads of records that :meth:`holds` has verified, and release each of them.
 
         Raises:
-            DamagedError: one is damaged now; it had been let go, and is read again.
+            DamagedError: a record that had been released and was read again is damaged now.
         """
         self._read({each for each in numbers if each not in self._records})
         for number in numbers:
@@ -249,11 +246,11 @@ class Vault:
             yield payload
 
 
-_NEAR = 32  # records: reading so many others takes less time than another query
+_NEAR = 32  # records: reading so many extra ones takes less time than another query
 
 
 def _spans(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last of sorted numbers that lie near each other."""
+    """Yield the first and the last number of each span of nearby numbers; the input is sorted."""
     first = last = 0
     for number in numbers:
         if first and number > last + _NEAR:
@@ -265,19 +262,19 @@ def _spans(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 
 class StoredValue:
-    """A value stored for the run, and its look when it was stored.
+    """A value stored for the run, with its live objects in this process.
 
     Args:
-        number: of the record; negative: of the chunk.
-        tree: the value as it lives in this process.
-        chunk: for a chunk, what is stored, without its bytes and references.
+        number: the number of the record, or minus the number of the chunk.
+        tree: the live objects of the value.
+        chunk: the chunk; only its link and content are kept here.
         depends: the values that a chunk refers to.
 
     Attributes:
-        group: what it is watched with; ``None`` if it cannot be changed.
-        chunks: those of ``depends`` that are chunks.
-        sealed: the bytes of a chunk that is not in the store yet.
-        holders: how many chunks refer to it.
+        group: the group that watches the value; ``None`` if the value cannot change.
+        chunks: the chunks in ``depends``.
+        sealed: the sealed bytes of a chunk that is not in the store yet.
+        holders: how many chunks refer to the value.
         lowest: the first record that a chunk refers to; 0 for none.
     """
 
@@ -312,17 +309,17 @@ class StoredValue:
 
     @property
     def watched(self) -> Sequence[Any]:
-        """The objects that may be changed: nobody else has the list of a chunk."""
+        """The objects to watch: without the root list of a chunk, which no other code has."""
         return self.tree.nodes if self.chunk is None else self.tree.nodes[1:]
 
     @property
     def changes(self) -> bool:
-        """Return whether it can be changed."""
+        """True if the value can be changed in place."""
         return any(map(changes, self.watched))
 
     @classmethod
     def of_buffer(cls, number: int, chunk: Chunk) -> StoredValue:
-        """A large buffer in a chunk: it is known by its content, and nothing lives here."""
+        """Return a large buffer in a chunk; its content identifies it, so no object is watched."""
         return cls(-number, Tree(None), chunk)
 
 
@@ -330,7 +327,7 @@ class Group:
     """Stored values that are watched together: one look at all of them is a few calls in C.
 
     Args:
-        watch: one that was made before; by default it starts now.
+        watch: an earlier watch over the values; by default a new watch starts now.
     """
 
     __slots__ = ("numbers", "watch")
@@ -343,17 +340,17 @@ class Group:
 
 
 def watch_over(values: Iterable[StoredValue]) -> Watch:
-    """Return a watch over everything that these values are."""
+    """Return a watch over all objects of these values that can change."""
     return Watch(chain.from_iterable(each.watched for each in values))
 
 
 class Reader:
-    """Returns the objects that one checkpoint refers to, each as one object.
+    """The loader of the objects that one checkpoint refers to; each object is loaded once.
 
     Attributes:
-        found: those that were loaded, by number; what a value depends on comes before it.
-        groups: what watches them.
-        lists: the long lists, by the key that the checkpoint gives them.
+        found: the loaded values by number; a value comes after the values that it depends on.
+        groups: the groups that watch the loaded values.
+        lists: the long lists, by their keys in the checkpoint.
         find: finds classes by module and name.
     """
 
@@ -365,7 +362,7 @@ class Reader:
         self.groups: list[Group] = []
         self.lists: dict[int, list[Any]] = {}
         self._values: list[StoredValue] | None = None  # by the indices of the checkpoint
-        self._objects: dict[int, Mapping[int, Any]] = {}  # of values with classes, by their places
+        self._objects: dict[int, Mapping[int, Any]] = {}  # of values with classes, by place
 
     def load(self, reference: tuple[int, Any]) -> Any:
         """Resolve a reference: a node of a value, or a long list with its parts.
@@ -383,9 +380,9 @@ class Reader:
         return found
 
     def _loaded(self) -> list[StoredValue]:
-        """Load all values, one after the other, since each may refer to those before it."""
+        """Load all values in order, since a value may refer to earlier ones; return them."""
         collects = gc.isenabled()
-        gc.disable()  # nothing that is loaded here is garbage, and there may be much of it
+        gc.disable()  # nothing that is loaded here is garbage, and there may be many objects
         try:
             buffers = set(self._needs.buffers)
             for number in self._needs.all_chunks:
@@ -399,13 +396,13 @@ class Reader:
         return self._indexed(self._needs)
 
     def _indexed(self, names: Needs | Chunk) -> list[StoredValue]:
-        """Return the values that references name by index, negative for chunks, in their places."""
+        """Return the values at the indices that references use; chunks have negative indices."""
         chunks = [self.found.get(-number) for number in reversed(names.chunks)]
-        # A buffer is in no reference.
+        # No reference names a buffer, so a buffer may be missing.
         return [*(self.found[number] for number in names.records), *chunks]  # type: ignore[list-item]
 
     def buffers(self) -> Iterator[bytearray]:
-        """The large buffers, in the order of the pickle: each a new one, that may be written."""
+        """Yield the large buffers in the order of the pickle, each as a new writable copy."""
         for number in self._needs.buffers:
             yield bytearray(bytes(self._buffer(number)))
 
@@ -417,7 +414,7 @@ class Reader:
         return chunk.payload
 
     def _load_records(self, numbers: Iterable[int]) -> list[StoredValue]:
-        """Load those records that were not loaded before; return their values."""
+        """Load the records that are not loaded yet, and return their values."""
         new = [each for each in numbers if each not in self.found]
         trees = load_trees(self._vault.take(new), self.find)
         return [self._made(number, *each) for number, each in zip(new, trees, strict=True)]
@@ -455,14 +452,14 @@ class Reader:
             if tree is not None:
                 tree = tree.numbered({id(each): place for place, each in objects.items()})
             if tree is None or -1 in tree.numbers:
-                # Its classes are not here, or made more of it than there was: it is written again.
+                # Its classes are missing or made other objects: the value is written again.
                 tree = Tree(root)
         assert tree is not None
         self.found[number] = value = StoredValue(number, tree, chunk, depends)
         return value
 
     def _watch(self, values: list[StoredValue]) -> None:
-        """Watch values from now on, since other code may have them later."""
+        """Watch values from now on, since other code may change them later."""
         for each in values:
             if not each.tree.nodes:
                 self.groups.append(Group([each], Watch.broken()))
@@ -474,18 +471,18 @@ class Reader:
 # -- stored values --------------------------------------------------------------------------------
 
 
-_WORTH = 512  # bytes: results below that are not referred to
-_MOST = 10_000  # objects in a result that is
+_WORTH = 512  # bytes: smaller results are not referred to
+_MOST = 10_000  # objects: results with more are not referred to
 _WAITING = 1 << 24  # bytes of results that wait for a checkpoint
 
 _UNCHANGING = Watch()
 
 Looked = tuple[Tree, Watch]
-"""The look of a value when it was recorded."""
+"""The tree of a value, and a watch over it, from just before the value is recorded."""
 
 
 def leaf(value: str | bytes) -> Tree:
-    """Return the tree of one node that a large text is."""
+    """Return the tree of a text or of bytes: a single node."""
     facts = (value, (value,), len(value), False, (0,), ())
     return tuple.__new__(Tree, facts)  # the constructor is a Python function
 
@@ -493,14 +490,14 @@ def leaf(value: str | bytes) -> Tree:
 def _dump(
     tree: Tree, watch: Watch, refer: Callable[[Any], Any] | None = None
 ) -> tuple[Data, Tree] | None:
-    """The pickle of a tree, and its nodes with the numbers that they have in that.
+    """Return the pickle of a tree, and the tree with its nodes numbered as in the pickle.
 
-    ``None`` if it cannot be pickled as it is: its classes may have a say in that.
+    Return ``None`` if pickling fails or changes the tree: its classes may run code of their own.
     """
     places: dict[int, int] | None = {} if tree.classes else None
     try:
         payload = dump_tree(tree.root, refer, places)
-    except Exception:  # somebody's __reduce__; the value is stored whole, which reports it
+    except Exception:  # a class's __reduce__; storing the value whole reports the error
         return None
     if places is None:
         return payload, tree
@@ -508,7 +505,7 @@ def _dump(
 
 
 class Indices:
-    """The indices by which a checkpoint or chunk refers to others; those of chunks are negative."""
+    """The indices by which a checkpoint or chunk refers to values; chunks have negative indices."""
 
     __slots__ = ("chunks", "records")
 
@@ -517,7 +514,7 @@ class Indices:
         self.chunks: dict[int, int] = {}
 
     def index(self, number: int) -> int:
-        """Return the index of a known value; assign the next one if it has none."""
+        """Return the index of a known value; assign the next index if the value has none."""
         if number > 0:
             return self.records.setdefault(number, len(self.records))
         return -1 - self.chunks.setdefault(-number, len(self.chunks))
@@ -527,14 +524,14 @@ class KnownValues:
     """The known values of one run in this process.
 
     Args:
-        records: whether checkpoints refer to records; then these are never pruned.
-        seal: seals a chunk under its number; its bytes and the link to it.
-        next_chunk: a number for a new chunk.
-        refuses: says of bytes whether they must not be stored.
+        records: whether checkpoints refer to records, which are never pruned then.
+        seal: seals a chunk under its number; returns the sealed bytes and the link to them.
+        next_chunk: returns the number for a new chunk.
+        refuses: returns true for bytes that must not be stored.
 
     Attributes:
-        node: the known value that the object with an id is a node of, and the number of the node in
-            it; ``None`` for others.
+        node: takes the id of an object; returns the known value that has the object as a node, and
+            the number of the node, or ``None``.
     """
 
     def __init__(
@@ -568,7 +565,7 @@ class KnownValues:
         return here in self._nodes
 
     def chunk(self, number: int) -> StoredValue:
-        """The known chunk of this number."""
+        """Return the known chunk of this number."""
         return self._chunks[-number]
 
     def arrays(self) -> Iterator[Any]:
@@ -581,7 +578,7 @@ class KnownValues:
         return all(each.number in self._chunks for each in chunks)
 
     def chunks_in(self, value: list[Any], at: int) -> list[tuple[int, StoredValue]]:
-        """The places in a list, from one on, with items that a chunk begins with; the chunks."""
+        """Return the places, from ``at`` on, of items that a chunk begins with, and the chunks."""
         starts, rest = self._starts, value[at:]
         if starts.keys().isdisjoint(map(id, rest)):
             return []
@@ -591,7 +588,7 @@ class KnownValues:
     # -- stored values ---------------------------------------------------------------------------
 
     def look(self, result: object) -> Looked | None:
-        """Capture a result before it is recorded; return ``None`` if it is not referred to."""
+        """Capture a result before it is recorded; return ``None`` if none will refer to it."""
         if not self._refers_to_records or type(result) in NUMBERS:
             return None
         if type(result) in (str, bytes):
@@ -612,7 +609,7 @@ class KnownValues:
     def adopt(self, reader: Reader) -> None:
         """Mark the values that a restored checkpoint referred to as known."""
         if not self._refers_to_records and any(number > 0 for number in reader.found):
-            return  # they are to be pruned: it is all written again, once
+            return  # records may be pruned, so everything is written again, once
         for known in reader.found.values():
             self._add(known)
         self._groups.update(reader.groups)
@@ -635,17 +632,17 @@ class KnownValues:
             self._loose.pop(each.number, None)
 
     def _watch(self, known: StoredValue, watch: Watch, others: set[Group]) -> None:
-        """Watch a new value, together with what is in other groups.
+        """Watch a new value together with the values of other groups.
 
         Args:
-            watch: over the value alone, from before it was stored.
+            watch: a watch over the new value alone, begun before the value was stored.
         """
         own = [known] if known.changes else []
         if not (own or others):
             return
         values = own + [self._values[number] for each in others for number in each.numbers]
         together = watch_over(values)
-        # What changes between these two lines, or did before, is seen by the groups as they were.
+        # The old groups notice every change made before or between these two lines.
         if others and watch.holds() and all(each.watch.holds() for each in others):
             self._groups -= others
             self._groups.add(Group(values, together))
@@ -685,13 +682,13 @@ class KnownValues:
                 self._loose[each.number] = each
 
     def _watch_less(self, group: Group) -> None:
-        """Watch no longer what was dropped."""
+        """Watch only the remaining values of a group, and drop the changed ones."""
         values = [self._values[number] for number in group.numbers]
         if not values:
             self._groups.discard(group)
             return
         before, group.watch = group.watch, watch_over(values)
-        self.drop(_changed(values, before))  # meanwhile, or before
+        self.drop(_changed(values, before))  # they changed meanwhile, or before
 
     # -- while a checkpoint is taken -------------------------------------------------------------
 
@@ -704,7 +701,7 @@ class KnownValues:
         self._forget_changed()
         lost = [each for each in self._buffers.values() if each.sealed]
         if lost:
-            self.drop(lost)  # it was to be stored and was not, and may have changed since
+            self.drop(lost)  # their checkpoint was not stored, and they may have changed
         while self._arrived:
             self._arrive(*self._arrived.popleft(), apart)
         self._waiting = 0
@@ -732,11 +729,13 @@ class KnownValues:
                 self._watch(known, watch, set())
 
     def make(self, items: list[Any], apart: Container[int], least: int = 0) -> StoredValue | None:
-        """A new chunk of these items; ``None`` if they are not plain data.
+        """Make a chunk of these items and return it.
+
+        Return ``None`` if the items are not a tree, are too small, or must not be stored.
 
         Args:
-            apart: ids of mutable objects that must not be in it.
-            least: how many bytes it must take.
+            apart: ids of mutable objects that must not be in the chunk.
+            least: how many bytes the items must take.
         """
         tree = walk(items, self._nodes, apart, arrays=True)
         if tree is None or tree.size < least:
@@ -751,7 +750,7 @@ class KnownValues:
             depends[entry[0].number] = entry[0]
             return used.index(entry[0].number), entry[1]
 
-        watch = Watch(tree.nodes[1:])  # nobody else has the list
+        watch = Watch(tree.nodes[1:])  # no other code has the list
         dumped = _dump(tree, watch, refer if tree.refers else None)
         if dumped is None or self._refuses(dumped[0]):
             return None
@@ -765,11 +764,14 @@ class KnownValues:
         return known
 
     def buffer(self, content: bytes) -> StoredValue | None:
-        """The large buffer with this SHA-256."""
+        """Return the large buffer with this SHA-256, or ``None`` if no such buffer is known."""
         return self._buffers.get(content)
 
     def make_buffer(self, data: Data, content: bytes) -> StoredValue | None:
-        """A new chunk of a large buffer, whose SHA-256 is ``content``; ``None`` if refused."""
+        """Make a chunk of a large buffer with the SHA-256 ``content``; return ``None`` if refused.
+
+        The caller passes the digest, so that the bytes are hashed once.
+        """
         if self._refuses(data):
             return None
         number, sealed, chunk = self._sealed(Chunk([], [], data, content=content))
@@ -785,18 +787,18 @@ class KnownValues:
         return number, sealed, chunk._replace(link=link, payload=b"")
 
     def keep(self, records: Container[int], chunks: Container[int]) -> None:
-        """Release values that the stored checkpoint does not need."""
+        """Forget the chunks and unused records that the stored checkpoint does not need."""
         gone = [each for each in self._chunks.values() if -each.number not in chunks]
         gone += [e for e in self._loose.values() if not e.holders and e.number not in records]
         self.drop(gone)
 
 
 def _changed(values: Iterable[StoredValue], watch: Watch) -> list[StoredValue]:
-    """Return those of some values that have changed since a watch began; all if it is broken."""
+    """Return the values that have changed since a watch began; all if the watch is broken."""
     if watch.holds():
         return []
     changed = watch.changed()
-    if not changed:  # a thread changed a dict when the watch began, so that it saw nothing
+    if not changed:  # a thread changed a dict as the watch began, so the watch saw nothing
         return [*values]
     return [each for each in values if not changed.isdisjoint(map(id, each.watched))]
 
@@ -805,23 +807,23 @@ def _changed(values: Iterable[StoredValue], watch: Watch) -> list[StoredValue]:
 
 
 HEAVY = 1 << 15
-"""Bytes: items of a list that take more are put into a chunk though they are few."""
+"""Bytes: list items of at least this size go into a chunk even if they are few."""
 
-_LONG = 16  # items of a list that is taken apart
-_GROUP = 8  # items of a chunk; smaller chunks that become one
-_BLOCK = 64  # items of a chunk of a list that is met for the first time; more if they are small
-_LARGEST = 1 << 20  # bytes of a chunk that groups become
-_FEW = 4  # items of a list that may be heavy
-_LEAF = 1 << 14  # bytes: such a leaf or buffer is put into a chunk when it is met a second time
-_LOOK = 300  # objects that are looked at for long lists and large leaves
+_LONG = 16  # items: lists of at least this length are split
+_GROUP = 8  # items in a small chunk; also the number of chunks that are merged into one
+_BLOCK = 64  # items in a chunk when many are new; more if they are small
+_LARGEST = 1 << 20  # bytes in a merged chunk
+_FEW = 4  # items: lists of at least this length may be heavy
+_LEAF = 1 << 14  # bytes: such a leaf or buffer goes into a chunk when it is met a second time
+_LOOK = 300  # objects to examine in the search for long lists and large leaves
 _ITERATORS: tuple[Any, ...] = (type(iter([])), type(iter(())), enumerate)
 
 
 class _LongList:
-    """A list with parts in chunks.
+    """A long list that is split into chunks and the items in between.
 
-    Args:
-        key: by which a checkpoint names it.
+    Attributes:
+        key: the key by which a checkpoint names the list.
         parts: chunks, and lists of the items in between.
     """
 
@@ -829,17 +831,17 @@ class _LongList:
         self.value = value
         self.key = 0
         self.parts: list[StoredValue | list[Any]] = []
-        self.begins: list[Any] = []  # the items of the chunks that it begins with
+        self.begins: list[Any] = []  # the items of the leading chunks
         self.met = False
 
     @property
     def first(self) -> list[StoredValue]:
-        """The chunks that it begins with."""
+        """The leading chunks of the list."""
         return [*takewhile(_is_chunk, self.parts)]  # type: ignore[list-item]
 
     @property
     def _end(self) -> int:
-        """The place behind its last chunk."""
+        """The index behind the last chunk."""
         return len(self.parts) - (bool(self.parts) and isinstance(self.parts[-1], list))
 
     def group(self) -> list[StoredValue]:
@@ -867,7 +869,7 @@ def _is_chunk(part: object) -> bool:
 
 
 def _ends_of(lists: Iterable[list[Any]]) -> set[int]:
-    """The ids of lists, and of their first and last items."""
+    """Return the ids of lists, and of their first and last items."""
     ends: set[int] = set()
     for each in lists:
         ends.update(map(id, (each, *each[:_GROUP], *each[-_GROUP:])))
@@ -889,11 +891,11 @@ class References:
     def __init__(self, known: KnownValues) -> None:
         self._known = known
         self._lists: dict[int, _LongList] = {}
-        self._again: list[list[Any]] = []  # the lists found that existed before
-        self._once: list[list[Any]] = []  # the others
+        self._again: list[list[Any]] = []  # lists that existed at the last checkpoint
+        self._once: list[list[Any]] = []  # new lists
         self._guessed: set[int] = set()  # ids of lists that may be in the variables
-        self._elsewhere: dict[int, list[Any]] = {}  # found, but not pickled: of a client, say
-        self._ends: set[int] = set()  # ids of the lists found and of what they begin and end with
+        self._elsewhere: dict[int, list[Any]] = {}  # found, but not pickled: a client's, say
+        self._ends: set[int] = set()  # ids of the lists found, and of their end items
         self._leaves: dict[int, Any] = {}
         self._apart: set[int] = set()
         self._used = Indices()
@@ -906,7 +908,7 @@ class References:
         return bool(self._known)
 
     def arrays(self) -> Iterator[Any]:
-        """Yield the arrays that may be kept by reference."""
+        """Yield the arrays that a reference may replace."""
         return self._known.arrays()
 
     # -- before the variables are pickled --------------------------------------------------------
@@ -915,11 +917,11 @@ class References:
         """Find the parts of the variables that need not be written again.
 
         Args:
-            arguments: objects that are kept by reference, so that no known value may hold them.
+            arguments: objects that the next call passes again; no known value may hold them.
         """
         self._is_empty = False
         values, arguments = list(values), list(arguments)
-        self._apart = {*map(id, arguments), *ids_of_made()}  # these are made anew
+        self._apart = {*map(id, arguments), *ids_of_made()}  # a resuming run gets these anew
         self._known.update(self._apart)
         leaves, lists = self._find([*values, *arguments])
         hidden = self._hidden(lists)
@@ -951,15 +953,15 @@ class References:
         self._meeting.clear()
 
     def restored(self, values: Iterable[Any], arguments: Iterable[Any]) -> None:
-        """Remember the lists of variables that a checkpoint has just restored."""
+        """Remember the lists in variables that a checkpoint has just restored."""
         self._is_empty = False
         self._ends = _ends_of(self._find([*values, *arguments])[1])
 
     def _meet(self, lists: list[list[Any]]) -> None:
-        """Separate the lists that were there at the last checkpoint from new ones.
+        """Separate the lists that existed at the last checkpoint from new ones.
 
-        To take a list apart costs several times what writing it does (measured), and much of what a
-        program makes anew for each step is never met again.
+        Splitting a list takes several times as long as writing it (measured), and many lists that a
+        program makes for one step never appear again.
         """
         met, self._ends = self._ends, _ends_of(lists)
         self._again, self._once = [], []
@@ -974,7 +976,8 @@ class References:
     def _hidden(self, lists: list[list[Any]]) -> list[list[Any]]:
         """Return lists of the last search that are missing now but still held, say by a large dict.
 
-        A variable may name such a list at one checkpoint only, and all later ones contain it.
+        A variable may name such a list at one checkpoint only, while all later checkpoints still
+        contain the list.
         """
         here = set(map(id, lists))
         once = [each for each in self._once if id(each) not in here and id(each) not in self._known]
@@ -986,7 +989,7 @@ class References:
         ]
 
     def _find(self, values: Iterable[Any]) -> tuple[list[Any], list[list[Any]]]:
-        """Look, not too deeply, for large leaves and for lists that may be long."""
+        """Search the nearest ``_LOOK`` objects; return large leaves, and lists that may be long."""
         leaves: dict[int, Any] = {}
         lists: dict[int, list[Any]] = {}
         waiting = deque(values)
@@ -1010,17 +1013,17 @@ class References:
                     newest = len(value) if len(value) < _BLOCK else _GROUP
                     waiting.extend(islice(reversed(value.values()), newest))
             elif cls in _ITERATORS or (cls.__module__ != "builtins" and not issubclass(cls, type)):
-                waiting.extend(gc.get_referents(value))  # attributes, without asking the object
+                waiting.extend(gc.get_referents(value))  # attributes; no code of the object runs
         found = [each for each in lists.values() if id(each) not in self._elsewhere]
         return list(leaves.values()), found
 
     def _split(self, value: list[Any], before: _LongList | None, *, heavy: bool = False) -> bool:
-        """Take a list apart into chunks and the items between; return whether a chunk was made."""
+        """Split a list into chunks and the items in between; return whether a chunk was made."""
         long, at = _LongList(value), 0
         first = before.first if before is not None else []
         if before is not None and self._known.has(first):
             at = sum(len(each.tree.root) for each in first)
-            del before.begins[at:]  # of a checkpoint that was not taken
+            del before.begins[at:]  # left by a checkpoint that was not taken
             if starts_with(value, before.begins):
                 long.parts, long.begins = [*first], before.begins
             else:
@@ -1042,7 +1045,7 @@ class References:
         return made
 
     def _put(self, long: _LongList, items: list[Any], *, heavy: bool) -> bool:
-        """Put items that are in no chunk into chunks, but for the last few."""
+        """Put new items into chunks, except the last few; return whether a chunk was made."""
         made, at, block = False, 0, _BLOCK
         while at < len(items):
             some = items[at : at + block]
@@ -1064,20 +1067,23 @@ class References:
         return made
 
     def _gather(self, long: _LongList) -> None:
-        """Make the last groups of a list one, and the last of those.
+        """Merge the last chunks of a list while enough of them have about the same length.
 
-        So each item is written a few times, and a checkpoint has few chunks to name.
+        Each item is written only a few times, and a checkpoint names few chunks.
         """
         while group := long.group():
             named = [part for each in (*self._lists.values(), long) for part in each.parts]
             if any(each.holders or named.count(each) > 1 for each in group):
-                return  # something else needs it as it is
+                return  # another chunk or list refers to this chunk
             items = [*chain.from_iterable(each.tree.root for each in group)]
             self._known.drop(group)
             long.replace(group, self._known.make(items, self._apart) or items)
 
     def split_heavy(self) -> bool:
-        """Put what makes the variables large into chunks, where that is items of lists."""
+        """Put heavy list items into chunks; return whether a chunk was made.
+
+        For variables that are still large after :meth:`prepare`.
+        """
         before = dict(self._lists)
         found = [self._split(each, before.get(id(each)), heavy=True) for each in self._again]
         if not any(found):
@@ -1087,7 +1093,7 @@ class References:
     # -- while they are pickled ------------------------------------------------------------------
 
     def begin(self) -> None:
-        """The variables are pickled from the beginning."""
+        """Discard the references used so far: pickling the variables starts again."""
         self._used, self._buffers = Indices(), []
         for each in self._lists.values():
             each.met = False
@@ -1095,8 +1101,9 @@ class References:
     def identity(self, value: Any) -> tuple[int, Any] | None:
         """Return the reference that replaces an object in the pickle, or ``None``.
 
-        A node of a known value: the index of this value in the checkpoint (negative: of a chunk),
-        and its own.  A long list: its key and, at first, its parts: indices, and lists of items.
+        For a node of a known value: the index of the value in the checkpoint (negative for a
+        chunk), and the number of the node.  For a long list: its key and, the first time, its
+        parts: indices and lists of items.
         """
         here = id(value)
         entry = self._known.node(here)
@@ -1115,7 +1122,7 @@ class References:
         return list(value) if long is None else _Content(self._parts(long))
 
     def takes(self, raw: memoryview) -> bool:
-        """Return whether a buffer's bytes are in a chunk, so that the pickle can leave them out."""
+        """Return whether a chunk holds the bytes of a buffer, so that the pickle omits them."""
         if len(raw) < _LEAF:
             return False
         content = hashlib.sha256(raw).digest()
@@ -1123,7 +1130,7 @@ class References:
         known = self._known.buffer(content)
         if known is None and (len(raw) > _LARGEST or content in self._met):
             kept = stable(raw)
-            if kept is not raw:  # it may have been changed meanwhile
+            if kept is not raw:  # the buffer may have changed since it was hashed
                 content = hashlib.sha256(kept).digest()
             known = self._known.make_buffer(Pieces([kept]), content)
         if known is None:
@@ -1142,7 +1149,7 @@ class References:
     # -- afterwards ------------------------------------------------------------------------------
 
     def needs(self) -> tuple[Needs, dict[int, Data]]:
-        """Return the references of the pickled variables, and the chunks that have to be stored."""
+        """Return the references of the pickled variables, and the chunks that must be stored."""
         if self._is_empty:
             return Needs(), {}
         found = {number: self._known.chunk(number) for number in self._used.chunks}

@@ -1,21 +1,23 @@
 """The local variables of a workflow function, to bytes and back into a live frame.
 
-One pickle of all of them, so that what is shared stays shared.  By reference, not by value:
+One pickle holds all variables, so that shared objects stay shared.  The pickle refers to these
+objects instead of storing their values:
 
-- *cells*: the frame's own and those its function closes over, so that nested functions go on
-  sharing variables with the frame;
-- the *arguments*, and what ``self`` holds, where they are mutable: the caller's objects keep their
-  identity and get their contents back in place; attributes of ``self`` that do not pickle keep the
-  value of the fresh object;
-- functions of the workflow's own modules run on the live globals, not on a copy of them;
-- instances that do not pickle but that a global of the module names (a client): today's object;
-- what a ``@stepwise.resource`` factory made: the factory is called again;
-- the secrets of the call, also inside texts: the call that resumes the run gives them again.
+- *cells*: the frame's own cells and the cells that its function closes over, so that nested
+  functions still share variables with the frame;
+- mutable *arguments*, and the mutable objects that ``self`` holds: the caller's objects keep their
+  identity and get their contents back in place;
+- attributes of ``self`` that do not pickle: they keep the value of the fresh object;
+- functions of the workflow's own modules: they run on the live globals, not on a copy of them;
+- unpicklable instances that a global of the module names (a client): the run gets today's object;
+- objects that a ``@stepwise.resource`` factory made: the factory is called again;
+- the secrets of the call, also inside texts: the call that resumes the run passes them again;
+- values that the journal or a chunk already holds (see ``references``).
 
-What is stored already (see ``references``) is referred to as well: the journal or a chunk has it.
-Bytes are loaded after their envelope was verified.
+Bytes are loaded only after their envelope was verified.
 
-Graphs of objects, to bytes and back, in which some objects go by names.
+:func:`dump_graph` and :func:`load_graph` do the same for any object, and replace named objects by
+their names.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ Culprits = dict[str, tuple[Any, str]]
 
 
 class UnpicklableError(Exception):
-    """Objects that cannot be part of a checkpoint, by the paths to them, each with the reason."""
+    """Objects that cannot be part of a checkpoint, by their paths, each with the reason."""
 
     def __init__(self, culprits: Culprits) -> None:
         super().__init__(", ".join(culprits))
@@ -69,16 +71,16 @@ class UnpicklableError(Exception):
 
 
 class FrameReducers(Reducers):
-    """Takes the variables of a frame apart.
+    """The reduction of a frame's variables for a pickle.
 
-    An argument is a name, and where it is met first also what it holds: it is complete before
-    something is made that depends on it (an iterator over it, say).
+    An argument is reduced to its name, the first time with its contents.  So on loading the
+    argument is complete before dependent objects are made (an iterator over a list, say).
 
     Args:
-        with_contents: of the arguments; else they are names alone.
+        with_contents: false to reduce arguments to their names alone.
 
     Attributes:
-        numbered: the instances met of which the run knows the calls, with their numbers.
+        numbered: the instances met whose calls the run knows, with their numbers.
     """
 
     def __init__(self, around: Surroundings, *, with_contents: bool = True) -> None:
@@ -90,12 +92,12 @@ class FrameReducers(Reducers):
         self.taken = {id(value): path for path, value in around.taken.items()}
         self.globals: dict[int, str] | None = None
         self.references = around.references
-        # No generator, which is closed where it stops: a Ctrl-C would be lost in there.
+        # Not a generator expression: any() stops early, and a Ctrl-C would be lost in its close.
         native = not set(NATIVE).isdisjoint(map(type, around.arguments.values()))
         self.identifies = native or bool(self.references)
         self.secrets = preview.SecretReferences(around.secret) if around.secret else None
         self.identifies_all = self.secrets is not None
-        self.keeps_links = self.references is not None  # else it is no checkpoint of a frame
+        self.keeps_links = self.references is not None  # else not a checkpoint of a frame
         self.with_contents = with_contents
         self.met: set[str] = set()
         self.subjects = around.subjects
@@ -157,10 +159,10 @@ class FrameReducers(Reducers):
         return self.resource(obj, cls)
 
     def resource(self, obj: Any, cls: type) -> Any:
-        """Reduce what is not pickled by its contents.
+        """Reduce an object that is not pickled by its contents, or return ``NotImplemented``.
 
-        A lock, an object that the new call gives, a factory's product, or an unpicklable object
-        that a global names.
+        Such objects are locks, objects that the new call passes, products of a factory, and
+        unpicklable objects that a global names.  A client of an SDK is made again from its options.
         """
         path = self.taken.get(id(obj))
         if self.around.given is not None and is_synchronizer(obj):
@@ -186,9 +188,10 @@ class FrameReducers(Reducers):
         return NotImplemented if form is None else form
 
     def synchronizer(self, obj: Any, path: str | None) -> Any:
-        """Reduce a lock, event or the like to its state; a given one stays the new call's.
+        """Reduce a lock, event or the like to its state.
 
-        Only what has changed is changed there: others may share it.
+        A lock that the caller passed stays the object of the new call.  The lock's state is
+        restored only if the run changed it, since other code may share the lock.
         """
         around, entered = self.around, self.around.entered.get(id(obj), 0)
         assert around.given is not None
@@ -209,11 +212,11 @@ class FrameReducers(Reducers):
             content: tuple[Any, ...] = (cell.cell_contents,)
         except ValueError:
             content = ()
-        # With a state setter: a function is often in the cell that it closes over.
+        # A state setter fills the cell: a function is often in the cell that it closes over.
         return types.CellType, (), content, None, None, _fill_cell
 
     def function(self, function: types.FunctionType) -> Any:
-        """A function that has no name to go by runs on the live globals of its module."""
+        """Reduce a function that has no name; it is loaded with the live globals of its module."""
         module = function.__module__
         if by_name(function, module) is not None:
             return NotImplemented
@@ -249,9 +252,10 @@ def _pickles(obj: object) -> bool:
 
 
 def dump_few(values: dict[str, Any], around: Surroundings) -> bytes | None:
-    """Pickle local variables that are few and plain, as most checkpoints' are.
+    """Pickle local variables that are few and plain, as in most checkpoints.
 
-    ``None`` for others; what :func:`dump_values` makes of them is read alike.
+    Return ``None`` for other variables.  :func:`load_values` reads this pickle and that of
+    :func:`dump_values` in the same way.
     """
     if around.arguments or around.secret:
         return None
@@ -264,11 +268,11 @@ def dump_values(values: Mapping[str, Any], around: Surroundings) -> Data:
     """Pickle local variables, and the contents of the arguments.
 
     Raises:
-        UnpicklableError: variables that do not pickle; says which, and why.
+        UnpicklableError: some variables do not pickle; names them, with the reasons.
     """
     while True:
         links, reducers = _links(values, around), FrameReducers(around)
-        # The numbered instances are the last: pickled when all others have been met.
+        # The numbered instances come last: the list is complete when pickle reaches it.
         whole = (dict(values), list(around.arguments.values()), links, reducers.numbered)
         try:
             return dump(whole, reducers)
@@ -281,10 +285,10 @@ def dump_values(values: Mapping[str, Any], around: Surroundings) -> Data:
 
 
 def _without(values: Mapping[str, Any], around: Surroundings) -> tuple[Culprits, bool]:
-    """Leave out the attributes that do not pickle, where it is not known what a call was given.
+    """Leave out attributes of arguments that do not pickle, if the call's objects are unknown.
 
     Returns:
-        the variables that do not, and whether there is less to pickle now.
+        the variables that do not pickle, and whether there is less to pickle now.
     """
     contents = {n: content_of(n, value, around) for n, value in around.arguments.items()}
     found = {**_culprits(values, around), **_culprits(_collections(contents), around)}
@@ -295,10 +299,10 @@ def _without(values: Mapping[str, Any], around: Surroundings) -> tuple[Culprits,
 
 
 def _set_apart(values: Mapping[str, Any], around: Surroundings) -> tuple[Culprits, bool]:
-    """Set apart the objects that have no value of their own and that the new call has.
+    """Set apart the unpicklable objects that the new call passes or creates anew.
 
     Returns:
-        the objects that cannot be recorded, by their paths, and whether any was set apart.
+        the objects that cannot be recorded, by their paths, and whether any object was set apart.
     """
     met: dict[int, Found] = {}
     waiting, is_any, is_new = list(_unpicklable(values, around, met)), False, True
@@ -332,7 +336,7 @@ def _unpicklable(
     """Yield the objects among variables and arguments that do not pickle, with the reasons.
 
     Args:
-        met: is given all objects that were looked at, by their ids.
+        met: receives all objects that were examined, by their ids.
     """
     left_out = {id(each) for each in (*around.taken.values(), *around.secret.values())}
     left_out.update(id(value) for value, _ in around.kept.values())
@@ -341,7 +345,7 @@ def _unpicklable(
     def enters(value: Any) -> bool:
         if id(value) in left_out:
             return False
-        own = getattr(type(value), "__getstate__", None)  # what it leaves out need not pickle
+        own = getattr(type(value), "__getstate__", None)  # what this omits need not pickle
         is_own = isinstance(own, types.FunctionType) and id(value) not in arguments
         return not (is_own and not _reason(value, around))
 
@@ -354,7 +358,7 @@ def _unpicklable(
 
 
 def _reason(value: Any, around: Surroundings) -> str:
-    """Return why an object does not pickle; empty if it does."""
+    """Return why an object does not pickle; empty if the object does."""
     try:
         dump(value, FrameReducers(around, with_contents=False))
     except MemoryError:
@@ -369,16 +373,19 @@ def _name_of(cls: type) -> str:
 
 
 def _class_of(argument: Any) -> Any:
-    """Return the class to build a missing argument from, or ``None`` if it is unknown."""
+    """Return the class from which loading makes an argument that the new call does not pass.
+
+    Return ``None`` if the class cannot be found by name.
+    """
     cls = type(argument)
     return cls if by_name(cls, cls.__module__) is not None else None
 
 
 def content_of(name: str, value: Any, around: Surroundings) -> Any:
-    """Return the contents of an argument as a separate value: a copy, for a collection.
+    """Return the contents of an argument as a separate value: for a collection, a copy.
 
-    Of an instance: its attributes, the names of those that keep the value of the fresh object, and
-    its items if it is a list or a dict as well.
+    For an instance: the attributes, the names of attributes that keep the value of the fresh
+    object, and the items if the instance is also a list or a dict.
     """
     if type(value) is deque:
         return deque(value, value.maxlen)
@@ -408,7 +415,10 @@ def _collections(contents: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _links(values: Mapping[str, Any], around: Surroundings) -> dict[str, str]:
-    """Variables that hold what a name of the module leads to: a container, or a constant."""
+    """Return the variables that hold an object with a name in the module, and these names.
+
+    Only containers and texts are linked.  :func:`load_values` uses today's object if it is equal.
+    """
     kinds = set(map(type, values.values()))
     if not (kinds & _LINKED or (around.constants and str in kinds)):
         return {}
@@ -428,11 +438,11 @@ def _culprits(values: Mapping[str, Any], around: Surroundings) -> Culprits:
 # -- in ------------------------------------------------------------------------------------------
 
 restoring: ContextVar[Surroundings | None] = ContextVar("stepwise_restoring", default=None)
-"""Where the frame is that variables are being loaded for; the functions below look there."""
+"""The surroundings of the frame whose variables are being loaded, for the functions below."""
 
 
 class FrameUnpickler(Unpickler):
-    """Finds the arguments that are kept by reference, and values that are stored elsewhere."""
+    """An unpickler that finds arguments, secrets, and values that are stored elsewhere."""
 
     reader: Reader | None = None
 
@@ -450,7 +460,7 @@ class FrameUnpickler(Unpickler):
         return argument
 
     def secret(self, pid: Any) -> Any:
-        """A secret of the call, or a text that contains one."""
+        """Return a secret of the call, or a text that contains a secret."""
         return preview.restored(pid, _around().secret)
 
 
@@ -462,14 +472,14 @@ def load_values(
     *,
     named: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> dict[str, Any]:
-    """Local variables for a live frame, from verified bytes; arguments get their contents back.
+    """Load local variables for a live frame from verified bytes, and refill the arguments.
 
     Args:
-        reader: gives what they refer to.
-        named: gives them the names that they have today.
+        reader: loads the values that the variables refer to.
+        named: returns the variables under the names that they have today.
 
     Raises:
-        Exception: whatever unpickling or ``named`` raises; nothing was changed then.
+        Exception: whatever unpickling or ``named`` raises; arguments and locks are as before then.
     """
     before = {name: content_of(name, value, around) for name, value in around.arguments.items()}
     held = [each for each in around.taken.values() if is_synchronizer(each)]
@@ -493,7 +503,7 @@ def load_values(
     finally:
         restoring.reset(token)
         if reader is not None:
-            reader.find = None  # a cycle, which would keep everything that was loaded
+            reader.find = None  # else a cycle would keep everything that was loaded
     for name, other in links.items():
         today = around.at(other)
         if type(today) is type(values[name]) and today == values[name]:
@@ -536,8 +546,8 @@ def _client(*options: Any) -> Any:
 
 
 def put_given_state(value: Any, state: dict[str, Any]) -> None:
-    """Give a lock, event or the like of this call the state that it had in the run."""
-    state_of(value)  # raises if somebody else is at it
+    """Set a lock, event or the like of this call to the state that it had in the run."""
+    state_of(value)  # raises if another thread or task uses it
     put_state(value, state)
 
 
@@ -581,7 +591,7 @@ def _refill(live: Any, content: Any) -> None:
         elif isinstance(live, dict):
             dict.clear(live)
             dict.update(live, items)
-        elif items:  # it stands for one whose class is not there
+        elif items:  # a stand-in for an instance whose class is missing
             held = {**held, "items": items}
         for name in attributes(live).keys() - held.keys() - set(kept):
             object.__delattr__(live, name)
@@ -589,14 +599,14 @@ def _refill(live: Any, content: Any) -> None:
             object.__setattr__(live, name, value)
 
 
-refill = _refill  # pickles name it
+refill = _refill  # existing pickles name it
 
 
 # -- graphs ---------------------------------------------------------------------------------------
 
 
 class _GraphReducers(FrameReducers):
-    """Refers to objects by the names that a function has for them."""
+    """The reduction of a graph, in which a function names some of the objects."""
 
     def __init__(self, refer: Callable[[Any], str | None]) -> None:
         super().__init__(Surroundings())
@@ -609,13 +619,13 @@ class _GraphReducers(FrameReducers):
 
 
 def dump_graph(graph: Any, refer: Callable[[Any], str | None]) -> Data:
-    """Pickle an object and what it holds, without the objects that have names.
+    """Pickle an object and what it holds; named objects are replaced by their names.
 
     Args:
         refer: returns the name of an object, or ``None``.
 
     Raises:
-        Exception: something in it does not pickle.
+        Exception: some object does not pickle.
     """
     return dump(graph, _GraphReducers(refer))
 

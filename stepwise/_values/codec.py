@@ -1,11 +1,11 @@
 """Values and exceptions to bytes and back.
 
-Plain pickle first: it stores classes and functions by name, which is what must happen to those of
-``__main__``, and it is the fastest.  Where it fails (a lambda, a class made inside a function),
-code goes by value, by cloudpickle, which only this module knows; what ``__main__`` holds under a
-name is still stored by that name, since a by-value copy comes back as a stranger (``isinstance`` is
-False, an enum member is no longer itself).  Bytes are only ever loaded after their envelope was
-verified.
+Plain pickle comes first.  It is the fastest, and stores classes and functions by name, as classes
+and functions of ``__main__`` must be stored.  Where plain pickle fails (a lambda, a class made
+inside a function), cloudpickle stores code by value; only this module knows cloudpickle.  Named
+objects of ``__main__`` are still stored by name, since a by-value copy comes back as a stranger
+(``isinstance`` is False, an enum member is no longer itself).  Bytes are loaded only after their
+envelope was verified.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ from stepwise.errors import NotRecordableError, StepFailedError, UnreadableValue
 
 PROTOCOL = 5
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
-"""Code by value is only read by the Python version that wrote it."""
+"""The running Python version; only the version that wrote code by value can read the code."""
 
 T = TypeVar("T")
 FindClass = Callable[[str, str], Any]
 
-# Iterators that loops over containers leave among the variables; no reducer applies to them.
+# Iterators that loops over containers leave in the variables; no reducer applies to them.
 _EMPTY: tuple[Iterable[Any], ...] = (range(0), (), {}, set(), "", b"")
 _OVER_CONTAINERS = frozenset({range, reversed, *(type(iter(each)) for each in _EMPTY)})
 _PLAIN = _OVER_CONTAINERS | {enumerate, zip}  # over plain data
 _BUILTINS = frozenset(map(id, (iter, reversed, range, enumerate, zip)))
 
-_IOBase = io.IOBase.__mro__[1]  # the C class: the Python one's isinstance is ten times slower
-_NO_FILE = "<dynamic-code>"  # the file of any code, for cloudpickle
-_WITH_SETTER = 6  # the length of a reduced form that says how its state is set
-_FRAME = 1 << 14  # characters or bytes: less than pickle writes outside of a frame
+_IOBase = io.IOBase.__mro__[1]  # the C class: isinstance of the Python class is ten times slower
+_NO_FILE = "<dynamic-code>"  # the file name that cloudpickle gives to all code
+_WITH_SETTER = 6  # the length of a reduced form with a state setter
+_FRAME = 1 << 14  # characters or bytes: pickle writes only larger ones outside of a frame
 _DEEP_STACK = 512 << 20  # bytes
 _DEEP_RECURSION = 400_000  # frames
 
 
 def from_module(module: str, name: str) -> Any:
-    """Return the object that a dotted name in a module leads to."""
+    """Return the object that a dotted name in an imported module leads to."""
     return attrgetter(name)(sys.modules[module])
 
 
@@ -69,22 +69,22 @@ class Reducers:
     forms: Forms
 
     def begin(self) -> None:
-        """Everything is taken apart from the beginning."""
+        """Prepare for a new pickle: each object will be reduced from the start."""
 
     def special(self, obj: Any) -> Any:
-        """A reduced form of this object, or ``NotImplemented``."""
+        """Return a reduced form of this object, or ``NotImplemented`` to leave it to others."""
         return NotImplemented
 
     def identity(self, obj: Any) -> Any:
         """Return the reference that replaces the object in the pickle, or ``None``.
 
-        Asked only if ``identifies`` is set, and not for numbers and short strings unless
-        ``identifies_all`` is.
+        Called only if ``identifies`` or ``identifies_all`` is set.  Numbers and short strings are
+        passed only if ``identifies_all`` is set.
         """
         return None
 
     def arrays(self) -> Iterable[Any]:
-        """Return the arrays for which a reference may stand."""
+        """Return the arrays that a reference may replace."""
         return ()
 
     identifies = False
@@ -92,7 +92,7 @@ class Reducers:
     keeps_links = False
 
     def takes(self, buffer: pickle.PickleBuffer) -> bool:
-        """Return whether a large buffer is kept elsewhere, and comes back when it is loaded."""
+        """Return whether a large buffer is stored elsewhere, so that the pickle omits it."""
         return False
 
     def reduce(self, obj: Any) -> Any:
@@ -111,10 +111,10 @@ class Reducers:
 
 
 class CodeByValue(Reducers):
-    """The reduction for another program: what ``__main__`` defines goes by value.
+    """The reduction for another program: definitions of ``__main__`` are stored by value.
 
     Attributes:
-        names: what was met of it, by the names that it has there.
+        names: the names of the definitions that were met, as ``__main__`` has them.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class CodeByValue(Reducers):
         if name is None:
             return super().reduce(obj)
         self.names.add(name.partition(".")[0])
-        return NotImplemented  # cloudpickle knows that nobody else has it
+        return NotImplemented  # cloudpickle stores definitions of __main__ by value
 
 
 def dump(value: object, reducers: Reducers) -> Data:
@@ -149,7 +149,7 @@ def _dump_once(value: object, reducers: Reducers) -> Data:
     except (RecursionError, pickle.PicklingError) as error:
         if not too_deep(error):
             raise
-    # The C pickler nests as deep as the C stack; the Python one as deep as it is allowed.
+    # The C pickler nests as deep as the C stack, the Python pickler as deep as the recursion limit.
     return with_deep_stack(lambda: _dump(value, reducers, deep))
 
 
@@ -163,7 +163,7 @@ class _Sink:
         self.write = self._written.append
 
     def data(self) -> Data:
-        """All that was written."""
+        """Return everything that was written."""
         written = self._written
         if len(written) == 1 and type(written[0]) is bytes:
             return written[0]
@@ -176,7 +176,7 @@ class _Sink:
 
 
 class _Plain(pickle.Pickler):
-    forms: Forms | None = None  # most values have none of these
+    forms: Forms | None = None  # most values need no special form
 
     def reducer_override(self, obj: Any) -> Any:
         if self.forms is None:
@@ -185,7 +185,7 @@ class _Plain(pickle.Pickler):
 
 
 class _NamesDicts(pickle._Pickler):
-    """Replaces the namespaces of modules by their names, which no pickler written in C can."""
+    """A pickler that replaces module namespaces by their names, which the C pickler cannot do."""
 
     def save(self, obj: Any, save_persistent_id: bool = True) -> Any:
         inherited: Any = super()
@@ -208,7 +208,7 @@ class _PlainDeep(_NamesDicts):
 def dump_plain(value: object) -> Data:
     """Pickle a value as ``pickle.dumps`` does, however deeply nested.
 
-    Code goes by name: what has none is not picklable.
+    Code goes by name; code without a name does not pickle.
     """
     cls = type(value)
     if cls in NUMBERS or (cls in (bytes, str) and len(value) < _FRAME):  # type: ignore[arg-type]
@@ -245,10 +245,10 @@ class _Canonical(pickle.Pickler):
 
 
 def canonical_bytes(value: object) -> bytes | None:
-    """Return bytes that equal plain data has in common; ``None`` for anything else.
+    """Return bytes that are the same for equal plain data; ``None`` for other values.
 
-    The order of keys counts.  It is five times as fast as JSON with sorted keys, and the same in
-    every version of Python.
+    The order of keys counts.  This takes a fifth of the time of JSON with sorted keys, and gives
+    the same bytes in every version of Python.
     """
     file = io.BytesIO()
     pickler = _Canonical(file, 3)
@@ -261,7 +261,7 @@ def canonical_bytes(value: object) -> bytes | None:
 
 
 def masked_copy(value: T, masked: Callable[[Any], Any]) -> T:
-    """Return a copy of a value in which its texts, bytes and numbers went through ``masked``."""
+    """Return a copy of a value with each text, bytes and number replaced by ``masked`` of it."""
 
     class Masking(pickle.Pickler):
         def persistent_id(self, obj: Any) -> Any:
@@ -298,7 +298,7 @@ def dump_tree(
     """Pickle a tree; ``refer`` may return a reference that replaces an object.
 
     Args:
-        places: is given the place of each object in the pickle, by its id.
+        places: receives the place of each object in the pickle, by the id of the object.
     """
     sink = _Sink()
     pickler: Any = pickle.Pickler(sink, PROTOCOL) if refer is None else _TreePickler(sink, refer)
@@ -310,7 +310,7 @@ def dump_tree(
 
 
 def _owning(make: Callable[..., Any], *parts: Any) -> Any:
-    """Make an array that has its memory to itself, as the one had that was pickled."""
+    """Make an array that owns its memory, as the pickled array did."""
     made = make(*parts)
     array = made.copy("A")
     array.flags.writeable = made.flags.writeable
@@ -349,14 +349,14 @@ def load_trees(
     find: FindClass | None = None,
     resolve: Callable[[Any], Any] | None = None,
 ) -> Iterator[tuple[Any, dict[int, Any] | None]]:
-    """Load what :func:`dump_tree` made, from verified bytes.
+    """Load pickles that :func:`dump_tree` made, from verified bytes.
 
     Args:
-        find: finds classes by module and name.
-        resolve: knows the references.
+        find: finds classes by module and name; without it, pickles that name classes are refused.
+        resolve: returns the object behind a reference; without it, references are refused.
 
     Yields:
-        the trees, each with its objects by their places in the pickle if it names classes.
+        each tree, with its objects by their places in the pickle if the pickle names classes.
     """
     for unpickler in _TreeUnpickler.each(pickles):
         if find is not None:
@@ -368,7 +368,7 @@ def load_trees(
 
 def too_deep(error: BaseException) -> bool:
     """Return whether a value could not be pickled because it is nested too deeply."""
-    # cloudpickle makes a PicklingError of it.
+    # cloudpickle raises a PicklingError from the RecursionError.
     return isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError)
 
 
@@ -381,7 +381,7 @@ def _dump(value: object, reducers: Reducers, pickler: Any) -> Data:
 
 @functools.cache
 def _code_dispatch() -> Any:
-    """The table of cloudpickle, but for code, of which that forgets the file."""
+    """Return cloudpickle's dispatch table, changed to keep the file names of code."""
     import cloudpickle  # on use
 
     table = cloudpickle.Pickler.dispatch_table
@@ -432,7 +432,7 @@ def _picklers(identifies: bool, identifies_all: bool) -> tuple[Any, Any]:
             return _named(obj, self._cloud(obj)) if form is NotImplemented else form
 
     if identifies or identifies_all:
-        # Defined at all, it is called for every object, which doubles the time of many messages.
+        # A persistent_id is called for every object, which doubles the time for many messages.
         for cls in (Pickler, Deep):
             cls.persistent_id = (  # type: ignore[method-assign]
                 _any_persistent_id if identifies_all else _persistent_id
@@ -441,7 +441,7 @@ def _picklers(identifies: bool, identifies_all: bool) -> tuple[Any, Any]:
 
 
 def _named(obj: Any, form: Any) -> Any:
-    """A class by value with its qualified name, which cloudpickle forgets and its repr may show."""
+    """Add the qualified name of a class by value: cloudpickle forgets the name, a repr shows it."""
     if isinstance(obj, type) and isinstance(form, tuple) and len(form) == _WITH_SETTER:
         form[2][0].setdefault("__qualname__", obj.__qualname__)
     return form
@@ -450,7 +450,7 @@ def _named(obj: Any, form: Any) -> Any:
 def _persistent_id(pickler: Any, obj: Any) -> Any:
     cls = type(obj)
     if cls in NUMBERS or (cls is str and len(obj) < LARGE_LEAF):
-        return None  # most objects: nothing refers to these
+        return None  # most objects: no reference ever replaces these
     return pickler._identity(obj)
 
 
@@ -459,7 +459,7 @@ def _any_persistent_id(pickler: Any, obj: Any) -> Any:
 
 
 def with_deep_stack(function: Callable[[], T]) -> T:
-    """Call ``function`` in a thread where nesting may go a thousand times deeper than usual."""
+    """Call ``function`` in a thread that allows nesting a thousand times deeper than usual."""
     results: list[Any] = []
 
     def target() -> None:
@@ -487,7 +487,7 @@ def with_deep_stack(function: Callable[[], T]) -> T:
 
 
 def dump_code(value: object) -> bytes:
-    """Pickle a call for another process: what ``__main__`` defines goes by value."""
+    """Pickle a call for another process, with definitions of ``__main__`` by value."""
     import cloudpickle  # on use
 
     class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -511,7 +511,7 @@ def pickled_by_value() -> bool:
 # -- codec ----------------------------------------------------------------------------------------
 
 
-_PARTS = 100  # parts of a value that are searched for the unpicklable one
+_PARTS = 100  # parts of a value to search for the unpicklable one
 _TRACEBACK_CHARACTERS = 8_000
 _GROUPS: tuple[Any, ...] = tuple(  # since Python 3.11
     getattr(builtins, name)
@@ -521,10 +521,10 @@ _GROUPS: tuple[Any, ...] = tuple(  # since Python 3.11
 
 
 class Encoded(NamedTuple):
-    """The bytes of a value, in pieces if they are many.
+    """The bytes of a value, in pieces if there are many bytes.
 
-    ``form`` says what they are: ``None`` for a pickle; ``"json"``; for a pickle that holds code,
-    the Python version, which alone reads it.
+    ``form`` is ``None`` for a pickle, ``"json"`` for data, and the Python version for a pickle that
+    holds code, which only that version can read.
     """
 
     data: Data
@@ -532,15 +532,15 @@ class Encoded(NamedTuple):
 
 
 JSON = "json"
-"""The form of what was recorded as data."""
+"""The form of values that were recorded as data."""
 
 
 class Codec(NamedTuple):
     """The rules by which one run records values.
 
     Args:
-        name: ``""``: as pickles.  ``"json"``: as data only.
-        secrets: what must not be recorded.
+        name: ``""`` to record pickles, ``"json"`` to record data only.
+        secrets: the texts that must not be recorded.
     """
 
     name: str = ""
@@ -555,14 +555,14 @@ class Codec(NamedTuple):
         """Encode a value; ``kind`` is the type that it is annotated with.
 
         Raises:
-            NotRecordableError: it cannot be recorded; says which part of it.
+            NotRecordableError: the value cannot be recorded; names the part that cannot.
         """
         if self.name:  # data only
             return Encoded(_data.encode_data(value, kind, what), JSON)
         return encode(value, what)
 
     def encode_error(self, error: BaseException, then: str = "") -> Encoded:
-        """Encode an exception; ``then`` is used for exceptions as data: see ``encode_raised``."""
+        """Encode an exception; ``then`` is for exceptions as data only, see ``encode_raised``."""
         if not self.data_only:
             return encode_error(error, self.secrets)
         from stepwise._values.exception_data import (
@@ -572,32 +572,35 @@ class Codec(NamedTuple):
         return Encoded(encode_raised(error, self.traceback, then, self.secrets), JSON)
 
     def traceback(self, error: BaseException) -> str:
-        """The traceback of one exception, without secrets."""
+        """Return the traceback of one exception, without secrets."""
         return traceback_text(error, self.secrets.cleaned_text)
 
     def decode(self, data: bytes, form: str | None, kind: Any = Any) -> Any:
         """Load a value from verified bytes.
 
         Raises:
-            UnreadableValueError: it cannot be loaded, or is a pickle and these are not loaded.
+            UnreadableValueError: the value cannot be loaded, or this process loads no pickles.
         """
         return decode(data, form, kind)
 
     def decode_error(self, data: bytes, form: str | None, *, whole: bool = False) -> BaseException:
-        """Load an exception from verified bytes; ``whole``: not as a summary, if it was data.
+        """Load an exception from verified bytes.
+
+        Args:
+            whole: load an exception that was recorded as data whole, not as a summary.
 
         Raises:
-            UnreadableValueError: it cannot be loaded, or is a pickle and these are not loaded.
+            UnreadableValueError: it cannot be loaded, or this process loads no pickles.
         """
         return decode_error(data, form, whole=whole)
 
 
 def encode(value: object, what: str = "the value") -> Encoded:
-    """Encode ``value``.
+    """Encode ``value`` as a pickle; ``what`` names the value in messages.
 
     Raises:
-        NotRecordableError: it cannot be pickled; says which part of it.
-        MemoryError: memory ran out; says what was recorded.
+        NotRecordableError: the value cannot be pickled; names the part that cannot.
+        MemoryError: memory ran out; says what was being recorded.
     """
     try:
         return _encode(value)
@@ -608,13 +611,14 @@ def encode(value: object, what: str = "the value") -> Encoded:
 
 
 def encode_for_afar(values: tuple[Any, ...], what: str = "the value") -> Encoded:
-    """Encode values for a process whose ``__main__`` is another program: its code by value.
+    """Encode values for a process with another ``__main__``: code of ``__main__`` goes by value.
 
     Returns:
-        the values, and a dict of what they use of ``__main__``, by name.
+        the encoded tuple of the values and a dict of the ``__main__`` definitions that they use.
 
     Raises:
-        NotRecordableError: they cannot be pickled; says which part of them.
+        NotRecordableError: the values cannot be pickled; names the part that cannot.
+        MemoryError: memory ran out; says what was being recorded.
     """
     by_value = CodeByValue()
     try:
@@ -639,14 +643,15 @@ def _encode(value: object) -> Encoded:
 
 
 def decode(data: Data, form: str | None = None, kind: Any = Any, *, stored: bool = True) -> Any:
-    """Load what :func:`encode` or :meth:`Codec.encode` made, from verified bytes.
+    """Load a value that :func:`encode` or :meth:`Codec.encode` encoded, from verified bytes.
 
     Args:
-        stored: false for what this program made or sent itself: see ``unpickling``.
+        stored: false for bytes that this program made or sent itself: see ``unpickling``.
 
     Raises:
-        UnreadableValueError: it needs a class that is gone, or holds code of another Python; or
-            it is a pickle, and this process loads none.
+        UnreadableValueError: the value needs a class that is gone, or holds code of another Python
+            version, or is a pickle and this process loads none.
+        MemoryError: memory ran out.
     """
     if form == JSON:
         return _data.decode_data(bytes(data), kind)
@@ -654,7 +659,11 @@ def decode(data: Data, form: str | None = None, kind: Any = Any, *, stored: bool
 
 
 def decode_with(load: Callable[[], Any], python: str | None) -> Any:
-    """:func:`decode` with another loader."""
+    """Load a value with ``load``, and raise the errors of :func:`decode`.
+
+    Args:
+        python: the Python version that the value needs; ``None`` for any.
+    """
     if python is not None and python != PYTHON:
         # Not a formality: by-value code of 3.11 crashes the interpreter of 3.12 and 3.13.
         raise UnreadableValueError(
@@ -693,7 +702,7 @@ def _not_recordable(value: object, what: str, error: BaseException) -> NotRecord
 
 
 def _culprit(value: Any) -> tuple[str, Any]:
-    """The part nearest to the top that fails to pickle although all its parts do, and its path."""
+    """Return the topmost part that fails to pickle although its own parts pickle, and its path."""
     waiting, met = collections.deque([("", value)]), {id(value)}
     for _ in range(_PARTS):
         if not waiting:
@@ -703,7 +712,7 @@ def _culprit(value: Any) -> tuple[str, Any]:
         if not failing:
             return path, part
         for piece, each in failing:
-            if id(each) not in met:  # else it leads back up: the reason is elsewhere
+            if id(each) not in met:  # else a cycle leads back up, and the reason is elsewhere
                 met.add(id(each))
                 waiting.append((path + piece, each))
     return "", value
@@ -721,7 +730,7 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         state = value.__reduce_ex__(2)[2]
     except Exception:
         state = getattr(value, "__dict__", None)
-    states = state if isinstance(state, tuple) else (state,)  # of __dict__ and __slots__
+    states = state if isinstance(state, tuple) else (state,)  # a tuple: __dict__ and __slots__
     return [
         (f".{name}", item)
         for each in states
@@ -745,9 +754,10 @@ def pickles(value: object) -> bool:
 
 
 class _Failure(NamedTuple):
-    """One exception of a chain: itself if it pickles, else a summary; links are indices.
+    """One exception of a chain: its pickle if it pickles, and a summary.
 
-    ``members`` are the exceptions of a group, ``notes`` what was added to it.
+    ``cause``, ``context`` and ``members`` (the exceptions of a group) are indices into the chain.
+    ``notes`` are the notes that were added to the exception.
     """
 
     pickled: bytes | None
@@ -763,12 +773,12 @@ class _Failure(NamedTuple):
 
 
 def encode_error(error: BaseException, secrets: Secrets = NO_SECRETS) -> Encoded:
-    """Encode an exception with its causes and contexts, and the members of a group with theirs.
+    """Encode an exception with its causes, contexts and group members, and theirs in turn.
 
-    Each is round-tripped through pickle now: many exceptions with an ``__init__`` of their own
-    pickle but do not load.  Where one does not survive, its summary is recorded, and comes back as
-    :class:`~stepwise.errors.StepFailedError`.  Secrets, and what has the shape of a credential, are
-    masked in what it says and holds.
+    Each exception is pickled and loaded once here, since many exceptions with an ``__init__`` of
+    their own pickle but do not load.  An exception that does not survive is recorded as a summary
+    only, and loads as a :class:`~stepwise.errors.StepFailedError`.  Secrets and texts that look
+    like credentials are masked, in the messages and in the attributes.
     """
     chain, index = linked_to(error, members)
     failures = [_failure(each, index, secrets) for each in chain]
@@ -776,7 +786,7 @@ def encode_error(error: BaseException, secrets: Secrets = NO_SECRETS) -> Encoded
 
 
 def _failure(error: BaseException, index: dict[int, int], secrets: Secrets) -> _Failure:
-    plain_group = type(error) in _GROUPS  # made again of its members
+    plain_group = type(error) in _GROUPS  # loading makes it again from its members
     pickled, python = (None, None) if plain_group else _surviving(error, secrets)
     message = str(getattr(error, "message", "")) if plain_group else error_text(error)
     return _Failure(
@@ -795,13 +805,13 @@ def _failure(error: BaseException, index: dict[int, int], secrets: Secrets) -> _
 
 def _notes(error: BaseException) -> tuple[str, ...]:
     notes = getattr(error, "__notes__", ())
-    if not isinstance(notes, (list, tuple)):  # anybody may set it
+    if not isinstance(notes, (list, tuple)):  # any code may set it
         return ()
     return tuple(note for note in notes if isinstance(note, str))
 
 
 def survives(error: BaseException) -> bool:
-    """Return whether an exception can be recorded as it is."""
+    """Return whether an exception can be recorded whole, not just as a summary."""
     return type(error) in _GROUPS or _surviving(error, NO_SECRETS)[0] is not None
 
 
@@ -829,10 +839,10 @@ def _surviving(error: BaseException, secrets: Secrets) -> tuple[bytes | None, st
 def decode_error(
     data: bytes, form: str | None = None, *, whole: bool = False, stored: bool = True
 ) -> BaseException:
-    """Load what :func:`encode_error` made, from verified bytes; links between them are restored.
+    """Load an exception that :func:`encode_error` encoded, with its links, from verified bytes.
 
     Args:
-        whole: not as a summary, if it was data.
+        whole: load an exception that was recorded as data whole, not as a summary.
         stored: as for :func:`decode`.
     """
     if form == JSON:
@@ -847,7 +857,7 @@ def decode_error(
             failure = failures[number]
             inside = [revive(each) for each in failure.members]
             revived[number] = error = _revive(failure, inside, stored=stored)
-            # A group that was pickled whole has members of its own.
+            # A group that was pickled whole brings its own members.
             revived.update(zip(failure.members, members(error), strict=False))
         return revived[number]
 
@@ -871,7 +881,7 @@ def _revive(failure: _Failure, members: list[BaseException], *, stored: bool) ->
             found = decode(failure.pickled, failure.python, stored=stored)
             return cast("BaseException", found)
         except UnreadableValueError:
-            pass  # its class is gone since: the summary still tells what happened
+            pass  # its class is gone since; the summary still says what happened
     for group in _GROUPS:
         if members and failure.type_name == group.__name__:
             return cast("BaseException", group(failure.message, members))
@@ -883,7 +893,7 @@ def _revive(failure: _Failure, members: list[BaseException], *, stored: bool) ->
 
 
 def traceback_text(error: BaseException, mask: Callable[[str], str] = str) -> str:
-    """The traceback of one exception, without its chain, masked and shortened in the middle."""
+    """Return the traceback of one exception without its chain, masked, with the middle cut out."""
     try:
         fold(error)
         lines = traceback.format_exception(type(error), error, error.__traceback__, chain=False)

@@ -1,7 +1,7 @@
 """Comparison of a value with its copy: types, items, order and attributes, to any depth.
 
-``==`` says too little here: a ``defaultdict`` equals a dict, ``True`` equals 1, and a list equals
-any list of equal items.
+``==`` is too weak here: a ``defaultdict`` equals a dict, ``True`` equals 1, and a list equals any
+list of equal items.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _CONTAINERS = (list, tuple, deque, dict, set, frozenset)
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Return whether a program could not tell the copy from the value.
+    """Return whether a copy is indistinguishable from the value.
 
-    Fixed offsets from UTC count as one kind of time zone.  Which fields of a pydantic model were
-    set does not count, as for its ``==``.
+    Two time zones with the same fixed offset from UTC are alike, whatever their classes.  A
+    pydantic model's set of passed fields does not count, as in its ``==``.
     """
     cls = type(one)
     if one is other or cls is not type(other) or issubclass(cls, (type, Enum)):
@@ -35,7 +35,7 @@ def alike(one: Any, other: Any) -> bool:
             return compare(one, other) and (cls in _ATOMS or _alike_states(one, other))
     if isinstance(one, _CONTAINERS):
         return _alike_items(one, other) and _alike_states(one, other)
-    # Attributes of the standard library's classes may be caches.
+    # Attributes in classes of the standard library may be caches.
     if state_of(one) and cls.__module__.partition(".")[0] not in sys.stdlib_module_names:
         return _alike_states(one, other)
     return bool(one == other)
@@ -62,7 +62,7 @@ def _alike_times(one: Any, other: Any) -> bool:
     if None in zones:
         return zones == (None, None)
     offsets = [zone.utcoffset(None) for zone in zones]
-    if None in offsets:  # its offset depends on the date
+    if None in offsets:  # the offset of a zone depends on the date
         return type(zones[0]) is type(zones[1]) and bool(zones[0] == zones[1])
     return bool(offsets[0] == offsets[1])
 
@@ -102,7 +102,7 @@ def _alike_mappings(one: Any, other: Any, *, ordered: bool) -> bool:
 
 
 def state_of(value: Any) -> dict[str, Any]:
-    """Return the attributes of an instance that its copy must have."""
+    """Return the attributes of an instance that a copy must have as well."""
     return {n: held for n, held in attributes(value).items() if n not in NOT_STATE}
 
 

@@ -1,33 +1,35 @@
 """The canonical digest of a value: equal values of one type give equal digests, everywhere.
 
-Across processes, hash seeds, dict orders, string interning, machines and versions of Python.  A
-pickle is not fit for this (its bytes depend on object identity and on set order), so a value is
+A digest is the same across processes, hash seeds, dict orders, string interning, machines and
+versions of Python.  The bytes of a pickle depend on object identity and on set order, so a value is
 *encoded* instead:
 
 - an atom is a tag and its bytes;
 - a container is a tag and its children;
 - dicts and sets are ordered by the encodings of their keys;
-- an object is its class, by name, and its state: the fields that its ``==`` compares for
-  dataclasses, attrs, pydantic and msgspec classes, else what ``copyreg`` would pickle;
+- an object is its class, by name, and its state: for dataclasses, attrs, pydantic and msgspec
+  classes the fields that ``==`` compares, else the state that ``copyreg`` would pickle;
 - every encoding is *folded* to at most 64 bytes (a longer one is replaced by its SHA-256), so that
   a large value costs no large intermediate copy.
 
-What has no such form (a lock, a client, a lambda) raises :class:`~stepwise.errors.DigestError`
-with the path to it.  A library is imported only when a value is one of its own.
+A value without such a form (a lock, a client, a lambda) raises
+:class:`~stepwise.errors.DigestError` with the path to the value.  A library is imported only for
+values of its classes.
 
-Message classes have fields that are new at every start.  A *volatile* field (a time, the usage)
-does not tell calls apart.  A *reference* is an id that other fields may name: it counts by the
-order in which it first appears in the call, so that a result still belongs to its own call.  These
-classes are known by their package and name, subclasses with them; a plain dict has no such fields.
-Checked with pydantic-ai 2.68, langchain-core 1.7, openai 3.54, openai-agents 0.24, anthropic 2.12;
-a field that another version does not have does nothing.
+Message classes have fields with new contents at every start.  A *volatile* field (a time, the
+usage) does not distinguish calls.  A *reference* is an id that other fields may name.  A reference
+counts by the order of first appearance in the call, so that a tool's result still belongs to the
+right call.  The message classes are known by package and name, with their subclasses; a plain dict
+has no such fields.  Checked with pydantic-ai 2.68, langchain-core 1.7, openai 3.54, openai-agents
+0.24, anthropic 2.12; a listed field that another version lacks has no effect.
 
-A list of messages is an argument of every step of an agent.  Its digest is a SHA-256 over the
-encodings of its items, so that of a list that grew goes on from that of the list before; that no
-item was changed is proved (see ``trees``).  The digest is the same as without this.
+A list of messages is an argument of every step of an agent.  The digest of a list is a SHA-256 over
+the encodings of its items, so the digest of a list that grew continues from the digest before.  A
+watch proves that no earlier item was changed (see ``trees``).  The digest is the same as without
+this shortcut.
 
-A class that its name leads to is told by its name alone; of one that a function or ``type()`` made,
-what it consists of counts, too.
+A class that can be found by its name is identified by the name alone.  A class that a function or
+``type()`` made is identified by its contents as well.
 """
 
 from __future__ import annotations
@@ -68,13 +70,13 @@ if TYPE_CHECKING:
 
 
 FOLD = 64
-"""Bytes of an encoding that stands for itself."""
+"""The largest number of bytes in a folded encoding; longer encodings are hashed."""
 LENGTH = [bytes((length,)) for length in range(FOLD + 1)]
-"""The byte before an encoding of so many bytes."""
+"""The byte that precedes an encoding, by the length of the encoding."""
 
 
 class UndigestibleError(Exception):
-    """Carries the path outwards; each container on the way adds its own piece."""
+    """A value without a digest; each container on the way out adds its piece of the path."""
 
     def __init__(self, reason: str, type_name: str) -> None:
         super().__init__(reason)
@@ -89,23 +91,23 @@ def fold(encoded: bytes) -> bytes:
 
 
 def join(tag: bytes, children: Iterable[bytes]) -> bytes:
-    """Join folded encodings so that no two lists join alike: one byte holds the length of each."""
+    """Join folded encodings, each behind a byte with its length, so that boundaries count."""
     return fold(tag + lengthened(children))
 
 
 def lengthened(children: Iterable[bytes]) -> bytes:
-    """The encodings one after the other, each behind its length."""
+    """Return the encodings one after the other, each behind a byte with its length."""
     return b"".join([LENGTH[len(child)] + child for child in children])
 
 
 def framed(part: bytes | str) -> bytes:
-    """Return a part with its length before it, to be digested with others."""
+    """Return a folded part behind its length, to be digested with other parts."""
     folded = fold(part.encode() if isinstance(part, str) else part)
     return LENGTH[len(folded)] + folded
 
 
 def module_key(module: str | None) -> str:
-    """The name of a module, the same whether its file is run, run by ``-m`` or imported."""
+    """Return the name of a module, the same whether its file is run, run by ``-m`` or imported."""
     if module not in ("__main__", "__mp_main__"):
         return module or ""
     main = sys.modules.get(module)
@@ -119,7 +121,7 @@ def module_key(module: str | None) -> str:
 
 @functools.lru_cache(maxsize=16)
 def dotted(path: str) -> str:
-    """Return the name by which a file is imported: its packages, and its own name."""
+    """Return the dotted name by which a file is imported, with its packages."""
     folder, name = os.path.split(os.path.realpath(path))
     packages = []
     while os.path.isfile(os.path.join(folder, "__init__.py")):
@@ -129,26 +131,26 @@ def dotted(path: str) -> str:
 
 
 def called(module: str) -> str:
-    """Return a module's name as it is used in the names of its definitions."""
+    """Return the name of a module for use in the names of its definitions."""
     return module_key(module) or module
 
 
 def class_name(cls: Any) -> str:
-    """``module.qualname`` of a class or function; the name alone for builtins."""
+    """Return ``module.qualname`` of a class or function, or the name alone for builtins."""
     module = getattr(cls, "__module__", None)
     name = getattr(cls, "__qualname__", None) or repr(cls)
     return name if module in (None, "builtins") else f"{called(module)}.{name}"
 
 
 def noun(value: object) -> str:
-    """``a lock``, ``an Agent``: how a message speaks of a value."""
+    """Return the class name of a value with an article, for messages: ``a lock``, ``an Agent``."""
     name = class_name(type(value))
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
 @functools.lru_cache(maxsize=1000)
 def name_of(name: str) -> bytes:
-    """Encode the name of a field or a class, of which there are few."""
+    """Encode the name of a field or a class; cached, since there are few names."""
     return string(name)
 
 
@@ -208,7 +210,7 @@ def _fraction(value: fractions.Fraction) -> bytes:
 
 
 def _datetime(value: dt.datetime) -> bytes:
-    if value.utcoffset() is not None:  # aware ones are equal when their instant is
+    if value.utcoffset() is not None:  # aware datetimes are equal when their instants are
         with contextlib.suppress(OverflowError):  # within a day of year 1 or 9999
             value = value.astimezone(dt.timezone.utc)
     return b"w" + value.isoformat().encode()
@@ -262,10 +264,10 @@ ATOMS: dict[type, Callable[[Any], bytes]] = {
     dt.timezone: _timezone,
     range: _range,
 }
-"""How each of these is encoded, by its exact type."""
+"""The encoding functions by the exact type of the value."""
 
 COMMON = {cls: ATOMS[cls] for cls in (str, int, float, bool, type(None), bytes)}
-"""The most common of them, none of which can fail."""
+"""The encoding functions of the most common types; none of these functions can fail."""
 
 _SELDOM: dict[tuple[str, str], Callable[[Any], bytes]] = {
     ("decimal", "Decimal"): _decimal,
@@ -277,9 +279,9 @@ _SELDOM: dict[tuple[str, str], Callable[[Any], bytes]] = {
 
 @functools.lru_cache(maxsize=1000)
 def atom(cls: type) -> Callable[[Any], bytes] | None:
-    """Return how the values of a type are encoded, if it is one of these.
+    """Return the function that encodes atoms of a type; ``None`` if they are not atoms.
 
-    Those whose modules take long to import are known by name, and join the rest when one is met.
+    Classes whose modules take long to import are known by name, and join ``ATOMS`` when met.
     """
     found = ATOMS.get(cls)
     if found is None:
@@ -296,10 +298,10 @@ EACH = "[]"
 
 
 FieldKind = Literal["volatile", "reference", "plain"]
-"""The way in which a field counts: not at all, by the order of first appearance, or as it is."""
+"""The way in which a field counts: not at all, by the order of first appearance, or as is."""
 
 Rule = Union[FieldKind, "dict[str, Rule]"]
-"""How a value counts, or how its parts do: by field or key, ``[]`` for each item."""
+"""The way in which a value counts, or its parts, by field or key; ``[]`` is for each item."""
 
 
 class _FieldPaths(NamedTuple):
@@ -382,7 +384,7 @@ _KNOWN: dict[str, dict[str, _FieldPaths]] = {
 
 
 def rules_of(cls: type) -> dict[str, Rule] | None:
-    """Return how the fields of a class count that do not count unchanged, or ``None``."""
+    """Return the rules for the fields of a class that do not count as is, or ``None``."""
     return _rules(cls, settings.fields())
 
 
@@ -416,8 +418,8 @@ def _add(rules: dict[str, Rule], path: Iterable[str], mark: FieldKind) -> None:
 class Numbering:
     """The order in which references first appear in one digest.
 
-    A long list numbers its own, so that its digest goes on from one call to the next; where its
-    references are those of something before it, *links* say so.
+    A long list numbers its references separately, so that its digest can continue from one call to
+    the next.  *Links* record which of its references appeared before the list.
     """
 
     __slots__ = ("lists", "numbers")
@@ -437,9 +439,12 @@ class Numbering:
         return b"&%d" % number
 
     def attach(self, inner: Numbering) -> bytes:
-        """A long list comes next: the links between its references and those before it."""
+        """Add the numbering of a long list; return the links to references that appeared before.
+
+        The result is empty if there are no links.
+        """
         links: list[tuple[int, int, int, int]] = []
-        if not inner.numbers and not inner.lists:  # as of most lists
+        if not inner.numbers and not inner.lists:  # the usual case
             self.lists += (inner.numbers,)
             return b""
         for table in (inner.numbers, *inner.lists):
@@ -456,7 +461,7 @@ class Numbering:
 
 
 LONG = 16
-"""Items of a list that is worth it; it numbers its own references, and a hash stands for it."""
+"""Items: a list of at least this length numbers its own references, and is encoded as a hash."""
 
 _MOST = 16  # lists
 
@@ -480,7 +485,7 @@ class _Grown:
         self.hash = hashlib.sha256(front)
 
     def stands(self) -> bool:
-        """Return whether the list still begins with the same, unchanged items."""
+        """Return whether the list still begins with the digested items, and these are unchanged."""
         return starts_with(self.value, self.items) and self.watch.holds()
 
     def take(self, new: list[Any], encode: Encode, around: Container[int]) -> bool:
@@ -490,7 +495,7 @@ class _Grown:
             return False
         watch = Watch(tree.nodes[1:])
         classes = set(tree.classes) - self.classes
-        if classes:  # what instances do not hold is theirs
+        if classes:  # an instance's encoding also depends on its class
             watch.extend(Watch.of_classes(classes))
         encoded = encode(new, self.state)
         self.watch.extend(watch)
@@ -509,18 +514,18 @@ def digest_grown(
     kind: object,
     numbered: bool,
 ) -> tuple[bytes, Numbering | None] | None:
-    """The SHA-256 over ``front`` and what ``encode`` makes of the items of a list.
+    """Digest a list with SHA-256 over ``front`` and its encoded items, from its last state on.
 
     Args:
-        encode: of several items what it makes of each, joined; it gets the numbering of the
-            references before them.
-        around: ids of the objects that hold the list, and its own.
-        kind: of the encoding: what was digested by another one does not count.
-        numbered: references are numbered.
+        encode: encodes several items and joins the encodings; receives the numbering of the
+            references before the items.
+        around: ids of the list and of the objects that hold the list.
+        kind: the kind of encoding; digests of another kind are not continued.
+        numbered: whether references are numbered.
 
     Returns:
-        the digest and the numbering; ``None`` if it holds what no tree may hold, or another thread
-        is at it.
+        the digest and the numbering; ``None`` if the items are not a tree or cannot be encoded, or
+        if another thread is digesting a list.
     """
     if not _lock.acquire(blocking=False):
         return None
@@ -534,21 +539,21 @@ def digest_grown(
             return None
         _grown[key] = grown
         for oldest in [*_grown][:-_MOST]:
-            _grown.pop(oldest, None)  # another thread may have let go of it
+            _grown.pop(oldest, None)  # another thread may have removed it
         return grown.hash.digest(), grown.state
     except UndigestibleError:
-        return None  # encoded as a whole, it says where
+        return None  # encoding the whole list reports the path
     finally:
         _lock.release()
 
 
 def held(value: list[Any]) -> int:
-    """Count how often a list is held here."""
+    """Return how many references to a list this module holds."""
     return sum(each.value is value for each in [*_grown.values()])
 
 
 def forget() -> None:
-    """Let go of the lists."""
+    """Release the remembered lists."""
     _grown.clear()
 
 
@@ -556,7 +561,7 @@ def forget() -> None:
 
 
 Form = Callable[[Any, Any], bytes]
-"""Takes an encoder and a value."""
+"""A function that encodes a value; receives an encoder and the value."""
 
 
 @contextlib.contextmanager
@@ -572,7 +577,7 @@ def leads_to(module: str | None, name: str, value: object) -> bool:
     """Return whether a dotted name leads to this very object, or to a decorated form of it."""
     found: Any = found_at(module or "builtins", name)
     for _ in range(20):  # decorators around it
-        # Methods of builtin classes are made anew at each access.
+        # Each access to a method of a builtin class makes a new object.
         if found is value or (type(found) is types.BuiltinMethodType and found == value):
             return True
         found = getattr(found, "__wrapped__", None)
@@ -583,7 +588,7 @@ def leads_to(module: str | None, name: str, value: object) -> bool:
 
 
 def form_for(cls: type) -> Form | None:
-    """The form of the values of this class, if it is one of those known here."""
+    """Return the form for values of a class that this module knows, or ``None``."""
     if issubclass(cls, type):
         return _class
     for module, names, form in _OF_LIBRARIES:
@@ -609,7 +614,7 @@ def _object(value: Any, parts: Iterable[bytes]) -> bytes:
 def _dataclass(encoder: Any, value: Any) -> bytes:
     from dataclasses import fields  # on use: it costs a fiftieth of a start
 
-    # Asked for each time: a class may get other fields, and classes may be equal to each other.
+    # Not cached: a class may get other fields, and classes may be equal to each other.
     compared = tuple([f.name for f in fields(value) if f.compare])
     return _object(value, encoder.fields(value, compared))
 
@@ -629,7 +634,7 @@ def _msgspec(encoder: Any, value: Any) -> bytes:
 
 
 def _pydantic(encoder: Any, value: Any) -> bytes:
-    # Its __dict__ holds the cached properties as well, which are not compared.
+    # Not by __dict__, which also holds cached properties; these are not compared.
     cls: Any = type(value)
     names = tuple(sorted(cls.model_fields))
     for extra in ("__pydantic_extra__", "__pydantic_private__"):
@@ -643,9 +648,9 @@ def _pydantic(encoder: Any, value: Any) -> bytes:
 
 
 def _class(encoder: Any, value: Any) -> bytes:
-    """Encode a class by its name, if it can be found by that name; else by its fields.
+    """Encode a class by its name if it can be found by its name, else by its fields.
 
-    So that the output type of an agent may be made on the fly.
+    The fields are for output types of agents, which may be made on the fly.
     """
     name = class_name(value)
     if not value.__flags__ & HEAP_TYPE or leads_to(value.__module__, value.__qualname__, value):
@@ -661,7 +666,7 @@ def _class(encoder: Any, value: Any) -> bytes:
 
 
 def description(cls: Any) -> list[Any] | None:
-    """The fields or members of a class that describes data; ``None`` for others."""
+    """Return the fields or members of a class that describes data; ``None`` for other classes."""
     if issubclass(cls, enum.Enum):
         return [(name, member.value) for name, member in cls.__members__.items()]
     if hasattr(cls, "__dataclass_fields__"):
@@ -682,7 +687,7 @@ def description(cls: Any) -> list[Any] | None:
 
 
 def _annotation(encoder: Any, value: Any) -> bytes:
-    """``list[int]``, ``str | None``: the same on every Python."""
+    """Encode an annotation (``list[int]``, ``str | None``), the same on every Python version."""
     origin = typing.get_origin(value)
     if origin is None:
         name = getattr(value, "__forward_arg__", None)
@@ -707,7 +712,7 @@ def _annotation(encoder: Any, value: Any) -> bytes:
 
 
 def _array(encoder: Any, value: Any) -> bytes:
-    """A numpy array or scalar."""
+    """Encode a numpy array or scalar."""
     import numpy as np
 
     if not (type(value) is np.ndarray or isinstance(value, (np.generic, np.memmap))):
@@ -719,7 +724,7 @@ def _array(encoder: Any, value: Any) -> bytes:
 
 
 def _elements(encoder: Any, value: Any) -> list[bytes]:
-    """Element type, shape, and elements in C order, little-endian."""
+    """Return the element type, the shape, and the elements in C order, little-endian."""
     import numpy as np
 
     array = np.asarray(value)
@@ -776,7 +781,7 @@ def _hash_of_elements(array: Any, little: Any) -> bytes:
 
 
 def _table(encoder: Any, value: Any) -> bytes:
-    """A DataFrame, Series, Index or array of pandas: cell by cell, with its labels."""
+    """Encode a DataFrame, Series, Index or array of pandas: cell by cell, with its labels."""
     import pandas as pd
 
     if isinstance(value, pd.Index):
@@ -816,7 +821,7 @@ def _column(encoder: Any, array: Any) -> list[bytes]:
 
 
 def _timestamp(_: Any, value: Any) -> bytes:
-    """A Timestamp of pandas, whatever its unit and zone: equal ones are the same instant."""
+    """Encode a pandas Timestamp; equal ones are the same instant, whatever their unit and zone."""
     instant = value if value.tzinfo is None else value.tz_convert("UTC")
     return _object(value, [string(instant.isoformat(timespec="nanoseconds"))])
 
@@ -857,7 +862,7 @@ def digest(value: object, numbering: Numbering | None = None) -> str:
         numbering: see :func:`encode`.
 
     Raises:
-        DigestError: part of it cannot be part of an identity; says which part.
+        DigestError: some part of the value cannot be part of an identity; names the part.
     """
     return hashlib.sha256(encode(value, numbering)).hexdigest()[:32]
 
@@ -868,7 +873,7 @@ def combine(*parts: bytes | str) -> str:
 
 
 def combined(parts: Iterable[bytes]) -> str:
-    """:func:`combine` parts that are :func:`framed`."""
+    """Digest parts that are already :func:`framed`, with the result of :func:`combine`."""
     return hashlib.sha256(fold(b"+" + b"".join(parts))).hexdigest()[:32]
 
 
@@ -878,9 +883,9 @@ def encode(
     """Return the canonical bytes of ``value``, at most 64; :func:`digest` is their hash.
 
     Args:
-        numbering: of the references in what makes one identity; what frameworks make up anew at
-            every start does not count then.  Without one, all of the value counts.
-        by: the kind of encoder.
+        numbering: the references met so far in one identity.  Volatile fields and the contents of
+            ids do not count then.  Without a numbering, the whole value counts.
+        by: the class of the encoder.
 
     Raises:
         DigestError: see :func:`digest`.
@@ -904,17 +909,17 @@ def encode(
 
 
 class Encoder:
-    """One encoding.
+    """The encoder of one value.
 
-    ``active`` holds the objects that are being encoded, each with its level, to see cycles; ``met``
-    holds those that were, with their encoding if no cycle runs through them: an object that many
-    refer to is taken apart once.
+    ``active`` holds the objects that are being encoded, each with its level, to detect cycles.
+    ``met`` holds the objects that were encoded, with their encodings if no cycle runs through them:
+    an object with many references is encoded once.
     """
 
     cycles = again = 0
     atoms: ClassVar = ATOMS
     list_tag = b"l"
-    grows = True  # long lists are remembered: they will be digested again
+    grows = True  # remember long lists, which will be digested again
 
     def __init__(self, numbering: Numbering | None = None) -> None:
         self.numbering = numbering
@@ -929,7 +934,7 @@ class Encoder:
             if simple is not None:
                 return simple(value)
         here, level = id(value), len(self.active)
-        if here in self.active:  # a cycle is encoded as the number of levels it leads up
+        if here in self.active:  # a cycle is encoded as the number of levels that it leads up
             self.cycles += 1
             return b"^%d" % (level - self.active[here])
         self.active[here] = level
@@ -954,7 +959,7 @@ class Encoder:
             encoded = form_of(cls)(self, value)
         except (UndigestibleError, RecursionError, MemoryError):
             raise
-        except Exception as error:  # its own methods are asked
+        except Exception as error:  # methods of the value are called
             raise UndigestibleError(
                 f"{noun(value)} cannot be part of an identity ({error_text(error)})",
                 class_name(type(value)),
@@ -980,7 +985,7 @@ class Encoder:
             return self.long_list(value)
         return join(b"l", self.items(value))
 
-    def long_list(self, value: list[Any]) -> bytes:  # it is folded
+    def long_list(self, value: list[Any]) -> bytes:  # folded
         outer = self.numbering
         grown = self.grown(value) if self.grows else None
         if grown is None:
@@ -992,7 +997,7 @@ class Encoder:
         return join(b"&", [encoded, fold(links)]) if links else encoded
 
     def grown(self, value: list[Any]) -> tuple[bytes, Numbering | None] | None:
-        """Digest a list of which the items before are known."""
+        """Digest a list from its last digest on; ``None`` as for :func:`digest_grown`."""
         numbered = self.numbering is not None
         kind = self.list_tag, settings.fields() if numbered else None
         front, encode, around = self.list_tag, self.joined, self.active
@@ -1004,7 +1009,7 @@ class Encoder:
     def numbered(
         self, numbering: Numbering | None, encode: Callable[..., T], value: Any, *more: Any
     ) -> T:
-        """Encode with another numbering; values already met have another encoding then."""
+        """Encode with another numbering, and without the encodings of values already met."""
         before = self.numbering, self.met
         self.numbering, self.met = numbering, {} if numbering is not self.numbering else self.met
         try:
@@ -1016,7 +1021,7 @@ class Encoder:
         return join(b"t", self.items(value))
 
     def set_(self, value: Iterable[Any]) -> bytes:
-        # In no order, so its references have none.
+        # Items of a set have no order, so references in them are not numbered.
         return join(b"{", sorted(self.numbered(None, self.items, value, "{{...}}")))
 
     def pairs(self, value: dict[Any, Any], label: str = "[{}]") -> list[tuple[bytes, bytes]]:
@@ -1028,7 +1033,7 @@ class Encoder:
                 form = atoms.get(type(key))
                 if form is not None:
                     name = form(key)
-                elif type(key) is str:  # refers to nothing
+                elif type(key) is str:  # holds no reference
                     name = self.encode(key)
                 else:
                     name = self.numbered(None, self.encode, key)
@@ -1069,11 +1074,11 @@ class Encoder:
     # -- objects ---------------------------------------------------------------------------------
 
     def rules(self, value: Any) -> dict[str, Rule] | None:
-        """Return how those fields count that do not count unchanged."""
+        """Return the rules for fields that do not count as is; ``None`` without a numbering."""
         return rules_of(type(value)) if self.numbering is not None else None
 
     def fields(self, value: Any, names: Iterable[str]) -> list[bytes]:
-        """Names and values of attributes."""
+        """Return the encoded names and values of attributes, without volatile ones."""
         parts: list[bytes] = []
         rules, atoms = self.rules(value), self.atoms
         for name in names:
@@ -1091,7 +1096,7 @@ class Encoder:
         return parts
 
     def ruled(self, value: Any, rule: Rule) -> bytes:
-        """A value of which some parts do not count, or by the order of their appearance."""
+        """Encode a value with volatile parts or references in it, by the rule for the value."""
         if isinstance(rule, str):
             refers = rule == "reference" and class_name(type(value)) in _REFERENCES
             numbering = self.numbering if refers else None
@@ -1114,14 +1119,14 @@ class Encoder:
         )
 
     def reduced(self, value: Any) -> bytes:
-        """Class and state of an ordinary object, as pickle protocol 2 would take it apart."""
+        """Encode an ordinary object as class and state, as pickle protocol 2 would reduce it."""
         form = _reduce(value)
         if isinstance(form, str):
             return _named(value, form)
         cls = type(value)
         make, args, state, items, pairs = form
         if isinstance(value, (io.StringIO, io.BytesIO)) and not state[-1]:
-            state = (*state[:-1], None)  # of attributes: {} once one was looked up
+            state = (*state[:-1], None)  # the attributes are {} once any was looked up
         parts = [string(class_name(cls))]
         if make not in (copyreg.__newobj__, copyreg._reconstructor, cls):  # type: ignore[attr-defined]
             parts.append(self.encode(make))
@@ -1140,7 +1145,7 @@ class Encoder:
             and isinstance(state[1], dict)
             and getattr(type(value), "__getstate__", None) is inherited
         ):
-            state = {**(state[0] or {}), **state[1]}  # of __dict__ and __slots__
+            state = {**(state[0] or {}), **state[1]}  # __dict__ and __slots__
         if not isinstance(state, dict):
             return self.encode(state)
         state = {k: v for k, v in state.items() if k not in _NOT_STATE}
@@ -1180,7 +1185,11 @@ def _function(_: Any, value: Any) -> bytes:
 
 
 def _named(value: Any, name: str) -> bytes:
-    """Encode a value by its own name, if that name leads back to it."""
+    """Encode a value by a name that leads to the value.
+
+    Raises:
+        UndigestibleError: the name leads elsewhere.
+    """
     # Functions know their module; singletons live beside their class.
     for module in (getattr(value, "__module__", None) or "builtins", type(value).__module__):
         if leads_to(module, name, value):
@@ -1237,7 +1246,7 @@ _BASES: tuple[tuple[Any, Any], ...] = (
     (types.MethodType, _method),
     ((types.FunctionType, types.BuiltinFunctionType), _function),
 )
-"""Classes, and how the values of these and of their subclasses are encoded."""
+"""Classes, with the functions that encode their instances and instances of their subclasses."""
 
 _CONTAINERS: dict[type, Form] = {
     list: Encoder.list_,
@@ -1263,13 +1272,13 @@ _SUBCLASSED: tuple[tuple[type, Form], ...] = (
 
 @functools.lru_cache(maxsize=1000)
 def form_of(cls: type) -> Form:
-    """Return how to encode the values of a class that is neither an atom nor a container."""
+    """Return the form for values of a class that is neither an atom nor a container."""
     base: Any
     form: Form
     for base, form in _BASES:
         if issubclass(cls, base):
             return form
-    pathlib = sys.modules.get("pathlib")  # it is not loaded for programs without paths
+    pathlib = sys.modules.get("pathlib")  # not loaded in programs without paths
     if issubclass(cls, getattr(pathlib, "PurePath", ())):
         return _path
     known = form_for(cls)
@@ -1286,16 +1295,17 @@ def form_of(cls: type) -> Form:
 
 
 _STEP = "__stepwise_step__"
-_CHANGED = (list, dict, set, bytearray)  # in place, by what the program does
+_CHANGED = (list, dict, set, bytearray)  # the program may change these in place
 
 
 @functools.lru_cache(maxsize=1000)
 def content_of(cls: type) -> dict[str, Any] | None:
-    """Return what tells a class from others of its name; ``None`` if its name leads to it.
+    """Return the contents that distinguish a class from others of the same name.
 
-    Its fields, its attributes and those of its bases that no name leads to, and what its methods
-    captured.  What a run may change is left out: containers, and captured variables that a method
-    assigns.  So is what steps captured, which is a part of their calls.
+    Return ``None`` if the name leads to the class.  The contents are the fields, the attributes of
+    the class and of its bases that no name leads to, and the captured variables of methods.  Left
+    out are contents that a run may change: containers, and captured variables that a method
+    assigns.  Captured variables of steps are left out as well: they are part of the steps' calls.
     """
     if _is_named(cls):
         return None
@@ -1327,14 +1337,14 @@ def _is_named(cls: type) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """The function that a method of a class, a static one or a property calls."""
+    """Return the function that a class method, a static method or a property calls."""
     if isinstance(value, (classmethod, staticmethod)):
         return value.__func__
     return value.fget if isinstance(value, property) else value
 
 
 def cell_content(cell: types.CellType, missing: Any = None) -> Any:
-    """Return the value of a captured variable; ``missing`` if it has none yet."""
+    """Return the value of a captured variable, or ``missing`` if the variable has no value yet."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -1343,7 +1353,7 @@ def cell_content(cell: types.CellType, missing: Any = None) -> Any:
 
 @functools.lru_cache(maxsize=1000)
 def assigned_in(code: types.CodeType) -> frozenset[str]:
-    """The captured variables that code, or code inside it, assigns to."""
+    """Return the captured variables that code assigns or deletes, with the code inside it."""
     names = {
         str(each.argval)
         for each in dis.get_instructions(code)

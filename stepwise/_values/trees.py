@@ -1,32 +1,32 @@
 """Contents of objects: sentinels, instances, trees of data, and whether these are unchanged.
 
 A *sentinel* is an object that a module or class holds under a name, and that only means itself:
-``UNSET = object()``, ``dataclasses.MISSING``, an SDK's ``NOT_GIVEN``.  It is compared with ``is``,
-so the name is stored.  Loading gives the object of that name if its class and attributes are the
-same, else a copy; so a small object that a module holds as state comes back as it was, too.  A text
-in an attribute may be one as well (``argparse.SUPPRESS``), if a module of its classes holds this
-very text as a constant.  What the interpreter has once is never stored by value: ``os.environ``,
-with its API keys, the namespaces of modules, ``sys.modules``.
+``UNSET = object()``, ``dataclasses.MISSING``, an SDK's ``NOT_GIVEN``.  Programs compare a sentinel
+with ``is``, so its name is stored.  Loading returns the object of that name if its class and
+attributes are the same, else a copy.  So a small object that a module holds as state also comes
+back as it was.  A text in an attribute may be a sentinel as well (``argparse.SUPPRESS``), if a
+module of the instance's classes holds this very text as a constant.  Objects that the interpreter
+has only once are never stored by value: ``os.environ``, with its API keys, the namespaces of
+modules, ``sys.modules``.
 
-Of an *instance* everything is known that its pickle would hold if its class was made by a class
-statement, is found by its name and leaves its state to Python: attributes in ``__dict__`` and in
-slots.  A ``__getstate__`` of its own must consist of the very objects that it holds, as those of
-dataclasses, attrs classes and pydantic's models do.  A *constant* never changes: a member of an
+An *instance* is fully known if its class was made by a class statement, is found by its name and
+leaves its state to Python.  The state is the attributes in ``__dict__`` and in slots.  A
+``__getstate__`` of the class must return the very objects that the instance holds, as in
+dataclasses, attrs classes and pydantic's models.  A *constant* never changes: a member of an
 enumeration, a moment, a path.
 
 A *tree* is made of lists, dicts, tuples, sets and atoms of the exact builtin types (*plain data*),
-of instances and of constants.  Its *nodes* are what can be referred to from outside: the
-containers, the instances and the large leaves.  They are numbered in the order of one walk: plain
-data that was pickled and loaded again has the same nodes in the same order.  Where there are
-classes, these may have a say in what is loaded; there, a node is numbered by the place that it has
-among the objects of the pickle.
+of instances and of constants.  The *nodes* of a tree can be referred to from outside: containers,
+instances and large leaves.  Nodes are numbered in the order of one walk: plain data that was
+pickled and loaded again has the same nodes in the same order.  Classes may change what is loaded.
+In a tree with classes, the number of a node is its place among the objects of the pickle.
 
 A *watch* tells whether mutable objects still hold the very same objects under the same names in
-the same order.  That is proved, not sampled: every slot is compared by identity, so an equal value
-of another type does not pass.  It is a few calls in C for any number of objects.  An array that has
-its memory to itself is known by a hash of its bytes, which is made anew at each look.
+the same order.  The watch proves this, without sampling: it compares every slot by identity, so an
+equal value of another type does not pass.  A look is a few calls in C for any number of objects.
+An array that owns its memory is compared by a hash of its bytes, which is made anew at each look.
 
-Rejected, with what they take here:
+Rejected, with their costs here:
 
 =============================================  ====================================================
 ``==`` of two lists                            0.4 ns an item, ``is`` takes 10; but ``1 == True``,
@@ -69,23 +69,23 @@ HEAP_TYPE = 1 << 9
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 
 _MOST = 4  # attributes
-_WITH_STATE = 3  # the length of a reduced form that has one
+_WITH_STATE = 3  # the length of a reduced form with a state
 _OWN_WAYS = ("__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
 
 _homes: dict[type, list[str]] = {}
 """Modules that hold sentinels of a class, other than the module of the class."""
 
 _looked_at: dict[str, int] = {}
-"""Modules that were looked at, and how many names they had."""
+"""Modules that were examined, and how many names they had."""
 
 _names: dict[str, tuple[int, dict[int, str]]] = {}
-"""The names in a module by the ids of what they stand for, and how many there were."""
+"""The names in a module by the ids of the named objects, and how many names there were."""
 
 _in_classes: dict[int, tuple[object, str, str]] = {}
 """Sentinels that classes hold (``class Config: UNSET = object()``), with module and dotted name."""
 
 _bare: dict[int, tuple[object, tuple[str, str] | None]] = {}
-"""Instances of ``object`` that were looked for in all modules."""
+"""Instances of ``object`` that were searched for in all modules, and where they were found."""
 
 
 def found_at(module: str, name: str) -> Any:
@@ -97,9 +97,9 @@ def found_at(module: str, name: str) -> Any:
 
 
 def look_for(namespace: Mapping[str, Any]) -> None:
-    """Note the sentinels that a module holds, and those of the modules that it imports.
+    """Register the sentinels of a module and of the modules that it imports.
 
-    A sentinel may be of a class of somebody else's module.
+    The class of a sentinel may be from yet another module, so the class alone does not find it.
     """
     for name in (str(namespace.get("__name__")), *_imported(namespace)):
         module = sys.modules.get(name)
@@ -131,13 +131,13 @@ def _imported(namespace: Mapping[str, Any]) -> list[str]:
 
 
 def held_as(value: Any) -> tuple[str, str] | None:
-    """The module and the name under which it holds this very object, if it is a sentinel."""
+    """Return the module that holds a sentinel, and the name there; ``None`` for other values."""
     cls = type(value)
     if cls is object:
         return _held_bare(value)
     if cls.__module__ == "builtins" or not cls.__flags__ & HEAP_TYPE:
         return None
-    if not _has_name(cls):  # the class itself would be a copy: that of a lock, say
+    if not _has_name(cls):  # without a name, loading would copy the class: a lock's, say
         return None
     for module in (cls.__module__, *_homes.get(cls, ())):
         name = _name_in(module, value)
@@ -153,7 +153,10 @@ def _is_single(module: str, cls: type) -> bool:
 
 
 def place_of(value: Any) -> tuple[str, str] | None:
-    """The module and the name of what the interpreter has once; ``None`` for other values."""
+    """Return the module and the name of an object that the interpreter has only once.
+
+    Return ``None`` for other values.
+    """
     cls = type(value)
     if cls is dict:
         return place_of_dict(value)
@@ -163,7 +166,10 @@ def place_of(value: Any) -> tuple[str, str] | None:
 
 
 def place_of_dict(value: dict[Any, Any]) -> tuple[str, str] | None:
-    """The same for a dict: the namespace of a module, or ``sys.modules``."""
+    """Return the module and the name of a dict that is a module's namespace or ``sys.modules``.
+
+    Return ``None`` for other dicts.
+    """
     if value is sys.modules:
         return "sys", "modules"
     name = value.get("__name__")
@@ -214,7 +220,10 @@ def _name_in(module: str, value: object) -> str | None:
 
 
 def _state_of(value: Any) -> dict[str, Any] | None:
-    """The attributes of an object; ``None`` if they are many, or no atoms."""
+    """Return the attributes of an object; ``None`` if there are many, or some are not atoms.
+
+    Return ``None`` as well if the class decides how its objects are pickled.
+    """
     cls: Any = type(value)
     own = cls.__reduce_ex__ is not object.__reduce_ex__ or cls.__reduce__ is not object.__reduce__
     if own or any(getattr(cls, n, None) is not getattr(object, n, None) for n in _OWN_WAYS):
@@ -227,7 +236,10 @@ def _state_of(value: Any) -> dict[str, Any] | None:
 
 
 def form_of(value: Any) -> Any:
-    """Return a sentinel in reduced form for a pickle, or ``NotImplemented`` for other values."""
+    """Return the reduced form of a sentinel, or ``NotImplemented`` for other values.
+
+    An instance with constants of its modules as attributes has a reduced form as well.
+    """
     held = held_as(value)
     if held is None:
         return _with_texts(value)
@@ -239,7 +251,11 @@ def form_of(value: Any) -> Any:
 
 
 def held_at(module: str, name: str) -> Any:
-    """Return the object of that name in a module, which is imported."""
+    """Import a module and return its object of this name.
+
+    Raises:
+        LookupError: the module has no such name now.
+    """
     importlib.import_module(module)
     found = found_at(module, name)
     if found is None:
@@ -248,7 +264,7 @@ def held_at(module: str, name: str) -> Any:
 
 
 class _Text:
-    """A text that is pickled by the name of the constant that it is."""
+    """A stand-in for a constant text, which pickles the name of the constant with the text."""
 
     def __init__(self, module: str, name: str, text: str) -> None:
         self._parts = module, name, text
@@ -261,7 +277,7 @@ def _sentinel_text(module: str, name: str, text: str) -> str:
     try:
         importlib.import_module(module)
         today = found_at(module, name)
-    except Exception:  # as above
+    except Exception:  # the module is gone, or its code raises
         return text
     return today if type(today) is str and today == text else text
 
@@ -287,7 +303,7 @@ def _with_texts(value: Any) -> Any:
 
 @functools.lru_cache(maxsize=1000)
 def _modules_of(cls: Any) -> tuple[str, ...]:
-    """The modules of a class and its bases, if Python pickles its instances by their attributes."""
+    """Return the modules of a class and its bases; empty if the class pickles in its own way."""
     if cls.__reduce_ex__ is not object.__reduce_ex__ or cls in copyreg.dispatch_table:
         return ()
     return tuple({each.__module__: None for each in cls.__mro__ if each.__flags__ & HEAP_TYPE})
@@ -301,11 +317,11 @@ def _held_by(value: Any) -> list[Any]:
 
 
 def _sentinel(module: str, name: str, cls: Any, state: dict[str, Any]) -> Any:
-    """Return the object of that name, or a copy of the stored one."""
+    """Return today's object of this name, or a copy of the stored object if they differ."""
     try:
         importlib.import_module(module)
         today = found_at(module, name)
-    except Exception:  # the module is gone, or raises whatever it likes
+    except Exception:  # the module is gone, or its code raises anything
         today = None
     if type(today) is cls and _same(state, {} if cls is object else _state_of(today)):
         return today
@@ -347,14 +363,14 @@ _CONSTANTS = {
 
 
 NOT_STATE = frozenset({"__pydantic_fields_set__"})
-"""Attributes that say which fields were given, which is not part of ``==``."""
+"""Attributes that list the fields which were passed; ``==`` ignores them."""
 
 ATOMS = frozenset({str, int, float, bool, bytes, complex, type(None)})
 """Types whose values hold nothing and never change."""
 
 
 def reference(obj: Any, gone: Callable[[Any], object] | None = None) -> Callable[[], Any]:
-    """Return a weak reference to an object, or one that holds it if there are none to it.
+    """Return a weak reference to an object, or a strong one if the type allows no weak ones.
 
     Args:
         gone: called when the object is gone.
@@ -366,7 +382,7 @@ def reference(obj: Any, gone: Callable[[Any], object] | None = None) -> Callable
 
 
 def by_name(value: Any, module: str = "__main__") -> str | None:
-    """The dotted name under which a module holds this very class or function, if it does."""
+    """Return the dotted name by which a module holds this very class or function, or ``None``."""
     name = getattr(value, "__qualname__", None)
     if getattr(value, "__module__", None) != module or not isinstance(name, str):
         return None
@@ -380,23 +396,23 @@ class Kind:
     """The knowledge about instances of one class.
 
     Attributes:
-        constant: they never change, and one is as good as an equal one.
+        constant: true if the instances never change, and equal instances are interchangeable.
     """
 
     constant = True
 
     def size(self, value: Any) -> int:
-        """About how many bytes one of them takes, apart from the objects that it holds."""
+        """Return about how many bytes an instance takes, without the objects that it holds."""
         return 0
 
     def parts(self, value: Any) -> Sequence[Any] | None:
-        """The objects that one of them holds; ``None`` if it is not known after all."""
-        zone = getattr(value, "tzinfo", None)  # anybody may write a class for it
+        """Return the objects that an instance holds; ``None`` if they are not fully known."""
+        zone = getattr(value, "tzinfo", None)  # its class may be the user's
         return () if zone is None else (zone,)
 
 
 def kind_of(cls: Any, *, arrays: bool = False) -> Kind | None:
-    """Return the kind of a class's objects, if the class can be pickled by its name."""
+    """Return the kind of a class's objects, or ``None`` if no tree can hold these objects."""
     if is_array(cls):
         return _Array() if arrays else None
     if by_name(cls, cls.__module__) is None:
@@ -405,7 +421,7 @@ def kind_of(cls: Any, *, arrays: bool = False) -> Kind | None:
         return _Member()
     if is_constant(cls):
         return Kind()
-    # Some classes of the standard library are pickled in a way of our own (see ``reducers``).
+    # We pickle some classes of the standard library in our own way (see ``reducers``).
     if cls.__module__.partition(".")[0] in sys.stdlib_module_names or not pickled_by_state(cls):
         return None
     slots = _slots_of(cls)
@@ -418,12 +434,12 @@ def is_constant(cls: type) -> bool:
 
 
 def is_array(cls: Any) -> bool:
-    """Return whether a class is that of numpy's arrays."""
+    """Return whether a class is ``numpy.ndarray``."""
     return bool(cls.__module__ == "numpy" and cls.__name__ == "ndarray")
 
 
 class _Array(Kind):
-    """Arrays that have their memory to themselves: a watch knows them by a hash of their bytes."""
+    """The kind of arrays that own their memory; a watch compares them by a hash of their bytes."""
 
     constant = False
 
@@ -432,21 +448,21 @@ class _Array(Kind):
         return size
 
     def parts(self, value: Any) -> Sequence[Any] | None:
-        # numpy loads some arrays into the bytes of their pickle, which nothing else has then.
+        # numpy loads some arrays into the bytes of their pickle; nothing else uses these bytes.
         alone = value.base is None or (type(value.base) is bytes and value.flags.writeable)
         is_whole = alone and value.flags.forc and value.nbytes > 0
         return () if is_whole and value.dtype.kind in _NUMERIC else None
 
 
 _NUMERIC = frozenset("biufcmMSU")  # kinds of elements that hold nothing outside of the array
-_PIECE = 1 << 16  # bytes that are copied to be hashed: these stay in the cache of a processor
+_PIECE = 1 << 16  # bytes that are copied and hashed at a time: they fit a processor's cache
 
 
 def _content(array: Any) -> tuple[object, ...]:
-    """Return what tells whether an array has changed: its form, and a hash of its bytes.
+    """Return the facts that differ once an array has changed: its form, and a hash of its bytes.
 
-    The hash is that of ``bytes``, SipHash of 64 bits with a key of this process.  It takes a third
-    of what SHA-256 takes; nothing stored depends on it.
+    The hash is Python's hash of ``bytes``: SipHash of 64 bits with a key of this process.  It takes
+    a third of the time of SHA-256, and nothing stored depends on the hash.
     """
     if array.nbytes <= _PIECE:
         hashed = hash(array.tobytes("A"))
@@ -471,14 +487,14 @@ class _Instance(Kind):
 
     def parts(self, value: Any) -> Sequence[Any] | None:
         if form_of(value) is not NotImplemented:
-            return None  # compared with ``is``: stored by the name that its module has for it
+            return None  # a sentinel, compared with ``is``: stored by its name in its module
         try:
             inside = [slot.__get__(value) for slot in self._slots]
-        except AttributeError:  # which one is set could not be told by what it refers to
+        except AttributeError:  # the objects that it refers to do not show which slots are set
             return None
         referents = gc.get_referents(value)
         if type(value) not in referents[-1:] or not _ids(inside) <= _ids(referents):
-            return None  # another Python: a watch would not see them
+            return None  # another Python, in which a watch would not see the slots
         if self._has_dict:
             attributes = vars(value)
             if not _NAMES.issuperset(map(type, attributes)):
@@ -495,7 +511,7 @@ def _is_whole_state(value: Any, inside: Sequence[Any]) -> bool:
     """Return whether the pickled state of an instance consists of exactly these objects."""
     held = _ids(inside)
     for each in inside:
-        if type(each) is dict:  # attributes that a class keeps in a slot of its own
+        if type(each) is dict:  # attributes that a class keeps in one of its slots
             held.update(map(id, each.values()))
     try:
         make, _, state, *_ = value.__reduce_ex__(_PROTOCOL)
@@ -528,10 +544,10 @@ def pickled_by_state(cls: type) -> bool:
 
 @functools.lru_cache(maxsize=1000)
 def _slots_of(cls: type) -> list[Any] | None:
-    """Its slots, if there is nothing in its instances but these and a ``__dict__``."""
+    """Return the slots of a class; ``None`` if its instances hold more than slots and a dict."""
     bases = reversed(cls.__mro__[:-1])
     held = [pair for base in bases for pair in vars(base).items()]
-    names = dict(held)  # as the last class of a name has it
+    names = dict(held)  # the last class with a name wins
     slots = [each for each in held if type(each[1]) is types.MemberDescriptorType]
     if (
         not cls.__flags__ & HEAP_TYPE
@@ -562,7 +578,7 @@ def attributes(instance: object) -> dict[str, Any]:
 
 
 def slot_values(instance: object, slots: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return what is in the slots of an instance that are set, by name."""
+    """Return the values of the slots of an instance that are set, by name."""
     held = {}
     for name, slot in slots:
         try:
@@ -573,13 +589,13 @@ def slot_values(instance: object, slots: Iterable[tuple[str, Any]]) -> dict[str,
 
 
 def dict_of(instance: object) -> dict[str, Any]:
-    """Return the ``__dict__`` of an instance itself; no code of its class is called."""
+    """Return the very ``__dict__`` of an instance, without calling code of its class."""
     found: dict[str, Any] = object.__getattribute__(instance, "__dict__")
     return found
 
 
 _OFFSETS = {"__dictoffset__", "__vectorcalloffset__", "__weaklistoffset__"}
-"""Members by which a class written in C tells its layout: addresses, no state."""
+"""Members by which a class written in C declares its layout: addresses, not state."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -600,10 +616,10 @@ def own_layout(cls: Any) -> type | None:
     """Return the builtin class to which a class adds nothing but slots and a ``__dict__``.
 
     Returns:
-        ``object`` for most classes; ``None`` if a class in between holds something that is laid
-        out by C and cannot be looked at.
+        ``object`` for most classes; ``None`` if a class in between has C fields, which cannot be
+        examined.
     """
-    # Many classes in C are on the heap, too (``deque`` from Python 3.12), but cannot be changed.
+    # Many classes in C are heap types, too (``deque`` from Python 3.12), but cannot be changed.
     while cls.__flags__ & (HEAP_TYPE | _IMMUTABLE_TYPE) == HEAP_TYPE:
         base = cls.__base__
         slots = sum(
@@ -625,17 +641,18 @@ def own_layout(cls: Any) -> type | None:
 # -- trees ----------------------------------------------------------------------------------------
 
 
-LARGE_LEAF = 512  # characters or bytes: a reference to it is a tenth of that
+LARGE_LEAF = 512  # characters or bytes: a reference takes a tenth of that
 _LEAVES = frozenset({str, bytes})
 NUMBERS = frozenset({int, float, bool, type(None)})
 _NOTHING: frozenset[int] = frozenset()
 
 
 class Tree(NamedTuple):
-    """A tree: its nodes, the root first if that is one; and about how many bytes it takes.
+    """A tree of data and its nodes.
 
-    ``numbers`` are those of the nodes.  ``refers`` tells whether nodes of other trees are in it,
-    ``classes`` are those of the objects that are not plain data.
+    The root is the first node, if the root is a node.  ``size`` is about how many bytes the tree
+    takes.  ``numbers`` has the number of each node.  ``refers`` is true if the tree holds nodes of
+    other trees.  ``classes`` are the classes of the objects that are not plain data.
     """
 
     root: Any
@@ -646,7 +663,11 @@ class Tree(NamedTuple):
     classes: Collection[type] = ()
 
     def numbered(self, places: Mapping[int, int]) -> Tree:
-        """The same with the places of its nodes in a pickle, by their ids; -1 for none."""
+        """Return the tree with its nodes numbered by their places in a pickle; -1 for none.
+
+        Args:
+            places: the places in the pickle, by the ids of the objects.
+        """
         return self._replace(numbers=[places.get(id(node), -1) for node in self.nodes])
 
 
@@ -661,10 +682,10 @@ def walk(
     """Return the tree at ``root``, or ``None`` if the data is not a tree.
 
     Args:
-        known: ids of objects that are nodes of other trees; what these hold is not in this one.
-        refused: ids of objects that must not be in it.
-        most: of how many objects it may consist.
-        arrays: numpy's arrays may be in it, all bytes of which are read at each look.
+        known: ids of objects that are nodes of other trees; the walk does not enter them.
+        refused: ids of objects that must not be in the tree.
+        most: the largest number of objects in the tree.
+        arrays: whether the tree may hold numpy's arrays; each look reads all of their bytes.
     """
     nodes: list[Any] = []
     met: set[int] = set()
@@ -693,7 +714,7 @@ def walk(
         if inside is None:
             return None
         if cls in _UNCHANGING and not value:
-            continue  # there is only one
+            continue  # an empty tuple or frozenset is a singleton
         met.add(here)
         left -= len(inside) + 1
         if left < 0:
@@ -703,7 +724,7 @@ def walk(
         if kind is None or not kind.constant:
             nodes.append(value)
         size += 0 if kind is None else kind.size(value)
-        if PLAIN.issuperset(map(type, inside)):  # mostly; as above, in fewer turns
+        if PLAIN.issuperset(map(type, inside)):  # the usual case: the same sums in fewer turns
             sizes = [len(each) if type(each) in _LEAVES else 4 for each in inside]
             if max(sizes, default=0) < LARGE_LEAF:
                 size += sum(sizes) + 4 * len(sizes)
@@ -721,7 +742,7 @@ def _inside(
         return contents
     if cls is dict:
         return value.values() if PLAIN.issuperset(map(type, value)) else None
-    if cls in _SETS:  # without nodes: a loaded one has them in another order
+    if cls in _SETS:  # a set must hold no nodes: a loaded set has another order
         small = PLAIN.issuperset(map(type, value))
         return value if small and not any(map(_is_large, value)) else None
     if cls not in kinds:
@@ -745,13 +766,13 @@ _ITERABLES: tuple[Iterable[Any], ...] = (range(0), [], (), "")
 ITERATORS = frozenset(type(iter(each)) for each in _ITERABLES)
 _BACKWARDS: type = type(reversed([]))
 SHRINKING = frozenset({type(iter([])), type(iter(bytearray())), _BACKWARDS})
-"""Iterators over what can become shorter meanwhile."""
+"""Iterators over objects that can become shorter during the iteration."""
 
 
 def few(values: Collection[Any]) -> bool:
     """Return whether these are few small objects of plain data, or iterators over such objects.
 
-    Any pickler does for them, and none of it is worth a reference.
+    Any pickler handles such objects, and none of them is worth a reference.
     """
     waiting: list[Collection[Any]] = [values]
     met: set[int] = set()
@@ -780,7 +801,7 @@ def few(values: Collection[Any]) -> bool:
 
 
 def _held_in(value: Any, cls: type) -> Collection[Any] | None:
-    """Return the objects that a value of plain data holds; ``None`` for any other, or too many."""
+    """Return the objects that plain data holds; ``None`` for other values and for large dicts."""
     if cls is dict:
         return [*value, *value.values()] if len(value) <= _FEW else None
     if cls in _CONTAINERS:
@@ -792,13 +813,14 @@ def _held_in(value: Any, cls: type) -> Collection[Any] | None:
 
 
 def is_overtaken(iterator: Any) -> bool:
-    """Return whether a list has become shorter than an iterator over it has come.
+    """Return whether a list is now shorter than the position of an iterator over it.
 
-    Pickled as usual, it would be restored at the end of the list, and give what is added there.
+    Pickled as usual, the iterator would be restored at the end of the list, and would yield items
+    that are appended later.
     """
     if type(iterator) not in SHRINKING:
         return False
-    _, (iterated,), *place = iterator.__reduce__()  # no place: it has ended
+    _, (iterated,), *place = iterator.__reduce__()  # without a place, the iterator has ended
     return bool(place) and place[0] > len(iterated) - (type(iterator) is _BACKWARDS)
 
 
@@ -820,9 +842,10 @@ def starts_with(objects: Sequence[Any], first: Sequence[Any]) -> bool:
 class Watch:
     """A snapshot of mutable objects: lengths, keys and the objects in each slot.
 
-    A container is compared with a copy of what it held.  Of an instance the garbage collector
-    shows what is in its slots, all of them being set, and at the end its class; its ``__dict__``,
-    which Python 3.13 does not show, is compared as a dict.  An array is known by a hash.
+    A container is compared with a copy of its contents.  The garbage collector shows the objects in
+    the slots of an instance, all of which are set, and at the end the class.  The ``__dict__`` of
+    an instance, which Python 3.13 does not show, is compared as a dict.  An array is compared by a
+    hash.
     """
 
     __slots__ = (
@@ -865,7 +888,7 @@ class Watch:
         self._values = [*chain.from_iterable(map(dict.values, self._dicts))]
 
     def extend(self, other: Watch) -> None:
-        """Watch what another one watches as well."""
+        """Watch the objects of another watch as well."""
         for name in self.__slots__:
             getattr(self, name).extend(getattr(other, name))
 
@@ -888,7 +911,7 @@ class Watch:
         )
 
     def changed(self) -> set[int]:
-        """Return the ids of the objects that have changed, of all if it is not known which."""
+        """Return the ids of the changed objects; of all objects if the changed ones are unknown."""
         found = set[int]()
         try:
             inside, values = iter(self._inside), iter(self._values)
@@ -907,7 +930,7 @@ class Watch:
                     found.add(id(each))
             arrays = zip(self._arrays, self._contents, strict=True)
             found.update(id(each) for each, content in arrays if _content(each) != content)
-        except (RuntimeError, ValueError):  # another thread is changing a dict; it is broken
+        except (RuntimeError, ValueError):  # another thread is changing a dict; a broken watch
             found.update(map(id, chain(self._sized, self._others, self._arrays)))
         return found
 
@@ -919,10 +942,10 @@ class Watch:
 
     @classmethod
     def broken(cls) -> Watch:
-        """One that never holds."""
+        """Return a watch that never holds."""
         watch = cls()
         watch._break()
         return watch
 
     def _break(self) -> None:
-        self._lengths.append(-1)  # which no length is
+        self._lengths.append(-1)  # never equal to a length

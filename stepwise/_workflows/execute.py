@@ -1,6 +1,6 @@
 """Execution of a workflow function to its end: plain, coroutine, generator, async generator.
 
-Also the end of an asynchronous run before its time, and the error of a cancelled run.
+Also the cancellation and timeout of asynchronous runs, and the error of a cancelled run.
 """
 
 from __future__ import annotations
@@ -65,28 +65,28 @@ if TYPE_CHECKING:
 # -- execute --------------------------------------------------------------------------------------
 
 
-_LAST_WORDS = 1.0  # seconds
+_LAST_WORDS = 1.0  # seconds that the last records may take when the process ends
 _OUTSIDE = object()
 
 
 class Invocation(NamedTuple):
-    """A call, and the run that is meant by it.
+    """A call of a workflow, and the run that the call refers to.
 
     Args:
-        explicit: the run id was chosen by the user.
+        explicit: whether the user chose the run id.
         fsync: whether an acknowledged record must survive a power cut.
-        parent: the run that calls it as a child workflow.
-        codec: how its values are recorded; see :class:`stepwise._values.codec.Codec`.
+        parent: the run that calls this one as a child workflow.
+        codec: how the run's values are recorded; see :class:`stepwise._values.codec.Codec`.
         rewritten: the function that can be entered in the middle; ``None`` if there is none.
-        arguments_changed: by an attempt that stopped, in this process.
-        meant: says, by the run's facts as they are now (``None`` if it was deleted), whether it is
-            still meant; ``None`` if it is, whatever became of it.
-        cut_off: if it ended as failed, its caller had not acted on that when the crash came: it
-            goes on to the same end, and is not tried again.
-        waited: until somebody else had executed it.
-        resumes: it is taken up even if it was cancelled.
-        timeout: seconds that the run may take since it began.
-        anew: somebody asked for a new run.
+        arguments_changed: whether a stopped attempt in this process changed the arguments.
+        meant: decides from the run's current facts (``None`` if the run was deleted) whether the
+            call still refers to the run; ``None`` if the call does so in any case.
+        cut_off: whether a crash cut off the caller before it acted on the run's end: a failed run
+            then continues to the same end, and is not retried.
+        waited: whether the caller waited while the run was executed elsewhere.
+        resumes: whether the run is taken up even if it was cancelled.
+        timeout: seconds that the run may take since its start.
+        anew: whether the user asked for a new run.
     """
 
     callee: Callee
@@ -110,7 +110,7 @@ class Recall(NamedTuple):
     """The recorded result of a completed run.
 
     Args:
-        changed: it changed the objects it was given, and so did the recalling.
+        changed: whether the run changed its arguments; recalling the result repeated the changes.
     """
 
     value: Any
@@ -118,14 +118,14 @@ class Recall(NamedTuple):
 
 
 class OpenedRun:
-    """A run that was taken up, to be executed by ``execute``.
+    """A run that this process has taken up, ready for :func:`execute`.
 
     Args:
-        before: the contents of the arguments, encoded.
-        is_new: nothing of it had been recorded.
+        before: the encoded contents of the arguments before the run.
+        is_new: whether nothing of the run had been recorded.
 
     Attributes:
-        changed: it turned out to change the arguments.
+        changed: true if the run turned out to change the arguments.
     """
 
     def __init__(self, call: Invocation, active: ActiveRun, before: bytes, is_new: bool) -> None:
@@ -136,33 +136,36 @@ class OpenedRun:
         self.changed = False
 
     def run(self) -> Any:
-        """Execute the function, from where the run stopped; a generator function gives its items.
+        """Execute the function from where the run stopped; a generator function gives a generator.
 
-        Not if it is a coroutine function: that is awaited, by :meth:`arun`.
+        A coroutine function is executed by :meth:`arun` instead.
         """
         raise NotImplementedError
 
     async def arun(self) -> Any:
-        """Execute a coroutine function."""
+        """Execute a coroutine function from where the run stopped."""
         raise NotImplementedError
 
     def arguments(self) -> Surroundings:
-        """The mutable objects that it was called with."""
+        """Return the surroundings with the mutable objects that were passed to the call."""
         callee = self.call.callee
         return surroundings(callee.bound, callee.instance, callee.workflow.function, callee.secret)
 
     def changed_arguments(self) -> dict[str, str]:
-        """Their kinds by name, if they do not hold what they held before; else nothing."""
+        """Return the kinds of the arguments by name if any contents changed, else an empty dict."""
         around = self.arguments()
         # ``before`` does not cover changes that an earlier attempt made to the same objects.
         changed = self.call.arguments_changed or record_arguments(around) != self.before
         return around.kinds() if changed else {}
 
     def undo_first(self) -> Core:
-        """Finish the undoing at which an attempt before died, so that no half of it stays."""
+        """Finish a compensation that an earlier attempt left half done.
+
+        Return an error if the run was cancelled and the call does not resume cancelled runs.
+        """
         active = self.active
         if active.facts.undoing:
-            from stepwise._calls.compensation import compensate  # on use: hardly a run is undone
+            from stepwise._calls.compensation import compensate  # on use: few runs are undone
 
             notice(
                 f"{active.run_id}: its side effects were being undone when it stopped; that is "
@@ -178,7 +181,7 @@ class OpenedRun:
         return Result()
 
     def undo_after(self) -> Core:
-        """Undo the side effects of a run that failed or was cancelled, if its workflow asks."""
+        """Undo the side effects of a failed or cancelled run if its workflow asks for that."""
         active, ended = self.active, ("failed", "cancelled")
         if self.call.callee.compensates and active.facts.status in ended:
             from stepwise._calls.compensation import compensate  # on use
@@ -199,12 +202,12 @@ class OpenedRun:
         """Record how the attempt ended.
 
         Args:
-            again: what it gave cannot be recalled, only made again (the items of a generator).
+            again: whether the result cannot be recalled, only made again (items of a generator).
 
         Raises:
-            RunStopped: the workflow went on although the run had stopped.
-            SystemExit, KeyboardInterrupt: it went on although the process ends, and a call was
-                refused for that.
+            RunStopped: the workflow continued although the run had stopped.
+            SystemExit, KeyboardInterrupt: the workflow continued although the process is ending and
+                a call was refused because of that.
         """
         active = self.active
         if active.stopped is not None:
@@ -221,9 +224,9 @@ class OpenedRun:
             raise active.stop(stopped(doing, problem)) from (error or problem)
 
     def raise_ending(self, error: BaseException) -> None:
-        """Raise what the caller gets instead of the error of an attempt that was to end.
+        """Raise the error of the request to end, if ``error`` results from such a request.
 
-        A cancelled task stays one, up to the call of the run that was to end.
+        In a child run the task stays cancelled, up to the call of the run that was asked to end.
         """
         steering = self.active.steering
         ending = steering.ending(error)
@@ -234,7 +237,7 @@ class OpenedRun:
     def _record_end(
         self, value: Any, error: BaseException | None, *, again: bool
     ) -> dict[str, str]:
-        """Record the end; return which of its arguments the run changed."""
+        """Record the end; return the kinds of the arguments by name if the run changed any."""
         active, changed = self.active, dict[str, str]()
         if error is None:
             encoded, changed, why = self._encode(value, again=again)
@@ -248,19 +251,19 @@ class OpenedRun:
             active.finish(status, ending, active.codec.encode_error(ending))
         elif isinstance(error, (Exception, *ENDINGS)) and active.begun and not active.interrupted:
             active.finish("failed", error, active.codec.encode_error(error))
-            if active.parent is not None:  # an answer with this error repeats its changes to them
+            if active.parent is not None:  # recalling this error repeats the changes to arguments
                 changed = self.changed_arguments()
-        # Otherwise it was interrupted (Ctrl-C, exit, cancelled from outside): no end to record.
+        # Otherwise the run was interrupted (Ctrl-C, exit, cancelled from outside) and did not end.
         return changed
 
     def _encode(self, value: Any, *, again: bool) -> tuple[Encoded | None, dict[str, str], str]:
-        """Encode the result, with the objects that the run was given and changed.
+        """Encode the result together with the arguments that the run changed.
 
-        Where those cannot be recorded, the result is recorded apart from them: for who looks.
+        If these cannot be recorded, the result is recorded alone, for users who inspect the run.
 
         Returns:
-            the result, ``None`` if it cannot be recorded; the changed objects that are recorded
-            with it; and why a call of the run makes both anew.
+            the encoded result, ``None`` if it cannot be recorded; the kinds of the arguments
+            recorded with the result; and why another call of the run makes both anew, or ``""``.
         """
         codec, changed = self.active.codec, {} if again else self.changed_arguments()
         label = self.active.facts.label
@@ -294,12 +297,12 @@ class OpenedRun:
 
 
 class _Ownership:
-    """A run, from its takeover to the release of its lease."""
+    """The context of an attempt, from the takeover of its run to the release of the lease."""
 
     def __init__(self, active: ActiveRun) -> None:
         self.active = active
-        self._before: Any = _OUTSIDE  # the scope that was left
-        self._leave: Any = None  # what ends the span that was entered
+        self._before: Any = _OUTSIDE  # the scope to return to
+        self._leave: Any = None  # ends the tracing span that was entered
 
     def __enter__(self) -> Self:
         carrier.__enter__()
@@ -323,7 +326,7 @@ class _Ownership:
                     end_if_drained()
 
     def enter_scope(self) -> None:
-        # What is kept is not the token of the change: Ctrl-C may come between the two.
+        # Keep the scope, not the token of the change: a Ctrl-C could come before it is stored.
         self._before = current_scope()
         scope_variable.set(Scope(self.active))
         joins()
@@ -339,7 +342,7 @@ class _Ownership:
 
 
 def execute(opened: OpenedRun) -> Any:
-    """Run a plain workflow function to its end."""
+    """Run a plain workflow function to its end, and return its value."""
     active = opened.active
     active.executor = sys._getframe()
     with _Ownership(active) as attempt:
@@ -368,7 +371,7 @@ def execute(opened: OpenedRun) -> Any:
 
 
 async def execute_async(opened: OpenedRun) -> Any:
-    """Run a coroutine workflow function to its end."""
+    """Run a coroutine workflow function to its end, and return its value."""
     from stepwise._calls.async_driver import adrive  # a synchronous program does not load asyncio
 
     active = opened.active
@@ -407,10 +410,11 @@ async def _inline(opened: OpenedRun) -> Any:
 
 
 async def _in_task(opened: OpenedRun) -> Any:
-    """Run it in a task of its own, to tell a cancellation of the caller from one inside the run.
+    """Run the workflow in a separate task, to distinguish cancellations of the caller and the run.
 
     Ctrl-C cancels the caller; a timeout or a task group in the workflow cancels the run's own task.
-    During the first, cleanup steps must not run (the run resumes later); during the second they do.
+    If the caller is cancelled, cleanup steps must not run, since the run resumes later.  If the
+    run's own task is cancelled, they do run.
     """
     import asyncio
 
@@ -449,14 +453,14 @@ async def _in_task(opened: OpenedRun) -> Any:
 async def _held(opened: OpenedRun) -> tuple[Any, BaseException | None]:
     """Run the call and return its result, or the exception that ends the process, unraised."""
     try:
-        # Made in here, since a task that is cancelled before it begins would leave it unawaited.
+        # Created here: a task cancelled before it begins would leave the coroutine unawaited.
         return await _inline(opened), None
     except (KeyboardInterrupt, SystemExit) as interrupt:
         return None, interrupt
 
 
 async def _until_done(task: Any) -> None:
-    """Wait for a cancelled task, even if the waiting is cancelled in its turn."""
+    """Wait for a cancelled task, even if the waiting itself is cancelled."""
     import asyncio
 
     while not task.done():
@@ -469,9 +473,10 @@ async def _until_done(task: Any) -> None:
 
 
 async def _end_others(active: ActiveRun, *, tell: bool) -> None:
-    """Cancel and await the tasks that are left, which could not record anything any more.
+    """Cancel and await the remaining tasks, which could not record anything any more.
 
-    Those that close a generator, which nobody else could await, come to their end if the run did.
+    If the run ended normally (``tell``), tasks that close a generator are awaited without being
+    cancelled, since no other code could await them.
     """
     import asyncio
 
@@ -499,7 +504,7 @@ async def _end_others(active: ActiveRun, *, tell: bool) -> None:
 
 
 async def _until_recorded(active: ActiveRun) -> None:
-    """Wait for the steps in flight of a run whose budget is used up: they are paid for."""
+    """Wait for the steps in flight of a run whose budget is used up: they are already paid for."""
     import asyncio
 
     changed, loop, flows = asyncio.Event(), asyncio.get_running_loop(), active.flows
@@ -518,9 +523,9 @@ async def _until_recorded(active: ActiveRun) -> None:
 
 
 def execute_generator(opened: OpenedRun) -> Generator[Any, Any, Any]:
-    """Run a generator workflow function; its scope is entered for each piece of it."""
+    """Run a generator workflow function, with the run's scope entered only while its code runs."""
     active = opened.active
-    active.thread = 0  # between two pieces, the caller's code runs in it
+    active.thread = 0  # between two items, the caller's code runs in the thread
     active.executor = sys._getframe()
     with _Ownership(active) as attempt:
         active.unwinding.enter()
@@ -557,8 +562,8 @@ async def execute_async_generator(
     """Run an asynchronous generator workflow function; see :func:`execute_generator`.
 
     Args:
-        begin: takes the run up, without blocking the event loop.
-        taking: gives the run; what is no ``OpenedRun`` is skipped.
+        begin: takes up the run, without blocking the event loop.
+        taking: a context manager that gives the run; anything but an ``OpenedRun`` yields no items.
     """
     from stepwise._calls.async_driver import adrive
 
@@ -567,7 +572,7 @@ async def execute_async_generator(
         if not isinstance(opened, OpenedRun):
             return
         active = opened.active
-        active.thread = 0  # between two pieces, the caller's code runs in it
+        active.thread = 0  # between two items, the caller's code runs in the thread
         active.executor = sys._getframe()
         active.awaits = True
         with _Ownership(active) as attempt:
@@ -579,7 +584,7 @@ async def execute_async_generator(
             while True:
                 try:
                     attempt.enter_scope()
-                    look_again()  # other tasks may share the caller's context, and see the run now
+                    look_again()  # other tasks may share the caller's context, and now see the run
                     item = await resume(sent)
                 except StopAsyncIteration:
                     break
@@ -601,7 +606,7 @@ async def execute_async_generator(
 
 
 def _unhooked(call: Callable[[Any], Awaitable[Any]], sent: Any) -> Awaitable[Any]:
-    """Call ``asend`` of a new generator that asyncio is not to close: its run does."""
+    """Call ``asend`` of a generator so that asyncio never closes the generator: its run does."""
     hooks = sys.get_asyncgen_hooks()
     sys.set_asyncgen_hooks(None, None)
     try:
@@ -614,46 +619,46 @@ def _unhooked(call: Callable[[Any], Awaitable[Any]], sent: Any) -> Awaitable[Any
 
 
 def record_interruption(active: ActiveRun, error: BaseException, *, sigterm: bool = False) -> None:
-    """Record that an attempt ended with ``error`` in good order, if the run did not end with it.
+    """Record that an attempt ended in good order with ``error``, but that the run did not end.
 
-    Ctrl-C, a cancellation and a consumer that stops iterating are decisions of somebody who is
-    there to call again, so that nothing brings the run back by itself.  Neither does it if a budget
-    is used up, which a person has to raise.  An exit, SIGTERM, a closed event loop and another call
-    that stops the run are not: the run is shown as ``crashed``, like one that was killed, of which
-    nothing is recorded.
+    Ctrl-C, a cancellation and a consumer that stops iterating are decisions of the caller, who can
+    call again.  Such a run is *interrupted*, and nothing resumes it automatically.  The same holds
+    for a used-up budget, which a person has to raise.  An exit, SIGTERM, a closed event loop and a
+    call that stops the run for another reason are not decisions.  Then the run is shown as
+    ``crashed``, like a killed run, for which nothing is recorded.
 
     Args:
-        sigterm: the process got a SIGTERM, whatever came of it.
+        sigterm: whether the process got a SIGTERM during the attempt, with whatever result.
     """
     stop = active.stopped
     if active.suspension is not None and active.facts.status == "running":
         _record_suspension(active)
         return
     if isinstance(stop, (StoreError, LeaseLostError, RunOwnedError)):
-        return  # nothing can be written, or by another process only
+        return  # no process can write now, or only another process may
     why = "" if sigterm or stop is not None else _what_interrupted(active, error)
     if isinstance(stop, BudgetExceeded):
         from stepwise._execution.budget import exceeded_text  # on use: for runs with a budget
 
         why = exceeded_text(stop)
-    if why or active.begun:  # else its journal may not even have been read
+    if why or active.begun:  # else the journal may not even have been read
         _record(active, why or type(stop or error).__name__, decided=bool(why))
 
 
 def record_submission(active: ActiveRun) -> None:
-    """Record that a new run was only put on record: it is no attempt that died."""
+    """Record that a new run was only submitted, so that it does not count as a crashed attempt."""
     active.write((Interrupted(SUBMITTED, time.time(), decided=False), b""), durable=False)
 
 
 def watch_sigterms() -> None:
-    """Watch for SIGTERM, since a run begins; only the main thread can."""
+    """Handle SIGTERM from the start of a run on; only the main thread can set this up."""
     sigterms.begin(functools.partial(drain, record_end_of_process))
 
 
 def record_end_of_process() -> None:
-    """Record that the runs in progress do not die, but end with their process, as it was told.
+    """Record that SIGTERM ended the runs in progress, so that they do not count as died.
 
-    It does not take long: what cannot be recorded at once is not.
+    The call takes at most ``_LAST_WORDS`` seconds; the process does not wait for later records.
     """
 
     def record() -> None:
@@ -686,7 +691,7 @@ def _record(active: ActiveRun, why: str, *, decided: bool) -> None:
 
 
 def _record_suspension(active: ActiveRun) -> None:
-    """Record what the run waits for; its lease is given up after that."""
+    """Record what the run waits for, before its lease is released."""
     waits, at = active.suspension or (), clock.now()
     seen = min((each.seen for each in waits if not each.run), default=active.inbox.seen)
     item = Suspended(tuple(map(tuple, waits)), seen, at, active.rest()), b""
@@ -709,7 +714,7 @@ def _record_suspension(active: ActiveRun) -> None:
 
 
 def _ring_if_suspended(active: ActiveRun) -> None:
-    """Wake the processes that continue suspended runs: there is another one."""
+    """Wake the processes that continue suspended runs if this run is suspended."""
     if active.facts.status == "suspended" and active.parent is None:
         from stepwise._journal.log import Bell  # on use: few runs suspend
 
@@ -723,12 +728,12 @@ def _what_interrupted(active: ActiveRun, error: BaseException) -> str:
         return ""
     if asyncio_state.is_cancellation(error):
         root = active.root
-        if root.detached and root.interrupted:  # its event loop ends: nothing else cancels it
+        if root.detached and root.interrupted:  # only the end of the event loop cancels such a run
             return "Ctrl-C" if isinstance(root.ending, KeyboardInterrupt) else ""
         return "a cancellation"
     if isinstance(error, GeneratorExit) and active.task is None:
         return "a caller that stopped iterating"
-    return ""  # an exit; or the event loop is gone, and its waiters with it
+    return ""  # an exit, or the event loop is gone with its waiters
 
 
 @reports
@@ -755,14 +760,14 @@ def report_unused(active: ActiveRun) -> None:
 # -- cancelling -----------------------------------------------------------------------------------
 
 
-_SETTLED = 0.5  # seconds after which a new run is watched: most are shorter
-_CAUGHT_UP, _PATIENCE = 0.02, 1.0  # seconds between two looks whether it has caught up; at most
-_LONGEST = 15.0  # seconds until a timer looks at the clock again: the machine may have been asleep
+_SETTLED = 0.5  # seconds after which a new run is watched: most runs are shorter
+_CAUGHT_UP, _PATIENCE = 0.02, 1.0  # seconds between two checks for a caught-up run; in total
+_LONGEST = 15.0  # seconds until a timer reads the clock again: the machine may have been asleep
 _SHOWN = 6  # side effects that a message names
 
 
 class _Steers:
-    """Cancels the task of one asynchronous run once it is to end; called in its event loop."""
+    """The canceller of an asynchronous run's task when the run must end; used in its event loop."""
 
     def __init__(self, active: ActiveRun, loop: Any, *, is_new: bool) -> None:
         self._active, self._loop, self._steering = active, loop, active.steering
@@ -783,10 +788,10 @@ class _Steers:
         self._steering.close()
 
     def _catch_up(self) -> None:
-        """Cancel a run that is resumed to unwind, once it is where it was.
+        """Cancel a run that was resumed only to unwind, once it has replayed to where it was.
 
-        A call that the journal does not answer is refused by itself; this is for code that awaits
-        something else there.
+        A call that the journal does not answer is refused anyway.  The cancellation is for code
+        that awaits something else at that point.
         """
         records = list(self._active.pool.all)
         behind = any(each.answers and each.call.unwinding is None for each in records)
@@ -810,7 +815,7 @@ class _Steers:
         self._steering.watch = watch
 
     def _ring(self) -> None:
-        """Called in the watcher's thread."""
+        """Schedule a look into the inbox; called in the watcher's thread."""
         try:
             self._loop.call_soon_threadsafe(self._look)
         except RuntimeError:  # the loop is closed
@@ -824,7 +829,7 @@ class _Steers:
 
 @contextlib.contextmanager
 def steered(active: ActiveRun, *, is_new: bool) -> Iterator[None]:
-    """Cancel the current task when the run is to end, while the block executes the run in it."""
+    """Cancel the current task when the run must end, while the block executes the run in it."""
     import asyncio
 
     task = asyncio.current_task()
@@ -835,7 +840,7 @@ def steered(active: ActiveRun, *, is_new: bool) -> Iterator[None]:
         steers.close()
         mine: Steering = active.steering
         if mine.asked is not None and mine.told is mine.asked and active.parent is not None:
-            uncancel = getattr(task, "uncancel", None)  # Python 3.11: the caller is not cancelled
+            uncancel = getattr(task, "uncancel", None)  # from 3.11; the caller is not cancelled
             if uncancel is not None:
                 uncancel()
 
@@ -847,12 +852,12 @@ def cancelled_before(store: Store, seal: Seal, facts: RunFacts, *, says_how: boo
     """Return the error of a run that was cancelled.
 
     Args:
-        says_how: to take it up again.
+        says_how: whether the message says how to resume the run.
     """
-    from stepwise._execution.viewer import error_of  # on use: hardly a run is cancelled
+    from stepwise._execution.viewer import error_of  # on use: few runs are cancelled
 
     error = error_of(store, seal, facts)
-    if not isinstance(error, RunCancelled):  # a summary: its class could not be loaded
+    if not isinstance(error, RunCancelled):  # a summary: the error could not be loaded whole
         error = cancelled_error(facts.run_id, "somebody", "", facts.updated_at)
     if says_how:
         run = shell_word(facts.run_id)
