@@ -386,6 +386,7 @@ def test_verifying(run, told):
 @workflow(prune_journal=True)
 def listener(count):
     found = []
+    think("begun")
     for n in range(count):
         found.append(stepwise.wait_for("a"))
         think(n)
@@ -396,12 +397,14 @@ def test_a_pruned_journal(folder, monkeypatch):
     """Of a run whose journal is pruned, too, the inbox shows which messages were taken."""
     monkeypatch.setattr(checkpoints, "_PRUNE_AT_LEAST", 5)
     with fresh_store(folder):
-        handle = listener.start(9)
+        with pytest.raises(SimulatedCrash), crash_at(think, "before"):
+            listener.options(run_id="job")(9)
+        run = stepwise.get_run("job")
         for n in range(11):
-            handle.run.send("a", n)
-        assert handle.result() == [*range(9)]
-        assert handle.run._facts().pruned
-        assert [each.status for each in handle.run.inbox] == ["taken"] * 9 + ["kept"] * 2
+            run.send("a", n)
+        assert listener.options(run_id="job")(9) == [*range(9)]
+        assert run._facts().pruned
+        assert [each.status for each in run.inbox] == ["taken"] * 9 + ["kept"] * 2
 
 
 def damage(run, number):
