@@ -1,6 +1,6 @@
 """Stores, chosen by URL or path: ``disk:/path``, ``memory:``, ``postgresql:``.
 
-``memory:NAME`` is a store of its own for each name.
+Each name in ``memory:NAME`` is a separate store.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ _mutex = process_lock()  # held while a store's module is imported under Python'
 
 
 def open_store(where: str | os.PathLike[str] | Store) -> Store:
-    """The store for a URL or a path; one object for each in this process.
+    """Open the store for a URL or a path.
+
+    This process has one store object for each URL.  A store object is returned as it is.
 
     Raises:
-        ConfigurationError: the URL's scheme is not known, its path cannot be used, or it is neither
-            a URL nor a path nor a store.
+        ConfigurationError: the URL's scheme is unknown, its path cannot be used, or ``where`` is
+            neither a URL nor a path nor a store.
     """
     if not isinstance(where, (str, os.PathLike)):
         return _checked(where)
@@ -44,15 +46,17 @@ def open_store(where: str | os.PathLike[str] | Store) -> Store:
         store = _open.get(f"{scheme}:{rest}")
         if store is None:
             store = _make(scheme, rest)
-            # A server's URL may have a password, which the store's own lacks: both mean this store.
+            # A server's URL may have a password, and the store's own URL lacks it.  Both URLs mean
+            # this store.
             store = _open[f"{scheme}:{rest}"] = _open.setdefault(store.url, store)
         return store
 
 
 def close_under(folder: str, used: Iterable[Store] = ()) -> None:
-    """Close the stores in a test's folder, and let go of those in memory that it used.
+    """Close the stores in a test's folder, and the test's stores in memory.
 
     Args:
+        folder: the test's folder.
         used: stores that stay open.
     """
     below, suffix = os.path.realpath(folder) + os.sep, _suffix(folder)
@@ -74,9 +78,9 @@ def _suffix(home: str) -> str:
 
 
 def _of_the_test(scheme: str, rest: str, home: str) -> tuple[str, str]:
-    """Replace a store that outlives its test, since its runs would answer the test's calls.
+    """Replace a store that outlives the test, since old runs would answer the test's calls.
 
-    Stores in temporary folders are the test's own, unless it is executed inside of them.
+    A store in a temporary folder counts as the test's own, unless the test runs inside that folder.
     """
     import tempfile
 
@@ -97,8 +101,8 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _checked(store: Store) -> Store:
-    # Not isinstance(): since Python 3.12 it ignores methods that a wrapper of another store
-    # delegates with ``__getattr__``.
+    # Not isinstance(): since Python 3.12, isinstance() ignores the methods that a wrapper delegates
+    # to another store with ``__getattr__``.
     missing = [name for name in _METHODS if not hasattr(store, name)]
     if missing:
         raise ConfigurationError(
@@ -110,7 +114,7 @@ def _checked(store: Store) -> Store:
 
 def _split(text: str) -> tuple[str, str]:
     scheme, colon, rest = text.partition(":")
-    # Without a regular expression, which would be compiled at every start.
+    # No regular expression, since it would be compiled at every start.
     named = scheme.replace("+", "").replace(".", "").replace("-", "").isalnum()
     if colon and len(scheme) > 1 and scheme[0].isalpha() and named and scheme.isascii():
         rest = rest.removeprefix("//")
@@ -163,7 +167,7 @@ def _postgres(url: str) -> Store:
     try:
         from stepwise.stores.postgres import PostgresStore
     except ImportError as error:
-        # Without a module: psycopg is there, and finds no libpq.
+        # An error without a module's name means that psycopg is there but finds no libpq.
         if (error.name or "psycopg").partition(".")[0] != "psycopg":
             raise
         raise ConfigurationError(

@@ -1,7 +1,7 @@
-"""A file of small cells, each found by its key: what a file for each run would hold.
+"""A file of small cells, found by key, which replaces one small file for each run.
 
-To make a file took 0.7 ms on ext4, to add a cell takes a twentieth of that.  Each level of the file
-is twice as long as the one before it::
+Creating a file took 0.7 ms on ext4; adding a cell takes a twentieth of that.  Each level of the
+file is twice as long as the previous level::
 
     level 0    128 buckets of 8 cells
     level 1    256 buckets of 8 cells
@@ -9,14 +9,13 @@ is twice as long as the one before it::
 
     cell       16 bytes of the key, then the content; zeros if it is free
 
-A key has one bucket in each level, and lies in the first one that had a free cell.  Cells never
-move: so nobody needs a lock to read.  Whoever writes locks the file: the cell to replace may have
-been removed a moment ago, and its place taken.  A cell lies within a sector of the disk, so that a
-power cut leaves all of it or nothing.
-Only a removal is flushed.
+A key has one bucket in each level, and its cell lies in the first bucket that had a free place.
+Cells never move, so readers need no lock.  Writers lock the file: the cell to replace may just have
+been removed and its place reused.  A cell lies within one sector of the disk, so a power cut leaves
+the whole cell or nothing.  Only a removal is flushed.
 
-Rejected: cells in the order in which they came, with an index in memory.  The first look of each
-process would read all of them, 13 MB for 100,000 runs.
+Rejected: cells in the order of their arrival, with an index in memory.  The first access of each
+process would read the whole file, 13 MB for 100,000 runs.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class FileCell:
-    """The cell of a key in a file, which is made with its first cell.
+    """The cell of a key in a file.  The first cell creates the file.
 
-    Methods raise the ``OSError`` that the system gives; nothing stays open between two calls.
+    Methods raise the system's ``OSError``; nothing stays open between two calls.
 
     Args:
-        path: of the file; its folder must be there to add a cell.
+        path: the path of the file; adding a cell needs an existing folder.
         key: 16 bytes, not all of them zero.
     """
 
     def __init__(self, path: str, key: bytes) -> None:
         self.path = path
         self._key = key
-        self._at = -1  # where it was last
+        self._at = -1  # the last known offset of the cell
 
     def get(self) -> bytes:
-        """Return the content, with zeros behind it; empty if there is no such cell."""
+        """Return the content, padded with zeros, or ``b""`` if the cell is missing."""
         try:
             file = os.open(self.path, os.O_RDONLY | _FLAGS)
         except FileNotFoundError:
@@ -56,13 +55,17 @@ class FileCell:
         try:
             at = _found(file, self._key)
             cell = os.pread(file, _CELL, at) if at >= 0 else b""
-            # The file may be cut within it; or it is removed meanwhile, its place another's.
+            # The file may end within the cell, or another key may have taken its place meanwhile.
             return cell[KEY:] if len(cell) == _CELL and cell.startswith(self._key) else b""
         finally:
             os.close(file)
 
     def put(self, content: bytes) -> None:
-        """Replace the content, or add the cell."""
+        """Replace the content, or add the cell.
+
+        Raises:
+            ValueError: the content is longer than a cell has room for.
+        """
         cell = (self._key + content).ljust(_CELL, b"\0")
         if len(cell) > _CELL:
             raise ValueError(len(content))
@@ -77,7 +80,7 @@ class FileCell:
             _close_locked(file)
 
     def remove(self) -> None:
-        """Remove the cell, durably; nothing happens if it is not there."""
+        """Remove the cell durably; do nothing if the cell is missing."""
         from stepwise.stores._files import flush  # on use: it loads SQLite
 
         try:
@@ -102,19 +105,19 @@ def _close_locked(file: int) -> None:
 
 
 def _buckets(file: int, key: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the buckets of a key: where each begins, and what of it is in the file."""
+    """Yield the buckets of a key: the offset of each, and its bytes as far as the file goes."""
     start, count = 0, _FIRST
     while True:
         at = start + int.from_bytes(key[:8], "big") % count * _BUCKET
         data = os.pread(file, _BUCKET, at)
         yield at, data
-        if not data:  # the file ends before it: so it does before the next level
+        if not data:  # the file ends before this bucket, and so before the next level
             return
         start, count = start + count * _BUCKET, 2 * count
 
 
 def _found(file: int, key: bytes) -> int:
-    """Return where the cell of a key begins; -1 if there is none."""
+    """Return the offset of a key's cell, or -1 if the cell is missing."""
     for at, data in _buckets(file, key):
         for place in range(0, len(data), _CELL):
             if data.startswith(key, place):
@@ -123,9 +126,9 @@ def _found(file: int, key: bytes) -> int:
 
 
 def _free(file: int, key: bytes) -> int:
-    """Return where a cell for a key can begin."""
+    """Return the offset of the first free place for a key's cell."""
     for at, data in _buckets(file, key):
         for place in range(0, _BUCKET, _CELL):
             if not any(data[place : place + KEY]):
                 return at + place
-    raise AssertionError  # a bucket behind the end of the file is free
+    raise AssertionError  # unreachable: a bucket past the end of the file is free

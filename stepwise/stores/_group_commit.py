@@ -1,21 +1,25 @@
-"""The group commit of a store: what tasks, threads and runs want written goes in one transaction.
+"""The group commit of a store: writes of tasks, threads and runs share one transaction.
 
-A *share* is what one caller wants written.  The first to come writes it, and leads: what comes
-meanwhile waits, and then one of those writes all of it, in the order in which it came.  So what
-comes in during one flush shares the next, and a caller who is alone waits for nobody.
+A *share* is one caller's write.  The first caller leads: it writes its own share at once.  Shares
+that arrive meanwhile wait; then one of their callers leads, and writes all of them in the order of
+their arrival.  So all shares that arrive during one flush share the next flush, and a single caller
+never waits for another.
 
-The batches of a run follow each other in a *chain*: each was sealed on the one before.  So one that
-fails fails all that were sealed on it, and the chain is at its end; its run looks at what is there
-before it seals another batch.
+The batches of a run form a *chain*: each batch was sealed on the previous one.  So a failed batch
+fails all batches that were sealed on it, and ends the chain.  The run then reads what the store
+holds before it seals another batch.
 
-An event loop must not stand still for a flush while other tasks could run: its shares are written
-by another thread, the store's *writer*, and the loop is told.  Nobody goes on before his own share
-is written.
+An event loop must not stand still during a flush while other tasks could run.  So another thread,
+the store's *writer*, writes the shares of event loops and then notifies each loop.  No caller
+continues before its own share is written.
 
-Waiting for a lock instead, and finding one's share done behind it, was rejected (measured): those
-whose shares are done stand in line with those who bring new ones, and each gets a flush of its own.
-So was a pool of threads, one for each run that writes: each of them is woken for each write, waits
-for the one that flushes, and tells the loop, while the writer does all of it once for all runs.
+Rejected (measured): each caller waits for a lock, and finds its share already written behind the
+lock.  Callers whose shares are written queue with callers that bring new ones, and each new share
+gets a flush of its own.
+
+Rejected, too: a pool of threads, one for each run that writes.  Each thread is woken for each
+write, waits for the thread that flushes, and notifies the loop.  The writer does all of this once
+for all runs.
 """
 
 from __future__ import annotations
@@ -42,10 +46,10 @@ _NOBODY, _ELSEWHERE = 0, -1  # never identifiers of threads
 
 
 class Chain:
-    """The batches of a run that follow each other.
+    """The batches of one run, each sealed on the previous one.
 
     Attributes:
-        error: why no further one is written.
+        error: the error that ended the chain; no further batch is written.
     """
 
     __slots__ = ("error",)
@@ -58,17 +62,17 @@ class Share:
     """One caller's part of a group commit: a batch of a run.
 
     Args:
-        future: of the event loop that waits for it, if one does.
+        future: the future to resolve when an event loop waits for the share.
 
     Attributes:
-        wanted: what the store is to write.
-        chain: of the run, once the batch is sealed.
-        error: what came of it instead.
-        done: it is written, or there is an error.
-        leads: who brought it is to write it, and all that waits with it.
-        left: its caller was interrupted, and others rely on it.
-        bell: what who brought it waits at.
-        thread: of who brought it; an event loop's writes are made in no thread of the program.
+        wanted: the run, the epoch and the batch to write.
+        chain: the chain of the run, once the batch is sealed.
+        error: the error that the write raised.
+        done: True once the share is written or has failed.
+        leads: True if the caller must write the share, and all shares that wait with it.
+        left: True if the caller was interrupted while other shares rely on this one.
+        bell: the lock at which the caller waits.
+        thread: the caller's thread; -1 for an event loop, whose shares the writer writes.
     """
 
     __slots__ = ("bell", "chain", "done", "error", "future", "leads", "left", "thread", "wanted")
@@ -83,16 +87,16 @@ class Share:
         self.thread = threading.get_ident() if future is None else _ELSEWHERE
 
     def join(self, commits: Commits) -> None:
-        """Get in line."""
+        """Add the share to the waiting shares of a store."""
         commits.join(self)
 
     def ended(self) -> None:
-        """Take note that it is written, or that there is an error; called while nobody writes."""
+        """End the chain if the share has failed; called when the share is done."""
         if self.error is not None and self.chain is not None:
             self.chain.error = self.chain.error or self.error
 
     def ring(self) -> None:
-        """Wake the thread of a share that is done, or that is to lead."""
+        """Wake the caller's thread when the share is done, or when the caller must lead."""
         if self.bell is not None and self.bell.locked():
             self.bell.release()
 
@@ -100,14 +104,15 @@ class Share:
 class Commits:
     """The waiting shares of a store, and the thread that writes them: the *leader*.
 
-    Anything but an error of the store that a write raises is for the leader alone, and the shares
-    of the others still wait.
+    An error that the store raises for a run goes to all shares of the run in the write.  Any other
+    exception, such as ``KeyboardInterrupt``, is raised in the leader alone, and the other shares
+    keep waiting.
 
-    Whatever a signal handler raises, and where, the next one leads: only plain ``with`` and ``try``
-    stand between taking the lead and giving it up.
+    Wherever a signal handler raises, leadership passes on: only plain ``with`` and ``try`` stand
+    between taking the lead and giving it up.
 
     Args:
-        store: that writes.
+        store: the store that writes the shares.
     """
 
     def __init__(self, store: Store) -> None:
@@ -120,7 +125,11 @@ class Commits:
         self._writer = _WriterThread()
 
     def alone(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function while nobody else writes."""
+        """Call a function while no other thread writes.
+
+        Raises:
+            StoreError: this thread is in the middle of a write already.
+        """
         with self._lock:
             if self._writing:
                 raise self.refused()
@@ -131,7 +140,7 @@ class Commits:
                 self._writing = False
 
     def write(self, share: Share) -> None:
-        """Have a share written, and wait for it; raises its error."""
+        """Write a share, or wait until another thread has written it; raise its error."""
         with Uninterrupted():
             try:
                 share.join(self)
@@ -149,7 +158,7 @@ class Commits:
             raise share.error
 
     def submit(self, share: Share) -> None:
-        """Write a share in another thread, which then resolves its future."""
+        """Have another thread write a share and then resolve the share's future."""
         with Uninterrupted():
             try:
                 share.join(self)
@@ -161,15 +170,15 @@ class Commits:
                     self._writer.serve(self._serve)
 
     def check(self, share: Share) -> None:
-        """Raise in code that the share's thread runs in the middle of a write."""
+        """Raise ``StoreError`` if the share's thread is in the middle of a write already."""
         if self._leader == share.thread and share.future is None:
             raise self.refused()
 
     def join(self, share: Share) -> None:
-        """Put a share in line."""
+        """Add a share to the waiting shares; its caller leads if no thread does."""
         with self._mutex:
             if self._leader != _NOBODY:
-                self.check(share)  # lead may have come to a thread that waits, and runs a handler
+                self.check(share)  # a waiting thread may lead by now, and run a signal handler
             self._waiting.append(share)
             if self._leader == _NOBODY:
                 share.leads, self._leader = True, share.thread
@@ -178,7 +187,7 @@ class Commits:
                 share.bell.acquire()
 
     def _leave(self, share: Share) -> None:
-        """Drop the share of a caller who was interrupted, unless others rely on it."""
+        """Drop the share of an interrupted caller, unless other shares of the run rely on it."""
         with self._mutex:
             if share.done:
                 return
@@ -197,7 +206,8 @@ class Commits:
             if not self._waiting:
                 self._leader = _NOBODY
                 return False
-            # The last share: a thread that waits for two (one in a signal handler) waits for this.
+            # Choose the last share: a thread with two waiting shares, one of them from a signal
+            # handler, waits for the later one.
             following = self._waiting[-1]
             self._leader = following.thread
             following.leads = True
@@ -205,7 +215,7 @@ class Commits:
             return following.future is not None or following.left
 
     def _serve(self) -> None:
-        """Lead for those that do not do so by themselves."""
+        """Lead for event loops and interrupted callers, until a waiting thread can take over."""
         while True:
             with self._mutex:
                 waiting = list(self._waiting)
@@ -259,14 +269,14 @@ def refused(where: str) -> StoreError:
 
 
 def interrupted(where: str) -> StoreError:
-    """Return the error for what was to be written after a write that was interrupted."""
+    """Return the error for a write that was interrupted, or that follows such a write."""
     return StoreError(
         f"a write to {where} was interrupted; run again", path=where, errno=errno.EINTR
     )
 
 
 def _merged(shares: Sequence[Share]) -> Batch:
-    """Return the batches of a run, which follow each other, as one."""
+    """Merge consecutive batches of one run into one batch."""
     if len(shares) == 1:
         return shares[0].wanted[2]
     batches = [share.wanted[2] for share in shares]
@@ -281,7 +291,7 @@ def _merged(shares: Sequence[Share]) -> Batch:
 
 
 def _end(shares: Sequence[Share]) -> None:
-    """Mark shares as done, wake the threads that wait, and notify the event loops, each once."""
+    """Mark shares as done, wake the waiting threads, and notify each event loop once."""
     for share in shares:
         share.done = True
         share.ended()
@@ -303,14 +313,14 @@ def _settle(futures: list[Any]) -> None:
 
 # -- the writer ----------------------------------------------------------------------------------
 
-_IDLE = 1.0  # seconds after which a writer's thread ends: stores come and go
+_IDLE = 1.0  # seconds without work after which a writer's thread ends: stores come and go
 
 
 class _WriterThread:
     """The thread that leads for event loops.
 
-    It holds nothing of a store or a run while it sleeps, ends when nobody has needed it for a
-    while, and does not keep the process alive.
+    A sleeping thread holds no reference to a store or a run.  The thread ends when it has had no
+    work for a while, and does not keep the process alive.
     """
 
     def __init__(self) -> None:
@@ -321,7 +331,7 @@ class _WriterThread:
         self._bell.acquire()
 
     def serve(self, job: Callable[[], None]) -> None:
-        """Have a job done soon."""
+        """Queue a job for the thread, and start or wake the thread."""
         with self._mutex:
             self._jobs.append(job)
             starts, self._lives = not self._lives, True
@@ -351,7 +361,7 @@ class _WriterThread:
                 if self._sleeps:
                     self._lives = self._sleeps = False
                     return
-            self._bell.acquire()  # it was rung just now
+            self._bell.acquire()  # serve() has just released the bell
 
     def _do_jobs(self) -> None:
         while True:
@@ -360,14 +370,14 @@ class _WriterThread:
                     return
                 job = self._jobs.pop(0)
             job()
-            del job  # it holds a store
+            del job  # the job refers to a store
 
 
 # -- the commits of stores -----------------------------------------------------------------------
 
 
 def error_of(write: Callable[..., None], *wanted: Any) -> BaseException | None:
-    """Call a function that writes; return the error that it raises, if any."""
+    """Call a function that writes, and return its error, or ``None`` if it succeeds."""
     try:
         write(*wanted)
     except (Exception, RunStopped) as error:
@@ -376,14 +386,17 @@ def error_of(write: Callable[..., None], *wanted: Any) -> BaseException | None:
 
 
 _commits: weakref.WeakValueDictionary[tuple[int, bool], Commits] = weakref.WeakValueDictionary()
-"""By the id of a store, and whether it waits for the disk: who need not wait does not."""
+"""The group commits, by the id of the store and by whether the writes wait for the disk.
+
+Writes that need not wait for the disk have a group commit of their own, so no flush delays them.
+"""
 
 
 def commits_of(store: Store, *, fsync: bool) -> Commits:
     """Return the group commit of a store.
 
-    A store that takes only one batch at a time (a user's own, one that a test wraps) gets one for
-    each caller.
+    A store that writes only one batch at a time, such as a user's own or one that a test wraps,
+    gets a separate group commit for each caller.
     """
     if write_all_of(store) is None:
         return Commits(store)
@@ -397,7 +410,8 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 def for_several(write: Callable[..., None]) -> Callable[[Method], Method]:
     """Mark a store's method that does for several runs what ``write`` does for one.
 
-    A subclass, a test or a wrapper may change ``write`` alone: then it is called for each run.
+    If a subclass, a test or a wrapper replaces ``write`` alone, the replacement is called for each
+    run instead of the marked method.
     """
 
     def mark(method: Method) -> Method:
@@ -408,7 +422,7 @@ def for_several(write: Callable[..., None]) -> Callable[[Method], Method]:
 
 
 def write_all_of(store: object) -> WriteAll | None:
-    """Return the method of a store that writes for several runs at once, if it has one."""
+    """Return a store's method that writes for several runs at once, or ``None``."""
     every: Any = getattr(type(store), "write_all", None)
     one = getattr(getattr(store, "write", None), "__func__", None)
     if every is None or one is None or getattr(every, "one", None) is not one:

@@ -1,34 +1,37 @@
-"""The logs of processes: what their runs wrote last, before the database of the store takes it in.
+"""The logs of processes: the newest small batches of their runs, which the database still lacks.
 
-A small batch costs a transaction of the database several pages, and a checkpoint as many again.
-Here it is a *frame* behind the last one, and one ``fdatasync`` makes all frames durable that the
-runs of the process have written meanwhile::
+A transaction of the database writes several pages for a small batch, and a checkpoint of the
+database writes as many again.  A log appends the batch as a *frame*, and one ``fdatasync`` makes
+all frames durable that the runs of the process have written meanwhile::
 
     magic, length, CRC-32 of the log's name and the rest
     number of the frame; the last frame that had been flushed since the file was begun
     epoch and generation of the run, and the batch
 
-The frames of a run that the database lacks are its *tail*.  Each transaction of the database that
-concerns a run takes its tail in and raises the run's *generation*, in the row of its lease, which
-names the log, too.  A frame counts only if that row names this log, and the frame's epoch and
-generation: so frames that were taken in, that belong to a deleted run, or that follow a commit
-which a power cut undid, count no more, whatever becomes of the file.
+The *tail* of a run is its frames that the database lacks.  Each transaction of the database that
+concerns a run takes in the tail and raises the run's *generation*.  The generation and the name of
+the log are in the row of the run's lease.  A frame counts only if this row has the name of the log
+and the frame's epoch and generation.  So a frame stops counting once it was taken in, its run was
+deleted, or a power cut undid the commit before the frame, whatever becomes of the file.
 
-The file is written over from its beginning once all of it was taken in.  It is zeroed ahead, since
-a file that grows makes each flush commit the file system's own journal.
+Once the database has taken in the whole log, the file is overwritten from its beginning.  The file
+is zeroed ahead, since a growing file makes each flush commit the file system's own journal.
 
-*Fencing.*  Who takes over a run whose lease names the log of another process first takes away the
-owner's right to write the file, and then reads it.  The writer looks at the mode after each write,
-and after the flush, before anybody acts on what was written.  It finds its log taken, goes on in
-the database, which checks the epoch of each run, and begins another log.  (A file that is renamed
-would have to be looked up by its path after each write; a second link is not seen any more once
-one of both names is deleted.)
+*Fencing.*  A process takes over a run whose lease names another process's log.  First it takes away
+the owner's permission to write the file; then it reads the file.  The writer checks the file's mode
+after each write and after the flush, before any caller acts on the write.  If the log was taken,
+the writer continues in the database, which checks the epoch of each run, and begins another log.
+(Rejected: renaming the file, which would need a look-up of the path after each write; and a second
+link, which is no longer seen once one of the two names is deleted.)
 
-Rejected: one log for each run.  The runs of an event loop, for which one thread writes, would wait
-for as many flushes (14 times as long for 64).  Copying the log and
-then telling its owner: a payment that is acknowledged in between is made twice.  Noting in the
-database how far a log was taken in: a log is shared, restored and written over, so that is a number
-for each run and file.
+Rejected:
+
+- One log for each run: the runs of an event loop share one writing thread, and would wait for as
+  many flushes (14 times as long for 64 runs).
+- Copying the log and then notifying the owner: a payment that is acknowledged in between is made
+  twice.
+- Recording in the database how far a log was taken in: a log is shared, restored and overwritten,
+  so this takes a number for each run and file.
 """
 
 from __future__ import annotations
@@ -53,24 +56,24 @@ from stepwise.stores.base import Batch
 
 
 LARGEST_BATCH = 1 << 17  # bytes; a larger batch is not worth writing twice
-_LARGEST_LOG = 1 << 20  # bytes, after which the database takes it in
-_FIRST_SIZE = 1 << 14  # bytes that are zeroed at first; then as many again
+_LARGEST_LOG = 1 << 20  # bytes; then the database takes in the log
+_FIRST_SIZE = 1 << 14  # bytes that are zeroed first; each extension doubles the file
 _MAGIC = b"\xf5swl"
 _FRONT = struct.Struct("<4sII")
 _CHECKED = struct.Struct("<QQQQIIII")
 _RECORD = struct.Struct("<QI")
 _OBJECT = struct.Struct("<II")
 _NAME = struct.Struct("<I")
-_TRIES = 10  # looks at a log that is being written
+_TRIES = 10  # attempts to read a log that is being written
 _WRITABLE = 0o200  # the bit of the mode that a fence takes away
 
 
 class LogTakenError(Exception):
-    """Another process has taken the log over: what was written last may have been overlooked."""
+    """Another process has taken over the log, and may have missed the last write."""
 
 
 class LoggedBatch(NamedTuple):
-    """One batch of a run, as it lies in a log."""
+    """One batch of a run, as decoded from a frame."""
 
     number: int
     flushed: int
@@ -81,7 +84,7 @@ class LoggedBatch(NamedTuple):
 
 
 class Tail:
-    """The batches of a run that the database lacks, in their order."""
+    """The batches of a run that the database lacks, oldest first."""
 
     __slots__ = ("batches", "epoch", "generation")
 
@@ -90,7 +93,7 @@ class Tail:
         self.batches: list[Batch] = []
 
     def as_batch(self) -> Batch:
-        """All of it as one batch."""
+        """Merge the tail into one batch."""
         records, objects = dict[int, Data](), dict[str, Data | None]()
         for batch in self.batches:
             records.update(batch.records)
@@ -106,17 +109,18 @@ class Tail:
 class ProcessLog:
     """The log that this process writes.
 
-    The mutex covers the position and the tails.  A flush does not hold it, so that what need not
-    be durable is written meanwhile.  Who flushes or empties the log holds the store's lock, too.
+    The mutex covers the position and the tails.  A flush does not hold the mutex, so batches that
+    need not be durable are written meanwhile.  A flush and an emptying need the store's lock, too.
 
     Args:
-        path: of the file.
+        path: the path of the file.
 
     Attributes:
-        tails: by run.
+        tails: the tails, by run id.
         mutex: reentrant, since a finalizer may enter anywhere.
-        failed: a write or a flush was cut off, or the log was taken: it takes nothing any more.
-        unsure: the runs with a batch in it that was to be durable, and perhaps is not.
+        failed: True once a write or a flush was cut off, or the log was taken; no batch is added
+            any more.
+        unsure: the ids of runs with a durable batch in the log that may not be on the disk.
     """
 
     def __init__(self, path: str) -> None:
@@ -128,19 +132,19 @@ class ProcessLog:
         self._pid = os.getpid()
         self._seed = _seed(path)
         self._descriptor = -1
-        self._at = 0  # where the next frame begins
-        self._size = 0  # of the part that is zeroed or written
-        self._number = 0  # of the last frame
-        self._flushed = 0  # the last frame that is on the disk, of those since the beginning
-        self._named = False  # whether the name of the file is
+        self._at = 0  # the offset of the next frame
+        self._size = 0  # bytes that are zeroed or written
+        self._number = 0  # the number of the last frame
+        self._flushed = 0  # the last flushed frame since the file was begun; 0 if none
+        self._named = False  # whether the file's name is on the disk
 
     @property
     def is_open(self) -> bool:
-        """True if there is the file."""
+        """True while the log has its file open."""
         return self._descriptor >= 0
 
     def holds(self, run_id: str) -> bool:
-        """Return whether the file has anything of a run, in frames that count no more, too."""
+        """Return whether any frame of the file belongs to a run, even one that no longer counts."""
         try:
             with open(self.path, "rb") as file:
                 return _text(run_id) in file.read()
@@ -148,18 +152,21 @@ class ProcessLog:
             return False
 
     def open(self) -> None:
-        """Make the file."""
+        """Create and open the file."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._descriptor = os.open(self.path, flags, 0o600)
 
     def add(self, run_id: str, epoch: int, generation: int, batch: Batch) -> bool:
-        """Write a batch, which then survives the process; false if there is no room for it.
+        """Append a batch, which then survives the process.
 
-        The caller holds the mutex, and knows that the batch is not large.
+        The caller holds the mutex, and has checked that the batch is at most ``LARGEST_BATCH``.
+
+        Returns:
+            False if the log has no room for the batch.
 
         Raises:
-            OSError: it cannot be written.
-            LogTakenError: it may have been overlooked.
+            OSError: the batch cannot be written.
+            LogTakenError: another process has taken over the log, and may have missed the batch.
         """
         number, at, durable = self._number + 1, self._at, batch.durable
         numbers = number, self._flushed, epoch, generation
@@ -177,10 +184,10 @@ class ProcessLog:
             written = os.pwrite(self._descriptor, frame, at)
             if written < size:
                 self._write(memoryview(frame)[written:], at + written)
-            self._number, self._at = number, end  # no interrupt comes between
+            self._number, self._at = number, end  # one statement: no interrupt comes between
             if not durable:
                 self._check()
-            tail.batches.append(batch)  # at once: an interrupt leaves all of it, or nothing
+            tail.batches.append(batch)  # atomic: an interrupt leaves the whole batch, or nothing
             self.tails[run_id] = tail
         except BaseException:
             self.failed = True
@@ -188,7 +195,13 @@ class ProcessLog:
         return True
 
     def fail(self, wanted: Iterable[tuple[str, int, Batch]]) -> None:
-        """Take nothing any more; those batches were not acknowledged, though some may be here."""
+        """Mark the log as failed after a write that was not acknowledged.
+
+        The runs become unsure whose durable batches are in the log all the same.
+
+        Args:
+            wanted: the run, the epoch and the batch of each part of the write.
+        """
         self.failed = True
         for run_id, _, batch in wanted:
             tail = self.tails.get(run_id) if batch.durable else None
@@ -196,17 +209,17 @@ class ProcessLog:
                 self.unsure.add(run_id)
 
     def flush(self) -> None:
-        """Make durable what was added.
+        """Make all added batches durable.
 
         Raises:
-            OSError: it is not known how much of it is.
-            LogTakenError: it may have been overlooked.
+            OSError: an unknown part of the batches is durable.
+            LogTakenError: another process has taken over the log, and may have missed batches.
         """
         try:
             number = self._number
             flush(self._descriptor)
             if not self._named:
-                self._check()  # else the folder may be gone, too
+                self._check()  # before the sync: with a deleted log, the folder may be gone, too
                 folder = os.path.dirname(self.path)
                 sync(folder)
                 sync(os.path.dirname(folder))
@@ -218,12 +231,12 @@ class ProcessLog:
             raise
 
     def empty(self) -> None:
-        """Begin again at the beginning of the file: the database holds all of it, durably."""
+        """Start over at the beginning of the file; the database must hold all frames durably."""
         self.tails.clear()
-        self._at = self._flushed = 0  # old frames are no proof that a new one had been flushed
+        self._at = self._flushed = 0  # old frames do not prove that a new frame was flushed
 
     def close(self) -> None:
-        """Delete the file; the database must hold all of it."""
+        """Close and delete the file; the database must hold all frames."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0 and os.getpid() == self._pid:
             with contextlib.suppress(OSError):  # the program may have closed everything
@@ -232,23 +245,26 @@ class ProcessLog:
                 os.unlink(self.path)
 
     def close_if_empty(self) -> None:
-        """Delete the file at the end of the process, if the database lacks nothing."""
+        """Close the log at the end of the process; delete the file if the database has all of it.
+
+        The file of a failed log stays.
+        """
         with self.mutex:
             if self.tails or self.failed:
                 self.abandon()
             else:
                 self.close()
-            self.failed = True  # who writes even later begins another log
+            self.failed = True  # an even later write begins another log
 
     def abandon(self) -> None:
-        """Leave the file to those who take it in; in a forked child, to the parent."""
+        """Close the log but leave the file for other processes, or for a forked child's parent."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             with contextlib.suppress(OSError):  # the program may have closed everything
                 os.close(descriptor)
 
     def _zero(self, end: int) -> None:
-        """Have zeros where the next frame comes to lie."""
+        """Extend the zeroed part of the file until it reaches ``end``."""
         self._size = max(self._size, self._at)
         while end > self._size:
             more = max(_FIRST_SIZE, self._size)
@@ -256,7 +272,7 @@ class ProcessLog:
             self._size += more
 
     def _write(self, data: memoryview, at: int) -> None:
-        while data:  # a limit, or a full disk, says so at the next call
+        while data:  # after a short write, the next call raises if a limit or the disk is reached
             written = os.pwrite(self._descriptor, data, at)
             data, at = data[written:], at + written
 
@@ -267,11 +283,13 @@ class ProcessLog:
 
 
 def fence(path: str) -> None:
-    """Let the writer of a log notice that it is taken over; only then may the log be read.
+    """Take away the permission to write a log, so that its writer notices the takeover.
+
+    Only a fenced log may be read for a takeover.
 
     Raises:
-        FileNotFoundError: there is no such log any more.
-        OSError: the file system has no permissions, so that the writer would go on.
+        FileNotFoundError: the log does not exist any more.
+        OSError: the file system has no permissions, so the writer would not notice.
     """
     os.chmod(path, 0o600 & ~_WRITABLE)
     if os.stat(path).st_mode & _WRITABLE:
@@ -282,9 +300,9 @@ def fence(path: str) -> None:
 
 
 def weight(batch: Batch) -> int:
-    """Return about how many bytes a batch takes."""
+    """Return the approximate size of a batch in bytes."""
     records, put, delete = batch.records, batch.put, batch.delete
-    if len(records) == 1 and not (put or delete):  # mostly
+    if len(records) == 1 and not (put or delete):  # the usual batch
         return len(records[0][1])
     found = _RECORD.size * (len(records) + len(put) + len(delete))
     for _, data in records:
@@ -297,17 +315,17 @@ def weight(batch: Batch) -> int:
 
 
 def _seed(path: str) -> int:
-    """Return what the check sums of a log begin with.
+    """Return the initial value of a log's check sums, made from the log's name.
 
-    So a frame of another log, which a run may have recorded as its data, is no frame of this one.
+    So a frame of another log, which a run may have recorded as data, does not count as a frame.
     """
     return zlib.crc32(_text(os.path.basename(path)))
 
 
 def _encode(seed: int, numbers: tuple[int, int, int, int], run_id: str, batch: Batch) -> bytes:
-    """Return the frame of a batch."""
+    """Serialize a batch into a frame."""
     number, flushed, epoch, generation = numbers
-    records, put, delete, _, _, _, _ = batch  # at once: an attribute takes longer
+    records, put, delete, _, _, _, _ = batch  # unpacking is faster than attribute access
     run = run_id.encode("utf-8", "surrogatepass")
     of, also, less = len(records), len(put), len(delete)
     parts = [_CHECKED.pack(number, flushed, epoch, generation, len(run), of, also, less), run]
@@ -330,7 +348,7 @@ def _text(text: str) -> bytes:
 
 
 def _decode(data: bytes, at: int, seed: int) -> tuple[LoggedBatch, int] | None:
-    """Return the frame that begins there, and where it ends; ``None`` if there is none."""
+    """Return the frame at an offset, and the offset of its end; ``None`` if there is no frame."""
     start = at + _FRONT.size
     if data[at : at + len(_MAGIC)] != _MAGIC or len(data) < start:
         return None
@@ -340,7 +358,7 @@ def _decode(data: bytes, at: int, seed: int) -> tuple[LoggedBatch, int] | None:
         return None
     try:
         return _take_apart(body), start + size
-    except (struct.error, ValueError):  # no frame of ours, with a check sum of its own
+    except (struct.error, ValueError):  # not a frame of ours, in spite of a right check sum
         return None
 
 
@@ -378,11 +396,13 @@ def _take_apart(body: bytes) -> LoggedBatch:
 
 
 class LogReader:
-    """Reads the log of another process, or of one that is gone; a second look reads what is new.
+    """A reader of the log of another process, living or dead.
 
-    A torn frame at the end is none: nobody was told that it was written.  A frame that cannot be
-    read although it had been flushed when a later one was written is damage: it alone is left out,
-    and the records of it are missing where the journal counts them.
+    Each look reads only the frames since the previous look.
+
+    A torn frame at the end is ignored: its write was never acknowledged.  A frame is damaged if it
+    is unreadable although a later frame says that it had been flushed.  The reader skips damaged
+    frames only, and the journal notices the missing records when it counts them.
     """
 
     def __init__(self, path: str) -> None:
@@ -396,18 +416,18 @@ class LogReader:
         self._tails: dict[tuple[str, int, int], Tail] = {}
 
     def runs(self) -> set[str]:
-        """The ids of the runs of which there are frames."""
+        """Return the ids of the runs with frames in the log."""
         return {run_id for run_id, _, _ in self._tails}
 
     def tail(self, run_id: str, epoch: int, generation: int) -> Tail | None:
-        """Return what the database lacks of a run, if it holds the run in that generation."""
+        """Return the tail of a run with that epoch and generation, or ``None`` if it has none."""
         return self._tails.get((run_id, epoch, generation))
 
     def look(self) -> None:
-        """Read what was written since the last look.
+        """Read the frames since the last look.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the log cannot be read, or changes too fast.
         """
         try:
             with open(self.path, "rb", buffering=0) as file:
@@ -421,7 +441,7 @@ class LogReader:
             left = self._take(data)
             if left is None:
                 return
-            # Perhaps it was being written as it was read.
+            # The damaged frame may have been half written when it was read.
             data = self._rest(file)
             if data.startswith(left):
                 break
@@ -430,17 +450,24 @@ class LogReader:
     def _rest(self, file: FileIO) -> bytes:
         for _ in range(_TRIES):
             first = _beginning(file)
-            if first != self._first:  # written over from the beginning
+            if first != self._first:  # the file was overwritten from the beginning
                 self._begin()
                 self._first = first
             file.seek(self._at)
             data = file.read()
-            if _beginning(file) == first:  # else there may be late frames without earlier ones
+            if _beginning(file) == first:  # otherwise the data may lack frames before late ones
                 return data
         raise OSError(errno.EAGAIN, "it changes too fast to be read", self.path)
 
     def _take(self, data: bytes, *, skip: bool = False) -> bytes | None:
-        """Take frames; at a damaged one, return the data from there on, unless it is skipped."""
+        """Take the frames in some data.
+
+        Args:
+            skip: skip damaged frames.
+
+        Returns:
+            the data from the first damaged frame on, or ``None`` if all frames were taken.
+        """
         at = 0
         while True:
             found = _decode(data, at, self._seed)
@@ -466,16 +493,19 @@ def _beginning(file: FileIO) -> bytes:
 
 
 def _following(data: bytes, at: int, number: int, seed: int) -> tuple[LoggedBatch, int] | None:
-    """Return the next frame where ``number + 1`` is missing; ``None`` if this is the end, or torn.
+    """Return the next frame if frame ``number + 1`` is damaged.
 
-    A frame is missing if any later one says that something after ``number`` had been flushed.  (Not
-    only the next one: of frames that share a flush none says so.)  Otherwise a power cut may have
-    left a late frame without the earlier ones, behind an old frame that lies in place of these.
+    Return ``None`` if the log ends after frame ``number``, perhaps with a torn frame.
+
+    Frame ``number + 1`` is damaged if any later frame says that a frame after ``number`` had been
+    flushed.  The next frame alone would not do: frames that share a flush do not say so.  Without
+    such a frame, a power cut may have left a late frame but not the earlier ones, behind an old
+    frame in their place.
     """
     first, last, at = None, number, at - 1
     while (at := data.find(_MAGIC, at + 1)) >= 0:
         found = _decode(data, at, seed)
-        if found is None or found[0].number <= last:  # what was written over has lower numbers
+        if found is None or found[0].number <= last:  # old frames have lower numbers
             continue
         first, last, at = first or found, found[0].number, found[1] - 1
         if found[0].flushed > number:
@@ -487,8 +517,8 @@ def _following(data: bytes, at: int, number: int, seed: int) -> tuple[LoggedBatc
 
 
 _DIGITS = frozenset("0123456789abcdef")
-_LOCKS = "locks"  # a file among the logs: the kernel knows by it whose process is alive
-_MOST_READERS = 8  # logs of other processes whose contents are kept
+_LOCKS = "locks"  # the lock file beside the logs, which shows whose process is alive
+_MOST_READERS = 8  # logs of other processes whose readers are kept
 
 
 def _new_name() -> str:
@@ -496,19 +526,20 @@ def _new_name() -> str:
 
 
 def _is_name(name: str) -> bool:
-    """Return whether a log may have that name: what else lies in the folder is left alone."""
+    """Return whether a file's name is a log's; other files in the folder are left alone."""
     return len(name) == 16 and _DIGITS.issuperset(name)
 
 
 class HeldRun:
-    """A run whose lease is held here.
+    """A run whose lease this process holds.
 
     Attributes:
-        key: the name of its file of marks.
-        log: the one that the row of its lease names; ``None`` while that is not known.
-        generation: the one in that row.
-        commit: which of our commits wrote that row.
-        begun: a batch has been written, so that more will follow.
+        epoch: the epoch of the lease.
+        key: the name of the run's file of marks.
+        log: the log that the row of the lease names; ``None`` if it names none, or is not known.
+        generation: the generation in the row of the lease.
+        commit: the number of our commit that named the log in that row.
+        begun: True once a batch has been written, so that more will follow.
     """
 
     __slots__ = ("begun", "commit", "epoch", "generation", "key", "log")
@@ -520,23 +551,24 @@ class HeldRun:
         self.begun = False
 
     def would_log(self, batch: Batch) -> bool:
-        """Return whether the row of the lease is to name the log from this batch on.
+        """Return whether the row of the lease should name the log from this batch on.
 
-        Not with the first batch: a ring of the bell is one batch, and so is the end of a run.  Who
-        takes over a run whose row names the log of a living process takes the log away from it.
+        The first batch does not name the log, since a ring of the bell is only one batch.  Nor does
+        the batch at the end of a run.  Taking over a run whose row names the log of a living
+        process takes the log away from that process.
         """
         return self.begun and batch.head is None
 
 
 class FolderLogs:
-    """The logs in a folder.
+    """The logs in a folder, of this process and of others.
 
     Args:
-        folder: made with the first log.
+        folder: the folder, which the first log creates.
 
     Attributes:
         own: the log of this process.
-        name: of its file.
+        name: the name of our log's file.
     """
 
     def __init__(self, folder: str) -> None:
@@ -548,7 +580,7 @@ class FolderLogs:
     # -- ours ------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Delete our log, which the database has taken in, and begin another one."""
+        """Delete our log, which the database has taken in, and begin another log."""
         self.own.close()
         if self.name and os.path.isdir(self._folder):
             self._locks().release(self.name)
@@ -556,24 +588,24 @@ class FolderLogs:
         self.own = ProcessLog(self._path(self.name))
 
     def open(self) -> None:
-        """Make our log; from then on the row of a lease may name it."""
+        """Create our log, so that the row of a lease may name it."""
         os.makedirs(self._folder, 0o700, exist_ok=True)
         self._locks().acquire(self.name)
         self.own.open()
 
     def end(self) -> None:
-        """Delete our log at the end of the process, if the database lacks nothing."""
+        """Close our log at the end of the process; delete its file if the database has all."""
         self.own.close_if_empty()
 
     def leave(self) -> None:
-        """Leave our log to whoever has the folder, which is no more in its place."""
+        """Abandon our log, since the store's folder was deleted or replaced."""
         if self.own.is_open:
             self._locks().release(self.name)
         with self.own.mutex:
             self.forget()
 
     def forget(self) -> None:
-        """In a forked child: the parent's log is not ours."""
+        """Abandon the current log and begin a new one, as in a forked child."""
         self.own.abandon()
         self.name = _new_name()
         self.own = ProcessLog(self._path(self.name))
@@ -581,15 +613,15 @@ class FolderLogs:
     # -- of other processes ----------------------------------------------------------------------
 
     def has(self, name: str) -> bool:
-        """Return whether there is a log of that name."""
+        """Return whether a log of that name exists."""
         return _is_name(name) and os.path.exists(self._path(name))
 
     def dead(self) -> list[str]:
-        """The names of logs whose processes are gone."""
+        """Return the names of logs whose processes are dead."""
         return [name for name in self._others() if self._locks().holder(name) is None]
 
     def holding(self, run_id: str) -> list[str]:
-        """The names of logs, but ours, with anything of a run: also what counts no more."""
+        """Return the names of other logs with any frame of a run, counting or not."""
         return [name for name in self._others() if ProcessLog(self._path(name)).holds(run_id)]
 
     def _others(self) -> list[str]:
@@ -600,7 +632,7 @@ class FolderLogs:
         return [name for name in names if _is_name(name) and name != self.name]
 
     def read(self, name: str) -> LogReader:
-        """Return what a log holds now."""
+        """Read a log, and return its reader."""
         found = self._readers.pop(name, None) or LogReader(self._path(name))
         found.look()
         self._readers[name] = found
@@ -609,10 +641,14 @@ class FolderLogs:
         return found
 
     def take(self, name: str) -> LogReader | None:
-        """Return what a log holds and its owner writes no more; ``None`` if it is gone."""
+        """Take a log from its owner and read it; return ``None`` if the log is gone.
+
+        Raises:
+            OSError: the log of a living process cannot be fenced, or the log cannot be read.
+        """
         path = self._path(name)
         try:
-            fence(path)  # of a dead process, too: one whose lock file was deleted looks like it
+            fence(path)  # for a dead process, too: a living one may only have lost its lock file
         except FileNotFoundError:
             return None
         except OSError:

@@ -1,26 +1,29 @@
 """The database of a ``disk:`` store: rows of leases, records, objects and heads, in a diskcache.
 
 ``r/RUN/000000000001`` is a record, ``o/RUN/NAME`` an object, ``l/RUN`` epoch and owner; RUN is a
-hash.  The heads have a table of their own, ``Heads``, in the order in which their runs began: a
-listing reads them one after the other, and finds a rare tag among 100,000 by their words.
+hash.  The heads have a table of their own, ``Heads``, in the order in which their runs began.  A
+listing reads the heads in sequence, and finds a rare tag among 100,000 heads by their words.
 
-diskcache makes its tables and repairs their settings, and finds every other value in a store.  Rows
-are written and read by plain statements of one connection for all threads.  Through ``Cache.set``
-and ``Cache.get``, it was measured, taking in a log of 1 MB takes four to five times as long (500
-records: 68 ms instead of 15 on a busy machine, 0.1 ms a step); and
+diskcache creates its tables, repairs their settings, and can find every value but the heads.
+Plain statements read and write the rows, through one connection for all threads.
+``Cache.set`` and ``Cache.get`` were measured and rejected.  Taking in a log of 1 MB takes four to
+five times as long (500 records: 68 ms instead of 15 on a busy machine, 0.1 ms a step); and
 
-- a replaced value file is deleted when the call ends, which is before the commit around it;
+- a replaced value file is deleted when the call ends, before the surrounding commit;
 - an error at the beginning of a transaction, such as a full disk, becomes a ``Timeout``;
-- each opening writes some forty rows, so that a store on a full disk could not be read;
-- each thread that writes has a connection of its own, which reads its settings in the database.
+- each opening writes some forty rows, so a store on a full disk could not be read;
+- each writing thread has a connection of its own, which reads its settings from the database.
 
-Rejected: heads among the rows of diskcache.  Each lay on a page of its own, beside the records of
-its run: to look at 80,000 took 0.8 s from memory instead of 0.1 s; and an unfinished run had two.
-A row for each tag of a run finds a rare tag as fast, and makes each run write more.
+Rejected: heads among the rows of diskcache.  Each head lay on a separate page, beside the records
+of its run.  Reading 80,000 heads took 0.8 s from memory instead of 0.1 s, and an unfinished run had
+two heads.
 
-diskcache is made for values that may be lost; here none may be.  So there is no eviction, no
-culling, no expiry; a batch that must survive a power cut is written with ``synchronous=FULL``; and
-only ``str`` keys and ``bytes`` values are there: no other mode is read, and nothing is unpickled.
+Rejected: a row for each tag of a run.  The rows find a rare tag equally fast, but each run writes
+more.
+
+diskcache is made for values that may be lost; a store may lose none.  So nothing is evicted, culled
+or expired, and a batch that must survive a power cut is written with ``synchronous=FULL``.  All
+keys are ``str`` and all values ``bytes``: no other mode is read, and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ from stepwise.stores.base import FORMAT, Batch, Head, Owner, Words, other_format
 R = TypeVar("R")
 
 Page = list[tuple[Any, R | None]]
-"""Some rows in the order of their cursors; ``None`` for a row damaged beyond recognition."""
+"""Rows with their cursors, in the order of the cursors; ``None`` for an unreadable row."""
 
 
 _PAGES = (1, 32, 1000)  # rows: many readers need only the first
@@ -54,11 +57,13 @@ _WEIGHT = 4_000_000  # bytes in a page of large records
 
 
 def in_pages(page: Callable[[Any, int], Page[R]], sizes: tuple[int, ...] = _PAGES) -> Iterator[R]:
-    """Yield what is in the rows of pages.
+    """Yield the readable rows, page by page.
 
     Args:
-        page: reads so many rows behind a cursor, or from the first one on.
-        sizes: of the first pages; those that follow are like the last of them.
+        page: a function of a cursor and a size: reads that many rows after the cursor, or from the
+            first row if the cursor is ``None``.
+        sizes: the sizes of the first pages, in rows.  No later page is larger than the last size;
+            large records make the pages smaller.
     """
     cursor: Any = None
     most = sizes[-1]
@@ -77,18 +82,18 @@ def in_pages(page: Callable[[Any, int], Page[R]], sizes: tuple[int, ...] = _PAGE
 
 # -- encodings of a row --------------------------------------------------------------------------
 
-_EPOCH = 24  # bytes: its check sum, and itself
-_MOST_GENERATIONS = 1 << 63  # a frame has eight bytes for it
+_EPOCH = 24  # bytes of an epoch with its check sum
+_MOST_GENERATIONS = 1 << 63  # a frame has eight bytes for the generation
 
 
 @functools.lru_cache(maxsize=256)
 def hashed(name: str) -> str:
-    """Return the hash that replaces an id or a name, whatever its characters."""
+    """Return the hash that replaces an id or a name in keys, whatever its characters."""
     return hashlib.blake2b(to_bytes(name), digest_size=16).hexdigest()
 
 
 def to_bytes(text: str) -> bytes:
-    """Return any text as bytes."""
+    """Encode a text as bytes; lone surrogates are allowed."""
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -97,17 +102,17 @@ def to_bytes(text: str) -> bytes:
 
 @functools.lru_cache(maxsize=256)
 def lease_front(epoch: int) -> bytes:
-    """Return the beginning of a lease's row: its epoch, with a check sum."""
+    """Return the beginning of a lease's row: the check sum of the epoch, then the epoch."""
     digits = b"%016x" % epoch
     return b"%08x" % zlib.crc32(digits) + digits
 
 
 def pack_lease(epoch: int, owner: Owner, log: str = "", generation: int = 0) -> bytes:
-    """A lease as one value.
+    """Serialize a lease into the value of its row.
 
     Args:
-        log: the name of the log that holds what the database lacks of the run.
-        generation: of the run in the database (see ``_process_log``).
+        log: the name of the log that holds the run's tail, which the database lacks.
+        generation: the generation of the run in the database (see ``_process_log``).
     """
     fields = {**owner._asdict(), "log": log, "generation": generation}
     return lease_front(epoch) + json.dumps(fields).encode()
@@ -115,39 +120,39 @@ def pack_lease(epoch: int, owner: Owner, log: str = "", generation: int = 0) -> 
 
 @functools.lru_cache(maxsize=256)
 def log_of(row: bytes | None) -> tuple[str, int]:
-    """Return the name of the log and the generation of a lease."""
+    """Return the log's name and the generation in a lease's row; ``("", 0)`` if unreadable."""
     try:
         fields = json.loads((row or b"")[_EPOCH:] or b"{}")
         log, generation = fields.get("log", ""), fields.get("generation", 0)
     except (ValueError, AttributeError, RecursionError):
-        return "", 0  # a damaged row: what is lost, the marks tell
+        return "", 0  # a damaged row: the marks reveal a loss
     counted = type(generation) is int and 0 <= generation < _MOST_GENERATIONS
     return (log, generation) if type(log) is str and counted else ("", 0)
 
 
 def with_log(row: bytes, log: str) -> bytes:
-    """Return the row of a lease in its next generation, with that log."""
+    """Return the row of a lease in the next generation, with another log's name."""
     try:
         fields = json.loads(row[_EPOCH:])
         fields |= {"log": log, "generation": log_of(row)[1] + 1}
-    except (ValueError, TypeError, RecursionError):  # a damaged one
+    except (ValueError, TypeError, RecursionError):  # a damaged row
         fields = {"log": log, "generation": log_of(row)[1] + 1}
     return row[:_EPOCH] + json.dumps(fields).encode()
 
 
 def nameless(row: bytes) -> bytes:
-    """Return the row of a lease without its thread, which is named after the run."""
+    """Return the row of a lease without the thread's name, which contains the run's."""
     try:
         fields = json.loads(row[_EPOCH:]) | {"thread": ""}
-    except (ValueError, TypeError):  # a damaged one
+    except (ValueError, TypeError):  # a damaged row
         fields = {}
     return row[:_EPOCH] + json.dumps(fields).encode()
 
 
 def epoch_of(row: bytes | None) -> int:
-    """Return the epoch of the lease, or 0 if there is none.
+    """Return the epoch of the lease, or 0 if the run has none.
 
-    Of a damaged row it is more than any count has come to, so that nobody before is still let in.
+    For a damaged row, return an epoch above every earlier one, so that earlier owners stay fenced.
     """
     if row is None:
         return 0
@@ -159,7 +164,7 @@ def epoch_of(row: bytes | None) -> int:
 
 
 def owner_of(row: bytes) -> Owner | None:
-    """Return the owner of a lease, or ``None`` if the row cannot be read."""
+    """Return the owner of a lease, or ``None`` if the row is unreadable."""
     try:
         fields = json.loads(row[_EPOCH:])
         owner = Owner(**{name: fields[name] for name in Owner._fields if name in fields})
@@ -175,16 +180,18 @@ def owner_of(row: bytes) -> Owner | None:
 
 
 def pack(head: Head) -> bytes:
-    """A head as one value."""
+    """Serialize a head into the value of its row."""
     front = json.dumps([head.run_id, head.workflow, head.finished]).encode()
     return len(front).to_bytes(4, "big") + front + head.data
 
 
 def unpack(row: object, run: object, words: object) -> Head | None:
-    """Return the packed head; ``None`` if it is unreadable or belongs to another run.
+    """Return the packed head, or ``None`` if it is unreadable or belongs to another run.
 
     Args:
-        run: the hashed id of the run in whose row it lies.
+        row: the packed head.
+        run: the hashed run id in the head's row.
+        words: the encoded words in the head's row.
     """
     if type(row) is not bytes or type(words) is not bytes:
         return None
@@ -199,13 +206,13 @@ def unpack(row: object, run: object, words: object) -> Head | None:
 
 
 class WantedHeads(NamedTuple):
-    """The heads that are looked for.
+    """A query for heads.
 
     Args:
-        workflow: only the heads of this workflow.
-        unfinished: only the heads of unfinished runs.
-        newest: those of the newest runs first.
-        words: see :data:`.base.Words`.
+        workflow: select only the heads of this workflow.
+        unfinished: select only the heads of unfinished runs.
+        newest: begin with the newest runs.
+        words: select only the heads with these words (see :data:`.base.Words`).
     """
 
     workflow: str | None
@@ -214,9 +221,9 @@ class WantedHeads(NamedTuple):
     words: Words = ()
 
     def query(self, cursor: int | None) -> tuple[str, list[Any]]:
-        """Return the statement that selects a page of them behind a cursor, and its parameters.
+        """Return the statement that selects a page of heads after a cursor, and its parameters.
 
-        The last parameter, the size of the page, is missing.
+        The caller appends the last parameter, the size of the page.
         """
         which, parameters = ["TRUE"], list[Any]()
         if cursor is not None:
@@ -240,44 +247,43 @@ class WantedHeads(NamedTuple):
 
     @property
     def _index(self) -> str:
-        """Return the index that has the unfinished runs in their order."""
+        """The index that lists the unfinished runs in the order of their beginning."""
         return "Heads_open" if self.workflow is None else "Heads_unfinished"
 
 
 # -- the database ---------------------------------------------------------------------------------
 #
-# There is one connection of a process to a database, and every use of it is behind the store's
-# lock.  ``synchronous`` is FULL for a batch that must survive a power cut and NORMAL for another
-# one; the next use rolls back what an interrupt left open; and there is no memory map, since a
-# truncated file would be a SIGBUS.
+# A process has one connection to a database, and uses it only under the store's lock.
+# ``synchronous`` is FULL for a batch that must survive a power cut, and NORMAL for other batches.
+# After an interrupt, the next use rolls back the open transaction.  There is no memory map, since a
+# truncated file would raise SIGBUS.
 
 BUSY_SECONDS = 60
 _ERASE_MILLISECONDS = 2000
 _FULL, _NORMAL = 2, 1
 _SETTINGS = (
-    # A page holds three rows of 2.5 KB; one of 4 KB would hold one.  Pages of 16 KB save no more
-    # space, and write more at each commit.  An existing database keeps
-    # its page size.
+    # A page holds three rows of 2.5 KB; a page of 4 KB would hold one.  Pages of 16 KB save no more
+    # space, and write more at each commit.  An existing database keeps its page size.
     "page_size=8192",
     "mmap_size=0",
     f"synchronous={_NORMAL}",
-    "secure_delete=ON",  # what is deleted is overwritten
+    "secure_delete=ON",  # deleted data are overwritten
     "wal_autocheckpoint=500",  # pages: 4 MB
     f"journal_size_limit={16 << 20}",
     "cache_size=512",  # pages: written data are hardly ever read
 )
 CACHE = "cache.db"  # as diskcache calls it
-_OF_CACHE: dict[str, object] = {  # of a cache, all of them
+_OF_CACHE: dict[str, object] = {  # all settings of a diskcache
     "statistics": 0,
     "tag_index": 0,
     "eviction_policy": "none",
     "size_limit": 1 << 62,
     "cull_limit": 0,
-    "sqlite_auto_vacuum": 0,  # pages are used again
+    "sqlite_auto_vacuum": 0,  # free pages are reused
     "sqlite_cache_size": 512,  # pages: written data are hardly ever read; 8192 are 32 MB
     "sqlite_journal_mode": "wal",
     "sqlite_mmap_size": 0,
-    "sqlite_synchronous": _NORMAL,  # while it opens, with some 20 commits; then see begin()
+    "sqlite_synchronous": _NORMAL,  # for some 20 commits while it opens; later, see begin()
     "disk_min_file_size": IN_FILES,
     "disk_pickle_protocol": 5,  # nothing is pickled
 }
@@ -285,11 +291,11 @@ _HEADS = (
     "CREATE TABLE IF NOT EXISTS Heads "
     "(place INTEGER PRIMARY KEY, run TEXT UNIQUE, unfinished TEXT, words BLOB, value BLOB)"
 )
-_INDEXES_OF_HEADS = [  # a start looks for the unfinished runs of its workflow, and for any at all
+_INDEXES_OF_HEADS = [  # a start looks for unfinished runs: of its workflow, and of any workflow
     f"CREATE INDEX IF NOT EXISTS {name} ON Heads ({columns}) WHERE unfinished IS NOT NULL"
     for name, columns in (("Heads_unfinished", "unfinished, place"), ("Heads_open", "place"))
 ]
-_METADATA = {"count", "size", "hits", "misses"}  # settings that diskcache makes itself
+_METADATA = {"count", "size", "hits", "misses"}  # settings that diskcache creates itself
 _MADE = {
     "Heads",
     "Heads_unfinished",
@@ -298,7 +304,7 @@ _MADE = {
     *(f"Settings_{what}" for what in ("count_insert", "count_delete")),
     *(f"Settings_size_{when}" for when in ("insert", "update", "delete")),
 }
-MODE_RAW, MODE_BINARY = 1, 2  # as diskcache calls them: in the row, in a file
+MODE_RAW, MODE_BINARY = 1, 2  # diskcache's names: the value is in the row, or in a file
 _WHERE = "FROM Cache WHERE key = ? AND raw = 1"
 _RANGE = "FROM Cache WHERE key >= ? AND key < ?"
 _INSERT = "INSERT OR IGNORE INTO Cache (key, raw, size, mode, filename, value) VALUES "
@@ -316,13 +322,14 @@ _DIGITS = 12  # in a record's number
 
 
 class Rows:
-    """The open database of a store.  It writes in transactions only.
+    """The open database of a store, which writes in transactions only.
 
-    What it reads page by page begins behind a cursor, which a page before it gave.
+    Each page of a reading begins after a cursor from the previous page.
 
     Args:
-        folder: of the database.
-        path: of the store, which has the value files; the database may be a copy of its own.
+        folder: the folder of the database.
+        path: the folder of the store and of its value files.  ``folder`` differs from ``path`` if
+            the database is a copy.
 
     Attributes:
         values: the value files.
@@ -349,7 +356,7 @@ class Rows:
         (found,) = self._con.execute("PRAGMA user_version").fetchone()
         if found != FORMAT:
             (tables,) = self._con.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            if tables and not found:  # another process may make it just now
+            if tables and not found:  # another process may be creating the database just now
                 (found,) = self._con.execute("PRAGMA user_version").fetchone()
                 if found == FORMAT:
                     return
@@ -358,7 +365,7 @@ class Rows:
             self._con.execute(f"PRAGMA user_version={FORMAT}")
 
     def _is_made(self) -> bool:
-        """Return whether diskcache would find nothing to write."""
+        """Return whether the tables and settings are complete, so that diskcache need not run."""
         execute = self._con.execute
         try:
             made = {name for (name,) in execute("SELECT name FROM sqlite_master")}
@@ -366,15 +373,15 @@ class Rows:
                 return False
             told = dict(execute("SELECT key, value FROM Settings").fetchall())
         except sqlite3.OperationalError:
-            return False  # in use: diskcache waits for it
+            return False  # the database is in use: diskcache waits for it
         return told.keys() >= _METADATA and {**told, **_OF_CACHE} == told
 
     def _make(self) -> None:
-        """Let diskcache make the tables, or repair what another opener has changed."""
-        import diskcache  # on use: it is not needed for a database in good order, nor is writing
+        """Let diskcache create the tables, or repair settings that another program changed."""
+        import diskcache  # imported on use: an intact database needs neither it nor a write
 
         class BytesOnly(diskcache.Disk):  # type: ignore[misc]
-            """What diskcache does by itself neither pickles nor unpickles."""
+            """A disk that refuses values, so that diskcache neither pickles nor unpickles."""
 
             def _refuse(self, *_: object, **__: object) -> NoReturn:
                 raise TypeError("values are not read or written here")
@@ -384,10 +391,10 @@ class Rows:
         execute = self._con.execute
         with contextlib.suppress(sqlite3.OperationalError):  # a new database has no settings
             for (key,) in execute("SELECT key FROM Settings").fetchall():
-                if key not in _METADATA and key not in _OF_CACHE:  # it would become an attribute
+                if key not in _METADATA and key not in _OF_CACHE:  # would become an attribute
                     execute("DELETE FROM Settings WHERE key = ?", (key,))
         cache = diskcache.Cache(self._folder, timeout=BUSY_SECONDS, disk=BytesOnly, **_OF_CACHE)
-        cache.close()  # our connection stays: the last one to close would sync the database
+        cache.close()  # our connection stays open: closing the last one would sync the database
         for statement in (_HEADS, *_INDEXES_OF_HEADS):
             execute(statement)
 
@@ -405,11 +412,15 @@ class Rows:
         except BaseException:
             connection.close()
             raise
-        self._level = 0  # SQLite has not been set yet
+        self._level = 0  # ``synchronous`` is not set yet
         return connection
 
     def begin(self, durable: bool) -> None:
-        """Begin a transaction; ``durable``: on the disk when it has been committed."""
+        """Begin a transaction.
+
+        Args:
+            durable: the commit waits until the transaction is on the disk.
+        """
         level = _FULL if durable else _NORMAL
         if level != self._level:
             self._con.execute(f"PRAGMA synchronous={level}")
@@ -419,32 +430,32 @@ class Rows:
         self._changes = self._con.total_changes
 
     def commit(self) -> None:
-        """Commit it, and delete the value files that it gave up."""
-        # An exception out of COMMIT means "unknown".  It stops the run, and the journal is read
-        # again before anything else is decided.
+        """Commit the transaction, and delete the value files that it gave up."""
+        # An exception out of COMMIT means "unknown".  The exception stops the run, and the journal
+        # is read again before any other decision.
         self._con.execute("COMMIT")
         if self._level == _FULL and self._changes == self._con.total_changes:
-            self.flush()  # SQLite flushes nothing if it has written nothing
+            self.flush()  # SQLite flushes nothing if the transaction has written nothing
         self.values.keep()
 
     def roll_back(self) -> None:
-        """Undo what an error, or an interrupt at any place, left open."""
+        """Undo the transaction that an error or an interrupt left open, if any."""
         if self._con.in_transaction:
             self._con.rollback()
             self.values.undo()
 
     def flush(self) -> None:
-        """Make durable what was committed without waiting for the disk."""
-        with contextlib.suppress(FileNotFoundError):  # SQLite has moved all of it, durably
+        """Make commits durable that did not wait for the disk."""
+        with contextlib.suppress(FileNotFoundError):  # SQLite has moved the whole log, durably
             descriptor = os.open(f"{self._file}-wal", os.O_RDWR | os.O_CLOEXEC)
             try:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            sync(os.path.dirname(self._file))  # nobody may have done so since the file was made
+            sync(os.path.dirname(self._file))  # the log file's name may not be on the disk yet
 
     def free(self) -> int:
-        """Bytes of the database that hold nothing."""
+        """Return the number of unused bytes in the database."""
         free, size = (
             self._con.execute(f"PRAGMA {each}").fetchone()[0]
             for each in ("freelist_count", "page_size")
@@ -452,14 +463,18 @@ class Rows:
         return int(free) * int(size)
 
     def compact(self) -> int:
-        """Return free pages to the disk, outside of a transaction; return the number of bytes."""
+        """Give free pages back to the file system, outside of a transaction.
+
+        Returns:
+            the number of bytes that were freed.
+        """
         before = self._size()
-        self._con.execute("VACUUM")  # all of it or nothing, whenever the process is killed
+        self._con.execute("VACUUM")  # atomic, even if the process is killed
         self.erase()
         return max(0, before - self._size())  # a reader may keep the old pages for a moment
 
     def erase(self) -> None:
-        """Leave nothing of what was deleted in SQLite's log, unless others read just now."""
+        """Clear deleted data from SQLite's log, unless another connection is reading."""
         self._con.execute(f"PRAGMA busy_timeout={_ERASE_MILLISECONDS}")
         try:
             self._con.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -467,33 +482,36 @@ class Rows:
             self._con.execute(f"PRAGMA busy_timeout={BUSY_SECONDS * 1000}")
 
     def _size(self) -> int:
-        """Bytes of the database, and of its log, which may hold most of it."""
+        """Return the bytes of the database and of its log, which may hold most of the data."""
         files = self._file, f"{self._file}-wal"
         return sum(os.path.getsize(each) for each in files if os.path.exists(each))
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection, if one is open."""
         connection = self.__dict__.pop("_con", None)
         if connection is not None:
             connection.close()
 
     def abandon(self) -> None:
-        """In a forked child: the parent's connection is neither used nor closed."""
+        """Keep the parent's connection unused and open in a forked child."""
         _abandoned.append(self.__dict__.pop("_con", None))
 
     # -- reading ---------------------------------------------------------------------------------
 
-    # Plain statements, since nothing here expires, has a tag, or is evicted: the inherited methods
-    # take twice as long.
+    # Plain statements: no row expires, has a tag, or is evicted, and diskcache's methods take twice
+    # as long.
 
     def get(self, key: str) -> bytes | None:
-        """Return one value: ``None`` if it is missing, ``b""`` if it cannot be read whole."""
+        """Return one value: ``None`` if it is missing, ``b""`` if it is damaged."""
         sql = f"SELECT mode, filename, size, value {_WHERE}"
         row = self._con.execute(sql, (key,)).fetchone()
         return None if row is None else self._load(*row)
 
     def page(self, after: str, end: str, size: int) -> list[tuple[str, bytes]]:
-        """The first values of the keys between two others, in the order of these."""
+        """Return the first ``size`` values with keys between ``after`` and ``end``, in key order.
+
+        Both bounds are excluded.
+        """
         start = after + "\0"
         sql = f"SELECT key, mode, filename, size, value {_RANGE} ORDER BY key LIMIT ?"
         rows = self._con.execute(sql, (start, end, size)).fetchall()
@@ -501,7 +519,7 @@ class Rows:
         return [(key, self._load(*row)) for key, *row in rows]
 
     def keys(self, start: str, end: str) -> list[str]:
-        """A range of keys, in order."""
+        """Return the keys from ``start`` up to, but not including, ``end``, in order."""
         rows = self._con.execute(f"SELECT key {_RANGE} ORDER BY key", (start, end))
         keys = [key for (key,) in rows]
         self._check_order(start, keys)
@@ -510,11 +528,11 @@ class Rows:
     def _load(self, mode: object, filename: object, size: object, value: object) -> bytes:
         if mode == MODE_RAW and type(value) is bytes:
             return value
-        # Any other mode would be a pickle that we did not write.
+        # Any other mode would mean a pickle, which stepwise never writes.
         return self.values.read(filename, size) if mode == MODE_BINARY else b""
 
     def _check_order(self, start: str, keys: list[Any]) -> None:
-        """A damaged index gives anything, in any order, and could lead in circles."""
+        """Raise an error for keys out of order: a damaged index could make a reading loop."""
         if set(map(type, keys)) - {str} or [start, *keys] != sorted([start, *keys]):
             raise damaged(self._path, "its keys are out of order")
 
@@ -524,7 +542,7 @@ class Rows:
         row: tuple[object, ...]
         if len(value) >= IN_FILES:
             insert, row = _INSERT_LARGE, (key, len(value), self.values.write(value))
-        else:  # sqlite3 looks for an adapter of bytes, which takes longer than to copy them
+        else:  # sqlite3 would look for an adapter of bytes, which takes longer than a copy
             insert, row = _INSERT_SMALL, (key, bytearray(bytes(value)))
         if not self._con.execute(insert, row).rowcount:
             self.delete(key)
@@ -535,7 +553,7 @@ class Rows:
             self._delete(_WHERE, key)
 
     def drop(self, start: str, end: str) -> None:
-        """Delete a range of keys."""
+        """Delete the values with keys from ``start`` up to, but not including, ``end``."""
         self._delete(_RANGE, start, end)
 
     def _delete(self, which: str, *parameters: str) -> None:
@@ -613,7 +631,7 @@ class Rows:
         found: Page[Head] = []
         for place, run, words, value in self._con.execute(sql, (*parameters, size)).fetchall():
             before = found[-1][0] if found else cursor
-            if before is not None and (place < before) != wanted.newest:  # it could lead in circles
+            if before is not None and (place < before) != wanted.newest:  # the reading could loop
                 raise damaged(self._path, "its heads are out of order")
             head = unpack(value, run, words)
             is_wanted = head is not None and wanted.workflow in (None, head.workflow)
@@ -653,7 +671,7 @@ _abandoned: list[sqlite3.Connection | None] = []
 
 
 class Transaction:
-    """A block that is one transaction: committed at its end, undone by any exception in it."""
+    """A block that is one transaction: its end commits, and any exception rolls back."""
 
     __slots__ = ("_durable", "_rows")
 
@@ -675,7 +693,7 @@ class Transaction:
 
 
 def put_batch(rows: Rows, run_id: str, batch: Batch) -> None:
-    """Write all of a batch but its mark."""
+    """Write everything in a batch except its mark."""
     for number, data in batch.records:
         rows.put_record(run_id, number, data)
     if batch.put or batch.delete:
@@ -687,9 +705,9 @@ def put_batch(rows: Rows, run_id: str, batch: Batch) -> None:
 
 
 def put_tail(rows: Rows, run_id: str, batch: Batch) -> None:
-    """Write what the database lacks of a run, as one batch."""
+    """Write the tail of a run, merged into one batch."""
     there = set(rows.names(run_id, "")) if batch.delete else ()
-    # Most objects that a tail deletes were written in it, too, and have never been anywhere else.
+    # Most objects that a tail deletes were written in the tail, too, and were never elsewhere.
     put_batch(rows, run_id, batch._replace(delete=tuple(n for n in batch.delete if n in there)))
 
 
@@ -698,7 +716,7 @@ def _put_objects(rows: Rows, run_id: str, batch: Batch) -> None:
     old = list(batch.delete)
     for name, data in batch.put.items():
         # One statement replaces a deletion and an insertion.  Objects of one kind have about the
-        # same size; in the row of a smaller object the new one would split the page.
+        # same size; a larger object in the row of a smaller one would split the page.
         kind, _, _ = name.partition("/")
         like = [each for each in old if each.startswith(kind) and each not in batch.put]
         if like and rows.replace_object(run_id, like[-1], name, data):

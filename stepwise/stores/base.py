@@ -1,35 +1,38 @@
 """The store protocol: bytes under a run, written in atomic batches by the run's one owner.
 
-A store knows nothing of steps or pickles.  It keeps, for each run,
+A store knows nothing of steps or pickles.  For each run, a store keeps
 
 - *records*: sealed bytes under the sequence numbers 1, 2, 3, ..., only ever appended;
 - *objects*: sealed bytes under a name, replaced and deleted (checkpoints);
 - one *head*: what a listing needs, replaced at each change of status;
-- one *mark*: a few sealed bytes kept apart from the records, that tell how far these went, so that
-  a lost tail or an emptied database is noticed;
-- a *lease*: who executes the run.  Its *epoch* grows with every acquisition and goes with every
-  write; a store refuses a write that carries an older one, so that a paused process that wakes up
-  after a takeover can write nothing (a fencing token).
+- one *mark*: a few sealed bytes, apart from the records, that record how far the records went.  A
+  mark reveals a lost tail or an emptied database;
+- a *lease*: the process that executes the run.  The lease's *epoch* grows with every acquisition,
+  and every write carries the epoch.  A store refuses a write with an older epoch (a fencing token):
+  a paused process that wakes up after a takeover can write nothing.
 
-Everything is drawn so that a database on another machine can serve it: a batch is one transaction,
-no call holds anything open between two others but the lease, and the owner is a record of the
-store, not of the operating system.  ``stepwise.testing.StoreContract`` is the executable form of
-this page.
+A database on another machine can implement the protocol: a batch is one transaction, only the lease
+stays open between two calls, and the store itself records the owner.
+``stepwise.testing.StoreContract`` is the executable form of this page.
 
-A store may have more methods.  ``changes(name)``: how often something was written under a name that
-ends with a colon, by any process, since this one began to listen; ``None`` while it would not hear
-of it.  Who has it need not read again and again (see ``_journal.log``).
-``newest_heads(*, unfinished=False, words=())`` yields the heads in the order in which their runs
-began, the newest first, so that a page of a long listing does not read all of them: those that have
-one text of each group in their words.  ``count_heads()`` says how many heads there are.
-``note(run_id, epoch, data)`` keeps some sealed bytes in place of the last ones, which need survive
-nothing, and ``noted(run_id)`` returns them, ``b""`` if there are none: the steps in progress, for
-displays.  It is called before each step, so a store on another machine lacks it.
-``write_all(wanted)`` writes a batch for each of several runs at once, marked by
-``_group_commit.for_several``; it returns what came of each instead.
+A store may have more methods:
 
-Rejected: one method for each kind of write.  A crash between two of them is a state that somebody
-has to handle.
+- ``changes(name)`` returns how often any process wrote under a name that ends with a colon, since
+  this process began to listen.  The result is ``None`` while the store would miss such a write.
+  With this method, a caller need not poll (see ``_journal.log``).
+- ``newest_heads(*, unfinished=False, words=())`` yields the heads, newest run first, so that a page
+  of a long listing does not read all of them.  With ``words``, it yields only the heads that have
+  one text of each group in their words.
+- ``count_heads()`` returns the number of heads.
+- ``note(run_id, epoch, data)`` replaces the run's note, a few sealed bytes that need not survive
+  anything; ``noted(run_id)`` returns the note, or ``b""`` if there is none.  Displays read the
+  steps in progress from it.  ``note`` is called before each step, so a store on another machine
+  lacks these methods.
+- ``write_all(wanted)`` writes a batch for each of several runs at once.  It is marked by
+  ``_group_commit.for_several``, and returns the error of each batch, or ``None``.
+
+Rejected: one method for each kind of write.  Each crash between two writes would leave a state that
+needs handling.
 """
 
 from __future__ import annotations
@@ -46,13 +49,18 @@ __all__ = ["Batch", "Head", "Owner", "Store"]
 FORMAT = 5
 """The format of everything in a store: its tables, its records, its objects, its logs."""
 LAST_READERS = {4: "df71dfa"}
-"""The last commits that read earlier formats."""
+"""The last commit that reads each earlier format."""
 LAST_READER = "a6ceb4d"
-"""The last commit that reads the formats before these."""
+"""The last commit that reads all formats before those in ``LAST_READERS``."""
 
 
 def other_format(where: str, found: int) -> StoreError:
-    """Return the error for a store of another format than the one that is read here."""
+    """Return the error for a store whose format this version does not read.
+
+    Args:
+        where: the URL of the store.
+        found: the format of the store.
+    """
     if found > FORMAT:
         way_out = "use the newer version of stepwise that wrote it"
     else:
@@ -81,8 +89,8 @@ class Owner(NamedTuple):
 class Head(NamedTuple):
     """One row of the listing of runs.  ``data`` is sealed; a store may index the other fields.
 
-    ``workflow`` is an opaque string, equal for the runs of one workflow.  ``words`` is an opaque
-    text, by whose parts listings look for runs.
+    ``workflow`` is an opaque string, equal for all runs of one workflow.  ``words`` is an opaque
+    text that listings search for parts.
     """
 
     run_id: str
@@ -93,31 +101,31 @@ class Head(NamedTuple):
 
 
 def has_words(head: Head, words: Words) -> bool:
-    """Return whether a head has one text of each group in its words."""
+    """Return whether the words of a head contain one text of each group."""
     return all(any(text in head.words for text in group) for group in words)
 
 
 Words = Sequence[Sequence[str]]
-"""Groups of texts: a head that is looked for has one text of each group in its words."""
+"""Groups of texts: a wanted head has at least one text of each group in its words."""
 
 
 _NO_OBJECTS: Mapping[str, Data] = {}
 
 
 class Batch(NamedTuple):
-    """The contents of one transaction.  Either all of it is there afterwards, or none.
+    """The contents of one transaction: a store writes the whole batch or nothing.
 
     Args:
-        records: (sequence number, bytes).  Large ones come in pieces, which ``bytes()`` joins.
-            Writing again what is there already, with the same
-            bytes, is no error: a caller that does not know whether a commit happened repeats it.
+        records: pairs of a sequence number and bytes.  A large record comes in pieces, which
+            ``bytes()`` joins.  Writing a record again with the same bytes is not an error: a caller
+            repeats a commit whose outcome is unknown.
         put: objects to write, by name.
-        delete: names of objects to delete; a name that is not there is no error.
+        delete: names of objects to delete; a missing object is not an error.
         prune: delete the records up to and including this sequence number (0: none).
         head: the run's new head.
         mark: written after the rest, outside the transaction and without waiting for the disk.
-        durable: on stable storage when ``write`` returns.  Otherwise it survives the process but
-            not a power cut, and is made durable by the next durable batch at the latest.
+        durable: on stable storage when ``write`` returns.  A batch that is not durable survives the
+            process but not a power cut, until the next durable batch makes it durable.
     """
 
     records: tuple[tuple[int, Data], ...] = ()
@@ -145,50 +153,57 @@ class Store(Protocol):
         """True if the store outlives the process."""
 
     def acquire(self, run_id: str, owner: Owner) -> int:
-        """Take the lease of a run, which need not exist yet; returns the new epoch (1, 2, ...).
+        """Take the lease of a run, which need not exist yet.
 
-        Succeeds at once when the last owner's process is dead.
+        The call succeeds at once if the last owner's process is dead.
+
+        Returns:
+            the new epoch (1, 2, ...).
 
         Raises:
-            RunOwnedError: somebody alive holds it, in this process or another.
+            RunOwnedError: a living owner holds the lease, in this process or another.
         """
 
     def release(self, run_id: str, epoch: int) -> None:
         """Release the lease.  Releasing a lease that is not held is not an error."""
 
     def owner(self, run_id: str) -> Owner | None:
-        """Return the living owner of the lease, or ``None`` if nobody has it."""
+        """Return the living owner of the lease, or ``None`` if the lease is free."""
 
     def write(self, run_id: str, epoch: int, batch: Batch) -> None:
         """Write a batch.
 
         Raises:
-            LeaseLostError: ``epoch`` is not that of the newest lease; nothing was written.
+            LeaseLostError: ``epoch`` is not the newest lease's epoch; nothing was written.
         """
 
     def read(self, run_id: str, after: int = 0) -> Iterator[tuple[int, bytes]]:
-        """The records with a number greater than ``after``, in order.
+        """Yield the records with a number greater than ``after``, in order.
 
-        A record that cannot be read whole comes as ``b""``: damaged is not the same as missing.
+        A damaged record is yielded as ``b""``, since damaged is not the same as missing.
         """
 
     def get(self, run_id: str, name: str) -> bytes | None:
-        """Return one object: ``None`` if it is missing, ``b""`` if it cannot be read whole."""
+        """Return one object: ``None`` if it is missing, ``b""`` if it is damaged."""
 
     def names(self, run_id: str, prefix: str = "") -> list[str]:
-        """The names of the run's objects that begin with ``prefix``, sorted."""
+        """Return the sorted names of the run's objects that begin with ``prefix``."""
 
     def head(self, run_id: str) -> Head | None:
-        """The head of one run."""
+        """Return the head of one run, or ``None`` if the run has none."""
 
     def marks(self, run_id: str) -> list[bytes]:
-        """The last two marks of a run, in any order; a damaged or torn one may be among them."""
+        """Return the last two marks of a run, in any order; either may be damaged or torn."""
 
     def heads(self, workflow: str | None = None, *, unfinished: bool = False) -> Iterator[Head]:
         """Yield the heads of all runs, of the runs of one workflow, or of unfinished runs."""
 
     def delete(self, run_id: str, epoch: int) -> None:
-        """Delete everything of a run but its epoch, which keeps growing; needs the lease."""
+        """Delete everything of a run except its epoch, which keeps growing; needs the lease.
+
+        Raises:
+            LeaseLostError: ``epoch`` is not the newest lease's epoch; nothing was deleted.
+        """
 
     def close(self) -> None:
-        """Release connections and leases.  Not used afterwards."""
+        """Release connections and leases.  The store is not used afterwards."""

@@ -1,11 +1,11 @@
 """``disk:/path``: the store on one machine, in a folder.
 
-The database is a diskcache (see ``_rows``).  Beside it, ``leases`` is the lock file, ``marks``
-holds the marks of each run, ``logs`` the logs of the processes that execute runs now (see
-``_process_log``).  What is small goes into the log of the process; a new head, and what is large,
-goes into the database, with all that this lacked of the run.  One process writes through one
-connection behind one lock, which a fork waits for; what its runs want written at once goes in one
-transaction, or one flush.
+The database is a diskcache (see ``_rows``).  Beside the database, ``leases`` is the lock file,
+``marks`` holds the marks of each run, and ``logs`` the logs of the processes that execute runs now
+(see ``_process_log``).  A small batch goes into the log of the process.  A large batch, or a batch
+with a new head, goes into the database, together with the run's tail in the log.  A process writes
+through one connection under one lock, and a fork waits for the lock.  Batches that several runs
+write at once share one transaction, or one flush.
 """
 
 from __future__ import annotations
@@ -69,18 +69,18 @@ __all__ = ["DiskStore"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_NEWEST_PAGES = (100, 1000)  # heads: a page of a terminal, and so many as the memory may hold
-_TRIES = 100  # looks at a run that another process is writing
-_NAMED_AFTER, _PAUSE = 25, 0.01  # looks at who has a run, and seconds between two of them
+_NEWEST_PAGES = (100, 1000)  # heads: as many as a terminal shows, then as many as memory may hold
+_TRIES = 100  # attempts to read a run that another process is writing
+_NAMED_AFTER, _PAUSE = 25, 0.01  # attempts to read a run's owner, and seconds between two
 
 
 def _locked(
     method: Callable[Concatenate[DiskStore, P], R],
 ) -> Callable[Concatenate[DiskStore, P], R]:
-    """Run a method alone, and turn what SQLite and the system raise into ``StoreError``.
+    """Run a method under the store's lock, and turn errors of SQLite and the system to StoreError.
 
-    The lock is taken by a plain ``with``: a generator-based context manager that a Ctrl-C hits
-    between two of its frames would keep it for as long as the traceback lives.
+    A plain ``with`` takes the lock.  A Ctrl-C between two frames of a generator-based context
+    manager would keep the lock taken for as long as the traceback lives.
     """
 
     @functools.wraps(method)
@@ -90,7 +90,7 @@ def _locked(
             try:
                 return method(self, *args, **kwargs)
             except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
-                # UnicodeDecodeError is sqlite3's own, for a message that quotes a damaged name.
+                # sqlite3 raises UnicodeDecodeError for a message that quotes a damaged name.
                 raise store_error(self.path, error) from error
             except MemoryError as error:
                 raise stopped("the store was used", error, path=self.path) from error
@@ -102,10 +102,10 @@ class DiskStore:
     """A folder on a local disk, with a diskcache in it.
 
     Args:
-        path: the folder; made when the first run starts, readable by its owner only.
+        path: the folder; created when the first run starts, readable by its owner only.
 
     Raises:
-        ConfigurationError: the path cannot be used as it is written.
+        ConfigurationError: the path cannot be used as written.
     """
 
     persistent = True
@@ -121,8 +121,8 @@ class DiskStore:
         self._inode: tuple[int, int] | None = None
         self._lock_path = os.path.join(self.path, "leases")
         self._marks = Marks(os.path.join(self.path, "marks"))
-        self._held: dict[str, HeldRun] = {}  # by run
-        self._commits = self._flushed = 0  # our last commit, and the last one that is on the disk
+        self._held: dict[str, HeldRun] = {}  # by run id
+        self._commits = self._flushed = 0  # numbers of our last commit, and our last durable one
         self._logs = FolderLogs(os.path.join(self.path, "logs"))
         self._log_end = weakref.finalize(self, self._logs.end)
         _stores.add(self)
@@ -145,12 +145,17 @@ class DiskStore:
         return self._held[run_id].epoch
 
     def _refuse_inside(self) -> None:
-        """Raise an error in code that this thread runs in the middle of a method."""
+        """Raise ``StoreError`` if this thread is inside a method already, as in a finalizer."""
         if self._lock._is_owned() or self._logs.own.mutex._is_owned():
             raise refused(self.path)
 
     def _take_over(self, rows: Rows, run_id: str, owner: Owner) -> bool:
-        """Begin a new epoch of a run; false if a log had to be taken in first."""
+        """Begin a new epoch of a run.
+
+        Returns:
+            False if the caller must try again: another process's log was taken in first, or the
+            row of the lease has changed.
+        """
         row = rows.lease(run_id)
         log, _ = log_of(row)
         if log != self._logs.name and self._logs.has(log):
@@ -158,7 +163,7 @@ class DiskStore:
             return False
         with Transaction(rows, durable=False):
             if rows.lease(run_id) != row:
-                return False  # an owner who had lost its lock has written
+                return False  # an owner that had lost its lock has written
             epoch = epoch_of(row) + 1
             self._take_in(rows, run_id, row)
             rows.put_lease(run_id, pack_lease(epoch, owner))
@@ -170,7 +175,7 @@ class DiskStore:
         # Without the store's lock: a release must work while another thread waits for the disk.
         held = self._held.get(run_id)
         if held is not None and held.epoch == epoch:
-            self._held.pop(run_id, None)  # what the database lacks of it stays in the log
+            self._held.pop(run_id, None)  # the run's tail stays in the log
             self._marks.close(hashed(run_id))
             self._leases.release(run_id)
 
@@ -184,7 +189,8 @@ class DiskStore:
             return None
         host = os.uname().nodename
         owner = owner_of(self._opened().lease(run_id) or b"")
-        # Runs of this process are known by now: our id in the row is of another container.
+        # The pid of a run of this process is known.  So if it is unknown, our pid in the row is
+        # from another container.
         gone = owner is not None and (owner.pid == os.getpid() or not is_alive(owner.pid))
         if owner is None or (not pid and owner.host == host and gone):
             owner = Owner(pid, host, 0.0)
@@ -192,7 +198,7 @@ class DiskStore:
         return owner if pid in (0, owner.pid) else Owner(pid, owner.host, owner.since)
 
     def _owner_by_name(self, run_id: str) -> Owner | None:
-        """Return the owner, after a moment if it has the lock and has not written its row yet."""
+        """Return the owner; wait a moment if an owner with the lock has not written its row yet."""
         for _ in range(_NAMED_AFTER):
             owner = self._owner(run_id)
             if owner is None or owner.pid:
@@ -208,12 +214,12 @@ class DiskStore:
 
     def write(self, run_id: str, epoch: int, batch: Batch) -> None:
         wanted = run_id, epoch, batch
-        # What need not last need not wait until another run has flushed, either.
+        # A batch that need not be durable does not wait for another run's flush.
         if batch.durable or not self._is_logged(wanted):
             self._write(wanted)
 
     def _is_logged(self, wanted: Wanted) -> bool:
-        """Write a batch that need not last into the log; return whether it is there."""
+        """Write a batch that need not be durable into the log; return whether that succeeded."""
         self._refuse_inside()
         run_id, epoch, batch = wanted
         log = self._logs.own
@@ -225,12 +231,12 @@ class DiskStore:
                 if not log.add(run_id, epoch, held.generation, batch):
                     return False
             if self._held.get(run_id) is not held:
-                return False  # released meanwhile: perhaps it was taken over without this
+                return False  # released meanwhile: a takeover may have missed this batch
             if batch.mark:
                 self._marks.mark(held.key, batch.mark)
             return True
         except (LogTakenError, StoreError):
-            return False  # the other way finds out more
+            return False  # the locked write finds the cause
         except OSError as error:
             raise store_error(self.path, error) from error
         except MemoryError as error:
@@ -241,7 +247,7 @@ class DiskStore:
         """Write a batch for each of several runs, in one transaction if nothing fails.
 
         Returns:
-            what came of each instead.
+            the error of each batch, or ``None`` for a batch that was written.
         """
         with contextlib.suppress(StoreError, LeaseLostError):
             self._write(*wanted)
@@ -254,20 +260,20 @@ class DiskStore:
         try:
             self._leases.keep()
         except StoreError:
-            self._opened()  # says more if the folder is gone, or makes it anew
+            self._opened()  # raises a clearer error if the folder is gone, or creates it again
             self._leases.keep()
         if self._logs.own.failed:
             self._settled()
         in_rows: list[Wanted] = []
         in_log: list[Wanted] = []
-        for each in wanted:  # asked once: a release, or a log that fails, changes the answer
+        for each in wanted:  # asked once: a release, or a failing log, would change the answer
             (in_log if self._fits(each) else in_rows).append(each)
         if in_rows:
             self._write_rows(self._opened(), in_rows)
         if in_log:
             try:
                 self._write_log(in_log)
-            except LogTakenError:  # each run learns from the database whether it is still ours
+            except LogTakenError:  # the database checks whether each run's lease is still ours
                 self._write_rows(self._settled(), in_log)
         for run_id, _, batch in wanted:
             if batch.mark:
@@ -286,8 +292,8 @@ class DiskStore:
     def _logs_run(self, run_id: str, epoch: int, durable: bool) -> bool:
         """Return whether small batches of a run go into the log.
 
-        A durable one does not, as long as a power cut could undo the commit that gave the run its
-        epoch and generation.
+        A durable batch does not while a power cut could undo the commit that gave the run its epoch
+        and generation.
         """
         held, log = self._held.get(run_id), self._logs.own
         return (
@@ -309,7 +315,7 @@ class DiskStore:
                 durable = durable or batch.durable
             if durable:
                 self._logs.own.flush()
-        except BaseException:  # nobody may read what was to be durable before it is
+        except BaseException:  # a durable batch may not be read before it is on the disk
             self._logs.own.fail(wanted)
             raise
 
@@ -321,7 +327,7 @@ class DiskStore:
             return self._logs.own.add(run_id, epoch, held.generation, batch)
 
     def _write_rows(self, rows: Rows, wanted: Sequence[Wanted]) -> None:
-        """Write batches in a transaction of the database, and before each the tail of its run."""
+        """Write batches into the database in one transaction, each after the tail of its run."""
         held = self._held
         logged = {run for run, _, batch in wanted if run in held and held[run].would_log(batch)}
         if logged and not self._logs.own.is_open:
@@ -339,19 +345,19 @@ class DiskStore:
                 held[run_id].begun = True
 
     def _name_log(self, rows: Rows, run_id: str, row: bytes, log: str) -> None:
-        """Begin a run's next generation, whose tail will be in that log."""
-        if log or log_of(row)[0]:  # otherwise no frame could count
+        """Begin a run's next generation, with the name of the log for its tail, or ``""``."""
+        if log or log_of(row)[0]:  # without a log in the row, no frame counts anyway
             rows.put_lease(run_id, with_log(row, log))
         held = self._held.get(run_id)
         if held is not None:
-            held.log, held.generation = None, log_of(row)[1] + 1  # until it is committed
+            held.log, held.generation = None, log_of(row)[1] + 1  # no log until the commit
 
     def _committed(self, run_ids: Iterable[str], logged: Container[str], *, durable: bool) -> None:
         self._commits += 1
         if durable:
             self._flushed = self._commits
         for run_id in run_ids:
-            if durable:  # else the file is needed still
+            if durable:  # otherwise the tail must stay in the log
                 self._logs.own.tails.pop(run_id, None)
             held = self._held.get(run_id)
             if held is not None and run_id in logged:
@@ -361,14 +367,14 @@ class DiskStore:
     # -- logs ------------------------------------------------------------------------------------
 
     def _open_log(self, rows: Rows) -> None:
-        """Begin our log, and take in the logs of dead processes."""
+        """Create our log, and take in the logs of dead processes."""
         self._logs.open()
         for name in self._logs.dead():
-            with contextlib.suppress(OSError):  # the run that needs it will say so
+            with contextlib.suppress(OSError):  # a run that needs the log will raise the error
                 self._take_in_log_of_another(rows, name)
 
     def _settled(self) -> Rows:
-        """Return the database; what a log that failed still held is in it."""
+        """Return the open database, after it has taken in our log if the log failed."""
         rows = self._opened()
         if self._logs.own.failed:
             with self._logs.own.mutex:
@@ -377,7 +383,11 @@ class DiskStore:
         return rows
 
     def _settled_to_read(self, run_id: str) -> Rows:
-        """As :meth:`_settled`; on a full disk, the memory has what a log that failed holds."""
+        """Return the open database for reading, settled if possible.
+
+        On a full disk the failed log cannot be taken in, and its tails are read from memory.  A run
+        in ``unsure`` raises the error instead.
+        """
         try:
             return self._settled()
         except (sqlite3.Error, OSError):
@@ -386,20 +396,24 @@ class DiskStore:
             return self._opened()
 
     def _own_tail(self, run_id: str, row: bytes | None) -> Tail | None:
-        """Return what the database lacks of a run according to the row of its lease."""
+        """Return the run's tail in our log, or ``None`` if it does not match the lease's row."""
         tail = self._logs.own.tails.get(run_id)
         if tail is None or (self._logs.name, tail.generation) != log_of(row):
             return None
         return tail if epoch_of(row) == tail.epoch else None
 
     def _take_in(self, rows: Rows, run_id: str, row: bytes | None) -> None:
-        """Write the tail of a run into the database, in a transaction that also says so."""
+        """Write the tail of a run into the database.
+
+        The caller changes the lease's row in the same transaction, so that the frames of the tail
+        no longer count.
+        """
         tail = self._own_tail(run_id, row)
         if tail is not None:
             put_tail(rows, run_id, tail.as_batch())
 
     def _take_in_all(self) -> None:
-        """Take in the tails of all runs in our log, durably; needs the log's mutex."""
+        """Take in the tails of all runs in our log, durably; the caller holds the log's mutex."""
         rows, found = self._opened(), list[str]()
         with Transaction(rows, durable=True):
             for run_id in list(self._logs.own.tails):
@@ -411,7 +425,7 @@ class DiskStore:
         self._committed(found, found, durable=True)
 
     def _take_in_log_of_another(self, rows: Rows, name: str) -> None:
-        """Write what the log of another process holds into the database, durably; delete it."""
+        """Take the log of another process, write its tails durably, and delete the log."""
         reader = self._logs.take(name)
         if reader is None:
             return
@@ -436,10 +450,10 @@ class DiskStore:
             rows.forget(run_id)
             row = nameless(row)
             rows.put_lease(run_id, row)
-            self._name_log(rows, run_id, row, "")  # so that what lies in the log counts no more
+            self._name_log(rows, run_id, row, "")  # so the run's frames in the log no longer count
         self._committed([run_id], (), durable=True)
         for name in self._logs.holding(run_id):
-            with contextlib.suppress(OSError):  # the file system lets nobody take it
+            with contextlib.suppress(OSError):  # the file system does not allow taking the log
                 self._take_in_log_of_another(rows, name)
         if self._logs.own.holds(run_id):
             self._begin_log()
@@ -465,12 +479,15 @@ class DiskStore:
 
     @_locked
     def _has_log(self, run_id: str) -> bool:
-        """Return whether the database may lack something of a run."""
+        """Return whether the row of a run's lease names a log, which may hold a tail."""
         return self._exists() and bool(log_of(self._settled_to_read(run_id).lease(run_id))[0])
 
     @_locked
     def _read_rest(self, run_id: str, after: int) -> tuple[bool, list[tuple[int, bytes]]]:
-        """Return the last records, those in the log; or more of the database, and true."""
+        """Return whether the caller must ask again, and the next records of a run.
+
+        Records in the database come first.  The records in the log follow, and are the last.
+        """
 
         def look(rows: Rows, tail: Tail | None) -> tuple[bool, list[tuple[int, bytes]]]:
             more = [each for _, each in rows.records(run_id, after, None, 32) if each is not None]
@@ -504,7 +521,11 @@ class DiskStore:
         return self._look(run_id, look) if self._exists() else []
 
     def _look(self, run_id: str, look: Callable[[Rows, Tail | None], R]) -> R:
-        """Look at a run in the database together with what this lacks of it."""
+        """Call a function with the database and a run's tail, as of one moment.
+
+        Raises:
+            StoreError: the run changed during each attempt.
+        """
         for _ in range(_TRIES):
             rows = self._settled_to_read(run_id)
             row = rows.lease(run_id)
@@ -513,7 +534,7 @@ class DiskStore:
             if name and name != self._logs.name:
                 tail = self._logs.read(name).tail(run_id, epoch_of(row), generation)
             found = look(rows, tail)
-            # Otherwise the database has taken a tail in meanwhile.
+            # A changed row means that the database took in a tail meanwhile.
             if not name or self._opened().lease(run_id) == row:
                 return found
         raise StoreError(
@@ -531,13 +552,18 @@ class DiskStore:
         return self._all(lambda rows, *page: rows.heads(wanted, *page))
 
     def newest_heads(self, *, unfinished: bool = False, words: Words = ()) -> Iterator[Head]:
-        """Yield the heads of all runs, or of unfinished ones, those of the newest runs first."""
+        """Yield the heads of all runs, or of unfinished runs, newest run first.
+
+        Args:
+            unfinished: only the heads of unfinished runs.
+            words: only the heads with these words (see :data:`.base.Words`).
+        """
         wanted = WantedHeads(None, unfinished, newest=True, words=words)
         return self._all(lambda rows, *page: rows.heads(wanted, *page), _NEWEST_PAGES)
 
     @_locked
     def count_heads(self) -> int:
-        """Return how many runs there are, child runs included."""
+        """Return the number of runs, child runs included."""
         return self._opened().count_heads() if self._exists() else 0
 
     @_locked
@@ -567,29 +593,33 @@ class DiskStore:
 
     def _close_log(self) -> None:
         if self._logs.own.is_open:
-            # Where the database cannot be written, the log stays, and is taken in later.
+            # If the database cannot be written, the log stays and is taken in later.
             with contextlib.suppress(sqlite3.Error, OSError, StoreError):
                 self._begin_log()
 
     def _begin_log(self) -> None:
-        """Take in our log, delete its file, and begin another one."""
+        """Take in our log, delete its file, and begin another log."""
         self._logs.own.failed = True
         self._settled()
 
     @_locked
     def free(self) -> int:
-        """Bytes of the database that hold nothing; later runs fill them."""
+        """Return the number of unused bytes in the database, which later runs will fill."""
         return self._opened().free() if self._exists() else 0
 
     @_locked
     def erase(self) -> None:
-        """Leave nothing of what was deleted in the database's log, unless others read just now."""
+        """Clear deleted data from SQLite's log, unless another connection is reading."""
         if self._exists():
             self._opened_to_write().erase()
 
     @_locked
     def compact(self) -> int:
-        """Return the database's free space to the disk; return the number of bytes."""
+        """Give the database's free space back to the file system.
+
+        Returns:
+            the number of bytes that were freed.
+        """
         if not self._exists():
             return 0
         rows = self._opened_to_write()
@@ -600,7 +630,7 @@ class DiskStore:
         return rows.compact()
 
     def _all(self, page: Callable[[Rows, Any, int], Page[R]], *sizes: Any) -> Iterator[R]:
-        """Row by row, read page by page; nothing stays open between two pages."""
+        """Yield rows, read page by page; nothing stays open between two pages."""
         return in_pages(lambda cursor, size: self._page(page, cursor, size), *sizes)
 
     @_locked
@@ -620,7 +650,11 @@ class DiskStore:
         return rows
 
     def _opened(self) -> Rows:
-        """Return the open database; reopen it if the folder was deleted and made again."""
+        """Return the open database, reopened if the folder was deleted and created again.
+
+        Raises:
+            StoreError: the folder was deleted or replaced while a run was using the store.
+        """
         if self._rows is not None:
             current = self._copy is None or self._copy.is_current()
             if current and inode(self._database) == self._inode:
@@ -629,7 +663,7 @@ class DiskStore:
             rows, self._rows = self._rows, None
             self._close(rows)
             if current:
-                self._logs.leave()  # it went with the folder
+                self._logs.leave()  # the log went with the folder
             if self._leases.busy:
                 raise StoreError(
                     f"the store {self.path} was deleted or replaced while a run was using it",
@@ -669,7 +703,7 @@ def _watch_forks() -> None:
 
 
 def _before_fork() -> None:
-    # A fork while another thread is inside SQLite leaves the child with locks that stay taken.
+    # A fork while another thread is inside SQLite would leave the child with locks held forever.
     for store in list(_stores):
         store._lock.acquire()
         _fork_held.append(store)
