@@ -1,28 +1,29 @@
-"""The append-only records of a run: sealed, chained, and read back only after they verify.
+"""The append-only journal of a run: sealed, chained records that are read only if they verify.
 
-Each envelope holds the link of the record before it (a hash chain) and the number of intents before
-it, and after each acknowledged batch the store keeps a *mark*, apart from the database, that says
-how far the journal went.  So a damaged record, a missing one, a lost tail and an emptied database
-are all noticed, and even then it is known whether a side effect is concerned.  A mark also tells
-one history of a run from another.
+Each envelope holds the link of the previous record (a hash chain) and the number of intents before
+the record.  After each acknowledged batch the store keeps a *mark*, apart from the database, that
+records how far the journal went.  So a damaged or missing record, a lost tail and an emptied
+database are all noticed, and even then the marks show whether a side effect is concerned.  A mark
+also distinguishes one history of a run from another.
 
-The *head* of a run holds the facts for listings, so that they need not read the journal.  It says
-where the journal ended when it was written: what decides anything asks :func:`facts_of`, which
-reads the records behind it.  Damaged, it is made again from the records.
+The *head* of a run holds the facts for listings, so that listings need not read the journal.  The
+head records where the journal ended when the head was written.  Code that decides anything asks
+:func:`facts_of`, which also reads the later records.  A damaged head is rebuilt from the records.
 
-An *anchor* keeps the last mark of a run beside the key, in ``$STEPWISE_HOME/anchors``: somebody who
-can write a store, and has no key, can put back what lay there before, its marks included.  It is
-written when the run announces a side effect, waits or ends, without waiting for the disk; a plain
-step writes none.  A deleted run leaves word of it.  Only where the key is a file of this machine: a
-store that is used from several homes is changed without an anchor of this one.
+An *anchor* keeps the last mark of a run beside the key, in ``$STEPWISE_HOME/anchors``.  Without
+anchors, a person who can write a store but has no key could put back old contents, marks included.
+An anchor is written when the run announces a side effect, waits or ends, without waiting for the
+disk; a plain step writes none.  The anchor of a deleted run records the deletion.  Anchors exist
+only if the key is a file of this machine: a store that several homes use would change without an
+anchor in this home.
 
-The *note* of a run names its steps in progress, for displays alone: a plain step is recorded when
-it ends.  It is written for every step as its body begins, without waiting for the disk: a text and
-a tag, since JSON in an envelope took twice as many instructions.  It is not encrypted, so with
-encryption there is none.
+The *note* of a run names its steps in progress, only for displays: a plain step is recorded when it
+ends.  The note is written for every step as its body begins, without waiting for the disk.  It is a
+text and a tag, since JSON in an envelope took twice as many instructions.  Notes are not encrypted,
+so an encrypted store has none.
 
 Rejected: a random id for each life of a run.  The link in a mark covers the whole history before
-it, so it is such an id already.
+the mark, and so identifies the life already.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ from stepwise.stores.base import has_words
 
 
 def seal_head(seal: Seal, facts: RunFacts, last: int, link: bytes) -> Head:
-    """The head of a run, as the store keeps it.
+    """Build the sealed head of a run for the store.
 
     Args:
         last, link: the number of the last record, and the link to it.
@@ -107,7 +108,7 @@ def _words_of(facts: RunFacts) -> list[str]:
 
 
 def is_listed(store: Store, seal: Seal, run_id: str) -> bool:
-    """Return whether a run's head verifies, and has the words by which listings look for it."""
+    """Return whether a run's head verifies and has the words that listings search for."""
     head = store.head(run_id)
     facts = open_head(seal, head) if head is not None and head.run_id == run_id else None
     if head is None or facts is None:
@@ -121,12 +122,12 @@ def words_for(
 ) -> list[list[str]]:
     """Return the words by which a store finds the heads of some runs.
 
-    The words are not sealed, and a head that has them is looked at.
+    The words are not sealed, so the caller must check each head that the store finds.
 
     Args:
-        workflow: full or short name of their workflow.
-        status: their status in the head.
-        tags: texts by name.
+        workflow: the full or short name of the runs' workflow.
+        status: the runs' status in their heads.
+        tags: the runs' tags, by name.
     """
     wanted = [_OF + workflow] if workflow is not None else []
     wanted += [f"status {status}"] if status is not None else []
@@ -145,7 +146,7 @@ def _opened(seal: Seal, head: Head) -> tuple[RunFacts, int, bytes] | None:
         kept, last, link = seal.open(f"head/{head.run_id}", head.data).header
         kept["waits"] = (*(RunWait(*each) for each in kept["waits"]),)
         tally = kept["tally"]
-        if tally is not None:  # records that came after it are not in it
+        if tally is not None:  # the tally does not cover later records
             kept["tally"] = Tally(*tally) if tally[0] == last else None
         return RunFacts(**kept), last, bytes.fromhex(link)
     except (DamagedError, LookupError, TypeError, ValueError):
@@ -153,25 +154,25 @@ def _opened(seal: Seal, head: Head) -> tuple[RunFacts, int, bytes] | None:
 
 
 def read_head(store: Store, seal: Seal, run_id: str) -> tuple[RunFacts, int, bytes] | None:
-    """Return the facts in a run's head, and the last record then: its number, the link to it.
+    """Return the facts in a run's head, and the number of and link to the last record at that time.
 
-    ``None`` if the head is missing, does not verify, or is of another run.
+    Return ``None`` if the head is missing, does not verify, or belongs to another run.
     """
     head = store.head(run_id)
     return _opened(seal, head) if head is not None and head.run_id == run_id else None
 
 
-_LOOKED_AT = 10  # heads; one that verifies is enough
+_LOOKED_AT = 10  # heads; one verified head is enough
 
 
 def check_key(store: Store, seal: Seal) -> None:
     """Refuse a store whose runs were written with another key.
 
-    A new run under another key would stop the listings of every other machine.  A store that holds
-    runs of both keys already is not refused.
+    A new run under another key would break the listings of every other machine.  A store that
+    already holds runs of both keys is not refused.
 
     Raises:
-        ConfigurationError: none of the heads that were looked at verifies, since the key differs.
+        ConfigurationError: no examined head verifies, and at least one has another key.
     """
     foreign = False
     for head in islice(store.heads(), _LOOKED_AT):
@@ -180,7 +181,7 @@ def check_key(store: Store, seal: Seal) -> None:
         except ForeignKeyError:
             foreign = True
         except DamagedError:
-            pass  # nothing is known of its key; verify reports the damage
+            pass  # its key is unknown; ``verify`` reports the damage
         else:
             return
     if foreign:
@@ -191,13 +192,13 @@ def check_key(store: Store, seal: Seal) -> None:
 
 
 def unfinished_heads(store: Store, seal: Seal, workflow: str) -> Iterator[Head]:
-    """Yield the heads of a workflow's unfinished runs, also those indexed by an older key."""
+    """Yield the heads of a workflow's unfinished runs, including heads indexed by an older key."""
     for index in seal.indexes(workflow):
         yield from store.heads(index, unfinished=True)
 
 
 def children_of(store: Store, seal: Seal) -> dict[str, list[str]]:
-    """Return the ids of the child runs of each run that has some."""
+    """Return the ids of all child runs, by the ids of their parents."""
     found: dict[str, list[str]] = {}
     for head in list(store.heads()):
         facts = open_head(seal, head)
@@ -208,7 +209,7 @@ def children_of(store: Store, seal: Seal) -> dict[str, list[str]]:
 
 def is_ready(facts: RunFacts) -> bool:
     """Return whether a run is a fork that nobody has executed yet."""
-    # The process that executes the run writes when that began.
+    # The process that executes the run updates the head when the execution begins.
     return bool(facts.forked_from) and facts.updated_at <= facts.created_at
 
 
@@ -219,7 +220,7 @@ _FORM = struct.Struct("<40sd?")
 
 
 class Anchor(NamedTuple):
-    """The last mark of a run, when it was written, and whether the run was deleted then."""
+    """The last mark of a run, when the anchor was written, and whether the run was deleted."""
 
     mark: bytes
     at: float
@@ -227,7 +228,7 @@ class Anchor(NamedTuple):
 
 
 def drop(cell: FileCell | None, mark: bytes, *, deleted: bool = False) -> None:
-    """Keep the last mark of a run in its cell, as far as that can be: it only helps."""
+    """Keep the last mark of a run in its anchor; an error of the system is ignored."""
     if cell is None:
         return
     data = _FORM.pack(mark, time.time(), deleted)
@@ -235,13 +236,13 @@ def drop(cell: FileCell | None, mark: bytes, *, deleted: bool = False) -> None:
         try:
             cell.put(data)
         except FileNotFoundError:
-            with contextlib.suppress(FileExistsError):  # another process made it just now
+            with contextlib.suppress(FileExistsError):  # another process created it just now
                 os.mkdir(os.path.dirname(cell.path), 0o700)
             cell.put(data)
 
 
 def anchor_of(store: Store, run_id: str) -> Anchor | None:
-    """Return what is kept of a run, or ``None``."""
+    """Return the anchor of a run, or ``None`` if it is missing or unreadable."""
     cell = cell_of(store, run_id)
     with contextlib.suppress(OSError):
         data = cell.get() if cell is not None else b""
@@ -251,14 +252,18 @@ def anchor_of(store: Store, run_id: str) -> Anchor | None:
 
 
 def bury(store: Store, run_id: str) -> None:
-    """Note that a run was deleted: one that began before is not the next of its id."""
+    """Record in the anchor that a run was deleted, if the run has an anchor.
+
+    A run of the same id that began before the deletion is then known to be an old copy.  A run that
+    begins later is a new run without losses.
+    """
     kept = anchor_of(store, run_id)
     if kept is not None:
         drop(cell_of(store, run_id), kept.mark, deleted=True)
 
 
 def lift(store: Store, run_id: str) -> None:
-    """Forget a run: somebody said that it is put back, or that what is lost is lost."""
+    """Remove the anchor of a run, once a person has restored the run or accepted its loss."""
     cell = cell_of(store, run_id)
     if cell is not None:
         with contextlib.suppress(OSError):
@@ -266,7 +271,7 @@ def lift(store: Store, run_id: str) -> None:
 
 
 def cell_of(store: Store, run_id: str) -> FileCell | None:
-    """Return the cell for the anchor of a run; ``None`` if no anchors are kept."""
+    """Return the cell for the anchor of a run, or ``None`` if anchors are not kept."""
     if not store.persistent or os.environ.get("STEPWISE_KEY"):
         return None
     name = f"{store.url}\0{run_id}".encode("utf-8", "surrogatepass")
@@ -278,14 +283,14 @@ def cell_of(store: Store, run_id: str) -> FileCell | None:
 
 
 INBOX = "inbox:"
-"""The beginning of the names of inboxes in a store, with which no run id begins."""
+"""The prefix of the names of inboxes in a store; no run id begins with it."""
 
 _MARK = struct.Struct("<QQ8s")
 _SIZE = _MARK.size + 16
 
 
 class Position(NamedTuple):
-    """The end of a journal: its last number, the link to it, the intents up to it, its sums."""
+    """The end of a journal: the last record's number and link, the intents and sums up to it."""
 
     last: int = 0
     link: bytes | None = NO_LINK  # None: the last record cannot be read
@@ -293,18 +298,18 @@ class Position(NamedTuple):
     sums: Sums = NO_SUMS
 
     def kept(self) -> list[Any]:
-        """Return the position as JSON-able facts."""
+        """Return the position in a form that JSON can hold."""
         return [self.last, (self.link or b"").hex(), self.effects, self.sums]
 
     @classmethod
     def from_kept(cls, kept: Sequence[Any]) -> Position:
-        """Return the position of these facts."""
+        """Return the position that :meth:`kept` gave."""
         last, link, effects, sums = kept
         return cls(last, bytes.fromhex(link) or None, effects, Sums(*sums))
 
 
 class Lost(NamedTuple):
-    """A record that does not verify, or is missing before one that does."""
+    """A record that does not verify, or that is missing before a later record."""
 
     number: int
 
@@ -312,10 +317,10 @@ class Lost(NamedTuple):
 def read(
     store: Store, seal: Seal, run_id: str, start: Position | None = None
 ) -> Iterator[tuple[Entry | Lost, Position]]:
-    """The records after a position, verified, each with the position that it makes.
+    """Yield the verified records after a position, each with the journal's position after it.
 
     Raises:
-        ConfigurationError: they were written with another key.
+        ConfigurationError: the records were written with another key.
     """
     at = start or Position()
     rows = store.read(run_id, after=at.last)
@@ -325,9 +330,9 @@ def read(
 
 
 def followed(at: Position, number: int, opened: Envelope | None) -> tuple[Entry | Lost, Position]:
-    """Return what :func:`verified` gave after a position as an entry, and the new position."""
+    """Turn a row from :func:`verified` into an entry; return the entry and the new position."""
     if number > at.last + 1:
-        return Lost(number), at  # at the end: the number itself may be damaged
+        return Lost(number), at  # the last row: the number itself may be damaged
     if opened is None:
         return Lost(number), Position(number, None, at.effects, at.sums._replace(at_least=True))
     record = records.from_header(opened.header)
@@ -339,13 +344,14 @@ def followed(at: Position, number: int, opened: Envelope | None) -> tuple[Entry 
 def verified(
     store: Store, seal: Seal, run_id: str, rows: Iterable[tuple[int, bytes]], start: Position
 ) -> Iterator[tuple[int, Envelope | None, bytes]]:
-    """Open the rows after a position: number, envelope and row of each.
+    """Open the rows after a position; yield the number, envelope and data of each row.
 
-    The envelope is ``None`` for a row that does not verify or does not follow the one before it,
-    and for each missing row.  Damaged rows at the end that follow a gap come as the last of them.
+    The envelope is ``None`` for a missing row, and for a row that does not verify or does not
+    follow the previous row.  If several damaged rows after a gap end the journal, only the last
+    damaged row is yielded.
 
     Raises:
-        ConfigurationError: they were written with another key.
+        ConfigurationError: the rows were written with another key.
     """
     last, link, stray = start.last, start.link, 0
     for number, data in rows:
@@ -375,7 +381,7 @@ def verified(
 def read_entries(
     store: Store, seal: Seal, run_id: str, start: Position | None = None
 ) -> Iterator[Entry]:
-    """The records after a position that verify."""
+    """Yield the records after a position that verify."""
     for entry, _ in read(store, seal, run_id, start):
         if isinstance(entry, Entry):
             yield entry
@@ -392,7 +398,7 @@ def holds(store: Store, seal: Seal, run_id: str, at: Position) -> bool:
 
 
 def read_one(store: Store, seal: Seal, run_id: str, number: int) -> Entry | None:
-    """One record; ``None`` if it is not there or does not verify."""
+    """Return one record, or ``None`` if it is missing or does not verify."""
     for found, data in store.read(run_id, after=number - 1):
         if found == number:
             try:
@@ -407,22 +413,25 @@ def read_one(store: Store, seal: Seal, run_id: str, number: int) -> Entry | None
 def read_start(
     store: Store, seal: Seal, run_id: str, number: int = 1
 ) -> tuple[Started, bytes] | None:
-    """The record of a run's beginning and its payload; see :func:`read_one`."""
+    """Return the record of a run's beginning and its payload, or ``None``; see :func:`read_one`."""
     entry = read_one(store, seal, run_id, number) if number else None
     return start_of([entry]) if entry is not None else None
 
 
 def place_of_run(facts: RunFacts) -> str:
-    """The script or module of a run's workflow."""
+    """Return the script or module of a run's workflow."""
     return facts.workflow.removesuffix(f":{facts.label}")
 
 
 def is_of_file(store: Store, seal: Seal, old: RunFacts, names: Container[str], file: str) -> bool:
-    """Return whether a run's workflow is defined in a file, however that was started or imported.
+    """Return whether a run's workflow is defined in a file.
+
+    The way in which the file was started or imported does not matter.
 
     Args:
+        old: the facts of the run.
         names: the full names that the workflow may have had.
-        file: where it is defined, resolved.
+        file: the resolved path of the file.
     """
     if not file or old.workflow not in names:
         return False
@@ -435,7 +444,7 @@ def is_of_file(store: Store, seal: Seal, old: RunFacts, names: Container[str], f
 
 
 def read_end(store: Store, seal: Seal, facts: RunFacts) -> Entry | None:
-    """The record of a run's end; see :func:`read_one`."""
+    """Return the record of a run's end, or ``None``; see :func:`read_one`."""
     entry = read_one(store, seal, facts.run_id, facts.end) if facts.end else None
     return entry if entry is not None and entry.ended is not None else None
 
@@ -451,12 +460,15 @@ def inbox_name(run_id: str) -> str:
 
 
 def is_begun(store: Store, name: str) -> bool:
-    """Return whether anything was ever written to an inbox or a log, be it damaged or lost."""
+    """Return whether anything was ever written to an inbox or a log, even if damaged or lost."""
     return bool(store.marks(name)) or next(store.read(name), None) is not None
 
 
 def _knows(store: Store, seal: Seal, run_id: str) -> bool:
-    """Return whether this key verifies the run's head; a record's key id is then damaged."""
+    """Return whether this key verifies the run's head.
+
+    If so, a record with another key's id is damaged.
+    """
     return read_head(store, seal, run_id) is not None
 
 
@@ -472,12 +484,12 @@ def foreign(store: Store, run_id: str) -> ConfigurationError:
 
 
 def mark(seal: Seal, run_id: str, at: Position) -> bytes:
-    """The mark for a position."""
+    """Build the mark for a position."""
     return marker(seal, run_id)(at)
 
 
 def marker(seal: Seal, run_id: str) -> Callable[[Position], bytes]:
-    """Return what makes the marks of a run."""
+    """Return the function that builds a run's marks from positions."""
     tag = seal.tagger(f"mark/{run_id}")
 
     def mark(at: Position) -> bytes:
@@ -489,7 +501,7 @@ def marker(seal: Seal, run_id: str) -> Callable[[Position], bytes]:
 
 
 class Mark(NamedTuple):
-    """The end of a journal: its last number, the intents up to it, the link to that record."""
+    """The end of a journal: the last record's number, the intents up to it, the link to it."""
 
     last: int = 0
     effects: int = 0
@@ -499,7 +511,9 @@ class Mark(NamedTuple):
 def newest_mark(store: Store, seal: Seal, run_id: str) -> Mark:
     """Return the newest mark that verifies, or zeros.
 
-    Where the records contradict the one that is kept beside the key, it is that one.
+    The anchor's mark counts if it is newer than the store's marks, or if the records contradict the
+    anchor's mark.  It does not count for a new store in the folder of an old store, or after the
+    run was deleted.
     """
     marks, kept = store.marks(run_id), anchor_of(store, run_id)
     newest = max(_marks_in(marks, seal, run_id), default=Mark())
@@ -514,7 +528,7 @@ def newest_mark(store: Store, seal: Seal, run_id: str) -> Mark:
 
 
 def _marks_in(marks: Iterable[bytes], seal: Seal, run_id: str) -> Iterator[Mark]:
-    """Yield those that verify."""
+    """Yield the marks that verify."""
     for each in marks:
         data, tag = each[: _MARK.size], each[_MARK.size : _SIZE]
         if len(data) == _MARK.size and seal.is_tag(f"mark/{run_id}", data, tag):
@@ -522,7 +536,7 @@ def _marks_in(marks: Iterable[bytes], seal: Seal, run_id: str) -> Iterator[Mark]
 
 
 def _was_there(store: Store, seal: Seal, run_id: str, kept: Anchor) -> bool:
-    """Return whether a store is the one that had a run, not a new one in a folder of that name."""
+    """Return whether a store is the run's old store, not a new store in a folder of that name."""
     if next(iter(store.read(run_id)), None) is not None:
         return True
     opened = (open_head(seal, head) for head in store.heads())
@@ -534,11 +548,11 @@ def is_another_history(
 ) -> bool:
     """Return whether the database holds another record than the marked one under its number.
 
-    So it is where an older database lies beside newer marks: that of a run which was deleted and
-    begun again, say.  What is missing or damaged proves nothing.
+    This happens if an older database lies beside newer marks: for example, if a run was deleted and
+    begun again since.  A missing or damaged record proves nothing.
 
     Args:
-        at: where the journal ends, if that is known.
+        at: the end of the journal, if known.
     """
     if not marked.last or marked.link == NO_LINK[:8]:
         return False
@@ -561,26 +575,28 @@ def is_another_history(
 
 
 _TAG = 16  # bytes
-_MOST = 20  # calls in a note, the newest: a run may have thousands in progress
-_FIELD, _CALL = "\x1f", "\x1e"  # what separates the fields of a call, and the calls
+_MOST = 20  # calls in a note, the newest ones: a run may have thousands in progress
+_FIELD, _CALL = "\x1f", "\x1e"  # separators of the fields of a call, and of calls
 
 
 def shown_call(call: Call) -> str:
-    """Return what a note says of a call."""
+    """Serialize a call for a note."""
     number, name, module, digest, ordinal = call[:5]
     begun = f"{number}{_FIELD}{name}{_FIELD}{module}{_FIELD}{digest}{_FIELD}{ordinal}{_FIELD}"
-    at = int(call.at * 1e6) + 1  # to write a float takes twenty times as long
+    at = int(call.at * 1e6) + 1  # formatting a float takes twenty times as long
     return f"{begun}{call.branch}{_FIELD}{at}{_FIELD}{call.site}{_FIELD}{call.arguments}"
 
 
 def noter(
     store: Store, seal: Seal, run_id: str, epoch: int
 ) -> Callable[[dict[int, str]], None] | None:
-    """Return what notes the calls in progress of a run; ``None`` if its store keeps no notes.
+    """Return a function that notes a run's calls in progress, or ``None`` if notes are not kept.
 
-    A note holds as many calls as a display shows.  While all of these are in progress, the calls
-    that begin beside them need no other note: with 200 in progress, a note for each that begins
-    was a tenth of its processor time.
+    Notes need a store with a ``note`` method, and no encryption.
+
+    A note holds as many calls as a display shows.  While all of these calls are in progress, a new
+    call needs no new note: with 200 calls in progress, a note for each new call was a tenth of its
+    processor time.
     """
     keep, tag = getattr(store, "note", None), seal.tagger(_identity(run_id))
     if keep is None or seal.encrypts:
@@ -595,7 +611,7 @@ def noter(
                 return
             newest = [*calls][-_MOST:]
             noted = frozenset(newest)
-            texts = filter(None, map(calls.get, newest))  # other threads end some meanwhile
+            texts = filter(None, map(calls.get, newest))  # other threads may end some meanwhile
         data = _CALL.join(texts).encode("utf-8", "surrogatepass")
         keep(run_id, epoch, tag(data) + data)
 
@@ -605,12 +621,15 @@ def noter(
 def noted_calls(store: Store, seal: Seal, run_id: str, since: float) -> list[Entry]:
     """Return the calls of the last note that began since a moment, in their order.
 
-    Some of them may have ended after the note.  Each is an entry with the number 0.
+    Some calls may have ended after the note.  Each call is an entry with the number 0.
+
+    Args:
+        since: seconds since 1970.
     """
     noted = getattr(store, "noted", None)
     note: bytes = noted(run_id) if noted is not None else b""
     tag, data = note[:_TAG], note[_TAG:]
-    if not seal.is_tag(_identity(run_id), data, tag):  # torn, or of another run
+    if not seal.is_tag(_identity(run_id), data, tag):  # the note is torn, or of another run
         return []
     calls = map(_call, data.decode("utf-8", "surrogatepass").split(_CALL))
     begun = [each for each in calls if each is not None and each.at >= since]
@@ -634,23 +653,23 @@ def _identity(run_id: str) -> str:
 
 
 COPYING = "copying"
-"""The name of an object that lies beside the records of a run whose copy is not whole yet."""
+"""The name of an object beside the records of a run whose copy is not complete yet."""
 _ephemeral = ephemeral_seal()
 _NO_OBJECTS: Mapping[str, Data] = {}
 
 
 class Records(Share):
-    """Records that one caller wants appended.
+    """A share of records, to be appended to a journal.
 
     Args:
         items: records with their payloads.
-        durable: somebody relies on it.
-        head: the run's new head.
+        durable: True if the caller relies on the records.
+        head: the facts for the run's new head.
 
     Attributes:
-        numbers: of the records, once they are sealed.
-        end: where the journal ends with them.
-        anchors: they are worth an anchor.
+        numbers: the numbers of the records, once they are sealed.
+        end: the position of the journal after the records.
+        anchors: True if the write is followed by a new anchor.
     """
 
     __slots__ = ("anchors", "durable", "end", "head", "items", "journal", "numbers")
@@ -674,7 +693,7 @@ class Records(Share):
         self.anchors = False
 
     def join(self, commits: Commits) -> None:
-        """Seal the records behind those that were sealed last, and get in line behind them."""
+        """Seal the records after the last sealed record, and queue the share in that order."""
         self.journal.enter(self, commits)
 
     def ended(self) -> None:
@@ -684,18 +703,19 @@ class Records(Share):
 
 
 class Journal:
-    """The journal of one run, for its one owner.
+    """The journal of one run, for the run's only owner.
 
     Args:
-        epoch: of the lease; goes with every write.
-        fsync: whether an acknowledged record must survive a power cut.
+        epoch: the epoch of the lease, which every write carries.
+        fsync: True if an acknowledged record must survive a power cut.
 
     Attributes:
         calls: the highest number of a call so far.
-        lost: the numbers of records that could not be read.
-        tail: how many acknowledged records are gone from the end.
-        unknown_effects: how many of them may be intents of side effects that nothing else tells of.
-        note: notes the calls in progress for displays; ``None`` if the store keeps no notes.
+        lost: the numbers of unreadable records.
+        tail: the number of acknowledged records that are missing from the end.
+        unknown_effects: the number of lost records that may be intents of side effects which no
+            other record shows.
+        note: notes the calls in progress for displays; ``None`` if notes are not kept.
     """
 
     def __init__(self, store: Store, seal: Seal, run_id: str, epoch: int, *, fsync: bool) -> None:
@@ -714,26 +734,26 @@ class Journal:
         self._chain = Chain()
         self._mark = marker(seal, run_id)
         self.note = noter(store, seal, run_id, epoch)
-        self._at = self._next = Position()  # what is written; what is sealed
-        self._head: RunFacts | None = None  # the newest one that was given
+        self._at = self._next = Position()  # the ends of the written and of the sealed records
+        self._head: RunFacts | None = None  # the newest facts for the head
         self._is_first = Once()
         self._tolerant = False
         self._other = False  # the marks belong to another history
 
     @property
     def position(self) -> Position:
-        """Return where the journal ends."""
+        """The end of the written journal."""
         return self._at
 
     def load(self, start: Position | None = None, *, tolerant: bool = False) -> list[Entry]:
         """Read and verify the records after ``start``.
 
         Args:
-            tolerant: only count what is gone, and tell nobody.
+            tolerant: only count the lost records; raise and report nothing.
 
         Raises:
-            JournalLostError: acknowledged records of side effects are gone.
-            StoreError: it is a copy that is not whole.
+            JournalLostError: acknowledged records of side effects are lost.
+            StoreError: the run is an incomplete copy.
         """
         self._at = start or Position()
         self.lost = []
@@ -759,7 +779,7 @@ class Journal:
         return entries
 
     def count(self, entry: Entry) -> None:
-        """Take the number of a recorded call into account."""
+        """Raise the highest call number to a recorded call's number."""
         call = entry.call
         if call is not None:
             self.calls = max(self.calls, call.number, call.unwinding or 0)
@@ -774,8 +794,9 @@ class Journal:
 
         Args:
             items: records with their payloads.
-            durable: somebody relies on it; it is then acknowledged at the run's durability.
-            head: the run's new head.
+            durable: True if the caller relies on the records; they are then acknowledged with the
+                run's durability.
+            head: the facts for the run's new head.
         """
         share = Records(self, items, durable=durable, head=head)
         self._commits.write(share)
@@ -785,14 +806,14 @@ class Journal:
         """Append records as :meth:`append` does, but in another thread.
 
         Args:
-            future: of an event loop; done when they are written, or cannot be.
+            future: an event loop's future, resolved when the records are written or have failed.
         """
         share = Records(self, items, durable=durable, future=future)
         self._commits.submit(share)
         return share
 
     def enter(self, share: Records, commits: Commits) -> None:
-        """Seal records, and put them in line: no others come between."""
+        """Seal records and queue them for writing; no other records come between."""
         self._refuse_inside()
         commits.check(share)
         with self._sealing:
@@ -809,29 +830,29 @@ class Journal:
             batch = tuple.__new__(Batch, facts)  # the constructor is a Python function
             share.wanted = self.run_id, self.epoch, batch
             share.numbers = [number for number, _ in sealed]
-            # What a run has done to the outside is to be known here even if the store forgets it.
+            # The anchor remembers side effects even if the store forgets them.
             share.anchors = durable and (head is not None or end.effects != at.effects)
             share.chain, share.end = chain, end
             try:
                 commits.join(share)
                 self._next = end
-            except BaseException:  # it is not known whether it is in line
+            except BaseException:  # the share may be queued or not
                 chain.error = interrupted(self.store.url)
                 raise
 
     def _refuse_inside(self) -> None:
-        """Raise an error in code that this thread runs while it seals or writes."""
+        """Raise ``StoreError`` if this thread is sealing or writing already."""
         if self._sealing._is_owned():
             raise self._commits.refused()
 
     def reached(self, share: Records) -> None:
-        """Note that records are written."""
+        """Advance the journal's end past written records, and write their anchor if needed."""
         self._at = share.end
         if share.anchors:
             self._drop_anchor(share.wanted[2].mark)
 
     def _begin_chain(self) -> None:
-        """Seal what comes behind what is written."""
+        """Begin a new chain after the last written record."""
         self._next, self._chain = self._at, Chain()
 
     def _drop_anchor(self, mark: bytes) -> None:
@@ -844,7 +865,7 @@ class Journal:
     def _follow(
         self, at: Position, items: Iterable[tuple[Record, Data]]
     ) -> tuple[list[tuple[int, Data]], Position]:
-        """Records sealed as they follow a position, and the position that they make."""
+        """Seal records as successors of a position; return them and the new position."""
         sealed: list[tuple[int, Data]] = []
         number, link, effects, sums = at
         for record, payload in items:
@@ -863,10 +884,13 @@ class Journal:
         put: Callable[[list[Position]], dict[str, Data]],
         head: RunFacts,
     ) -> None:
-        """Write the first records of a run and objects beside them, all of it or nothing.
+        """Write the first records of a run and objects beside them, in one transaction.
 
         Args:
-            put: gives the objects, sealed; it gets the positions that the records make.
+            items: records with their payloads.
+            put: a function that returns the sealed objects, by name.  Its argument is the list of
+                positions: before the first record, then after each record.
+            head: the facts for the run's head.
         """
         sealed: list[tuple[int, Data]] = []
         positions = [self._at]
@@ -900,10 +924,15 @@ class Journal:
         durable: bool = False,
         renew: bool = False,
     ) -> int:
-        """Write an object beside the records, and others that are sealed; its size in bytes.
+        """Write an object beside the records, and return its sealed size in bytes.
 
         Args:
-            renew: write the head as it is once more, so that few records come after it.
+            also: further objects to write, already sealed, by name.
+            delete: names of objects to delete.
+            prune: delete the records up to and including this number (0: none).
+            head: the facts for the run's new head.
+            durable: True if the caller relies on the write.
+            renew: write the unchanged head again, so that few records come after it.
         """
         data, _ = self.seal.close(named(name, self.run_id), header, payload)
         put = {**also, name: data} if also else {name: data}
@@ -917,14 +946,15 @@ class Journal:
         return seal_head(self.seal, head, at.last, at.link or b"")
 
     def drop(self, names: tuple[str, ...]) -> None:
-        """Delete objects."""
+        """Delete objects beside the records."""
         self._put(Batch(delete=names, durable=False))
 
     def _put(self, batch: Batch, *, renew: bool = False) -> None:
         self._refuse_inside()
         with Uninterrupted(), self._sealing:
             if self._next is not self._at or self._chain.error is not None:
-                # Records are in line, or their end is not known: a store has one batch of a run.
+                # Records are queued, or their outcome is unknown: wait for the running write, since
+                # a store takes only one batch of a run at a time.
                 self._commits.alone(self.store.write, self.run_id, self.epoch, batch)
                 return
             if renew and self._head is not None:
@@ -932,22 +962,22 @@ class Journal:
             self.store.write(self.run_id, self.epoch, batch)
 
     def disown(self) -> None:
-        """In a forked child: nothing is written here any more, and no thread of the parent helps.
+        """Make the journal useless in a forked child, where the parent's threads are missing.
 
-        A store refuses the epoch that nobody has.
+        The store refuses every write, since no lease has the epoch 0.
         """
         self.epoch = 0
         self._lock, self._sealing = threading.RLock(), threading.RLock()
         self._commits = Commits(self.store)
 
     def next_call(self) -> int:
-        """A number for a new call."""
+        """Return the number for a new call."""
         with self._lock:
             self.calls += 1
             return self.calls
 
     def _catch_up(self) -> None:
-        """Read the journal after a failed write, to learn whether the write was done."""
+        """Read the journal after a failed write, to learn whether the write succeeded."""
         for entry, at in read(self.store, self.seal, self.run_id, self._at):
             if isinstance(entry, Entry):
                 self.count(entry)
@@ -955,7 +985,7 @@ class Journal:
         self._begin_chain()
 
     def _refuse_half(self) -> None:
-        """Raise for a run of which a copy was begun and not finished: what lacks would repeat."""
+        """Raise ``StoreError`` for an incomplete copy of a run: the missing steps would repeat."""
         if self.store.get(self.run_id, COPYING) is not None:
             run = shell_word(self.run_id)
             raise StoreError(
@@ -974,7 +1004,7 @@ class Journal:
         last, effects, _ = marked
         self.tail = max(0, last - at.last)
         if not self.tail and is_another_history(self.store, self.seal, self.run_id, marked, at):
-            self.tail, self._other = last, True  # none of these records was acknowledged
+            self.tail, self._other = last, True  # the records here were not the acknowledged ones
             if not self._tolerant:
                 raise self._effects_lost(
                     f"run {self.run_id!r}: {self.store.url} holds another history of it than the "
@@ -992,7 +1022,7 @@ class Journal:
         self._tell(f"{where}, though {last} were acknowledged; the missing steps run again")
 
     def _assess(self, entries: list[Entry], start: Position) -> None:
-        """Count the lost intents that have no outcome and that nobody has given up."""
+        """Count the lost intents that have no outcome and that no person has given up."""
         seen = effects_seen(entries)
         marked_last, marked, _ = newest_mark(self.store, self.seal, self.run_id)
         total = max(self._at.effects, marked) - start.effects
@@ -1000,7 +1030,7 @@ class Journal:
         if not self.lost:
             return
         if not marked_last and (self._at.link is None or self.lost[-1] > self._at.last):
-            self.unknown_effects += 1  # nothing says what the last record was
+            self.unknown_effects += 1  # the kind of the last record is unknown
         numbers = ", ".join(map(str, self.lost[:10])) + (", ..." if len(self.lost) > 10 else "")
         self._tell(
             f"run {self.run_id}: {len(self.lost)} of its records in {self.store.url} cannot be "
@@ -1012,7 +1042,7 @@ class Journal:
             notice(text)
 
     def refuse_effect(self, name: str) -> JournalLostError:
-        """The error for a new side effect that one of the lost records may be of."""
+        """Return the error for a new side effect that a lost record may have announced."""
         return self._effects_lost(
             f"run {self.run_id!r}: {name} would run, but {self.unknown_effects} of the records "
             f"that cannot be read in {self.store.url} announced a side effect, perhaps this one"
@@ -1034,18 +1064,18 @@ class Journal:
 
 
 def seal_for(store: Store) -> Seal:
-    """The seal of a store's records."""
+    """Return the seal for a store's records."""
     return load_seal() if store.persistent else _ephemeral
 
 
 _seen: dict[tuple[str, str], tuple[bytes, Position]] = {}
-"""The run that was looked at last: the link of its head, and up to where its journal is known."""
+"""The run that was read last: the link in its head, and the known end of its journal."""
 
 
 def facts_of(store: Store, seal: Seal, run_id: str) -> RunFacts | None:
-    """Return a run's facts, as its journal says: those of its head, and what came after it.
+    """Return a run's facts according to its journal: the head's facts, updated by later records.
 
-    ``None`` if there is no such run.
+    Return ``None`` if there is no such run.
     """
     found = read_head(store, seal, run_id)
     if found is not None:
@@ -1059,7 +1089,7 @@ def facts_of(store: Store, seal: Seal, run_id: str) -> RunFacts | None:
         for number, opened, _ in verified(store, seal, run_id, rows, before):
             if opened is not None and number == seen.last:
                 held = opened.link == seen.link
-                other = not held  # the head is of another history
+                other = not held  # the head belongs to another history
             elif opened is not None:
                 turned = turned or is_turn(opened.header)
                 seen = Position(number, opened.link)
@@ -1067,7 +1097,7 @@ def facts_of(store: Store, seal: Seal, run_id: str) -> RunFacts | None:
             _seen.clear()
             _seen[store.url, run_id] = link, seen
             return facts
-    from stepwise._journal.course import derive_facts  # on use: few heads are old or damaged
+    from stepwise._journal.course import derive_facts  # imported on use: few heads need it
 
     derived = (
         None
@@ -1076,7 +1106,7 @@ def facts_of(store: Store, seal: Seal, run_id: str) -> RunFacts | None:
     )
     if found is None:
         return derived
-    # Where its record is damaged or gone, the head of this life of the run knows more.
+    # If the head's last record is damaged or missing, the head of this life of the run knows more.
     if derived is None or (not other and derived.created_at == facts.created_at):
         return derive_facts(run_id, read_entries(store, seal, run_id, Position(last, None)), facts)
     return derived._replace(pruned=facts.pruned, codec=facts.codec)

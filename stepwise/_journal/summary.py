@@ -1,13 +1,13 @@
-"""Running totals of a journal, so that looking at a long run need not read it whole.
+"""Running totals of a journal, so that listings of a long run need not read the whole journal.
 
-The process that executes a run keeps an object beside its records, sealed like them and replaced
-every ``EVERY`` records: which calls there are, how those that did not complete ended, which may be
-in doubt, when it was gone on with.  Who looks takes it and adds the records after it.  It does not
-follow what changes calls of long ago (forgetting, undoing): such a run has none that counts, and is
-read whole.
+The process that executes a run keeps a *summary* beside the records: a sealed object, replaced
+every ``EVERY`` records.  The summary says which calls there are, how the uncompleted calls ended,
+which calls may be in doubt, and when the run was resumed.  A reader takes the summary and adds the
+records after it.  A summary does not follow changes of earlier calls (forgetting, undoing): the
+summary of such a run does not count, and the whole journal is read.
 
-How often a run died, and whether ``stepwise up`` has given it up, the records alone decide, so that
-every supervisor and every listing come to the same answer.
+The records alone decide how often a run died, and whether ``stepwise up`` has given it up.  So all
+supervisors and listings come to the same answer.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 
 EVERY = 1000  # records
 NAME = "summary"
-_OTHERS = 200  # calls that did not complete; with more it is not worth keeping
-_BUNCH = 50  # records of this process that are summed up at once
+_OTHERS = 200  # uncompleted calls; a summary with more is not worth keeping
+_BUNCH = 50  # records of this process that are summed up together
 
 
 class _NotFollowedError(Exception):
@@ -68,20 +68,21 @@ class _NotFollowedError(Exception):
 
 
 def _new_course(**facts: Any) -> Course:
-    from stepwise._journal.course import Course  # on use: a run of few records has no summary
+    from stepwise._journal.course import Course  # imported on use: short runs have no summary
 
     return Course(**facts)
 
 
 class Summary(Projection):
-    """Running totals of a run's records, up to one of them.
+    """Running totals of a run's records, up to a position.
 
     Args:
-        position: of that one, as a checkpoint holds it.
-        calls: the numbers of the calls, as ranges.
-        others: how those ended that did not complete.
-        unclear: the calls with side effects that may be in doubt: number of their first and last
-            record, and flags; see :class:`.projection.RecordedCall`.
+        position: the position, as from :meth:`.journal.Position.kept`.
+        calls: the numbers of the calls, as ranges of a first and a last number.
+        others: the status of each uncompleted call, by number.
+        unclear: the calls with side effects that may be in doubt: the numbers of the origin and of
+            the last record, and the flags; see :class:`.projection.RecordedCall`.
+        course: the attempts of the run.
     """
 
     def __init__(
@@ -100,16 +101,16 @@ class Summary(Projection):
 
     @property
     def start(self) -> Position:
-        """Return the journal position at which it was made."""
+        """The journal position that the summary covers."""
         return Position.from_kept(self.position) if self.position[0] else Position()
 
     @property
     def total(self) -> int:
-        """Return the number of calls."""
+        """The number of calls."""
         return sum(last - first + 1 for first, last in self.calls)
 
     def newest(self, count: int) -> set[int]:
-        """The numbers of the last few calls."""
+        """Return the highest ``count`` numbers of calls."""
         found: set[int] = set()
         for first, last in reversed(self.calls):
             found.update(range(max(first, last + 1 - (count - len(found))), last + 1))
@@ -121,10 +122,10 @@ class Summary(Projection):
         """Take the next record.
 
         Raises:
-            _NotFollowedError: it cannot be followed.
+            _NotFollowedError: the record changes the known state of earlier calls.
         """
         self.course.take(entry)
-        self._takers[type(entry.record)](self, entry, entry.record)  # as super().take(), but faster
+        self._takers[type(entry.record)](self, entry, entry.record)  # a faster super().take()
 
     def on_outcome(self, entry: Entry, record: Outcome) -> None:
         number = record.call.number
@@ -170,10 +171,10 @@ class Summary(Projection):
             self.calls = merged
 
     def statuses(self, in_doubt: Iterable[int]) -> dict[str, int]:
-        """Return how many calls have each status.
+        """Return the number of calls of each status.
 
         Args:
-            in_doubt: the numbers of the calls that are in doubt.
+            in_doubt: the numbers of the calls in doubt.
         """
         counts = Counter(self.others.values())
         counts["completed"] = self.total - len(self.others)
@@ -183,7 +184,7 @@ class Summary(Projection):
         return dict(+counts)
 
     def close(self, at: Position, effects: Iterable[RecordedCall]) -> None:
-        """Set the position that it reaches, and the known calls with side effects."""
+        """Finish the summary: set its position, and the calls that may be in doubt."""
         self.position = at.kept()
         self.unclear = [
             [each.origin.number, each.entry.number, *each.flags]
@@ -196,13 +197,13 @@ class Summary(Projection):
         return max(len(self.others), len(self.unclear), len(self.calls)) <= _OTHERS
 
     def header(self) -> dict[str, Any]:
-        """Return the summary as JSON-able facts."""
+        """Return the summary in a form that JSON can hold."""
         others = [*map(list, self.others.items())]
         return {**vars(self), "others": others, "course": vars(self.course)}
 
 
 def spent_facts(sums: Sums, course: Course) -> tuple[Any, ...]:
-    """Return what a run has spent: the facts of :class:`stepwise.Spent`, in their order."""
+    """Return the amounts that a run has spent: the facts of :class:`stepwise.Spent`, in order."""
     usd, tokens, steps, seconds, at_least, _ = sums
     saved = {**course.kept, "seconds": round(course.saved, 3)} if course.resumed else {}
     return usd, int(tokens), steps, round(seconds, 3), at_least, saved, round(course.lost, 3)
@@ -214,7 +215,7 @@ def _from_header(header: dict[str, Any]) -> Summary:
 
 
 def kept_summary(store: Store, seal: Seal, run_id: str) -> Summary | None:
-    """Return the stored summary, or ``None`` if there is none or it does not verify."""
+    """Return the stored summary, or ``None`` if it is missing or does not verify."""
     data = store.get(run_id, NAME)
     if data is None:
         return None
@@ -227,11 +228,11 @@ def kept_summary(store: Store, seal: Seal, run_id: str) -> Summary | None:
 def follow(
     store: Store, seal: Seal, run_id: str, summary: Summary
 ) -> tuple[list[Entry], list[Entry]] | None:
-    """Add the records after a summary to it.
+    """Add the records after a summary's position to the summary.
 
     Returns:
-        these records, and those of them and before them that concern side effects which may be in
-        doubt; ``None`` if it does not hold, or cannot be followed.
+        the added records, and the added records that concern side effects; ``None`` if the summary
+        does not fit the journal, a record is lost, or a record changes earlier calls.
     """
     if summary.position[0] and not holds(store, seal, run_id, summary.start):
         return None
@@ -254,7 +255,7 @@ def follow(
 
 
 def course_of(store: Store, seal: Seal, facts: RunFacts) -> Course:
-    """The attempts of a run."""
+    """Return the attempts of a run, from its summary if possible."""
     summary = kept_summary(store, seal, facts.run_id)
     if summary is not None and follow(store, seal, facts.run_id, summary) is not None:
         return summary.course
@@ -267,9 +268,9 @@ def course_of(store: Store, seal: Seal, facts: RunFacts) -> Course:
 def how_started(
     store: Store, seal: Seal, facts: RunFacts
 ) -> tuple[tuple[str, ...], str, str] | None:
-    """The command, folder and file of a run's program, as it was started the last time.
+    """Return the command, folder and file of the program that executed a run last.
 
-    ``None`` if nothing tells.
+    Return ``None`` if the journal does not have them.
     """
     course = course_of(store, seal, facts)
     start = read_start(store, seal, facts.run_id, course.started)
@@ -281,7 +282,7 @@ def how_started(
 
 
 def open_waits(store: Store, seal: Seal, facts: RunFacts) -> list[RecordedCall]:
-    """Return the calls of a run that wait, as its journal says."""
+    """Return the waiting calls of a run, according to its journal."""
     summary = kept_summary(store, seal, facts.run_id)
     followed = follow(store, seal, facts.run_id, summary) if summary is not None else None
     if summary is not None and followed is not None:
@@ -295,7 +296,7 @@ def open_waits(store: Store, seal: Seal, facts: RunFacts) -> list[RecordedCall]:
 def with_unclear(
     store: Store, seal: Seal, run_id: str, unclear: list[list[Any]], entries: Iterable[Entry]
 ) -> Calls:
-    """The recorded calls, those included that were unclear before."""
+    """Return the recorded calls of some entries, together with the unclear calls of a summary."""
     earlier: list[Entry] = []
     flags: dict[int, Flags] = {}
     for origin, last, handled, retry, spent in unclear:
@@ -310,7 +311,10 @@ def with_unclear(
 def sealed_summary(
     seal: Seal, run_id: str, entries: Iterable[tuple[Entry, Position]]
 ) -> dict[str, Data]:
-    """The summary of a run that begins with these records, by its name, if one is worth keeping."""
+    """Return the sealed summary of a run's first records, by its name.
+
+    Return an empty dictionary if the summary is not worth keeping.
+    """
     summary, effects, at = Summary(), [], Position()
     try:
         for entry, position in entries:
@@ -327,24 +331,24 @@ def sealed_summary(
 
 
 class SummaryKeeper:
-    """Keeps the summary of a run that this process executes.
+    """The keeper of the summary of a run that this process executes.
 
-    What it is told of the records it writes spares it reading them, as long as nothing is missing
-    in between.
+    The process reports each record that it writes, so the keeper need not read the records again
+    unless some are missing in between.
     """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._lock: Any = threading.RLock()
         self._summary: Summary | None = None
-        self._effects: list[Entry] = []  # since it was kept
-        self._new: dict[int, Record] = {}  # what it is to cover; threads overtake each other
-        self._last = 0  # the highest number of a record that was noted
-        self._due = 0  # the number of the record at which it is kept next
+        self._effects: list[Entry] = []  # records about side effects since the last keeping
+        self._new: dict[int, Record] = {}  # noted records to take in; threads overtake each other
+        self._last = 0  # the highest number of a noted record
+        self._due = 0  # the number of the record at which the summary is kept next
         self._given_up = False
 
     def note(self, numbers: Sequence[int], items: Sequence[tuple[Record, Data]]) -> None:
-        """These records were appended by this process, under these numbers."""
+        """Note records that this process has appended under these numbers."""
         if self._given_up or not numbers:
             return
         for number, (record, _) in zip(numbers, items, strict=True):
@@ -356,10 +360,11 @@ class SummaryKeeper:
 
     @reports
     def closing(self, *records: Record) -> Tally | None:
-        """Return what a listing shows once the last records of the attempt are written.
+        """Return the tally of the run once the last records of the attempt are written.
 
-        ``None`` if only the journal tells it: nothing is read for it, so that the end of a run that
-        was resumed costs no more the longer it is.  No record is noted any more.
+        Return ``None`` if only the journal has the tally.  The whole journal is not read, so that
+        the end of a resumed run does not cost more the longer the run is.  After this call, no
+        record is noted any more.
         """
         if self._given_up or self._lock._is_owned():
             return None
@@ -378,7 +383,7 @@ class SummaryKeeper:
             except _NotFollowedError:
                 return None
             course = summary.course
-            if course.children:  # they may spend more
+            if course.children:  # child runs may spend more
                 return None
             doubtful = with_unclear(*self._place, summary.unclear, entries).in_doubt
             counts = summary.statuses(each.call.number for each in doubtful)
@@ -386,9 +391,9 @@ class SummaryKeeper:
 
     @reports
     def _sum_up(self) -> None:
-        """Take in the records that were noted, and keep the summary if that is due."""
+        """Take in the noted records, and keep the summary if that is due."""
         if self._lock._is_owned():
-            return  # code that this call interrupts does it
+            return  # the interrupted call of this thread does it
         with self._lock:
             try:
                 self._take_in()
@@ -396,13 +401,13 @@ class SummaryKeeper:
                     self._keep(patient=self._last < self._due + EVERY)
             except _NotFollowedError:
                 self._given_up = True
-            except (Exception, RunStopped):  # looking at the run reads it whole
+            except (Exception, RunStopped):  # readers of the run then read the whole journal
                 self._given_up = True
                 raise
 
     def _take_in(self) -> None:
-        """Take in the noted records, if nothing is missing before them."""
-        summary, self._summary = self._summary, None  # an interrupt leaves none, not half
+        """Take in the noted records, if no record is missing before them."""
+        summary, self._summary = self._summary, None  # an interrupt leaves no half-done summary
         if summary is None and 1 in self._new:
             summary = Summary()
         if summary is not None:
@@ -412,7 +417,7 @@ class SummaryKeeper:
         self._summary = summary
 
     def _follow(self, summary: Summary) -> None:
-        """Take in the noted records that follow the last one."""
+        """Add the noted records that directly follow the summary."""
         while (record := self._new.pop(summary.position[0] + 1, None)) is not None:
             summary.position[0] += 1
             entry = Entry(summary.position[0], record, b"")
@@ -421,10 +426,11 @@ class SummaryKeeper:
                 self._effects.append(entry)
 
     def _keep(self, *, patient: bool) -> None:
-        """Keep it.
+        """Write the summary beside the records.
 
         Args:
-            patient: not while threads have yet to tell of their records, which would be read.
+            patient: wait while other threads have yet to note their records, which would otherwise
+                have to be read.
         """
         summary = self._summary
         if patient and summary is not None and summary.position[0] != self._journal.position.last:
@@ -438,7 +444,7 @@ class SummaryKeeper:
         self._summary, self._due = summary, _next_due(at.last)
 
     def _gathered(self) -> tuple[Summary, Position, list[Entry]]:
-        """Return the summary up to the journal's end, that end, and what concerns side effects."""
+        """Return the summary up to the journal's end, the end, and the records of side effects."""
         at, summary = self._journal.position, self._summary
         if summary is not None and summary.position[0] == at.last:
             return summary, at, self._effects
@@ -463,17 +469,17 @@ def _next_due(number: int) -> int:
 
 
 DEADLY = 3
-"""A run that died so often at the same step is left."""
+"""A run that died this often at the same step is given up."""
 
 
 class Deaths(NamedTuple):
-    """How often a run died, until now.
+    """The deaths of a run until now.
 
     Args:
-        attempts: how many of its attempts died, one after the other.
-        stuck: how many of these died before any step had ended, with the same code.
-        at: its last sign of life, in seconds since 1970.
-        waits: it was waiting, so that nothing that it did need have been what killed it.
+        attempts: the number of attempts that died in a row.
+        stuck: how many of these attempts died before any step had ended, with the same code.
+        at: the run's last sign of life, in seconds since 1970.
+        waits: True if the run was waiting, so that its own work need not have killed it.
     """
 
     attempts: int = 0
@@ -483,21 +489,22 @@ class Deaths(NamedTuple):
 
     @property
     def are_deadly(self) -> bool:
-        """True if the run is left, since it would die once more."""
+        """True if the run is given up, since it would die again."""
         return self.stuck >= DEADLY and not self.waits
 
 
 def deaths_of(store: Store, seal: Seal, facts: RunFacts, code: str = "") -> Deaths:
-    """Return how often a crashed run died.
+    """Return the deaths of a crashed run.
 
     Args:
-        code: fingerprint of its workflow now; an attempt with other code died of that, perhaps.
+        code: the current fingerprint of the workflow's code.  Deaths with other code do not count,
+            since the other code may have caused them.
     """
     course = course_of(store, seal, facts)
     if code and course.code and code != course.code:
         return Deaths(at=course.at)
     stuck, waits = course.stuck + course.open, False
-    if stuck > 1:  # its child runs may have got on
+    if stuck > 1:  # child runs may have made progress
         calls = [*Calls(read_entries(store, seal, facts.run_id, Position(facts.pruned, None)))]
         children = [each.call.child for each in calls if each.status == "open"]
         known = [facts_of(store, seal, child) for child in children if child]
