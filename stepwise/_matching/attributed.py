@@ -102,7 +102,7 @@ def _why_not(held: Held, each: Changed, path: Path, text: str, edit: Edit | None
 
 
 def _says_secret(step: tuple[Any, ...]) -> bool:
-    from stepwise._values.credentials import is_secret_name  # on use
+    from stepwise._values.credentials import is_secret_name  # imported on use
 
     return step[0] in ("attr", "key") and type(step[1]) is str and is_secret_name(step[1])
 
@@ -169,7 +169,7 @@ def _parts(
         if text.startswith(("self", "closure.")):
             found.update(dict.fromkeys(holder.parts_of(text, parts)))
     replaced = [part for part in found if part in held.sight.leaves.nodes]
-    if replaced:  # an object whose attributes are parts: another object has other attributes
+    if replaced:  # attributes of a replaced object may be parts, too, and differ now
         now, inside = (
             holder.values(),
             [p for p in parts if any(below(p, each) for each in replaced)],

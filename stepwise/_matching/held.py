@@ -145,21 +145,22 @@ def roots_of(holder: Holder | None, watched: Watched) -> dict[str, Any]:
 class InFlight:
     """The calls of one run that are in flight.
 
-    A call does not list the calls that it overlaps: a list took a look at all calls whenever a call
-    began.  The moments at which calls began and ended tell which calls overlapped.  They are
-    compared when a call has changed something.
+    The moments at which calls began and ended show which calls overlapped.  The moments are
+    compared only when a call has changed something.  Rejected: a list of overlapping calls in each
+    call, which took a look at all calls whenever a call began.
 
-    A call that has ended is kept while a call that was beside it is in flight.  A call around it
-    does not keep it: a step may make any number of calls.
+    An ended call is kept while any call that was beside it is in flight.  The calls around an ended
+    call do not keep it, since a step may make any number of calls.
 
     Attributes:
-        calls: in the order in which they began.
+        calls: the calls in flight, in the order in which they began.
+        made: the objects in which calls of this process left their changes, by call number.
     """
 
     def __init__(self, lock: AbstractContextManager[Any]) -> None:
         self._lock = lock
         self.calls: dict[Held, None] = {}
-        self._over: deque[Held] = deque()  # ended beside calls that are still in flight
+        self._over: deque[Held] = deque()  # ended calls that were beside a call in flight
         self._moments = 0  # how often a call has begun or ended
         self._snapshots: OrderedDict[tuple[Any, ...], Snapshot] = OrderedDict()
         self.made: OrderedDict[int, dict[str, Callable[[], object]]] = OrderedDict()
@@ -172,16 +173,17 @@ class InFlight:
         """Add a call that begins.
 
         Args:
-            around: the numbers of the calls around it.
+            held: the call.
+            around: the numbers of the calls around the call.
         """
         held.flying, held.around = self, around
         held.began = self._moments = self._moments + 1
         self.calls[held] = None
 
     def beside(self, held: Held) -> list[Held]:
-        """Return the other calls that were in flight while a call was, in no order.
+        """Return the other calls that were in flight at the same time as a call, in no order.
 
-        The calls around a call, and the calls inside it, are not beside it.
+        The calls around a call and the calls inside it do not count.
         """
         with self._lock:  # other threads begin and end calls
             late = itertools.takewhile(lambda other: other.ended > held.began, reversed(self._over))
@@ -199,7 +201,7 @@ class InFlight:
         roots = roots_of(held.holder, watched)
         if not roots:
             return
-        from stepwise._changes.snapshots import Snapshot  # on use: arguments are often plain
+        from stepwise._changes.snapshots import Snapshot  # imported on use: often not needed
 
         with self._lock:
             kept = self._snapshots.pop(_key(roots), None)
