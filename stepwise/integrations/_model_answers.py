@@ -1,9 +1,10 @@
-"""Answers of model endpoints, JSON or a stream of events: their token usage, cost and text.
+"""Answers of model endpoints: their token usage, cost and text.
 
-Six forms are read, each alone and in pieces: chat completions (which most servers speak), the
-responses of OpenAI, the messages of Anthropic, and those of Gemini, Cohere and ollama.  The form is
-known by the keys of an answer and not by its endpoint, since a gateway serves one protocol under
-the path of another.  An answer in another form has no usage, and a preview of its beginning.
+Six forms are read, each as one JSON value or as a stream of events: chat completions (which most
+servers speak), OpenAI's responses, Anthropic's messages, and the answers of Gemini, Cohere and
+ollama.  The keys of an answer determine its form.  The endpoint does not, since a gateway may serve
+one protocol under the path of another.  An answer in any other form has no usage, and the texts of
+known fields as its preview.
 """
 
 from __future__ import annotations
@@ -19,36 +20,38 @@ _MOST = 300  # characters of a preview
 
 
 def usage_of(endpoint: str, content_type: str, body: bytes, url: str = "") -> dict[str, Any]:
-    """Return what an answer says of its model and its costs, as far as it is known.
+    """Return the known facts about an answer's model, tokens and cost.
 
     Args:
-        endpoint: as :func:`~stepwise.integrations._model_requests.endpoint_of` returns it.
-        content_type: of the answer.
-        body: of the answer, decoded.
-        url: of the request.  It tells the provider; with the URL of an unknown server, no cost is
-            computed, as its prices are its own.
+        endpoint: the endpoint's name, as from
+            :func:`~stepwise.integrations._model_requests.endpoint_of`.
+        content_type: the content type of the answer.
+        body: the decoded body of the answer.
+        url: the URL of the request, which determines the provider.  For the URL of an unknown
+            server no cost is computed, since the server sets its own prices.
 
     Returns:
-        ``model``, ``provider``, ``input_tokens`` (with the cached ones), ``cached_input_tokens``,
-        ``output_tokens`` and ``cost_usd``: what the answer itself says, or the price that the
-        library ``genai-prices`` knows, if it is installed.
+        ``model``, ``provider``, ``input_tokens`` (cached tokens included), ``cached_input_tokens``,
+        ``output_tokens`` and ``cost_usd``.  The cost is from the answer itself, or from the library
+        ``genai-prices`` if it is installed.
     """
     return _usage(endpoint, _parts(content_type, body), url)
 
 
 def preview_of(endpoint: str, content_type: str, body: bytes) -> str:
-    """Return the text of an answer, or its tool calls as ``get_weather(city='Bern')``, in a line.
+    """Return one line with the text of an answer, or its tool calls (``get_weather(city='Bern')``).
 
     Args:
-        endpoint: as :func:`~stepwise.integrations._model_requests.endpoint_of` returns it.
-        content_type: of the answer.
-        body: of the answer, decoded.
+        endpoint: the endpoint's name, as from
+            :func:`~stepwise.integrations._model_requests.endpoint_of`.
+        content_type: the content type of the answer.
+        body: the decoded body of the answer.
     """
     return _preview(endpoint, content_type, body, [*_parts(content_type, body)])
 
 
 def shown_of(endpoint: str, content_type: str, body: bytes, url: str) -> tuple[str, dict[str, Any]]:
-    """Return the preview and the usage of an answer, which is parsed once."""
+    """Return the preview and the usage of an answer, and parse the answer only once."""
     parts = [*_parts(content_type, body)]
     return _preview(endpoint, content_type, body, parts), _usage(endpoint, parts, url)
 
@@ -79,7 +82,7 @@ def _preview(endpoint: str, content_type: str, body: bytes, parts: list[dict[str
         for part in parts:
             wording.add(part)
         line = wording.line() or _error_of(parts)
-    except RecursionError:  # an argument nested too deeply
+    except RecursionError:  # an argument is nested too deeply
         line = ""
     if not line and body and endpoint.startswith(("embeddings", "images", "audio")):
         line = f"{len(body)} bytes of {content_type.partition(';')[0] or 'data'}"
@@ -91,7 +94,7 @@ def _preview(endpoint: str, content_type: str, body: bytes, parts: list[dict[str
 
 
 def _parts(content_type: str, body: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of an answer: one, or the data of each event of a stream."""
+    """Yield the JSON objects of an answer: a single one, or the data of each event of a stream."""
     texts: Iterable[bytes] = [body]
     if "event-stream" in content_type:
         texts = _event_data(body)
@@ -150,16 +153,16 @@ class _Counts:
 
     @property
     def written(self) -> int:
-        """The tokens of the input that a cache now holds, which cost more."""
+        """The input tokens that were written to a cache, which cost more."""
         return self._first("cache_creation_input_tokens") or 0
 
     @property
     def usual_tier(self) -> bool:
-        """Whether the usual prices apply (not those of ``flex``, ``priority`` or ``batch``)."""
+        """True if the usual prices apply, not the prices of ``flex``, ``priority`` or ``batch``."""
         return self.raw.get("service_tier") in (None, "auto", "default", "standard")
 
     def add(self, part: dict[str, Any]) -> None:
-        """Take the counts of a part: of an answer, or of an event."""
+        """Take the counts in a part of an answer or in an event."""
         inner = [_dict(part.get(name)) for name in ("response", "message", "delta", "x_groq")]
         for holder in (part, *inner):
             if holder.get("service_tier") is not None:
@@ -172,7 +175,7 @@ class _Counts:
             self.raw.update(part)
 
     def facts(self) -> dict[str, int]:
-        """Return the counts that are known; those of the input include the cached tokens."""
+        """Return the known counts; the input tokens include the cached tokens."""
         found = {
             "input_tokens": self._first(
                 "input_tokens", "prompt_tokens", "promptTokenCount", "prompt_eval_count"
@@ -182,7 +185,7 @@ class _Counts:
             ),
             "output_tokens": self._first("output_tokens", "completion_tokens", "eval_count"),
         }
-        if found["input_tokens"] is not None:  # Anthropic counts these apart
+        if found["input_tokens"] is not None:  # Anthropic counts cached tokens separately
             found["input_tokens"] += self.written + (self._first("cache_read_input_tokens") or 0)
         for name in ("prompt_tokens_details", "input_tokens_details"):
             if found["cached_input_tokens"] is None:
@@ -233,7 +236,7 @@ def _provider_of(endpoint: str, url: str) -> str:
 
 @functools.cache  # a failed import searches each time
 def _prices() -> Any:
-    """Return the library that knows the prices of models, if it is installed."""
+    """Return the library ``genai-prices``, or ``None`` if it is not installed."""
     try:
         return importlib.import_module("genai_prices")
     except ImportError:
@@ -252,7 +255,7 @@ def _price(model: str, url: str, facts: dict[str, Any], written: int) -> float |
     )
     try:
         found = prices.calc_price(usage, model, provider_api_url=url or None)
-    except (LookupError, ValueError):  # an unknown server or model; counts that contradict
+    except (LookupError, ValueError):  # an unknown server or model, or contradictory counts
         return None
     return float(found.total_price)
 
@@ -264,11 +267,11 @@ _INSIDE = (
     *("choices", "candidates", "output", "item", "message", "delta", "content_block"),
     *("content", "parts", "tool_calls"),
 )
-"""The fields in which answers hold parts with texts and calls."""
+"""The fields of answers that hold parts with texts and calls."""
 _TEXTS = ("content", "refusal", "text", "response", "delta")
 _EVENTS = ("response.", "transcript.")
 _TOLD = ("response.output_text.delta", "response.output_item.done", "transcript.text.done")
-"""These events say each thing once; the others say it by piece, or again."""
+"""The events that together hold each text and call once; other events would repeat them."""
 
 
 class _Wording:
@@ -279,15 +282,16 @@ class _Wording:
         self._calls: dict[str, list[str]] = {}  # name and pieces of the arguments, by place
 
     def line(self) -> str:
-        """Return the text; without one, the calls."""
+        """Return the text, or the calls if there is no text."""
         calls = [_call(name, "".join(pieces)) for name, *pieces in self._calls.values()]
         return "".join(self._texts).strip() or ", ".join(calls)
 
     def add(self, part: dict[str, Any], place: Any = None) -> None:
-        """Take what a part says, and the parts inside it.
+        """Take the texts and calls of a part, and of the parts inside it.
 
         Args:
-            place: of the call that it is a piece of.
+            part: the part of an answer, or an event.
+            place: the place of the call that the part is a piece of.
         """
         kind, place = _text(part.get("type")), part.get("index", place)
         if kind == "reasoning" or kind.endswith(("_result", "_output")):
@@ -304,7 +308,7 @@ class _Wording:
             self._texts += [_text(part.get(name)) for name in _TEXTS]
             for name in _INSIDE:
                 inside = part.get(name)
-                if inside:  # few of them have any
+                if inside:  # few parts have any
                     self._add_inside(name, inside, place)
 
     def _add_inside(self, name: str, value: Any, place: Any) -> None:
@@ -312,7 +316,7 @@ class _Wording:
         if name in ("choices", "candidates"):  # the first of several answers
             parts = [{**each, "index": None} for each in parts if not each.get("index")][:1]
         for each in parts:
-            if name != "item" or each.get("type") != "message":  # its text has come in deltas
+            if name != "item" or each.get("type") != "message":  # a message's text came in deltas
                 self.add(each, place)
 
     def _add_call(self, place: Any, call: dict[str, Any], kind: str) -> None:

@@ -1,18 +1,23 @@
-"""Requests to model endpoints as plain values: masked, told apart, and which answers are recorded.
+"""Requests to model endpoints as plain values: masking, identity, and which answers are recorded.
 
 The identity of a request is its method, URL and body, and the few headers on which the answer
-depends.  Not part of it:
+depends.  The identity does not include:
 
-- secrets: two requests that differ only in a secret are one.  Names decide, on any depth, and
-  values (:mod:`stepwise._values.credentials`): so ``max_tokens`` stays, and so does the schema of a
-  tool that has a parameter ``password``.  Only the recorded request is masked, never what is sent;
-- what an SDK makes anew at each attempt or start: retry counters, idempotency keys, its own version
-  and platform, the boundaries of multipart bodies, the ids of tool calls (a framework makes them up
-  where a model gives none; they count by the order in which they first appear, so a result still
-  belongs to its call), ``prompt_cache_key`` (the OpenAI Agents SDK makes one for each run; it
-  chooses a cache and never the answer), the name of an uploaded file up to its extension.
+- secrets: two requests that differ only in a secret are the same request.  Names at any depth and
+  values decide what a secret is (:mod:`stepwise._values.credentials`).  So ``max_tokens`` stays,
+  and so does the schema of a tool with a parameter ``password``.  Only the recorded request is
+  masked, never the sent request;
+- the values that an SDK generates at each attempt or start:
 
-Imports neither httpx nor any SDK: the callers give plain values.
+  - retry counters, idempotency keys, the SDK's version and platform, and the boundaries of
+    multipart bodies;
+  - the ids of tool calls, which a framework makes up if a model gives none.  Ids count by the order
+    of their first appearance, so a result still belongs to its call;
+  - ``prompt_cache_key``, which the OpenAI Agents SDK generates for each run.  The key chooses a
+    cache and never the answer;
+  - the name of an uploaded file, except its extension.
+
+The module imports neither httpx nor any SDK: callers pass plain values.
 """
 
 from __future__ import annotations
@@ -41,32 +46,33 @@ from stepwise._values.credentials import (
 # -- request masks --------------------------------------------------------------------------------
 
 
-# In a schema, the keys under these are names of properties, and the values are schemas.
+# Below these keys of a schema, the keys are names of properties and the values are schemas.
 _PROPERTIES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _OF_SCHEMAS = re.compile(
     r"type|\$ref|(any|one|all)Of|not|enum|const|description|title|default|format|items|properties"
 )
 
 _HEADERS = re.compile(r"(.*_)?headers")
-_HARMLESS = re.compile(  # headers that hold no credential
+_HARMLESS = re.compile(  # headers without credentials
     r"accept|accept_\w+|user_agent|cache_control|content_\w+|anthropic_(version|beta)|openai_beta"
 )
 _OF_KEYS = re.compile(r"(.*_)?(auth|authentication|oauth|security)")
-_FEW = 100  # a number below is no secret: a count, a pin of a board
-_SHORT = 8  # characters: no URL with a query, and no JSON with a secret, is shorter
+_FEW = 100  # a smaller number is not a secret but a count, or a pin of a board
+_SHORT = 8  # characters; a URL with a query, or JSON with a secret, is never shorter
 _BULKY = re.compile(r"(?:data:[^,]{0,200},)?[A-Za-z0-9+/_=-]{1024}")
 """The beginning of an image, a sound or a document in base64."""
 
 
 def masked(value: Any, *, properties: bool = False, among_keys: bool = False) -> Any:
-    """Return a JSON value with its secrets masked, and data in base64 replaced by its digest.
+    """Return a JSON value with its secrets masked, and base64 data replaced by a digest.
 
-    A text that is JSON itself (the arguments of a tool call) is masked inside, and so are URLs.
+    Secrets inside URLs and inside JSON texts (the arguments of a tool call) are masked, too.
 
     Args:
-        value: as ``json.loads`` returns it.
-        properties: whether the keys of ``value`` name the properties of a schema.
-        among_keys: whether it says how to authenticate, so that a suspect is a secret.
+        value: a value from ``json.loads``.
+        properties: True if the keys of ``value`` name the properties of a schema.
+        among_keys: True if the value is part of an authentication setting, where a suspect value
+            counts as a secret.
 
     Raises:
         RecursionError: the value is nested too deeply.
@@ -92,7 +98,11 @@ def masked(value: Any, *, properties: bool = False, among_keys: bool = False) ->
 def masked_field(
     name: str, value: Any, *, properties: bool = False, among_keys: bool = False
 ) -> Any:
-    """Return the value of a field: the mask, if the name says that it is a secret."""
+    """Return the masked value of a field.
+
+    If the name says that the value is a secret, the result is the mask.  Otherwise secrets inside
+    the value are masked; see :func:`masked`.
+    """
     if _is_ordinary(name, secret_names()):
         return masked(value, properties=properties)
     if _is_secret(name, value):
@@ -109,7 +119,10 @@ def masked_field(
 
 @functools.lru_cache(4096)
 def _is_ordinary(name: str, _: frozenset[str]) -> bool:
-    """Return whether a name says nothing of the value, whatever that is."""
+    """Return whether a name gives no reason to mask a value.
+
+    The second argument is the set of configured names, which only makes the cache follow changes.
+    """
     plain = plain_name(name)
     of_others = _HEADERS.fullmatch(plain) or _OF_KEYS.fullmatch(plain)
     return not (is_secret_name(name) or is_suspect_name(name) or of_others)
@@ -124,7 +137,7 @@ def _is_secret(name: str, value: Any) -> bool:
 
 
 def _masked_headers(value: Any) -> Any:
-    """Return the headers of some other request: those that are known to hold no credential stay."""
+    """Mask the headers of another request that a body describes, except known harmless headers."""
     if isinstance(value, dict) and not any(isinstance(each, dict) for each in value.values()):
         return {
             name: each if _HARMLESS.fullmatch(plain_name(name)) else MASK
@@ -138,7 +151,7 @@ def _masked_headers(value: Any) -> Any:
 
 
 def digest_of(data: bytes) -> dict[str, Any]:
-    """Return what stands for data that is not read: its length and digest."""
+    """Return the length and the digest that replace unread data."""
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
@@ -170,26 +183,26 @@ def _masked_text(text: str) -> str:
 
 
 MODEL_REQUEST = "model request"
-"""The kind of the steps that are requests to models; OpenTelemetry shows them as such."""
+"""The kind of the steps that are requests to models, as OpenTelemetry shows it."""
 
 SENDER = "httpx"
-"""The module of these steps."""
+"""The module of the steps that are requests to models."""
 
 
 class ModelRequest(NamedTuple):
     """The identity of a request to a model endpoint, without secrets.
 
     Args:
-        method: in upper case.
-        url: with masked secrets, and sorted parameters.
-        headers: those on which the answer depends, by lower-case name.
-        body: the value, if the body is JSON.  ``{"form": [[NAME, VALUE], ...]}`` for a form,
-            ``{"multipart": [...]}`` for a multipart form.  ``{"bytes": N, "sha256": ...}`` for
-            what cannot be read, and so could not be masked.  None for no body.
-        streamed: whether the answer is asked for as a stream of events.
-        hidden: the parts of the body that are said to the model and hold something masked, as JSON
-            before it was masked; empty if nothing is.  It is never recorded: a tag under the key
-            of the store tells two prompts apart that differ in it alone.
+        method: the HTTP method in upper case.
+        url: the URL with masked secrets and sorted parameters.
+        headers: the headers on which the answer depends, by lower-case name.
+        body: the masked value of a JSON body; ``{"form": [[NAME, VALUE], ...]}`` for a form;
+            ``{"multipart": [...]}`` for a multipart form; ``{"bytes": N, "sha256": ...}`` for an
+            unreadable body, which cannot be masked; ``None`` for no body.
+        streamed: True if the request asks for a stream of events.
+        hidden: the JSON before masking of the prompt's fields in which something was masked; empty
+            if nothing was.  It is never recorded.  A tag under the key of the store distinguishes
+            two prompts that differ only in masked values.
     """
 
     method: str
@@ -200,8 +213,8 @@ class ModelRequest(NamedTuple):
     hidden: str = ""
 
 
-# Their versions and betas decide the form and the abilities of an answer; guardrails its content.
-# An organization or a project pays for the answer, and does not change it.
+# Versions and betas decide the form and the abilities of an answer; guardrails decide its content.
+# The organization and the project that pay for an answer do not change it.
 _COUNTING = ("anthropic-beta", "anthropic-version", "openai-beta")
 _COUNTING_PREFIX = "x-amzn-bedrock-"
 
@@ -210,11 +223,11 @@ def read_request(method: str, url: str, headers: Mapping[str, str], content: byt
     """Return the identity of a request.
 
     Args:
-        method: of HTTP.
-        url: as it is sent.
-        headers: all of them, by lower-case name.
-        content: the whole body.  The caller reads a body that is an iterator first; one that cannot
-            be read twice has no identity, so such a request is not recorded.
+        method: the HTTP method.
+        url: the sent URL.
+        headers: all headers, by lower-case name.
+        content: the whole body.  The caller reads the body of an iterator first.  A body that
+            cannot be read twice has no identity, so its request is not recorded.
     """
     counting = {
         name: ",".join(sorted(part.strip() for part in value.split(",")))
@@ -247,7 +260,7 @@ def _is_streamed(url: str, body: Any) -> bool:
 # -- bodies --------------------------------------------------------------------------------------
 
 
-# Where a body has what is said to the model: there, two texts are two requests, whatever is masked.
+# The fields of a body with the prompt.  Two different prompts are two requests, masked or not.
 _SAID = frozenset(
     {"messages", "input", "inputs", "contents", "prompt", "suffix", "system", "systemInstruction"}
     | {"system_instruction", "instructions", "query", "question", "documents", "texts"}
@@ -255,7 +268,7 @@ _SAID = frozenset(
 
 
 def _read_body(content_type: str, content: bytes) -> tuple[Any, str]:
-    """Return the body without secrets, and what was hidden of that which is said to the model."""
+    """Return the body without secrets, and the unmasked JSON of the prompt's masked fields."""
     if not content:
         return None, ""
     kind = content_type.partition(";")[0].strip().lower()
@@ -308,9 +321,9 @@ _CALLS = ("function", "custom", "tool_use", "server_tool_use", "mcp_tool_use")
 
 
 def _without_made_up_ids(body: Any) -> Any:
-    """Leave out ``prompt_cache_key``, and number the ids of tool calls by their first appearance.
+    """Remove ``prompt_cache_key``, and number the ids of tool calls by their first appearance.
 
-    Only where the protocols have these ids: in the arguments of a tool, ``call_id`` is data.
+    Only the protocols' own id fields change: in the arguments of a tool, ``call_id`` is data.
     """
     if not isinstance(body, dict):
         return body
@@ -338,7 +351,7 @@ def _without_made_up_ids(body: Any) -> Any:
     return body
 
 
-# -- endpoints, and the answers that are final ---------------------------------------------------
+# -- endpoints and final answers -----------------------------------------------------------------
 
 _ENDPOINTS = [
     (re.compile(pattern), name)
@@ -381,22 +394,22 @@ _NOT_MODELS = re.compile(r"/(threads|batches|fine_tuning|evals|vector_stores|con
 
 
 def operation_of(endpoint: str) -> str:
-    """Return the operation of an endpoint, by the name that OpenTelemetry has for it, if any."""
+    """Return OpenTelemetry's name for an endpoint's operation, or the endpoint if it has none."""
     if _OTHER_OPERATIONS.search(endpoint):
         return endpoint
     return _OPERATIONS.get(endpoint, "chat")
 
 
-@functools.lru_cache(256)  # asked at several places of each request
+@functools.lru_cache(256)  # called at several places for each request
 def endpoint_of(method: str, path: str) -> str | None:
-    """Return the name of the model endpoint (``chat.completions``) that a request goes to.
+    """Return the name of a request's model endpoint (``chat.completions``), or ``None``.
 
-    None for all else (files, batches, jobs, lists of models): those requests are about the state of
-    a provider, so a recorded answer could be wrong by now.
+    Requests for files, batches, jobs and lists of models have no model endpoint.  They concern the
+    state of a provider, so a recorded answer could be wrong by now.
 
     Args:
-        method: of HTTP; only a POST asks a model.
-        path: of the URL, with whatever the base URL puts before it (``/openai/deployments/NAME``).
+        method: the HTTP method; only a POST asks a model.
+        path: the path of the URL, with any prefix of the base URL (``/openai/deployments/NAME``).
     """
     path = path.partition("?")[0].rstrip("/")
     if method.upper() != "POST" or _NOT_MODELS.search(path):
@@ -409,7 +422,7 @@ def endpoint_of(method: str, path: str) -> str | None:
 
 
 _MODEL_IN_PATH = re.compile(r"/(models?|deployments)/[^/]")
-_BEDROCK = re.compile(r"/model/.+/(invoke|converse)")  # its bodies are as their models want them
+_BEDROCK = re.compile(r"/model/.+/(invoke|converse)")  # each model has a body format of its own
 _MODEL_FIELDS = {"model", "agent_id"}
 _QUESTION_FIELDS = {
     *("content", "contents", "document", "documents", "file", "generateContentRequest"),
@@ -420,15 +433,16 @@ _QUESTION_FIELDS = {
 def asks_model(method: str, path: str, content: bytes, *, of_sdk: bool = False) -> bool:
     """Return whether a request has the shape of a question to a model, whichever client sends it.
 
-    Its path is a model endpoint, it names a model, and it has a question.  The path alone does not
-    tell, except of Bedrock: other services have ``/v1/messages`` and ``/responses`` too.
+    Such a request goes to a model endpoint, names a model, and has a question.  The path alone is
+    enough only for Bedrock: other services have ``/v1/messages`` and ``/responses``, too.
 
     Args:
-        method: of HTTP.
-        path: of the URL.
+        method: the HTTP method.
+        path: the path of the URL.
         content: the whole body, JSON or a multipart form.
-        of_sdk: it bears the mark of an SDK.  Providers of models let the model or the question be
-            left out (of moderations, of stored prompts); but SDKs of others have the mark, too.
+        of_sdk: True if the request bears the mark of an SDK.  Then a model or a question is enough,
+            since moderations may lack the model, and stored prompts the question.  The mark alone
+            is not enough, since other services' SDKs bear it, too.
     """
     if endpoint_of(method, path) is None:
         return False
@@ -449,10 +463,10 @@ def asks_model(method: str, path: str, content: bytes, *, of_sdk: bool = False) 
 
 
 def is_final(status: int) -> bool:
-    """Return whether an answer is an outcome, and no failed attempt.
+    """Return whether an answer is an outcome that may be recorded, not a failed attempt.
 
-    A key that is refused, a conflict, a limit or a timeout is about the moment: recorded, such an
-    answer would be given for ever.
+    A refused key, a conflict, a limit or a timeout is temporary.  A recorded answer of this kind
+    would be repeated forever.
     """
     return 200 <= status < 300 or (
         400 <= status < 500 and status not in (401, 403, 408, 409, 425, 429)
@@ -474,12 +488,13 @@ _KEPT_PREFIXES = ("x-amzn-bedrock-", "x-litellm-model", "x-litellm-response-cost
 
 
 def keep_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of an answer that are recorded, by lower-case name.
+    """Return the headers of an answer to record, by lower-case name.
 
-    Those are named that say something of the answer itself.  The others are about the connection
-    (``content-encoding`` and ``content-length``: the recorded body is decoded), the moment
-    (``date``, ``x-ratelimit-*``: a program would wait for a limit of long ago), or the account
-    (``set-cookie``, ``openai-organization``).
+    Only headers on a list are recorded, which describe the answer itself.  Other headers describe:
+
+    - the connection (``content-encoding`` and ``content-length``: the recorded body is decoded);
+    - the moment (``date``, ``x-ratelimit-*``: a program would wait for a limit of long ago);
+    - the account (``set-cookie``, ``openai-organization``).
     """
     kept = {name.lower(): value for name, value in headers.items()}
     return {

@@ -1,12 +1,13 @@
-"""Recorded requests and responses as plain values, and back.
+"""Conversion of requests and responses to recorded plain values, and back.
 
-An agent sends its whole conversation with every request: kept whole, the requests of n turns take
-n² messages.  Here a list that begins as one before it is ``{"$like": NAME, "$first": 12, "$then":
-[...]}``, and a long value that was there before is ``{"$like": NAME}``.  A name is a digest in a
-journal, where the records of parallel tasks come in any order; in a file for people it is the
-number of the earlier request, and its field is meant that has the same name.
+An agent sends its whole conversation with every request, so the requests of n turns would take n²
+messages.  To avoid this, a list that begins like an earlier list is recorded as ``{"$like": NAME,
+"$first": 12, "$then": [...]}``.  A long value that occurred before is recorded as ``{"$like":
+NAME}``.  In a journal, NAME is a digest, since the records of parallel tasks come in any order.  In
+a file for people, NAME is the number of the earlier request, and refers to the field of the same
+name.
 
-Responses are for httpx, and for httpx2, which the SDKs of today use: the classes come from the
+Responses are built for httpx and for httpx2, which today's SDKs use.  The classes come from the
 library of the request, which this module never imports.
 """
 
@@ -27,16 +28,16 @@ from typing import Any
 
 
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
-_LONG = 200  # characters of JSON, below which a value is repeated
+_LONG = 200  # characters of JSON; a shorter value is repeated rather than referred to
 
 
 def canonical(value: Any) -> str:
-    """Return the one text of a JSON value; equal texts mean equal values."""
+    """Return the canonical JSON text of a value; equal texts mean equal values."""
     return _encode(value)
 
 
 def _prefixes(field: str, items: Iterable[Any]) -> Iterator[str]:
-    """Yield the digest of each beginning of a list."""
+    """Yield the digest of each prefix of a list, shortest first."""
     digest = hashlib.sha256(field.encode("utf-8", "surrogatepass"))
     for item in items:
         digest.update(canonical(item).encode() + b"\n")
@@ -51,7 +52,10 @@ def _digests(field: str, value: Any) -> list[str]:
 
 
 def _is_long(items: Iterable[Any]) -> bool:
-    """Return whether the JSON of a list has so many characters, looking at no more items."""
+    """Return whether the JSON of a list has ``_LONG`` characters or more.
+
+    The function reads no more items than needed.
+    """
     total = 1
     for item in items:
         total += len(canonical(item)) + 1
@@ -61,17 +65,17 @@ def _is_long(items: Iterable[Any]) -> bool:
 
 
 class Bodies:
-    """The bodies that were stored before, by the digests of their parts."""
+    """The known parts of recorded bodies, by digest."""
 
     def __init__(self) -> None:
         self._names: dict[str, Any] = {}
 
     def shortened(self, body: Any, name: Any = None) -> Any:
-        """Return a body without what is known, which is known from now on.
+        """Return a body with references in place of known parts, and remember its new parts.
 
         Args:
             body: a JSON value.
-            name: of the request; by default, digests are the names.
+            name: the name of the request in references; by default, parts are named by digest.
         """
         if not isinstance(body, dict):
             return body
@@ -99,13 +103,14 @@ class Bodies:
 
 
 def whole_bodies(shortened: Iterable[tuple[Any, Any]]) -> list[Any]:
-    """Return the bodies that :class:`Bodies` shortened.
+    """Restore the bodies that :class:`Bodies` shortened.
 
     Args:
-        shortened: the name of each (None where digests are the names), and the short form.
+        shortened: for each body, its name and its short form; the name is ``None`` if parts are
+            named by digest.
 
     Returns:
-        them, in their order; None for one that refers to a body that is not among them.
+        the bodies in their order; ``None`` for a body that refers to a missing body.
     """
     waiting = dict(enumerate(shortened))
     known: dict[tuple[str, Any], Any] = {}
@@ -164,7 +169,7 @@ _ENDING = {
     *("chat", "chat.completions", "completions", "generate", "generate_content", "messages"),
     "responses",
 }
-"""The endpoints whose streams of events say that they end."""
+"""The endpoints whose streams of events announce their end."""
 _ERROR = re.compile(rb'^(event: ?error\s*$|data: ?\{"error": ?[{"])', re.MULTILINE)
 _LAST_PIECES = 8
 _LAST_LINE = re.compile(rb"[^\r\n]+\Z")
@@ -190,10 +195,11 @@ def recorded_form(
     """Return a response as plain data: status, headers, body, and the sizes of its pieces in bytes.
 
     Args:
-        pieces: of the body, decompressed.
-        request: what the record says of the request.
-        headers: those that are recorded.
-        left: number of the call, if its reader left before the end.
+        response: the response of httpx or httpx2.
+        pieces: the decompressed pieces of the body.
+        request: the recorded form of the request.
+        headers: the headers to record.
+        left: the number of the call if its reader left before the end, else 0.
     """
     body = b"".join(pieces)
     form: dict[str, Any] = {
@@ -216,7 +222,13 @@ def recorded_form(
 
 
 def decompressed(response: Any, pieces: list[bytes], left: int = 0) -> list[bytes]:
-    """Return the pieces of a streamed body as its readers see them; ``left`` before its end."""
+    """Return the decompressed pieces of a streamed body.
+
+    Args:
+        response: the response of httpx or httpx2.
+        pieces: the pieces as received.
+        left: not 0 if the reader left before the end, so that the last piece may be incomplete.
+    """
     if "content-encoding" not in response.headers:
         return [piece for piece in pieces if piece]
     library = library_of(response.request)
@@ -229,7 +241,7 @@ def decompressed(response: Any, pieces: list[bytes], left: int = 0) -> list[byte
     try:
         whole.extend(encoded.iter_bytes())
     except library.DecodingError:
-        if not left:  # else it was cut off in the middle of a block
+        if not left:  # otherwise the body was cut off in the middle of a block
             raise
     return whole
 
@@ -243,7 +255,7 @@ def body_of(form: Mapping[str, Any]) -> bytes:
 
 
 def pieces_of(form: Mapping[str, Any]) -> Iterator[bytes]:
-    """Yield the body of a recorded response in the pieces in which it came."""
+    """Yield the body of a recorded response in its original pieces."""
     body, at = body_of(form), 0
     for size in form.get("sizes") or ([len(body)] if body else []):
         yield body[at : at + size]
@@ -251,10 +263,12 @@ def pieces_of(form: Mapping[str, Any]) -> Iterator[bytes]:
 
 
 def response_from(form: Mapping[str, Any], request: Any, stream: Any = None) -> Any:
-    """Return a recorded response as the library's own.
+    """Build the library's response object from a recorded response.
 
     Args:
-        stream: yields the body; without it, the response has been read.
+        form: the recorded response.
+        request: the request of httpx or httpx2.
+        stream: a stream that yields the body; without a stream, the response is already read.
     """
     library = library_of(request)
     body = {"content": body_of(form)} if stream is None else {"stream": stream}
@@ -271,10 +285,10 @@ def response_from(form: Mapping[str, Any], request: Any, stream: Any = None) -> 
 
 @cache
 def stream_class(library: Any) -> Any:
-    """Return a class of streams, for synchronous and for asynchronous readers, of a library.
+    """Return a library's class of streams for synchronous and asynchronous readers.
 
-    Its instances are made of a function that returns an iterator, of one that closes, and of the
-    stream of the response that they stand for.
+    The constructor takes a function that returns an iterator of pieces, a function that closes the
+    stream, and the response's original stream.
     """
 
     class PieceStream(library.SyncByteStream, library.AsyncByteStream):  # type: ignore[misc]
@@ -289,7 +303,7 @@ def stream_class(library: Any) -> Any:
             self._source = source
 
         @property
-        def elapsed(self) -> timedelta | None:  # where httpx2 keeps that of a response
+        def elapsed(self) -> timedelta | None:  # httpx2 reads a response's ``elapsed`` from here
             elapsed: timedelta | None = getattr(self._source, "elapsed", None)
             return elapsed
 
@@ -319,20 +333,20 @@ def _is_of_events(response: Any) -> bool:
 
 
 def is_whole(response: Any, pieces: list[bytes]) -> bool:
-    """Return whether an event stream has said that it ends, so that its readers stop there."""
+    """Return whether an event stream has announced its end, at which its readers stop."""
     tail = b"".join(pieces[-_LAST_PIECES:])
     ends = tail.endswith((b"\n\n", b"\r\n\r\n")) and _END.search(tail) is not None
     return _is_of_events(response) and ends and not is_failed(response, pieces)
 
 
 def is_failed(response: Any, pieces: list[bytes]) -> bool:
-    """Return whether an event stream ended with an error (a limit, an overload), and no answer."""
+    """Return whether an event stream ended with an error (a limit, an overload), not an answer."""
     tail = b"".join(pieces[-_LAST_PIECES:])
     return _is_of_events(response) and _ERROR.search(tail) is not None
 
 
 def is_broken(response: Any, endpoint: str, pieces: list[bytes]) -> bool:
-    """Return whether a stream of a model's answer has come to its end without saying so."""
+    """Return whether a stream of a model's answer ended without announcing its end or an error."""
     kind = response.headers.get("content-type", "")
     if endpoint not in _ENDING or not ("event-stream" in kind or "ndjson" in kind):
         return False
@@ -341,7 +355,7 @@ def is_broken(response: Any, endpoint: str, pieces: list[bytes]) -> bool:
 
 
 def _whole_lines(body: bytes) -> bytes:
-    """Return a stream without a last line that came in part: no reader takes it for an event."""
+    """Return a stream without an incomplete last line, which no reader takes for an event."""
     last = _LAST_LINE.search(body)
     line = last[0].strip().removeprefix(b"data:") if last is not None else b""
     if last is None or line.strip() in (b"", b"[DONE]"):
@@ -354,5 +368,5 @@ def _whole_lines(body: bytes) -> bytes:
 
 
 def is_finishing(response: Any, pieces: list[bytes]) -> bool:
-    """Return whether an event stream has said why the model stopped: only its end follows."""
+    """Return whether an event stream has said why the model stopped; only its end follows then."""
     return _is_of_events(response) and _FINISHING.search(b"".join(pieces[-2:])) is not None
