@@ -4,13 +4,13 @@
 ``STEPWISE_HOME``      folder of the default store and the key (default ``~/.stepwise``)
 ``STEPWISE_STORE``     URL of the store (default ``disk:$STEPWISE_HOME/store``)
 ``STEPWISE_KEY``       secret of 16 characters or more that signs the records, instead of
-                       ``$STEPWISE_HOME/key``; of several, with commas between them, the first
-                       signs, and all of them verify
+                       ``$STEPWISE_HOME/key``; if there are several secrets, separated by commas,
+                       the first one signs, and all of them verify
 ``STEPWISE_ENCRYPT``   ``1``: encrypt what is stored (extra ``encryption``)
 ``STEPWISE_RESUME``    id of a run: the first call of its workflow with its arguments resumes this
                        run, whatever id it would have; ``stepwise resume`` sets it
-``STEPWISE_START``     the run that a call from outside of any run means, if the workflow has no
-                       ``start=``: ``same`` (the default), ``unfinished`` or ``new``
+``STEPWISE_START``     the run that a call from outside a run starts or resumes if the workflow has
+                       no ``start=``: ``same`` (the default), ``unfinished`` or ``new``
 ``STEPWISE_FRESH``     ``1``: every workflow called from outside a run starts a new run
 ``STEPWISE_PROGRESS``  ``1``: runs show what they are doing, on the terminal or in the notebook;
                        ``0`` turns off the display of a notebook's cells, too
@@ -24,7 +24,7 @@
 ``STEPWISE_ALLOW_NETWORK``
                        ``1``: allow a store on a network file system that only one machine uses
 ``STEPWISE_TEST_HOME`` folder of a test, set by the pytest plugin: stores elsewhere are replaced
-                       by ones in it
+                       by stores in this folder
 =====================  ==============================================================
 
 The environment is read when a value is needed, never at import.
@@ -43,7 +43,7 @@ from stepwise.errors import ConfigurationError
 ClassFields = Mapping[Any, "str | Iterable[str]"]
 FieldNames = Mapping[str, tuple[str, ...]]
 
-_LONGEST = 1e9  # seconds, 32 years: more than any clock of the system takes
+_LONGEST = 1e9  # seconds, 32 years: longer than any timeout of the system
 _PATH = r"\w+(\[\])*(\.\w+(\[\])*)*"
 
 
@@ -63,15 +63,15 @@ NAMES = (
     "STEPWISE_TEST_HOME",
     "STEPWISE_TRUST",
 )
-"""The variables that are read."""
+"""The environment variables that stepwise reads."""
 
 
 class Fields:
-    """Fields that do not tell calls apart as they are, by the full names of their classes.
+    """Fields whose plain values do not distinguish calls, by the full names of their classes.
 
     Args:
-        volatile: do not count.
-        references: count by the order in which they first appear in a call.
+        volatile: fields that are ignored.
+        references: fields with ids that count by the order of their first appearance in a call.
     """
 
     def __init__(self, volatile: FieldNames, references: FieldNames) -> None:
@@ -124,12 +124,12 @@ def configure(
             Workflows then record as ``codec="json"``, and resume from the top, answered by the
             journal.  Values that were recorded as pickles are unreadable.  ``"all"`` by default.
         injected: full names of classes (``"mypackage.Context"``) whose instances a framework
-            injects as arguments: parameters annotated with them do not tell calls apart.
-        volatile: fields that do not tell calls apart, by class or full name of a class, subclasses
+            injects as arguments: parameters annotated with them do not distinguish calls.
+        volatile: fields that do not distinguish calls, by class or full name of a class, subclasses
             included: ``{"mypackage.Message": ("created", "usage")}``.  They replace the built-in
-            fields of the class, which messages of pydantic-ai, LangChain, openai, anthropic have.
-        references: fields with ids that every start generates anew, by class as above: ids count by
-            their order of appearance in a call.  ``"calls[].id"``: of each item of ``calls``.
+            fields of the class; messages of pydantic-ai, LangChain, openai and anthropic have some.
+        references: fields with ids that every start generates anew, by class as above.  Ids count
+            by their order in a call.  ``"calls[].id"`` is the ``id`` of each item of ``calls``.
         grace: seconds that steps in flight have after SIGTERM before the process ends, 10 by
             default.  A program with its own SIGTERM handler decides for itself.
         suspend_after: seconds that a run waits in its process (``sleep``, ``wait_for``,
@@ -215,7 +215,7 @@ def _is_several(paths: Any) -> bool:
 
 
 def fields() -> Fields:
-    """Return the fields that do not tell calls apart as they are; a new object per change."""
+    """Return the fields whose plain values do not distinguish calls; a new object per change."""
     return _settings.fields
 
 
@@ -321,7 +321,7 @@ def quiet() -> bool:
 
 
 def suspend_after() -> float | None:
-    """Return how many seconds a run waits before it suspends; ``None`` if it never does."""
+    """Return the seconds that a run waits before it suspends; ``None`` if it never suspends."""
     if _settings.suspend_after is not _UNSET:
         return _settings.suspend_after  # type: ignore[return-value]
     text = os.environ.get("STEPWISE_SUSPEND_AFTER", "").strip().lower()
@@ -364,7 +364,7 @@ def adopt(settings: Mapping[str, Any]) -> None:
 
 
 def suspend_soon(seconds: float) -> None:
-    """Let runs of this process suspend after these seconds, unless it is configured otherwise."""
+    """Set the default after which runs of this process suspend, unless configured otherwise."""
     _settings.suspend_by_default = seconds
 
 
