@@ -1,17 +1,17 @@
 """Calls of a workflow: which run a call means, and how the run is taken up.
 
-A call inside a run is a child run, which is a step of that run.  A call from outside means a run. A
-run id given by the user names the run.  Otherwise ``start=`` chooses the run of these arguments
-(``"same"``), the newest unfinished one (``"unfinished"``), or a new one (``"new"``). ``run_id_for``
-uses the same code.
+A call inside a run is a child run, which is a step of the outer run.  A call from outside means a
+top-level run.  A run id given by the user names the run.  Otherwise ``start=`` chooses the run of
+these arguments (``"same"``), the newest unfinished run (``"unfinished"``), or a new run
+(``"new"``).  ``run_id_for`` uses the same code.
 
-A run belongs to a workflow by the script's path or the module's name, and the function's name.  If
-that name is gone, or another run of the workflow is unfinished, a new run reports it.  If the new
+A run belongs to a workflow by the script's path or the module's name, and the function's name.  A
+new run reports unfinished runs of the workflow, and of workflows whose names are gone.  If the new
 run would repeat recorded side effects, the call is refused.
 
-A run that somebody else executes is refused or waited for.  The waiting yields operations like the
-call of a step, so that a thread sleeps and a task awaits.  The owner may be another process, which
-rings no bell here, so the lease is polled at growing intervals.
+If another thread or process executes the run, the call is refused or waits.  The wait yields
+operations like the call of a step, so that a thread sleeps and a task awaits.  An owner in another
+process does not notify this process, so the lease is polled at growing intervals.
 """
 
 from __future__ import annotations
@@ -120,10 +120,10 @@ if TYPE_CHECKING:
 
 
 def is_call_of(store: Store, seal: Seal, old: RunFacts, callee: Callee) -> bool:
-    """Return whether a run is of this call of a workflow, which may have been moved.
+    """Return whether a run belongs to this call of a workflow, which may have been moved.
 
     Args:
-        old: the facts as :func:`counted_here` returns them.
+        old: the run's facts, as from :func:`counted_here`.
     """
     workflow = callee.workflow
     if old.digest != callee.digest:
@@ -150,7 +150,7 @@ def counted_here(store: Store, seal: Seal, old: RunFacts, callee: Callee) -> Run
         inputs = load_inputs(store, seal, old._replace(workflow=workflow.full_name))
         instance, args, kwargs = parameters.call_of(inputs.whole(), inputs.method)
         call = BoundCall(callee.workflow, instance, args, kwargs)
-    except Exception:  # they cannot be loaded or do not fit, or the user's classes or key= raise
+    except Exception:  # arguments do not load or fit, or the user's classes or key= raise
         return old
     counted = {
         name: short
@@ -169,7 +169,7 @@ def _differs_plainly(old: RunFacts, callee: Callee) -> bool:
 
 
 def _was_moved(old: RunFacts, workflow: str, code: str) -> bool:
-    """Return whether a run is of a workflow with the same code, in a script that is gone."""
+    """Return whether a run belongs to a workflow with the same code, in a script that is gone."""
     place = place_of_run(old)
     return (
         bool(code)
@@ -181,7 +181,7 @@ def _was_moved(old: RunFacts, workflow: str, code: str) -> bool:
 
 
 def _was_renamed(store: Store, seal: Seal, old: RunFacts, module: str) -> bool:
-    """Return whether a run is of a workflow that its module no longer has.
+    """Return whether a run belongs to a workflow that its module no longer has.
 
     The answer is False in a notebook, whose other cells may not have been executed yet.
 
@@ -200,7 +200,7 @@ def _was_renamed(store: Store, seal: Seal, old: RunFacts, module: str) -> bool:
 
 
 def _may_be_made(file: str, label: str) -> bool:
-    """Return whether a file has a function or workflow of that name that is not defined yet."""
+    """Return whether a file contains a function or workflow of that name, not yet defined."""
     text = "".join(linecache.getlines(file)) if file else ""
     last = re.escape(label.rpartition(".")[2])
     given = re.escape(label)
@@ -287,12 +287,12 @@ def _difference(new: RunFacts, old: RunFacts, parts: Parts | None) -> str:
 
 
 _MOST = 1000  # unfinished runs that the search examines, once for each workflow and process
-_BESIDE = 30  # of the same workflow: there may be a million, and the owner of each is looked up
+_BESIDE = 30  # unfinished runs of the same workflow that are examined: each costs an owner look-up
 
 _of_gone: dict[tuple[str, str], list[RunFacts]] = {}
 """The unfinished runs of missing workflows, by store and by the workflow that may replace them."""
 _counted: dict[tuple[str, str], dict[str, RunFacts]] = {}
-"""The runs among them whose arguments were loaded and counted here, by run id."""
+"""The runs of ``_of_gone`` whose arguments were loaded and counted here, by run id."""
 
 
 @reports
@@ -363,8 +363,8 @@ def open_run(
         kind: the class of the object that executes the run.
 
     Raises:
-        RunBusyError, RunOwnedError: somebody is executing the run, or it is no longer the intended
-            run.
+        RunBusyError, RunOwnedError: another thread or process is executing the run, or the run is
+            no longer the intended one.
         RunConflictError: its id belongs to a run with other arguments.
         JournalLostError: records of side effects are missing.
         ConfigurationError: the run would be recorded as pickles, which this process refuses to
@@ -394,7 +394,7 @@ def _acquire(lease: Lease, *, child: bool) -> None:
     try:
         lease.acquire(child=child)
     except (RunBusyError, RunOwnedError):
-        # A Ctrl-C at the moment an attempt began or ended may have left its lease held.
+        # A Ctrl-C at the beginning or the end of an attempt may have left its lease held.
         for active in list(live_runs):
             if active.run_id == lease.run_id and active.is_over():
                 active.close()
@@ -633,16 +633,16 @@ def when_free(
     blocks: bool,
     waits: Callable[[], None] | None = None,
 ) -> Core:
-    """Take a run up as soon as nobody else executes it.
+    """Take a run up as soon as no other thread or process executes it.
 
     Args:
-        take: takes the run up; its argument says whether another execution was waited for.
+        take: takes the run up; the argument is True if the call waited for another execution.
         blocks: True if the thread sleeps meanwhile, together with an event loop running in it.
         waits: called before each pause.
 
     Raises:
-        RunSkipped: somebody executes the run, and ``on_owned`` is ``"skip"``.
-        RunBusyError, RunOwnedError: somebody executes the run and ``on_owned`` is ``"raise"``, or
+        RunSkipped: the run is being executed, and ``on_owned`` is ``"skip"``.
+        RunBusyError, RunOwnedError: the run is being executed and ``on_owned`` is ``"raise"``, or
             the owner waits for this caller.
         BaseException: the exception with which the owner's execution failed.
     """
@@ -782,9 +782,9 @@ class Meant(NamedTuple):
         explicit: True if the user chose its id; a run of another call is then a conflict.
         stopped: True if an attempt of it stopped in this process, and may have changed its
             arguments.
-        unfinished: True if the run counts only while it is unfinished and nobody executes it;
+        unfinished: True if the run counts only while it is unfinished and not being executed;
             otherwise the call means the next run.
-        resumed: True if ``STEPWISE_RESUME`` names it.
+        resumed: True if ``STEPWISE_RESUME`` names the run.
         later: True if the process has made an equal call before.
         generated: True if its id was generated now.
         told: the notice to show when the run is taken up.
@@ -840,10 +840,10 @@ class Starting:
         return bool(self._workflow.options.start or settings.start())
 
     def runs(self) -> Iterator[Meant]:
-        """Yield the intended run, then the next one if that is no longer unfinished or free.
+        """Yield the intended run, then further runs if it is no longer unfinished or free.
 
         Raises:
-            RunConflictError: a fork is to be resumed, and the call means the run it was made from.
+            RunConflictError: a fork is to be resumed, and the call means the fork's source.
         """
         for meant in self._chosen():
             if meant.run_id not in self._sources:
@@ -855,7 +855,7 @@ class Starting:
         run_id, mode = self._workflow.options.run_id, self.mode
         known = self._stopped() if run_id is not None or mode != "new" else None
         if run_id is not None and run_id in self._sources:
-            run_id = settings.resume()  # the program names the run, and the fork replaces it
+            run_id = settings.resume()  # the program names a source run, which the fork replaces
         if run_id is not None:
             resumed = run_id == settings.resume() != self._workflow.options.run_id
             yield Meant(run_id, explicit=known != run_id, stopped=known == run_id, resumed=resumed)
@@ -1201,8 +1201,8 @@ class ChildCall(WorkflowCall, Performer):
     def new_child(self, taken: Container[str]) -> str:
         """Return the id of a new child run, which no recorded call has.
 
-        An equal call of another instance, which came in another order then, may have the id of this
-        ordinal.
+        The id of this ordinal may be taken: by an equal call of another instance, if the calls came
+        in another order then.
         """
         parent, count = self.parent, self.parent.ordinals.of_child
         while self.options.run_id is None and self.child in taken:
@@ -1216,7 +1216,7 @@ class ChildCall(WorkflowCall, Performer):
     def child_spent(self, call: Call) -> Sums | None:
         """Return the child run's spending that no earlier outcome of its call reports.
 
-        A run that had ended before was not executed for a new call, which then spent nothing.
+        A new call of a run that had already ended executed nothing, and so spent nothing.
         """
         opened, claims = self.opened, self.parent.account.claims
         if isinstance(opened, WorkflowRun):
@@ -1232,7 +1232,7 @@ class ChildCall(WorkflowCall, Performer):
         return self.parent.journal.store if given is None else open_store(given)
 
     def next_id(self, parent: ActiveRun) -> str:
-        """Return the id of the child run that the call would be if it were made now."""
+        """Return the id that the child run would have if the call were made now."""
         name = self.workflow.label
         self.name = name
         digest = self._digest(parent)
@@ -1304,7 +1304,7 @@ def run_of(store: Store, run_id: str) -> Run:
 
 
 def no_id_yet(label: str) -> ConfigurationError:
-    """Return the error for a request for the id of a run that will be a new one."""
+    """Return the error for asking the id of a run that will be new."""
     return ConfigurationError(
         f"the next call of {label!r} will be a new run, whose id is generated when it starts: give "
         "it an id, .options(run_id=...), or use the Run that execute() returns"
@@ -1318,11 +1318,11 @@ class TopLevel(WorkflowCall):
     """A call from outside any run; as a context manager, it remembers how the call ended.
 
     Args:
-        skips: True if a run that somebody else executes need not be taken up, since the caller
-            wants only the run.
+        skips: True if a run in execution elsewhere need not be taken up, since the caller wants
+            only the ``Run``.
 
     Attributes:
-        meant: see :class:`Invocation`; for a run that is named.
+        meant: see :class:`Invocation`; only for a run that is named.
     """
 
     display: Display | None = None
@@ -1330,13 +1330,13 @@ class TopLevel(WorkflowCall):
     resumes = False  # True to resume a cancelled run, too
     taken: Recall | WorkflowRun | None = None
     meant: Callable[[RunFacts | None], bool] | None = None
-    joined = False  # True if somebody else executed the run, or executes it
+    joined = False  # True if another thread or process executed the run, or executes it
     opened = False
     _meant: Meant
     _runs: Iterator[Meant]
     _starting: Starting | None = None  # None once the run has suspended
     continues = False  # True if the run was suspended by a call of this object
-    unheard = False  # True if the run is woken after its call has ended: nobody gets the result
+    unheard = False  # True if the run is woken after its call has ended, and the result is unused
 
     def __init__(self, *call: Any, skips: bool = False) -> None:
         super().__init__(*call)
@@ -1349,7 +1349,7 @@ class TopLevel(WorkflowCall):
         return self.taken
 
     def begin_here(self, waits: Callable[[], None] | None = None) -> None:
-        """Take the run up in this thread; ``waits`` is called if that has to wait."""
+        """Take the run up in this thread; call ``waits`` before each pause if that has to wait."""
         if self.taken is None:
             drive(self.turn(blocks=True, waits=waits))
 
@@ -1367,7 +1367,7 @@ class TopLevel(WorkflowCall):
             await adrive(self._turn or self.turn(blocks=False))
 
     def turn(self, *, blocks: bool, waits: Callable[[], None] | None = None) -> Core:
-        """Take up the intended run, when nobody else executes it.
+        """Take up the intended run as soon as no other thread or process executes it.
 
         The steps are: choose the run, take it up (recall its result, resume it, or begin it), and
         remember which run it is.
@@ -1402,7 +1402,7 @@ class TopLevel(WorkflowCall):
         return Result()
 
     def starting(self) -> Starting:
-        """Return the choice of the run for this call."""
+        """Return the object that chooses the run of this call."""
         options = self.options
         self.store = open_store(options.store if options.store is not None else settings.store())
         self.given = Given(self.workflow.full_name, self.bound, self.instance)
@@ -1416,7 +1416,7 @@ class TopLevel(WorkflowCall):
         self._meant = Meant(self.run_id, explicit=explicit, stopped=True)
         self.taken, self.opened, self._turn, self.continues = None, False, None, True
         self._starting, self._runs, self.display = None, iter(()), None
-        if self.meant is not None:  # one more attribute, and CPython's dict is 6 times as large
+        if self.meant is not None:  # a further attribute would make CPython's dict 6 times as large
             self.meant = None
 
     def choose(self) -> None:
@@ -1497,7 +1497,7 @@ class TopLevel(WorkflowCall):
             self.display.close()
         if self.joined:
             return
-        if error is None and not self.unheard:  # else the next equal call means this run, too
+        if error is None and not self.unheard:  # otherwise the next equal call means this run, too
             memory.completed(self.store.url, self.base, self.run_id)
         elif error is not None and self.opened:
             memory.stopped(self.store.url, self.run_id, self.given, self._digest_again)

@@ -1,19 +1,19 @@
 """Runs beside their caller: started, suspended and woken, recovered after a crash.
 
-``recover()`` and ``stepwise up`` use the same code to find the runs that must be continued: the
-first once, the second continuously.
+``recover()`` and ``stepwise up`` use the same code to find the runs that must be continued.
+``recover()`` looks once, ``stepwise up`` continuously.
 
-The waker continues the suspended runs of this process once what they wait for arrives.  The thread
-or the task of a suspended run has ended, and its locals are in the store.  An entry remains here,
-which the watcher rings when a moment or a message arrives.  One thread then checks the store and
-begins the run anew.  The thread lives while there are entries.
+The waker continues the suspended runs of this process once their moment or message arrives.  The
+thread or the task of a suspended run has ended, and its locals are in the store.  An entry remains
+here, and the watcher rings the entry when the moment or the message arrives.  One thread then
+checks the store and begins the run anew.  The thread lives while there are entries.
 
 Rejected: keeping the thread of a run that cannot resume inside its function.  A suspension unwinds
-its frames anyway.
+the thread's frames anyway.
 
-``start()`` takes a run up before it returns the handle, so that anyone who gets its id can rely on
-it.  A plain workflow executes in a thread that the interpreter waits for at its end, an
-asynchronous one in a task of the running event loop.
+``start()`` takes a run up before it returns the handle, so that any user of the run's id can rely
+on the run.  A plain workflow executes in a thread that the interpreter waits for at its end.  An
+asynchronous workflow executes in a task of the running event loop.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ if TYPE_CHECKING:
 # -- unfinished -----------------------------------------------------------------------------------
 
 
-_SET_BACK = 2.0  # seconds by which a suspension may seem to lie ahead; beyond, the clock changed
+_SET_BACK = 2.0  # seconds; a suspension further in the future means that the clock was set back
 
 Why = Literal["crashed", "cancelling", "time", "message"]
-"""Why a run must continue: it died, somebody asked for its end, or its time or message arrived."""
+"""Why a run must continue: it died, its end was requested, or its time or message arrived."""
 
 
 class UnfinishedRun(NamedTuple):
-    """A run that possibly nobody executes, and that must continue, now or later."""
+    """A run that must continue now or later, and that may have no living owner."""
 
     store: Store
     seal: Seal
@@ -102,13 +102,13 @@ class UnfinishedRun(NamedTuple):
 
     @property
     def until(self) -> float:
-        """The next moment that it waits for, in seconds since 1970; infinite if it has none."""
+        """The next moment that the run waits for, in seconds since 1970; infinite if none."""
         return min(
             (each.until for each in self.facts.waits if each.until is not None), default=math.inf
         )
 
     def why(self) -> Why | None:
-        """Return why it must continue now; ``None`` if it waits, or somebody executes it."""
+        """Return why the run must continue now; ``None`` if it waits or is being executed."""
         facts = self.facts
         if facts.status == "running" and self.store.owner(facts.run_id) is not None:
             return None
@@ -122,7 +122,7 @@ class UnfinishedRun(NamedTuple):
         return "message" if self.has_message() else None
 
     def has_message(self) -> bool:
-        """Return whether an awaited message has arrived for it while it is suspended."""
+        """Return whether an awaited message has arrived for the suspended run."""
         facts = self.facts
         own, wanted, last = facts.run_id, set[tuple[str, str, str]](), {facts.run_id: facts.seen}
         for each in facts.waits:
@@ -141,7 +141,7 @@ class UnfinishedRun(NamedTuple):
         return False
 
     def again(self) -> TopLevel:
-        """Return the call that continues the run, unless somebody else does so first.
+        """Return the call that continues the run, unless another process does so first.
 
         Raises:
             ConfigurationError: this process does not know the workflow.
@@ -155,7 +155,7 @@ class UnfinishedRun(NamedTuple):
 
 
 def is_submitted(run: UnfinishedRun) -> bool:
-    """Return whether a run was recorded for a task of an engine that has not begun yet."""
+    """Return whether a run was recorded for an engine's task, and has not begun yet."""
     store, seal, facts = run
     if facts.updated_at > facts.created_at:
         return False
@@ -163,7 +163,7 @@ def is_submitted(run: UnfinishedRun) -> bool:
 
 
 def _may_go_on(facts: RunFacts | None) -> TypeGuard[RunFacts]:
-    """Return whether a run may continue by itself: most runs have ended, or were stopped."""
+    """Return whether a run may continue by itself: it has not ended and was not stopped."""
     if facts is None or facts.parent or facts.status in ("completed", "failed"):
         return False
     if facts.status == "cancelled":
@@ -172,9 +172,9 @@ def _may_go_on(facts: RunFacts | None) -> TypeGuard[RunFacts]:
 
 
 class Backlog:
-    """The runs of a store that must continue, now or later, as their heads show them.
+    """The runs of a store that must continue now or later, according to their heads.
 
-    Heads that are unchanged since the last look are not opened again.
+    A head that is unchanged since the last look is not opened again.
     """
 
     def __init__(self, store: Store) -> None:
@@ -182,7 +182,7 @@ class Backlog:
         self._opened: dict[str, tuple[bytes, RunFacts | None]] = {}
 
     def look(self) -> list[UnfinishedRun]:
-        """Return these runs, oldest first."""
+        """Return the runs that must continue, oldest first."""
         before, self._opened = self._opened, {}
         found = []
         for head in self.store.heads(unfinished=True):
@@ -195,7 +195,7 @@ class Backlog:
         return sorted(found, key=lambda each: each.facts.created_at)
 
     def look_at(self, run_id: str) -> UnfinishedRun | None:
-        """Return one of these runs as it is now, or ``None`` if it need not continue.
+        """Return the current state of a run, or ``None`` if the run need not continue.
 
         For a child run, the result is the top-level run.
         """
@@ -268,7 +268,7 @@ def call_again(
 
 
 class _ParkedRun:
-    """A suspended run; ``go_on`` and ``drop`` as for :meth:`Waker.park`."""
+    """A suspended run; for ``go_on`` and ``drop`` see :meth:`Waker.park`."""
 
     __slots__ = ("drop", "go_on", "run", "watches")
 
@@ -277,7 +277,7 @@ class _ParkedRun:
         self.watches: tuple[RunWatch, ...] = ()
 
     def waiting(self) -> UnfinishedRun | None:
-        """Return the run as it is now, or ``None`` if it no longer waits."""
+        """Return the current state of the run, or ``None`` if the run no longer waits."""
         store, seal = self.run.store, self.run._seal
         facts = facts_of(store, seal, self.run.id)
         if facts is None or facts.status != "suspended":
@@ -315,7 +315,7 @@ class _ParkedRun:
 
 
 class Waker:
-    """The waker, which continues suspended runs; see the module."""
+    """The waker, which continues suspended runs; see the module's docstring."""
 
     def __init__(self) -> None:
         self._mutex = process_lock()
@@ -329,10 +329,10 @@ class Waker:
         self._thread: threading.Thread | None = None
 
     def park(self, run: Run, go_on: Callable[[], object], drop: Callable[[], object]) -> None:
-        """Continue a suspended run as soon as it must continue.
+        """Continue a suspended run as soon as its time or message arrives.
 
         Args:
-            go_on: called then, once, in the waker's thread; it must not block.
+            go_on: called once, in the waker's thread, to continue the run; it must not block.
             drop: called instead if the program ends first.
 
         Raises:
@@ -357,7 +357,7 @@ class Waker:
             drop()
 
     def parked(self) -> set[tuple[str, str]]:
-        """Return the suspended runs that this process continues: URL of the store, and id."""
+        """Return the store's URL and the id of each suspended run that this process continues."""
         with self._mutex:
             return {(each.run.store.url, each.run.id) for each in self._parked}
 
@@ -380,7 +380,7 @@ class Waker:
         if self._thread is None:
             call_at_exit(self.end)
             thread = threading.Thread(target=self._work, name="stepwise waker", daemon=False)
-            # In an empty context: a thread started by a run must not belong to that run.
+            # The context is empty, since a thread started by a run must not belong to the run.
             contextvars.Context().run(thread.start)
             self._thread = thread
 
@@ -578,7 +578,7 @@ class AsyncHandle(StartedRun, Generic[R]):
             self._ended.set_result(value)
 
     def _drop(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # a closed loop has no waiters
             self._loop.call_soon_threadsafe(super()._drop)
 
     def __await__(self) -> Generator[Any, None, R]:
@@ -589,11 +589,12 @@ class AsyncHandle(StartedRun, Generic[R]):
 
 
 def start(workflow: Definition, instance: Any, args: Any, kwargs: Any) -> Any:
-    """Start a run; return its handle.
+    """Start a run and return its handle.
 
     Raises:
-        ConfigurationError: the run cannot be started: a generator, inside a run, or without a loop.
-        StepwiseError: any error that a call of the workflow raises before it begins.
+        ConfigurationError: the run cannot be started: the workflow is a generator, the call is
+            inside a run, or an asynchronous workflow has no running event loop.
+        StepwiseError: any error that a call of the workflow raises before the run begins.
     """
     refuse_start(workflow, f"{workflow.label}.start()")
     top = TopLevel(workflow, instance, args, kwargs)
@@ -610,7 +611,11 @@ def start(workflow: Definition, instance: Any, args: Any, kwargs: Any) -> Any:
 
 
 def refuse_start(workflow: Definition, what: str) -> None:
-    """Refuse to start a generator, or anything inside a run; ``what`` names the operation."""
+    """Refuse to start a generator, or anything inside a run.
+
+    Args:
+        what: the name of the refused operation.
+    """
     if workflow.is_generator or workflow.is_async_generator:
         raise ConfigurationError(
             f"{what}: nothing would consume the items of a generator workflow; "
@@ -620,7 +625,7 @@ def refuse_start(workflow: Definition, what: str) -> None:
 
 
 def refuse_inside(what: str) -> None:
-    """Refuse to start runs inside a run, which could not resume them."""
+    """Refuse to start runs inside a run, since the outer run could not resume them."""
     scope = current_scope()
     if scope is not None:
         raise ConfigurationError(
@@ -660,9 +665,9 @@ def _beside() -> Wake:
 
 
 def begin_thread(name: str, target: Callable[[], None]) -> None:
-    """Start a thread that the interpreter waits for at its end, while everything still works."""
+    """Start a thread that the interpreter waits for at its end, before its own clean-up."""
     call_at_exit(_wait_for_threads)
-    watch_sigterms()  # called here, since a thread cannot
+    watch_sigterms()  # called here, since the new thread could not
     run = contextvars.copy_context().run
     thread = threading.Thread(target=run, args=(target,), name=name, daemon=False)
     _threads_held.add(thread)
@@ -696,7 +701,7 @@ def execute_here(
     """Execute a run in this thread, for a handle.
 
     Args:
-        waits: called if somebody else executes the run, so that it waits.
+        waits: called if the run waits because another thread or process executes it.
         begins: called when the run is taken up.
         wake: called when the suspended run must continue, with the function that executes it again.
     """
@@ -777,7 +782,7 @@ def start_task(
     handle: AsyncHandle[Any] = AsyncHandle(run_of(top.store, top.run_id))
     task = _begin_task(top, handle, limit, wakes=wakes)
     if isinstance(top.taken, WorkflowRun):
-        # The run is neither finished nor executed by the thread that starts it.
+        # The new task executes the run, not the thread that starts it.
         top.taken.active.task, top.taken.active.unwinding.main = task, id(task)
     return handle
 
@@ -844,7 +849,7 @@ def _detach(opened: Recall | WorkflowRun) -> None:
 
 @reports
 def tell_failure(top: TopLevel, error: BaseException, *, wakes: bool = False) -> None:
-    """Report the exception that ended a run, since nobody may ask its handle."""
+    """Report the exception that ended a run, since its handle may never be read."""
     if top.opened:
         if isinstance(error, RunSuspended):
             here = ". It goes on here by itself" if wakes else ""
@@ -877,7 +882,7 @@ class Recovered(list["Handle[Any] | AsyncHandle[Any]"]):
 
 
 def resume(workflow: Definition, run: Run, given: Mapping[str, Any]) -> Any:
-    """Continue a run; return its handle.  See :meth:`stepwise.Run.resume`."""
+    """Continue a run and return its handle; see :meth:`stepwise.Run.resume`."""
     refuse_inside(f"resume() of run {run.id!r}")
     top = call_again(workflow, run, given)
     top.resumes = True
@@ -1036,14 +1041,17 @@ def _same(top: TopLevel) -> TopLevel:
 
 
 def _start(run: Run, limit: asyncio.Semaphore | None) -> None:
-    """Execute a suspended run in a task of this loop, unless another process has continued it."""
+    """Execute a suspended run in a task of this loop, unless another process continued the run."""
     top = _call_of(run)
     if top is not None:
         start_task(top, limit)
 
 
 def _call_of(run: Run) -> TopLevel | None:
-    """Return the call that continues a suspended run; ``None`` if another process has done so."""
+    """Return the call that continues a suspended run; ``None`` if the run is not to continue here.
+
+    Another process may have continued the run, or the run cannot be loaded, which is reported.
+    """
     try:
         facts = facts_of(run.store, run._seal, run.id)
         if facts is None or facts.status != "suspended":
@@ -1068,10 +1076,10 @@ class _Workers:
         self._context = contextvars.copy_context()
 
     def take(self, call: Callable[[], TopLevel | None], handle: Handle[Any]) -> None:
-        """Execute a run, and again each time it has suspended.
+        """Execute a run, and continue it after each suspension.
 
         Args:
-            call: returns the call that continues the run; ``None`` if another process has done so.
+            call: returns the call that continues the run, or ``None`` if there is nothing to do.
         """
 
         def work() -> None:
@@ -1092,8 +1100,8 @@ class _Workers:
     def _work(self) -> None:
         """Execute the queued jobs.
 
-        The first job of each thread is executed in any case: a program may end with ``recover()``.
-        Once the interpreter is ending, no other job is begun.
+        The first job of each thread runs even while the interpreter is ending, but not after a
+        Ctrl-C: a program may end with ``recover()``.  No other job begins then.
         """
         first = True
         while True:

@@ -1,16 +1,17 @@
-"""The means for agents, graphs, notebooks and integrations to execute their programs as runs.
+"""Runs of programs without a workflow function: agents, graphs, notebooks and integrations.
 
-A host has no workflow function that could be entered in the middle.  The host names its program and
-the values that distinguish its runs, and opens a run (:func:`open_run`).  It chooses where the run
-resumes (:meth:`HostedRun.resume_at_newest`, :meth:`HostedRun.resume_from_start`) and has its steps
-recorded (:func:`call`).  It stores its own objects beside the records (:class:`HostStore`).
+The *host* of such a program cannot enter a function in the middle.  The host names its program and
+the values that distinguish its runs, and opens a run (:func:`open_run`).  The host chooses where
+the run resumes (:meth:`HostedRun.resume_at_newest`, :meth:`HostedRun.resume_from_start`), and calls
+steps that are recorded (:func:`call`).  The host's own objects are stored beside the records
+(:class:`HostStore`).
 
 A run of pieces is executed piece by piece, like the cells of a notebook.
 
-Such a run has no function.  Each piece is a step of the run.  The piece opens the run and closes it
-at the end, so that another process may look and forget in between.  A piece may fail to complete
-because it raised or its process was killed.  Its inner records then answer the next piece that
-makes the same call.
+A run of pieces has no function, and each piece is a step of the run.  A piece opens the run and
+closes it at the end, so that another process may read or delete the run in between.  If a piece
+raised or its process was killed, the records inside the piece answer the next piece that makes the
+same call.
 """
 
 from __future__ import annotations
@@ -146,12 +147,12 @@ def program_of(
 
 
 def completed_here(store: Store, base: str) -> int:
-    """Return how many runs counted under this id have completed in this process."""
+    """Return the number of runs with this base id that have completed in this process."""
     return memory.ordinal(store.url, base)
 
 
 def count_completed(store: Store, base: str) -> None:
-    """Count a run that completed, or whose result was recalled."""
+    """Count a run that completed or whose result was recalled."""
     memory.completed(store.url, base, base)
 
 
@@ -168,10 +169,10 @@ def open_run(
     """Open a run, or recall its result.
 
     Args:
-        bound: the arguments by name, in the form that is shown.
-        digest: of the arguments.
+        bound: the arguments by name, in the form for display.
+        digest: the digest of the arguments.
         parts: the values that the program's functions hold, if they distinguish runs.
-        explicit: whether the user chose the run id.
+        explicit: True if the user chose the run id.
 
     Raises:
         RunBusyError, RunOwnedError: another thread or process is executing the run.
@@ -214,7 +215,7 @@ class HostedRun(OpenedRun):
         """Execute the run to its end, and record the result of ``body``.
 
         Args:
-            idle: how many of the run's tasks only wait for other tasks of the run.
+            idle: the number of the run's tasks that only wait for other tasks of the run.
         """
         self._body, self.active.idle = body, idle
         try:
@@ -289,7 +290,7 @@ class HostedRun(OpenedRun):
     # -- its calls -------------------------------------------------------------------------------
 
     def retry_calls(self, *numbers: int) -> None:
-        """Make these calls again when the run continues: their records no longer answer."""
+        """Record that calls must be made again: their records no longer answer."""
         if numbers:
             self.active.write((Forgotten(numbers, time.time()), b""), durable=False)
 
@@ -335,7 +336,11 @@ class HostedRun(OpenedRun):
             scope_variable.reset(token)
 
     def give_back(self, *, inside: int) -> None:
-        """Let calls that were made inside the given call answer again."""
+        """Let the records of calls inside a call answer again.
+
+        Args:
+            inside: the number of the outer call.
+        """
         active, journal = self.active, self.active.journal
         since = self.newest.start if self.newest is not None else Position()
         entries = [*read_entries(journal.store, journal.seal, journal.run_id, since)]
@@ -353,7 +358,7 @@ class HostedRun(OpenedRun):
     # -- stored objects --------------------------------------------------------------------------
 
     def state(self) -> State:
-        """Return the state of the run; a host's code has no position of its own."""
+        """Return the state of the run; a host's code has no position."""
         return place_in(self.active)
 
     def put(self, name: str, header: dict[str, Any], data: Data = b"", *, durable: bool) -> None:
@@ -362,7 +367,7 @@ class HostedRun(OpenedRun):
 
 
 def place_in(active: ActiveRun) -> State:
-    """Return the state of a run whose code has no position of its own."""
+    """Return the state of a run whose code has no position."""
     return state_of(active, position="", line=0, file="", prefix="", visited=[], arguments={})
 
 
@@ -403,10 +408,10 @@ async def call(
 
 
 def name_branches(name: Callable[[str], str]) -> None:
-    """Set the function that names the branch of each call of a run; empty for none.
+    """Set the function that names the branch of each call of a run.
 
-    The function receives the run id.  Calls of different branches are matched separately, so
-    branches may run side by side, or be left out on resume.
+    The function receives the run id, and returns an empty name for no branch.  Calls of different
+    branches are matched separately, so branches may run side by side, or be left out on resume.
     """
     branches.name = name
 
@@ -443,7 +448,7 @@ class HostStore:
     @cached
     def seal(self) -> Seal:
         """The seal of the store's records and objects."""
-        # Made at first use, since this also creates the key of a persistent store.
+        # Created on first use, since this also creates the key of a persistent store.
         return seal_for(self.store)
 
     def facts(self, run_id: str) -> RunFacts | None:
@@ -455,7 +460,7 @@ class HostStore:
         return is_of_file(self.store, self.seal, facts, names, file)
 
     def get(self, run_id: str, name: str) -> tuple[Mapping[str, Any], bytes]:
-        """Return an object that is stored beside a run's records: its header and its data.
+        """Return the header and the data of an object beside a run's records.
 
         Raises:
             DamagedError: the object does not verify, or is missing.
@@ -465,9 +470,10 @@ class HostStore:
 
     @contextmanager
     def owned(self, run_id: str) -> Iterator[Journal]:
-        """Return the journal of a run, to write objects to: leased, unless the run executes here.
+        """Yield the journal of a run, to write objects to it.
 
-        One thread at a time gets the journal; other threads wait.
+        The run is leased unless this process executes it.  One thread at a time gets the journal;
+        other threads wait.
 
         Raises:
             RunBusyError: another process is executing the run.
@@ -497,8 +503,9 @@ class Piece(NamedTuple):
     """A piece to execute.
 
     Args:
-        digest: distinguishes the piece from others of the same name.
-        inputs: the objects that are shown as its inputs, by name.
+        name: the name of the piece.
+        digest: distinguishes the piece from other pieces of the same name.
+        inputs: the objects to show as the piece's inputs, by name.
         site: the name of the piece's place in listings.
         body: executes the piece, and returns the value to record.
     """
@@ -511,17 +518,17 @@ class Piece(NamedTuple):
 
 
 class RunPieces:
-    """The pieces of one run, as far as this process knows them.
+    """The pieces of one run that this process knows.
 
     Args:
         program: represents the code of the run.
-        run_id: of the run.
-        module: the module whose steps the pieces are.
+        run_id: the id of the run.
+        module: the name of the module that the pieces are recorded under.
         noun: the word for a piece.
 
     Attributes:
-        progress: how many pieces this process has executed, and how many it has skipped.
-        begun: whether this process has executed a piece.
+        progress: the numbers of pieces that this process has executed and skipped.
+        begun: True if this process has executed a piece.
     """
 
     def __init__(self, program: HostProgram, run_id: str, module: str, noun: str) -> None:
@@ -537,10 +544,10 @@ class RunPieces:
         self._whole = False  # whether all records have been verified under the lease
 
     def find(self, store: Store, name: str, digest_: str) -> Entry | None:
-        """Return the record of a completed piece; the newest record if the piece was repeated."""
+        """Return the newest record of a completed piece, or ``None`` if there is none."""
         seal = seal_for(store)
         if store is not self._store or not holds(store, seal, self._run_id, self._at):
-            self._forget()  # another journal has taken the place of this one
+            self._forget()  # another journal has replaced the known one
             self._store = store
         for entry, at in read(store, seal, self._run_id, self._at):
             self._at = at
@@ -566,13 +573,13 @@ class RunPieces:
         return value
 
     def _slim(self, entry: Entry) -> Entry:
-        """Return the entry, without the value of a piece: the value is read again on use."""
+        """Return an entry without the value of a piece, which is read again on use."""
         outcome = entry.outcome
         is_piece = outcome is not None and outcome.call.module == self._module
         return entry._replace(payload=b"") if is_piece else entry
 
     def open(self, store: Store, piece: Piece) -> PieceRun:
-        """Open the run, to execute a piece.
+        """Open the run to execute a piece.
 
         Raises:
             RunBusyError: another thread or process executes a piece of the run.
@@ -598,7 +605,7 @@ class RunPieces:
             journal.count(entry)
         for each in recorded:
             if each.call.module == self._module:
-                pool.take(each)  # and the calls inside a completed piece
+                pool.take(each)  # takes the calls inside a completed piece, too
         loose = {each.call.number for each in pool.all}
         used = [each.call for each in recorded if each.call.number not in loose]
         active.pool = pool
@@ -610,9 +617,12 @@ class RunPieces:
         self._tell(run)
 
     def _tell(self, run: PieceRun) -> None:
-        """Record that the run is in progress; before the first piece here, that the run resumes."""
+        """Record that the run is in progress.
+
+        Before this process's first piece of an existing run, record also that the run resumes.
+        """
         active, now = run.active, time.time()
-        unknown = not run.is_new and active.facts.status == "running"  # it was killed
+        unknown = not run.is_new and active.facts.status == "running"  # the run was killed
         active.account.resume(active.journal.position.sums)
         active.facts = active.facts._replace(
             status="running", end=0, error="", updated_at=now, waits=()
@@ -658,7 +668,7 @@ class PieceRun(OpenedRun):
         self.active.pool = Pool()  # the remaining records belong to other pieces
 
     async def arun(self) -> None:
-        """Execute the piece, which awaits."""
+        """Execute an asynchronous piece."""
         (await adrive(self._begin())).unwrap()
         self.active.pool = Pool()
 
@@ -676,7 +686,7 @@ class PieceRun(OpenedRun):
         execute(self)
 
     async def execute_async(self) -> None:
-        """Execute a piece that awaits; see :meth:`execute`."""
+        """Execute an asynchronous piece, and record its value; see :meth:`execute`."""
         await execute_async(self)
 
     def conclude(
@@ -688,12 +698,12 @@ class PieceRun(OpenedRun):
 
 class _PieceStep(Step):
     def watched(self, bound: Mapping[str, Any]) -> Watched:
-        """Return nothing: changes of the inputs are among the cell's outputs."""
+        """Return nothing to watch: changes of the inputs are among the cell's outputs."""
         return NOTHING_WATCHED
 
 
 class _PieceLocator(Locator):
-    """The places of calls: a piece is at its site, a call inside it at its line."""
+    """The places of calls: a piece is at its site, and a call inside a piece at its line."""
 
     def __init__(self, code: CodeType, site: str) -> None:
         super().__init__(code, None)
