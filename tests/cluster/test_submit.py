@@ -210,7 +210,7 @@ def test_code_of_a_script(store, world, tmp_path):
         )
     )
     done = ended([sys.executable, str(script)], store, RAY_ADDRESS=address())
-    assert done.stdout.splitlines()[-1:] == [f"{script}:search Found(text='x')"], done.stderr
+    assert f"{script}:search Found(text='x')" in done.stdout.splitlines(), done.stderr
 
 
 def test_a_driver_that_leaves_the_cluster(store, world):
@@ -230,9 +230,8 @@ def test_a_driver_that_leaves_the_cluster(store, world):
         print(submit(cluster_jobs.many, {world!r}, 1).result({SECONDS})[0])
     """
     done = ended(program(source), store, RAY_ADDRESS=address())
-    told, result = done.stdout.splitlines()[-2:]
-    assert "left the Ray cluster" in told, done.stderr
-    assert result == "[0]"
+    assert "left the Ray cluster" in done.stdout, done.stderr
+    assert "[0]" in done.stdout.splitlines()
 
 
 # -- what is refused -----------------------------------------------------------------------------

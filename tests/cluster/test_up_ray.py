@@ -150,7 +150,8 @@ def test_a_run_that_kills_its_process_is_tried_again_later(store, world):
             print(type(error).__name__)
     """
     done = ended(program(source), store, RAY_ADDRESS=address())
-    assert done.stdout.splitlines()[-1:] == ["WorkerCrashedError"], done.stderr
+    # Ray, too, prints that the worker died, at any moment.
+    assert "WorkerCrashedError" in done.stdout.splitlines(), done.stdout + done.stderr
     with executors(store, 1):
         until(lambda: run_of("dies").status == "completed")
     assert run_of("dies").result == "reconciled"
