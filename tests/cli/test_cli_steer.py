@@ -628,6 +628,7 @@ def test_run_a_module(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with waiting("run", "-m", "talks.talk", "winds", STOP_AT="2") as started:
         os.killpg(started.pid, signal.SIGKILL)
+        started.communicate(timeout=300)  # until the script, too, is dead
     (crashed,) = stepwise.runs()
     done = process("resume", crashed.id)
     assert done.stdout.splitlines()[0] == "think 2", done.stderr
