@@ -1,4 +1,4 @@
-"""What forks, threads and worker processes inherit from the process that starts them.
+"""The resources that forks, threads and worker processes inherit from their process.
 
 Resources that a forked child can still use are process-wide locks and values computed once.
 

@@ -38,20 +38,12 @@ def usage_of(endpoint: str, content_type: str, body: bytes, url: str = "") -> di
     return _usage(endpoint, _parts(content_type, body), url)
 
 
-def preview_of(endpoint: str, content_type: str, body: bytes) -> str:
-    """Return one line with the text of an answer, or its tool calls (``get_weather(city='Bern')``).
-
-    Args:
-        endpoint: the endpoint's name, as from
-            :func:`~stepwise.integrations._model_requests.endpoint_of`.
-        content_type: the content type of the answer.
-        body: the decoded body of the answer.
-    """
-    return _preview(endpoint, content_type, body, [*_parts(content_type, body)])
-
-
 def shown_of(endpoint: str, content_type: str, body: bytes, url: str) -> tuple[str, dict[str, Any]]:
-    """Return the preview and the usage of an answer, and parse the answer only once."""
+    """Return the preview and the usage of an answer, and parse the answer only once.
+
+    The preview is one line: the text, or the tool calls (``get_weather(city='Bern')``).  For the
+    arguments and the usage see :func:`usage_of`.
+    """
     parts = [*_parts(content_type, body)]
     return _preview(endpoint, content_type, body, parts), _usage(endpoint, parts, url)
 

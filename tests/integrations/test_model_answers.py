@@ -12,9 +12,14 @@ from hypothesis import strategies as st
 from sweeping import WHOLE
 
 from stepwise.integrations import _model_answers
-from stepwise.integrations._model_answers import preview_of, shown_of, usage_of
+from stepwise.integrations._model_answers import shown_of, usage_of
 
 EVENTS = "text/event-stream; charset=utf-8"
+
+
+def preview_of(endpoint, kind, content):
+    """Return the line that is shown of an answer."""
+    return shown_of(endpoint, kind, content, "")[0]
 
 
 @pytest.fixture(autouse=True)
