@@ -281,10 +281,6 @@ class HostedRun(OpenedRun):
         if if_changed and self.active.facts.code != code:
             notice(f"{self.run_id}: {if_changed}")
         record_resumed(self.active, told, step, code=code)
-        progress = self.active.progress
-        self.active.tell(
-            "run_resumed", detail=told, duration=progress.seconds, usage=progress.usage
-        )
         notice(f"{self.run_id} {told}")
 
     # -- its calls -------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ def _at(entry: Entry) -> float:
 def record_resumed(
     active: ActiveRun, how: str, step: int, *, code: str, void: bool = False
 ) -> None:
-    """Record how the run resumes, and after how many steps; see :class:`Resumed`."""
+    """Record and tell how the run resumes, and after how many steps; see :class:`Resumed`."""
     now, facts = time.time(), active.facts
     had_ended = facts.end or facts.status in ("failed", "cancelled")
     # Requests to cancel the attempt that ended are void; two may have come at once.
@@ -170,6 +170,8 @@ def record_resumed(
         seen=seen,
     )
     active.write((resumed, b""), durable=False, head=active.facts)
+    progress = active.progress
+    active.tell("run_resumed", detail=how, duration=progress.seconds, usage=progress.usage)
 
 
 # -- resume ---------------------------------------------------------------------------------------
@@ -391,10 +393,6 @@ class WorkflowRun(OpenedRun):
         step = active.progress.resumed_from or 0
         code = self._callee.workflow.code
         record_resumed(active, self._told, step, code=code, void=self._void)
-        progress = active.progress
-        active.tell(
-            "run_resumed", detail=self._told, duration=progress.seconds, usage=progress.usage
-        )
         if active.parent is None and not self._is_first:
             why = self._why()
             notice(f"{active.run_id} {self._told}{f' ({why})' if why else ''}")
