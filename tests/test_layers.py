@@ -83,8 +83,8 @@ MAY_IMPORT = {
     "integrations": (
         "_calls _checkpoints.resources _execution.account _execution.active_run "
         "_execution.outcomes _execution.tasks _identity.clients _runs.run _runs.run _runtime "
-        "_values _workflows.elsewhere _workflows.up _workflows.host stores._files "
-        "stores._locks stores._postgres_presence"
+        "_values _workflows.elsewhere _workflows.handles _workflows.up _workflows.host "
+        "stores._files stores._locks stores._postgres_presence"
     ),
     "cli": (
         "_display _journal.signatures _runs _runtime.limits _runtime.messages "

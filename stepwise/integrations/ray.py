@@ -28,7 +28,6 @@ from concurrent.futures import CancelledError
 from typing import Any, Generic, TypeVar
 
 from stepwise._calls.ray_executor import RayExecutor, connected, loaded
-from stepwise._runs.run import Run
 from stepwise._values.codec import decode_error
 from stepwise._workflows.elsewhere import (
     Continuation,
@@ -40,6 +39,7 @@ from stepwise._workflows.elsewhere import (
     continuation,
     place,
 )
+from stepwise._workflows.handles import StartedRun
 from stepwise._workflows.up import Underway
 from stepwise.errors import ConfigurationError, StepwiseError
 from stepwise.stores import Store
@@ -223,10 +223,11 @@ def go_on(order: Continuation) -> Reply:
 _LOOK = 1.0  # seconds between two checks whether this process is still connected
 
 
-class RayHandle(Generic[R]):
+class RayHandle(StartedRun, Generic[R]):
     """A run that a Ray cluster executes."""
 
     def __init__(self, placement: Placement, resources: Mapping[str, Any]) -> None:
+        super().__init__(placement.run)
         self._placement = placement
         self._resources = resources
         self._ended = threading.Event()
@@ -237,24 +238,6 @@ class RayHandle(Generic[R]):
         self._is_loaded = False
         self._ref: Any = None
         self._job = ""
-
-    def __repr__(self) -> str:
-        return f"<RayHandle of run {self.id} {self.status}>"
-
-    @property
-    def id(self) -> str:
-        """The id of the run."""
-        return self._placement.run.id
-
-    @property
-    def run(self) -> Run:
-        """The run, for inspection."""
-        return self._placement.run
-
-    @property
-    def status(self) -> str:
-        """The status of the run, as ``Run.status``."""
-        return self.run.status
 
     @property
     def ref(self) -> Any:
@@ -304,7 +287,7 @@ class RayHandle(Generic[R]):
             StepwiseError: this process has left the cluster, which ended the task.
         """
         if not self.wait(timeout):
-            raise TimeoutError(f"run {self.id!r} has not ended after {timeout} s; it continues")
+            raise self._late(timeout)
         with self._mutex:
             if not self._is_loaded and self._error is None:
                 assert self._reply is not None
@@ -351,9 +334,9 @@ class RayHandle(Generic[R]):
         ref = self._ref = sent(execute, self._placement.order(), self.id, self._resources)
         watch(ref, lambda future: _news().put((self, future)))
 
-    def _end(self, reply: Reply | None, error: BaseException | None = None) -> None:
-        self._reply, self._error = reply, error
-        if reply is not None and reply.kind != "error":
+    def _end(self, value: Reply | None = None, error: BaseException | None = None) -> None:
+        self._reply, self._error = value, error
+        if value is not None and value.kind != "error":
             self._placement.completed()
         with _mutex:
             if _live.get(self._placement.key) is self:
