@@ -316,11 +316,6 @@ class Reply(NamedTuple):
     refused: bool = False
 
 
-def key_of(store: Store) -> bytes:
-    """Return the id of the key of a store's records."""
-    return seal_for(store).key_id
-
-
 def continuation(run: UnfinishedRun, modules: Sequence[str], logs: str) -> Continuation:
     """Return the order to continue a run, for another process.
 
@@ -328,7 +323,7 @@ def continuation(run: UnfinishedRun, modules: Sequence[str], logs: str) -> Conti
         modules: the modules that define the workflow, as found from the current folder.
         logs: a folder for the output of runs; empty for none.
     """
-    folder, key = os.getcwd(), key_of(run.store)
+    folder, key = os.getcwd(), run.seal.key_id
     now = settings.traveling()
     return Continuation(run.facts, run.store.url, key, tuple(modules), folder, logs, now)
 
@@ -349,11 +344,6 @@ class Placement:
         self.recalled: Recall | None = top.taken if isinstance(top.taken, Recall) else None
 
     @property
-    def store(self) -> Store:
-        """The store of the run."""
-        return self._top.store
-
-    @property
     def run(self) -> Run:
         """The run, for inspection."""
         return run_of(self._top.store, self._top.run_id)
@@ -365,14 +355,14 @@ class Placement:
 
     def order(self) -> Order:
         """Return the order for the executing process."""
-        top = self._top
-        facts = facts_of(top.store, seal_for(top.store), top.run_id)
+        top, seal = self._top, seal_for(self._top.store)
+        facts = facts_of(top.store, seal, top.run_id)
         return Order(
             top.run_id,
             top.is_explicit,
             top.resumes,
             top.store.url,
-            key_of(top.store),
+            seal.key_id,
             self._call,
             settings.traveling(),
             facts.end if facts is not None else 0,
