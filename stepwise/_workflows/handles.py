@@ -267,6 +267,14 @@ def call_again(
 # -- suspending -----------------------------------------------------------------------------------
 
 
+def _waiting(run: Run) -> UnfinishedRun | None:
+    """Return the current state of a suspended run, or ``None`` if the run no longer waits."""
+    facts = facts_of(run.store, run._seal, run.id)
+    if facts is None or facts.status != "suspended":
+        return None
+    return UnfinishedRun(run.store, run._seal, facts)
+
+
 class _ParkedRun:
     """A suspended run; for ``go_on`` and ``drop`` see :meth:`Waker.park`."""
 
@@ -276,21 +284,13 @@ class _ParkedRun:
         self.run, self.go_on, self.drop = run, go_on, drop
         self.watches: tuple[RunWatch, ...] = ()
 
-    def waiting(self) -> UnfinishedRun | None:
-        """Return the current state of the run, or ``None`` if the run no longer waits."""
-        store, seal = self.run.store, self.run._seal
-        facts = facts_of(store, seal, self.run.id)
-        if facts is None or facts.status != "suspended":
-            return None
-        return UnfinishedRun(store, seal, facts)
-
     def ring(self) -> None:
         """Ask the waker to check whether the run must continue."""
         waker.rung.put(self)
 
     def watch(self) -> None:
         """Watch for messages to the run or its child runs."""
-        run, until = self.waiting(), math.inf
+        run, until = _waiting(self.run), math.inf
         ids = {self.run.id}
         if run is not None:
             until = run.until
@@ -303,7 +303,7 @@ class _ParkedRun:
     def is_due(self) -> bool:
         """Return whether the run must continue, or another process has continued it."""
         try:
-            run = self.waiting()
+            run = _waiting(self.run)
             return run is None or run.why() is not None
         except (Exception, RunStopped):  # the run itself reports problems of its store
             return True
@@ -1015,7 +1015,7 @@ def _begun(found: _ToContinue, max_workers: int) -> list[Handle[Any] | AsyncHand
         else:
             handle: Handle[Any] = Handle(run_of(top.store, top.run_id))
             handles.append(handle)
-            workers.take(functools.partial(_same, top), handle)
+            workers.take(lambda top=top: top, handle)
     context = contextvars.copy_context()
     for run in found.waiting:
         if loop is not None and known_workflow(run.workflow).definition.is_coroutine:
@@ -1026,18 +1026,10 @@ def _begun(found: _ToContinue, max_workers: int) -> list[Handle[Any] | AsyncHand
         else:
             go_on = functools.partial(workers.take, functools.partial(_call_of, run), Handle(run))
         try:
-            waker.park(run, go_on, _stays_suspended)
+            waker.park(run, go_on, lambda: None)  # if the program ends, the run stays suspended
         except (StepwiseError, RunStopped) as error:
             notice(f"recover: {run.id} is left alone: {error}")
     return handles
-
-
-def _stays_suspended() -> None:
-    """Do nothing: the program ends, and the run stays suspended."""
-
-
-def _same(top: TopLevel) -> TopLevel:
-    return top
 
 
 def _start(run: Run, limit: asyncio.Semaphore | None) -> None:
@@ -1053,10 +1045,8 @@ def _call_of(run: Run) -> TopLevel | None:
     Another process may have continued the run, or the run cannot be loaded, which is reported.
     """
     try:
-        facts = facts_of(run.store, run._seal, run.id)
-        if facts is None or facts.status != "suspended":
-            return None
-        return UnfinishedRun(run.store, run._seal, facts).again()
+        waiting = _waiting(run)
+        return waiting.again() if waiting is not None else None
     except (Exception, RunStopped) as error:  # classes of loaded values may raise, too
         notice(f"recover: {run.id} is left alone: {error_text(error) or type(error).__name__}")
         return None
