@@ -43,7 +43,6 @@ from stepwise._execution.outcomes import (
 )
 from stepwise._execution.process_memory import Given, memory
 from stepwise._execution.process_memory import command as process_command
-from stepwise._identity import identity
 from stepwise._identity import identity as _identity
 from stepwise._identity.call_parts import Parts
 from stepwise._identity.identity import CLASS, KEY, Parameters, captured, shown_parts
@@ -80,7 +79,6 @@ from stepwise._runtime import asyncio_state, settings, tracing
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached
 from stepwise._runtime.messages import fold, kernel_shell, notice, reports, shell_word, warn
-from stepwise._values import digest
 from stepwise._values import digest as _digest
 from stepwise._values.codec import Codec
 from stepwise._values.digest import dotted
@@ -423,7 +421,14 @@ def recall_run(call: Invocation, seal: Seal) -> tuple[RunFacts | None, Recall | 
         return None, None
     kept = anchor_of(call.store, call.run_id)
     if kept is not None and kept.deleted and facts.created_at < kept.at:
-        raise _came_back(call)
+        raise JournalLostError(
+            f"run {call.run_id!r} was deleted, and {call.store.url} holds it again, as it was "
+            "before. If somebody put it back from a backup, run stepwise restore; to begin anew: "
+            f"stepwise forget {shell_word(call.run_id)}",
+            run_id=call.run_id,
+            path=call.store.url,
+            errno=None,
+        )
     if call.explicit:
         _check_conflict(call, seal, facts)
     if facts.status == "cancelled":
@@ -445,7 +450,9 @@ def _result(call: Invocation, seal: Seal, facts: RunFacts) -> Recall | None:
     value = load_outcome(Codec(call.codec), end, around, callee.workflow.returns).value
     if call.parent is None and not call.waited:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ended.at))
-        change = ", and its code has changed since" if _has_changed(call, facts.code) else ""
+        code = callee.workflow.code
+        edited = bool(code and facts.code) and facts.code != code
+        change = ", and its code has changed since" if edited else ""
         ways = ".options(fresh=True), .options(run_id=...), STEPWISE_FRESH=1"
         if callee.parts is None:  # the call has no @workflow
             ways = "another run_id"
@@ -458,18 +465,6 @@ def _result(call: Invocation, seal: Seal, facts: RunFacts) -> Recall | None:
     return Recall(value, bool(ended.changed))
 
 
-def _came_back(call: Invocation) -> JournalLostError:
-    """Return the error for a run that was deleted here, and is in the store again."""
-    return JournalLostError(
-        f"run {call.run_id!r} was deleted, and {call.store.url} holds it again, as it was before. "
-        "If somebody put it back from a backup, run stepwise restore; to begin anew: stepwise "
-        f"forget {shell_word(call.run_id)}",
-        run_id=call.run_id,
-        path=call.store.url,
-        errno=None,
-    )
-
-
 def _refuse_cancelled(call: Invocation, seal: Seal, facts: RunFacts) -> None:
     """Raise for a cancelled run, unless its resumption was requested or its caller was resumed."""
     if call.parent is None:
@@ -480,11 +475,6 @@ def _refuse_cancelled(call: Invocation, seal: Seal, facts: RunFacts) -> None:
         if call.parent.task is not None and asyncio_state.current() is not None:
             error = asyncio_state.cancellation()
         raise error
-
-
-def _has_changed(call: Invocation, recorded: str) -> bool:
-    code = recorded and call.callee.workflow.code
-    return bool(code) and recorded != code
 
 
 def _check_conflict(call: Invocation, seal: Seal, facts: RunFacts) -> None:
@@ -671,7 +661,8 @@ def when_free(
                     waits()
                 yield Sleep(pause)
         after = facts_of(store, seal, run_id)
-        if after is not None and after.status == "failed" and not _same_end(before, after):
+        same_end = before and after and (before.status, before.end) == (after.status, after.end)
+        if after is not None and after.status == "failed" and not same_end:
             from stepwise._execution.viewer import error_of  # on use: few programs wait
 
             failure = error_of(store, seal, after)
@@ -762,13 +753,6 @@ def _awaits(future: Any, task: Any) -> bool:
     return future is not None
 
 
-# -- how the owner's attempt ended ---------------------------------------------------------------
-
-
-def _same_end(before: RunFacts | None, after: RunFacts) -> bool:
-    return before is not None and (before.status, before.end) == (after.status, after.end)
-
-
 # -- starts ---------------------------------------------------------------------------------------
 
 
@@ -817,9 +801,8 @@ class Starting:
 
     @cached
     def _seal(self) -> Seal:
-        return seal_for(
-            self._store
-        )  # creates the key, which a caller that only asks for an id does not need
+        # Creates the key, which a caller that only asks for an id does not need.
+        return seal_for(self._store)
 
     @property
     def base(self) -> str:
@@ -827,17 +810,15 @@ class Starting:
         return self._workflow.options.run_id or self._bases[0]
 
     @property
-    def mode(self) -> Start:
-        """The start mode, which chooses the run for a call without a run id."""
-        if settings.fresh():
-            return "new"
-        said: Start = self._workflow.options.start or settings.start() or "same"  # type: ignore[assignment]
+    def said(self) -> Start | None:
+        """The start mode that was set explicitly; ``None`` for the default."""
+        said: Start | None = self._workflow.options.start or settings.start() or None  # type: ignore[assignment]
         return said
 
     @property
-    def is_said(self) -> bool:
-        """True if the start mode was set explicitly, not by default."""
-        return bool(self._workflow.options.start or settings.start())
+    def mode(self) -> Start:
+        """The start mode, which chooses the run for a call without a run id."""
+        return "new" if settings.fresh() else self.said or "same"
 
     def runs(self) -> Iterator[Meant]:
         """Yield the intended run, then further runs if it is no longer unfinished or free.
@@ -849,7 +830,17 @@ class Starting:
             if meant.run_id not in self._sources:
                 yield meant
             elif not meant.unfinished:
-                raise self._not_its_source(meant.run_id)
+                fork, label = settings.resume(), self._workflow.label
+                raise RunConflictError(
+                    f"the fork {fork!r} is to be resumed, and this call of {label!r} means run "
+                    f"{meant.run_id!r}, from which the fork was made: it is not executed in the "
+                    "fork's place. Call the workflow with the arguments of the fork, or with "
+                    f".options(run_id={fork!r}); without STEPWISE_RESUME the call resumes "
+                    f"{meant.run_id!r}",
+                    run_id=meant.run_id,
+                    recorded=fork,
+                    given=meant.run_id,
+                )
 
     def _chosen(self) -> Iterator[Meant]:
         run_id, mode = self._workflow.options.run_id, self.mode
@@ -873,7 +864,7 @@ class Starting:
             yield from self._same()
 
     def _new(self) -> Meant:
-        run_id = identity.random_id(self._workflow.label)
+        run_id = _identity.random_id(self._workflow.label)
         return Meant(
             run_id,
             generated=True,
@@ -893,8 +884,13 @@ class Starting:
         if run_id in ("", memory.resumed) or (mode == "same" and self.is_derived(run_id)):
             return False
         facts = self._glance(run_id)
-        if facts is None:
-            self._tell_of_unknown(run_id)
+        if facts is None:  # misspelled, or of a workflow with another store
+            url = self._store.url
+            if memory.is_first(f"unknown {run_id} {url}"):
+                notice(
+                    f"STEPWISE_RESUME={run_id} is ignored by {self._workflow.label}: there is no "
+                    f"such run in {url}. Whole ids are listed by: stepwise runs"
+                )
             return False
         facts = counted_here(self._store, self._seal, facts, self._callee)
         if self._parts.differing(facts.parts, growing=False):
@@ -910,30 +906,6 @@ class Starting:
             found.append(facts.forked_from)
             facts = self._glance(facts.forked_from)
         return found
-
-    def _not_its_source(self, run_id: str) -> RunConflictError:
-        fork, label = settings.resume(), self._workflow.label
-        return RunConflictError(
-            f"the fork {fork!r} is to be resumed, and this call of {label!r} means run {run_id!r}, "
-            "from which the fork was made: it is not executed in the fork's place. Call the "
-            f"workflow with the arguments of the fork, or with .options(run_id={fork!r}); without "
-            f"STEPWISE_RESUME the call resumes {run_id!r}",
-            run_id=run_id,
-            recorded=fork,
-            given=run_id,
-        )
-
-    def _tell_of_unknown(self, run_id: str) -> None:
-        """Report, once for a store, that the environment names a run that is not in the store.
-
-        The id is misspelled, or the run belongs to a workflow with another store.
-        """
-        url = self._store.url
-        if memory.is_first(f"unknown {run_id} {url}"):
-            notice(
-                f"STEPWISE_RESUME={run_id} is ignored by {self._workflow.label}: there is no such "
-                f"run in {url}. Whole ids are listed by: stepwise runs"
-            )
 
     def is_derived(self, run_id: str) -> bool:
         """Return whether an id belongs to a call that is counted together with this call."""
@@ -958,7 +930,7 @@ class Starting:
     @reports
     def warn_of_another(self, run_id: str) -> None:
         """Warn, once, that a later call was answered by a run that another process completed."""
-        if self.is_said or not memory.is_first(f"another {self._workflow.full_name}"):
+        if self.said or not memory.is_first(f"another {self._workflow.full_name}"):
             return
         label = self._workflow.label
         warn(
@@ -1519,7 +1491,7 @@ class TopLevel(WorkflowCall):
 
     def _digest_again(self) -> str:
         parts = self.look()
-        return digest.combine(parts.arguments, parts.instance)
+        return _digest.combine(parts.arguments, parts.instance)
 
 
 def _is_unfinished(facts: RunFacts | None) -> bool:
@@ -1603,9 +1575,7 @@ async def _awaited(
 ) -> Any:
     scope = current_scope()
     if scope is not None:
-        from stepwise._calls.async_driver import (
-            adrive,  # a synchronous program does not load asyncio
-        )
+        from stepwise._calls.async_driver import adrive  # a synchronous program has no asyncio
 
         child = ChildCall(workflow, instance, args, kwargs)
         return _given(child, await adrive(child.prepare(scope)), want_run)
@@ -1647,9 +1617,6 @@ def _display(run_id: str, title: str, wanted: bool | None) -> Display | None:
     """Show the progress of a run, if enabled and if there is a place for it."""
     if not (settings.progress() if wanted is None else wanted):
         return None
-    from stepwise._display.progress import (
-        Display,
-        Doing,  # on use: few runs show their progress
-    )
+    from stepwise._display.progress import Display, Doing  # on use: few runs show it
 
     return Display.of(Doing(run_id, title), True)
