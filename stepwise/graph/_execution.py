@@ -24,7 +24,7 @@ import inspect
 import itertools
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -33,7 +33,7 @@ from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count, notice, shell_word
 from stepwise._runtime.options import check_values
 from stepwise._runtime.retries import Attempts
-from stepwise._values import codec, digest
+from stepwise._values import codec
 from stepwise._values import digest as _digest
 from stepwise._values.preview import NO_SECRETS, error_text
 from stepwise._workflows import host
@@ -117,7 +117,7 @@ class Token(NamedTuple):
             for name, times in token.visits.items():
                 visits[name] = max(visits.get(name, 0), times)
         visits[node] = visits.get(node, 0) + 1
-        key = f"{visits[node]}-{digest.combine(node, *sorted(way))[:16]}"
+        key = f"{visits[node]}-{_digest.combine(node, *sorted(way))[:16]}"
         return Token(node, key, memory, self.origin, stamps, clock + 1, visits, entered=True)
 
 
@@ -182,7 +182,7 @@ _FIXED = frozenset({*_ATOMS, float, type(None)})  # types of values that need no
 def _print_of(value: Any) -> object:
     """Return a key that equal values share, or a new object if equality is unknown."""
     with contextlib.suppress(DigestError):
-        return digest.digest(value)
+        return _digest.digest(value)
     with contextlib.suppress(NotRecordableError):
         return codec.encode(value, "").data
     return object()
@@ -273,35 +273,26 @@ class Visits:
             NodeFailedError: no attempt is left, and no ``on_failure`` edge leads on.
         """
         visit = self._open[token.key] = _Visit(self._node(token.node), token)
+        calls, failed = list[int](), Written()
         try:
-            record = await self._attempt(token, 1)
-            return record if record["error"] is None else await self._tried_again(visit, record)
+            while True:
+                record = await self._attempt(token, len(calls) + 1)
+                if failed:  # failed attempts count as well
+                    costs = {cost: failed[cost] + record[cost] for cost in ("tokens", "ms")}
+                    record = {**record, **costs}
+                if record["error"] is None:
+                    return record
+                calls.append(record["call"])
+                error = visit.error or self._met_again(visit, record)
+                if record["until"] is None:
+                    if record["next"]:
+                        return record
+                    raise NodeFailedError(error, calls)
+                self.retries[token.node] = self.retries.get(token.node, 0) + 1
+                await asyncio.sleep(max(0.0, record["until"] - time.time()))
+                visit.error, failed = None, record
         finally:
             del self._open[token.key]
-            if self._run is not None:
-                # Each attempt numbers its calls from 1, as if another process made the attempt.
-                self._run.count_anew(token.key)
-
-    async def _tried_again(self, visit: _Visit, record: Written) -> Written:
-        """Retry a node whose first attempt has failed; see :meth:`visit`."""
-        token, name = visit.token, visit.node.id
-        calls: list[int] = []
-        while record["error"] is not None:
-            calls.append(record["call"])
-            error = visit.error or self._met_again(visit, record)
-            if record["until"] is None:
-                if record["next"]:
-                    return record
-                raise NodeFailedError(error, calls)
-            self.retries[name] = self.retries.get(name, 0) + 1
-            if self._run is not None:
-                self._run.count_anew(token.key)
-            await asyncio.sleep(max(0.0, record["until"] - time.time()))
-            visit.error = None
-            failed, record = record, await self._attempt(token, len(calls) + 1)
-            costs = {cost: failed[cost] + record[cost] for cost in ("tokens", "ms")}
-            record = {**record, **costs}  # failed attempts count as well
-        return record
 
     def _node(self, node_id: str) -> Node:
         node = self._graph.get_node(node_id)
@@ -315,11 +306,15 @@ class Visits:
             )
         return node
 
-    def _attempt(self, token: Token, number: int) -> Awaitable[Written]:
+    async def _attempt(self, token: Token, number: int) -> Any:
         if self._run is None:
-            return self._execute(token.key, number)
+            return await self._execute(token.key, number)
         step = self._steps.get(token.node) or self._step_of(token.node)
-        return host.call(step, (token.key, number), branch=token.key)
+        try:
+            return await host.call(step, (token.key, number), branch=token.key)
+        finally:
+            # Each attempt numbers its calls from 1, as if another process made the attempt.
+            self._run.count_anew(token.key)
 
     def _step_of(self, node_id: str) -> Step:
         """Return the step of a node; all nodes share one function, which is examined once."""
@@ -486,12 +481,8 @@ class Answer:
         self.data, self.visit = data, visit
         self.used = False
 
-    def take(self, token: Token) -> Written | None:
-        """Return the answer if it is meant for this pause, else ``None``."""
-        return self.data if self.visit == token.key else None
 
-
-class _Finished:
+class _Finished(NamedTuple):
     """The result of a visit: its writes, its answer, its exception."""
 
     record: Written | None = None
@@ -516,7 +507,7 @@ class Walk:
         answer: Answer | None,
         visited: Callable[[Walk, Token], None],
     ) -> None:
-        self._graph, self._visits = graph, visits
+        self._graph, self.visits = graph, visits
         self._answer = answer
         self._visited = visited
         self._ready: list[Token] = []  # arrived, not entered; or entered by an earlier process
@@ -530,7 +521,7 @@ class Walk:
         self._bell: asyncio.Future[None] | None = None  # rung when a task ends
         self._stopped: BaseException | None = None
         self._trail: list[tuple[int, int, str]] = []  # clock, place in the graph, node; sorted
-        self._path: list[str] = []  # the nodes of the trail
+        self.path: list[str] = []  # the nodes of the trail
         self._straight = True  # there was one branch: the path alone tells the order
         self._failures: list[str] = []
         self.tokens = 0
@@ -538,12 +529,11 @@ class Walk:
 
     # -- where it is -----------------------------------------------------------------------------
 
-    def begin(self, memory: Written) -> None:
-        """Place the walk at the entry of the graph."""
-        self._ready = [Token(self._graph.entry, "", memory, stamps={}, visits={})]
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Place the walk where it was when :meth:`session` was called."""
+    def begin(self, state: Mapping[str, Any]) -> None:
+        """Place the walk at the entry of the graph, or where it was at :meth:`session`."""
+        if "frontier" not in state:
+            self._ready = [Token(self._graph.entry, "", state["memory"], stamps={}, visits={})]
+            return
         self._ready = [
             Token(**{**each, "memory": state["memory"]} if each["memory"] is None else each)
             for each in state["frontier"]
@@ -552,10 +542,10 @@ class Walk:
         trail = state["trail"]
         if trail is None:
             trail = enumerate(state["execution_path"], 1)
-        self._trail, self._path, self._straight = [], [], True
+        self._trail, self.path, self._straight = [], [], True
         for clock, node in trail:
             self._note(clock, node)
-        self._visits.retries = dict(state["retries"])
+        self.visits.retries = dict(state["retries"])
         self._failures = list(state["failures"])
         self.tokens, self.latency_ms = state["total_tokens"], state["total_latency_ms"]
 
@@ -574,12 +564,12 @@ class Walk:
             "frontier": frontier,
             "ended": [token._asdict() for token in self._ended],
             "trail": None if self._straight else [[c, node] for c, _, node in self._trail],
-            "retries": dict(self._visits.retries),
+            "retries": dict(self.visits.retries),
             "failures": list(self._failures),
             "total_tokens": self.tokens,
             "total_latency_ms": self.latency_ms,
             "run_id": run_id,
-            "execution_path": self.path,
+            "execution_path": list(self.path),
             "resume_from": next((token.node for token in tokens if not token.paused), None),
             "paused_at": paused.node if paused is not None else None,
             "paused_visit": paused.key if paused is not None else None,
@@ -595,16 +585,6 @@ class Walk:
         return not (self._tasks or self._failed or self._halted)
 
     @property
-    def steps(self) -> int:
-        """Number of visits."""
-        return len(self._trail)
-
-    @property
-    def path(self) -> list[str]:
-        """The visited nodes; nodes of parallel branches come in the order of the graph."""
-        return list(self._path)
-
-    @property
     def paused_at(self) -> Token | None:
         """The first pause without an answer, or ``None``."""
         return self._paused[0] if self._paused else None
@@ -614,15 +594,10 @@ class Walk:
         """The nodes that have failed at least once."""
         failed = {
             *self._failures,
-            *self._visits.retries,
+            *self.visits.retries,
             *(token.node for token, _ in self._failed),
         }
         return sorted(failed, key=self._graph.order)
-
-    @property
-    def retries(self) -> dict[str, int]:
-        """Number of attempts that followed failed ones, by node."""
-        return dict(self._visits.retries)
 
     @property
     def memory(self) -> Written:
@@ -637,9 +612,6 @@ class Walk:
     def _place(self, token: Token) -> tuple[int, int, str]:
         order = self._graph.order
         return order(token.origin), order(token.node), token.key
-
-    def _place_of(self, task: asyncio.Task[_Finished]) -> tuple[int, int, str]:
-        return self._place(self._tasks[task])
 
     # -- moving ----------------------------------------------------------------------------------
 
@@ -660,14 +632,14 @@ class Walk:
                 self._bell = asyncio.get_running_loop().create_future()
                 await self._bell
                 done = [task for task in self._tasks if task.done()]
-                for task in sorted(done, key=self._place_of) if done[1:] else done:
+                for task in sorted(done, key=lambda each: self._place(self._tasks[each])):
                     self._finish(self._tasks.pop(task), task.result())
         finally:
             await self._cancel()
         if self._stopped is not None:
             raise self._stopped
         if self._failed:
-            self._visits.forget(self._calls)
+            self.visits.forget(self._calls)
             raise self._failed[0][1]
         if self._paused:
             raise Paused
@@ -725,27 +697,36 @@ class Walk:
 
     async def _visit(self, token: Token) -> _Finished:
         """Visit a node in a separate task, so that a failing branch disturbs no other."""
-        finished = _Finished()
+        record: Written | None = None
         try:
             if not token.paused:
-                finished.record = await self._visits.visit(token)
-                if finished.record["error"] is not None:
-                    return finished
-            node = self._graph.get_node(token.node)
-            if node is not None and node.pause:
-                if finished.record is not None:
-                    token = token.wrote(finished.record)
-                offered = self._answer.take(token) if self._answer is not None else None
-                finished.answer = await self._visits.answer(token, offered)
+                record = await self.visits.visit(token)
+            if not self._pauses(token, record):
+                return _Finished(record)
+            if record is not None:
+                token = token.wrote(record)
+            offered = self._answer
+            mine = offered.data if offered is not None and offered.visit == token.key else None
+            return _Finished(record, await self.visits.answer(token, mine))
         except BaseException as error:  # raised by run(), once the other branches have ended
-            finished.error = error
-        self._ring()  # the task is done by the time run() looks
-        return finished
+            return _Finished(record, error=error)
+        finally:
+            self._ring()  # the task is done by the time run() looks
+
+    def _pauses(self, token: Token, record: Written | None) -> bool:
+        node = self._graph.get_node(token.node)
+        is_done = record is None or record["error"] is None
+        return node is not None and node.pause and is_done
 
     def _finish(self, token: Token, finished: _Finished) -> None:
         record, error = finished.record, finished.error
         if record is not None:
-            token = self._visited_once(token, record)
+            self._note(token.clock, token.node)
+            self.tokens += record["tokens"]
+            self.latency_ms += record["ms"]
+            if record["error"] is not None:
+                self._failures.append(token.node)
+            token = token.wrote(record, paused=self._pauses(token, record))
         if isinstance(error, NodeFailedError):
             self._calls += error.calls
             self._failed.append((token, error.error))
@@ -757,22 +738,12 @@ class Walk:
         else:
             self._go_on(token, finished)
 
-    def _visited_once(self, token: Token, record: Written) -> Token:
-        self._note(token.clock, token.node)
-        self.tokens += record["tokens"]
-        self.latency_ms += record["ms"]
-        if record["error"] is not None:
-            self._failures.append(token.node)
-        node = self._graph.get_node(token.node)
-        pauses = node is not None and node.pause and record["error"] is None
-        return token.wrote(record, paused=pauses)
-
     def _note(self, clock: int, node_id: str) -> None:
         self._straight = self._straight and clock == len(self._trail) + 1
         place = (clock, self._graph.order(node_id), node_id)
         at = bisect.bisect(self._trail, place)
         self._trail.insert(at, place)
-        self._path.insert(at, node_id)
+        self.path.insert(at, node_id)
 
     def _go_on(self, token: Token, finished: _Finished) -> None:
         last = finished.answer if token.paused else finished.record
@@ -786,7 +757,7 @@ class Walk:
             try:
                 following = last["next"]
                 if following is None:
-                    following = self._visits.follow(token)
+                    following = self.visits.follow(token)
             except Exception as error:
                 self._failed.append((token, error))
                 return
@@ -860,7 +831,7 @@ class Execution:
     async def _unrecorded(self) -> ExecutionResult:
         visits = Visits(self.graph, self.goal, self.runtime, None)
         walk = Walk(self.graph, visits, self.answer, lambda *_: None)
-        begin(walk, self.beginning())
+        walk.begin(self.beginning())
         error: Exception | None = None
         try:
             await walk.run()
@@ -946,21 +917,13 @@ def _known(
     return whose, ids[0]
 
 
-def begin(walk: Walk, beginning: Written) -> None:
-    """Place a walk where an execution begins."""
-    if "frontier" in beginning:
-        walk.restore(beginning)
-    else:
-        walk.begin(beginning["memory"])
-
-
 def result_of(
     walk: Walk, run_id: str, error: Exception | None, recovered: int | None = None
 ) -> ExecutionResult:
     """Build the result of an execution that has ended or paused."""
     paused = walk.paused_at.node if walk.paused_at is not None and error is None else None
     status: Literal["completed", "failed", "paused"] = "paused" if paused else "completed"
-    retries = walk.retries
+    retries = dict(walk.visits.retries)
     return ExecutionResult(
         success=error is None,
         status="failed" if error is not None else status,
@@ -968,7 +931,7 @@ def result_of(
         output=walk.memory,
         error=f"{type(error).__name__}: {error_text(error)}" if error is not None else None,
         exception=error,
-        path=walk.path,
+        path=list(walk.path),
         steps_executed=len(walk.path),
         paused_at=paused,
         session_state=walk.session(run_id) if paused or error is not None else {},
@@ -1006,7 +969,7 @@ class _RecordedWalk:
     async def _walk_on(self) -> Any:
         """Visit the remaining nodes."""
         if self._run.is_new or not self._recover():
-            begin(self._walk, await self._visits.beginning(self._beginning))
+            self._walk.begin(await self._visits.beginning(self._beginning))
         try:
             await self._walk.run()
         except Paused:
@@ -1038,7 +1001,7 @@ class _RecordedWalk:
         found = (each for each in self._manager.newest_first(run.run_id) if each[1] is not None)
         checkpoint = run.resume_at_newest(found, "node")
         if checkpoint is not None:
-            self._walk.restore(checkpoint.to_session_state())
+            self._walk.begin(checkpoint.to_session_state())
             told = f"resumes after {count(checkpoint.step_number, 'node')}"
         else:
             told = run.resume_from_start()
@@ -1055,7 +1018,7 @@ class _RecordedWalk:
 
     def _visited(self, walk: Walk, token: Token) -> None:
         config = self._manager.config
-        if not self._manager.should_checkpoint(walk.steps):
+        if not self._manager.should_checkpoint(len(walk.path)):
             return
         if config.keep == 1 and not walk.quiet:
             return  # must not replace a checkpoint that can resume
