@@ -556,28 +556,9 @@ class _Trials:
     def _start(
         self, folder: str, call: Callable[[], Any], disturbance: _Disturbance | None = None
     ) -> _ProcessEnd:
-        """Run one process; unless killed, the process writes how it ended."""
+        """Run the workflow in a process of its own, and log every point that it passes."""
         self.report.starts += 1
-        path = os.path.join(folder, "ended")
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                _in_child(folder, call, disturbance, path)
-            finally:
-                os._exit(3)
-        _, status = os.waitpid(pid, 0)
-        try:
-            with open(path, "rb") as file:
-                ended: _ProcessEnd = decode(file.read(), stored=False)
-        except FileNotFoundError:
-            if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
-                raise AssertionError(
-                    f"a process of the trial died by itself (status {status})"
-                ) from None
-            return _ProcessEnd(killed=True)
-        return ended
+        return _forked(folder, _watching(folder, disturbance), call)
 
     def _settle(self, folder: str, renamed: Call | None, arguments: str) -> str:
         """Settle calls in doubt truthfully: the log shows which bodies have run.
@@ -589,40 +570,58 @@ class _Trials:
         happened = {
             passed.key: passed.value for passed in _read_log(folder) if passed.point.when == "after"
         }
-        pid = os.fork()
-        if pid == 0:
-            try:
-                with _home(folder):
-                    _resolve(happened)
-                    if renamed is not None:
-                        _resolve_renamed(earlier_name(renamed.name), arguments)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(3)
-            os._exit(0)
-        _, status = os.waitpid(pid, 0)
-        if status:
-            raise AssertionError("a call in doubt could not be settled; see the output above")
+
+        def settle() -> None:
+            _resolve(happened)
+            if renamed is not None:
+                _resolve_renamed(earlier_name(renamed.name), arguments)
+
+        ended = _forked(folder, _home(folder), settle)
+        if ended.error:
+            raise AssertionError(f"a call in doubt could not be settled:\n{ended.trace}")
         return "settled the calls in doubt"
 
 
-def _in_child(
-    folder: str, call: Callable[[], Any], disturbance: _Disturbance | None, path: str
-) -> None:
-    """Run the workflow in the forked process, and log every point that the workflow passes."""
-    with _watching(folder, disturbance):
+def _forked(
+    folder: str, around: contextlib.AbstractContextManager[None], call: Callable[[], Any]
+) -> _ProcessEnd:
+    """Call in a forked process, which writes how it ended, unless it is killed."""
+    path = os.path.join(folder, "ended")
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    pid = os.fork()
+    if pid == 0:
         try:
-            written = bytes(encode(_ProcessEnd(value=call()), "the result").data)
-        except BaseException as error:
-            ended = _ProcessEnd(
-                error=type(error).__name__,
-                trace=traceback.format_exc(),
-                arguments=getattr(error, "arguments", ""),
-            )
-            written = bytes(encode(ended).data)
-    with open(path + ".new", "wb") as file:
-        file.write(written)
-    os.replace(path + ".new", path)
+            with around:
+                written = _end_of(call)
+            with open(path + ".new", "wb") as file:
+                file.write(written)
+            os.replace(path + ".new", path)
+        finally:
+            os._exit(3)
+    _, status = os.waitpid(pid, 0)
+    try:
+        with open(path, "rb") as file:
+            ended: _ProcessEnd = decode(file.read(), stored=False)
+    except FileNotFoundError:
+        if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
+            raise AssertionError(
+                f"a process of the trial died by itself (status {status})"
+            ) from None
+        return _ProcessEnd(killed=True)
+    return ended
+
+
+def _end_of(call: Callable[[], Any]) -> bytes:
+    try:
+        return bytes(encode(_ProcessEnd(value=call()), "the result").data)
+    except BaseException as error:
+        ended = _ProcessEnd(
+            error=type(error).__name__,
+            trace=traceback.format_exc(),
+            arguments=getattr(error, "arguments", ""),
+        )
+        return bytes(encode(ended).data)
 
 
 # -- reading a log -------------------------------------------------------------------------------
