@@ -172,7 +172,6 @@ class _Durability:
 
     name: str
     _options: Mapping[str, Options]
-    _mcp_options: Options
     _backend: Any = None
 
     @property
@@ -223,7 +222,7 @@ class _Durability:
         durable = _interface().durable
         is_call = isinstance(operation_id, durable.ToolsetCallToolId)
         kind = getattr(operation_id, "toolset_kind", "mcp")
-        given = self._mcp_options if kind == "mcp" else self._options["tool"]
+        given = self._options["mcp" if kind == "mcp" else "tool"]
         metadata = (tool.tool_def.metadata or {}) if tool is not None else {}
         own = metadata.get(_KEY, {})
         if _records_itself(tool, own):
@@ -280,17 +279,14 @@ class StepwiseDurability(_Capability[AgentDepsT]):  # type: ignore[misc]
         tool_options: Options | None = None,
         mcp_options: Options | None = None,
     ) -> None:
-        for given, allowed, what in (
-            (model_options, _RUNNING, "model requests"),
-            (tool_options, _RUNNING | _EFFECTS, "tools"),
-            (mcp_options, _RUNNING | _EFFECTS, "MCP tools"),
-        ):
-            _check(given or {}, allowed, what)
+        _check(model_options or {}, _RUNNING, "model requests")
+        _check(tool_options or {}, _RUNNING | _EFFECTS, "tools")
+        _check(mcp_options or {}, _RUNNING | _EFFECTS, "MCP tools")
         cast("Any", super()).__init__(
             models=models, event_stream_handler=event_stream_handler, name=name
         )
-        self._options = {"model": model_options or {}, "tool": tool_options or {}}
-        self._mcp_options = mcp_options or {}
+        given = {"model": model_options, "tool": tool_options, "mcp": mcp_options}
+        self._options = {what: each or {} for what, each in given.items()}
 
 
 def _records_itself(tool: Any, own: Any) -> bool:
@@ -577,13 +573,11 @@ def _operation(operation_id: Any, cache_key: tuple[Any, ...]) -> _Operation:
         if isinstance(context.prompt, str):
             arguments["prompt"] = context.prompt
         deps = context.deps
-        if not isinstance(deps, (*_VALUES, *_CONTAINERS)):
-            return _Operation(_call, arguments, context, deps)
-        if _is_digestible(deps) and isinstance(deps, _CONTAINERS):
-            return _Operation(_call, arguments, context, deps)
-        if _is_digestible(deps):
-            arguments["deps"] = deps
-        return _Operation(_call, arguments, context)
+        if isinstance(deps, (*_VALUES, *_CONTAINERS)) and not _is_digestible(deps):
+            deps = None
+        elif isinstance(deps, _VALUES):
+            arguments["deps"], deps = deps, None
+        return _Operation(_call, arguments, context, deps)
     return _Operation(_operate, {"arguments": said[0] if len(said) == 1 else said})
 
 
