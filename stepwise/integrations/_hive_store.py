@@ -25,6 +25,7 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from stepwise._runtime.facts import NamedTuple
+from stepwise._runtime.limits import open_private
 from stepwise._runtime.messages import notice
 from stepwise.errors import ConfigurationError, CorruptStoreError
 from stepwise.stores._files import sync
@@ -85,7 +86,7 @@ def write(path: Path, data: bytes) -> None:
     """Replace a file durably: a reader finds the old content or the new content, whole."""
     draft = path.parent / f".{uuid4().hex}.tmp"
     try:
-        with open(draft, "xb", opener=_private) as file:
+        with open(draft, "xb", opener=open_private) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -94,17 +95,6 @@ def write(path: Path, data: bytes) -> None:
         draft.unlink(missing_ok=True)
         raise
     sync(str(path.parent))
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # the name is too long
-        return False
 
 
 def make_folder(folder: Path) -> None:
@@ -379,7 +369,7 @@ class HiveCheckpointStore:
             return ours
         hives = self.checkpoints_dir / f"{checkpoint_id}.json"  # hive makes folders of slashes
         odd = {"", ".", ".."} & set(checkpoint_id.split("/")) or checkpoint_id.casefold() == "index"
-        return hives if not odd and is_file(hives) else ours
+        return hives if not odd and os.path.isfile(hives) else ours  # also of too long a name
 
     # -- the index -------------------------------------------------------------------------------
 
@@ -437,7 +427,8 @@ class HiveCheckpointStore:
                 return "", self._schema.CheckpointSummary(
                     checkpoint_id=path.name.removesuffix(".json"),
                     checkpoint_type="damaged",
-                    created_at=_as_hive_writes(path.stat().st_mtime),
+                    # As hive writes it: a local time.
+                    created_at=datetime.fromtimestamp(path.stat().st_mtime).isoformat(),  # noqa: DTZ006
                     is_clean=False,
                     description=str(error),
                 )
@@ -515,7 +506,3 @@ def _when(summary: Any, otherwise: float) -> float:
         return datetime.fromisoformat(summary.created_at).timestamp()
     except (TypeError, ValueError, OverflowError, OSError):
         return otherwise
-
-
-def _as_hive_writes(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).isoformat()  # noqa: DTZ006

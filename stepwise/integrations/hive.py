@@ -31,7 +31,7 @@ import wrapt  # type: ignore[import-untyped, unused-ignore]
 from stepwise._runtime import settings
 from stepwise._runtime.messages import notice, shell_word
 from stepwise._runtime.options import check_values
-from stepwise._values import codec, digest
+from stepwise._values import codec
 from stepwise._values import digest as _digest
 from stepwise._workflows import host
 from stepwise._workflows.host import DamagedError, HostedRun, HostProgram, HostStore, Recall, Step
@@ -120,7 +120,7 @@ def _changed(values: Any, prints: Mapping[str, str]) -> dict[str, Any]:
 
 def _print(value: Any) -> str:
     with contextlib.suppress(DigestError):
-        return digest.digest(value)
+        return _digest.digest(value)
     return ""
 
 
@@ -306,7 +306,7 @@ def structure(graph: Any) -> str:
         facts(each, "source target condition condition_expr priority")
         for each in getattr(graph, "edges", ())
     ]
-    return digest.digest([facts(graph, "entry_node terminal_nodes pause_nodes"), nodes, edges])
+    return _digest.digest([facts(graph, "entry_node terminal_nodes pause_nodes"), nodes, edges])
 
 
 class HiveExecution:
@@ -510,7 +510,7 @@ def recorded_tools(executor: Any) -> Any:
         execution, at = _execution.get(), _visit.get()
         if execution is None or at is None:
             return None, ("", ""), Step(executor, kind="tool")
-        same = f"{tool_use.name}\n{digest.digest(tool_use.input)}"
+        same = f"{tool_use.name}\n{_digest.digest(tool_use.input)}"
         at.called[same] += 1
         count = at.called[same]
 
@@ -565,11 +565,6 @@ async def _saved() -> None:
     ]
     if saving:
         await asyncio.wait(saving)
-
-
-def current_execution() -> HiveExecution | None:
-    """Return the execution around the caller, or ``None``."""
-    return _execution.get()
 
 
 _execution: ContextVar[HiveExecution | None] = ContextVar("stepwise_hive", default=None)
@@ -717,7 +712,7 @@ class _RecordingMixin:
         return run, base
 
     def _build_context(self, node_spec: Any, memory: Any, *args: Any, **kwargs: Any) -> Any:
-        execution = current_execution()
+        execution = _execution.get()
         if execution is not None:
             execution.change(memory)
         return cast("Any", super())._build_context(node_spec, memory, *args, **kwargs)
