@@ -54,7 +54,7 @@ from stepwise._values.unpickling import loads
 from stepwise._workflows.begin import TopLevel, run_of
 from stepwise._workflows.definition import Definition
 from stepwise._workflows.execute import Recall, record_submission
-from stepwise._workflows.handles import Handle, UnfinishedRun, execute_here, refuse_start, waker
+from stepwise._workflows.handles import Handle, UnfinishedRun, execute_here, refuse_start
 from stepwise._workflows.resume import WorkflowRun
 from stepwise.errors import (
     ConfigurationError,
@@ -367,10 +367,6 @@ class Placement:
             settings.traveling(),
             facts.end if facts is not None else 0,
         )
-
-    def when_due(self, go_on: Callable[[], object], drop: Callable[[], object]) -> None:
-        """Have the suspended run continued when it is due; see :meth:`.Waker.park`."""
-        waker.park(self.run, go_on, drop)
 
     def result(self, reply: Reply) -> Any:
         """Return what the workflow returned.

@@ -39,7 +39,7 @@ from stepwise._workflows.elsewhere import (
     continuation,
     place,
 )
-from stepwise._workflows.handles import StartedRun
+from stepwise._workflows.handles import StartedRun, waker
 from stepwise._workflows.up import Underway
 from stepwise.errors import ConfigurationError, StepwiseError
 from stepwise.stores import Store
@@ -74,6 +74,12 @@ def check_options(resources: Mapping[str, Any]) -> None:
                 f"submit({option}=...): stepwise sets this option of the task itself; give those "
                 "that say where it is executed: num_cpus, num_gpus, resources, runtime_env, ..."
             )
+
+
+def check_store(store: Store, ray: Any) -> None:
+    """Refuse a store that other nodes cannot use; let a shared one trust Ray about deaths."""
+    check_reach(store, ray.nodes())
+    knows_deaths(store.url)
 
 
 def check_reach(store: Store, nodes: Iterable[Mapping[str, Any]]) -> None:
@@ -185,8 +191,7 @@ class RayEngine:
             ConfigurationError: a store is in a folder, and nodes are on other machines.
         """
         for store in stores:
-            check_reach(store, self._ray.nodes())
-            knows_deaths(store.url)
+            check_store(store, self._ray)
 
     def begin(self, job: Underway) -> str:
         """Submit a run; see :class:`stepwise._workflows.up.Engine`."""
@@ -393,7 +398,7 @@ def submit(
         args,
         kwargs or {},
         what="submit()",
-        check=_checks(ray),
+        check=lambda store: check_store(store, ray),
     )
     with _mutex:
         known = _live.get(placement.key)
@@ -402,14 +407,6 @@ def submit(
     handle: RayHandle[Any] = RayHandle(placement, resources)
     handle._begin()
     return handle
-
-
-def _checks(ray: Any) -> Callable[[Store], None]:
-    def check(store: Store) -> None:
-        check_reach(store, ray.nodes())
-        knows_deaths(store.url)
-
-    return check
 
 
 # -- results of the tasks ----------------------------------------------------------------------
@@ -450,6 +447,6 @@ def _send_when_due(handle: RayHandle[Any], reply: Reply) -> None:
             handle._end(reply, error)
 
     try:
-        handle._placement.when_due(send, lambda: handle._end(reply))
+        waker.park(handle.run, send, lambda: handle._end(reply))
     except BaseException as error:  # the store's error
         handle._end(reply, error)
