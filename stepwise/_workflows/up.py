@@ -49,7 +49,7 @@ from stepwise._runtime.interrupts import AFTER_SIGTERM
 from stepwise._runtime.messages import EX_TEMPFAIL, count
 from stepwise._values.preview import error_text, preview
 from stepwise._workflows.begin import run_of
-from stepwise._workflows.elsewhere import RunLog, RunOutput
+from stepwise._workflows.elsewhere import WAIT_HERE, RunLog, RunOutput
 from stepwise._workflows.execute import record_end_of_process
 from stepwise._workflows.handles import (
     Backlog,
@@ -266,7 +266,6 @@ class ModuleFiles:
 _SCAN = 5.0  # seconds between two looks at all unfinished runs
 _BELL = 0.1  # seconds between two looks at the bells
 _SET_BACK = 2.0  # seconds by which the clock may be corrected without a new look at everything
-_WAIT_HERE = 1.0  # seconds that a run waits before it suspends and another run takes its place
 _SWEPT = 20  # inboxes that are looked into at each scan, since a ring may be lost
 _NAMED = 20  # runs of unknown workflows that are named, beside the first of each workflow
 _OWN_TASK = 60.0  # seconds for the task of a submitted run to begin it
@@ -442,7 +441,7 @@ class Supervisor:
     def run(self) -> None:
         """Execute runs until :meth:`stop`; with ``once``, until all due runs are done."""
         memory.is_executor = True
-        settings.suspend_soon(_WAIT_HERE)
+        settings.suspend_soon(WAIT_HERE)
         self._files.look()
         if self._terms.once:
             self._horizon = clock.now() + _SCAN
@@ -455,7 +454,8 @@ class Supervisor:
         scanned, behind = time.monotonic(), _behind()
         while not self._is_ending:
             self._begin_due()
-            if self._terms.once and not self._jobs and not self._is_due(self._horizon):
+            is_due = any(plan.at <= self._horizon for plan in self._plans.values())
+            if self._terms.once and not self._jobs and not is_due:
                 break
             self._take_news(self._pause(scanned + _SCAN - time.monotonic()))
             set_back = _behind() > behind + _SET_BACK
@@ -487,9 +487,6 @@ class Supervisor:
                 if job is not None:
                     self._note_end(job)
                 job = self._news.get_nowait()
-
-    def _is_due(self, horizon: float) -> bool:
-        return any(plan.at <= horizon for plan in self._plans.values())
 
     def _look_for_edits(self) -> None:
         """Report changed modules; end if the terms say so."""

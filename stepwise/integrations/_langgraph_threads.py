@@ -603,23 +603,16 @@ class ThreadStore:
     def thread_ids(self) -> list[str]:
         """Return the ids of all threads."""
         found = []
-        for each in self._index.ids():
+        for each in self.index.ids():
             if each is None:
                 notice(f"an entry of {self.store.url} for a LangGraph thread is damaged; left out")
             else:
                 found.append(each)
         return found
 
-    def register(self, thread_id: str) -> None:
-        """Add a thread to the list of threads."""
-        self._index.add(thread_id)
-
-    def unregister(self, thread_id: str) -> None:
-        """Remove a thread from the list of threads."""
-        self._index.remove(thread_id)
-
     @property
-    def _index(self) -> LogIndex:
+    def index(self) -> LogIndex:
+        """The list of threads."""
         return LogIndex(self.store, self._host.seal, THREADS)
 
     def _log(self, thread_id: str) -> SealedLog:
@@ -692,7 +685,7 @@ class Writer:
         """Append records durably."""
         known = self._known
         if not known.end.at.last:
-            self._owner.register(self._thread_id)
+            self._owner.index.add(self._thread_id)
         known.end = self._log.append(self._epoch, known.end, records)
         for number, record in enumerate(records, known.thread.last + 1):
             known.thread.add(number, *record)
@@ -726,7 +719,7 @@ class Writer:
         """
         known = self._known
         if not known.end.at.last:
-            self._owner.register(self._thread_id)
+            self._owner.index.add(self._thread_id)
         known.end = self._log.append(self._epoch, known.end, records, instead=True)
         known.thread = into
 
@@ -735,4 +728,4 @@ class Writer:
         if self._known.end.at.last:
             self._log.delete(self._epoch)
             self._known.forget()
-        self._owner.unregister(self._thread_id)
+        self._owner.index.remove(self._thread_id)

@@ -61,7 +61,9 @@ def _usage(endpoint: str, parts: Iterable[dict[str, Any]], url: str) -> dict[str
         facts["provider"] = provider
     facts.update(counts.facts())
     cost = _number(counts.raw.get("cost"))
-    if cost is None and model and "input_tokens" in facts and counts.usual_tier:
+    # Other tiers (flex, priority, batch) have prices of their own.
+    usual = counts.raw.get("service_tier") in (None, "auto", "default", "standard")
+    if cost is None and model and "input_tokens" in facts and usual:
         cost = _price(model, url, facts, counts.written)
     if cost is not None:
         facts["cost_usd"] = cost
@@ -147,11 +149,6 @@ class _Counts:
     def written(self) -> int:
         """The input tokens that were written to a cache, which cost more."""
         return self._first("cache_creation_input_tokens") or 0
-
-    @property
-    def usual_tier(self) -> bool:
-        """True if the usual prices apply, not the prices of ``flex``, ``priority`` or ``batch``."""
-        return self.raw.get("service_tier") in (None, "auto", "default", "standard")
 
     def add(self, part: dict[str, Any]) -> None:
         """Take the counts in a part of an answer or in an event."""

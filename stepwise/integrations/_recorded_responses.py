@@ -27,13 +27,9 @@ from typing import Any
 # -- request bodies -------------------------------------------------------------------------------
 
 
-_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+"""Return the canonical JSON text of a value; equal texts mean equal values."""
 _LONG = 200  # characters of JSON; a shorter value is repeated rather than referred to
-
-
-def canonical(value: Any) -> str:
-    """Return the canonical JSON text of a value; equal texts mean equal values."""
-    return _encode(value)
 
 
 def _prefixes(field: str, items: Iterable[Any]) -> Iterator[str]:

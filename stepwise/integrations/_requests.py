@@ -242,10 +242,6 @@ _bodies: WeakKeyDictionary[ActiveRun, Bodies] = WeakKeyDictionary()
 """The requests of live runs; the next request is stored as the difference from earlier ones."""
 
 
-def _bodies_of(run: ActiveRun) -> Bodies:
-    return _bodies.setdefault(run, Bodies())
-
-
 @cache
 def _step(name: str, sdk: str, effect: bool, endpoint: bool) -> RequestStep:
     return RequestStep(name, sdk, effect=effect, endpoint=endpoint)
@@ -346,7 +342,8 @@ class Exchange:
         if self.endpoint and self.run is not None:  # so that an export can answer the request
             secrets = self.run.secrets
             body = secrets.masked(read.body) if secrets else read.body
-            request |= {"headers": read.headers, "body": _bodies_of(self.run).shortened(body)}
+            bodies = _bodies.setdefault(self.run, Bodies())
+            request |= {"headers": read.headers, "body": bodies.shortened(body)}
         return recorded_form(self.response, pieces, request=request, headers=kept, left=left)
 
     def ends(self) -> dict[str, Callable[[list[bytes]], bool]]:
