@@ -13,8 +13,7 @@ Modules, each importing only those before it::
     openai_agents        conversations of the OpenAI Agents SDK
     pydantic_ai          for users of pydantic-ai: an engine for durable execution
     _langgraph_threads   the checkpoints of threads, and their logs in a store
-    _langgraph_runs      graphs that a workflow invokes
-    langgraph            for users of LangGraph: a checkpointer
+    langgraph            for users of LangGraph: a checkpointer, and graphs that a workflow invokes
     _opentelemetry_spans    metrics, and runs, steps and retries as spans
     opentelemetry        for users of OpenTelemetry
     ray                  for users of Ray: runs of workflows on a cluster, and ``up --ray``
