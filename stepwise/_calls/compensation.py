@@ -26,8 +26,7 @@ from stepwise._calls.steps import Step, compensated_tools
 from stepwise._execution.outcomes import settled
 from stepwise._execution.viewer import view
 from stepwise._identity.identity import compensation_key
-from stepwise._journal.journal import Journal, Position, facts_of
-from stepwise._journal.lease import Lease
+from stepwise._journal.journal import Journal, Position, facts_of, owned_journal
 from stepwise._journal.projection import Calls, RecordedCall, announcements
 from stepwise._journal.records import (
     Call,
@@ -154,12 +153,8 @@ def _child_journal(journal: Journal, run_id: str) -> Iterator[tuple[Journal, Run
     if facts is None:  # deleted since, or killed before it began
         yield None
         return
-    lease = Lease(journal.store, run_id).acquire()
-    try:
-        child = Journal(journal.store, journal.seal, run_id, lease.epoch, fsync=journal.fsync)
+    with owned_journal(journal.store, journal.seal, run_id, fsync=journal.fsync) as child:
         yield child, facts
-    finally:
-        lease.release()
 
 
 def _compensate_one(

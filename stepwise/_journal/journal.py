@@ -39,6 +39,7 @@ from itertools import islice
 from typing import Any
 
 from stepwise._journal import records
+from stepwise._journal.lease import Lease
 from stepwise._journal.projection import effects_seen, given_up, start_of
 from stepwise._journal.records import (
     ANNOUNCES,
@@ -1061,6 +1062,23 @@ class Journal:
             path=self.store.url,
             errno=None,
         )
+
+
+@contextlib.contextmanager
+def owned_journal(
+    store: Store, seal: Seal, run_id: str, *, fsync: bool = True, child: bool = False
+) -> Iterator[Journal]:
+    """Yield the journal of a run, whose lease is held meanwhile.
+
+    Args:
+        fsync: whether an acknowledged record must survive a power cut.
+        child: see :meth:`stepwise._journal.lease.Lease.acquire`.
+
+    Raises:
+        RunBusyError, RunOwnedError: a living owner holds the lease.
+    """
+    with Lease(store, run_id).acquire(child=child) as lease:
+        yield Journal(store, seal, run_id, lease.epoch, fsync=fsync)
 
 
 def seal_for(store: Store) -> Seal:

@@ -29,7 +29,7 @@ class Lease:
         self._pid = os.getpid()
 
     def acquire(self, *, child: bool = False) -> Lease:
-        """Take the lease; return this object.
+        """Take the lease; return this object, whose block ends with the release.
 
         Args:
             child: the code of a run asks for the lease, and must not continue without it.
@@ -55,6 +55,12 @@ class Lease:
             self.release()
             raise
         return self
+
+    def __enter__(self) -> Lease:  # noqa: PYI034 -- it is no base class
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
 
     def __del__(self) -> None:
         """Release a lease that a Ctrl-C kept from its caller."""

@@ -169,10 +169,8 @@ class SealedLog:
                     raise
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST)
-        try:
+        with lease:
             yield lease.epoch
-        finally:
-            lease.release()
 
     def append(
         self,

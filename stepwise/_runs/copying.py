@@ -624,12 +624,9 @@ class Copier:
                 self._refuse_owned(store, name)
             yield 0
             return
-        lease = Lease(store, name)
-        self._acquire(lease, time.monotonic() + patience)
-        try:
+        with Lease(store, name) as lease:
+            self._acquire(lease, time.monotonic() + patience)
             yield lease.epoch
-        finally:
-            lease.release()
 
     def _acquire(self, lease: Lease, until: float) -> None:
         pause = _SHORTEST

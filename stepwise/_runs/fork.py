@@ -19,8 +19,7 @@ from stepwise._execution.viewer import look_into
 from stepwise._execution.waits import Taken
 from stepwise._identity.identity import random_id
 from stepwise._journal.inbox import Inbox
-from stepwise._journal.journal import Journal, Lost, Position, facts_of, read
-from stepwise._journal.lease import Lease
+from stepwise._journal.journal import Lost, Position, facts_of, owned_journal, read
 from stepwise._journal.projection import (
     Calls,
     RecordedCall,
@@ -296,15 +295,11 @@ def _write(
         )
         return {**objects, **sealed(source.seal, new_id, loaded, state, numbers, payload)}
 
-    lease = Lease(source.store, new_id).acquire()
-    try:
+    with owned_journal(source.store, source.seal, new_id) as journal:
         # First, or a fork without its messages would wait for a message that was already sent.
         inbox = Inbox(source.store, source.seal, new_id)
         Inbox(source.store, source.seal, facts.run_id).copy_to(inbox)
-        journal = Journal(source.store, source.seal, new_id, lease.epoch, fsync=True)
         journal.begin_with(items, beside, head)
-    finally:
-        lease.release()
 
 
 def _with_changes(

@@ -320,9 +320,8 @@ def cancel(store: Store, seal: Seal, run_id: str, reason: str) -> None:
     facts = _facts(store, seal, run_id)
     if facts.cancelling:
         return
-    lease = Lease(store, run_id)
     try:
-        lease.acquire(child=current_scope() is not None)
+        lease = Lease(store, run_id).acquire(child=current_scope() is not None)
     except (RunBusyError, RunOwnedError):
         if not _is_asked(store, seal, facts):
             deliver(store, seal, facts, "cancel", note=reason)
@@ -330,12 +329,10 @@ def cancel(store: Store, seal: Seal, run_id: str, reason: str) -> None:
             if each.run_id == run_id and each.journal.store is store:
                 each.steering.look_soon()
         return
-    try:
+    with lease:
         facts = _facts(store, seal, run_id)  # the run may have ended a moment ago
         if not facts.cancelling:
             _record(store, seal, lease, facts, reason)
-    finally:
-        lease.release()
     Bell(store, seal).ring(run_id)
 
 

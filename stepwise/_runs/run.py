@@ -42,11 +42,11 @@ from stepwise._journal.journal import (
     is_ready,
     newest_mark,
     open_head,
+    owned_journal,
     read_entries,
     seal_for,
     words_for,
 )
-from stepwise._journal.lease import Lease
 from stepwise._journal.projection import Calls
 from stepwise._journal.records import Entry, Forgotten, RunFacts
 from stepwise._journal.seal import Seal
@@ -695,12 +695,9 @@ class Run:
     @contextmanager
     def _journal(self) -> Iterator[tuple[Journal, list[Entry]]]:
         self._facts()  # raises for a missing run, which must not be created here
-        lease = Lease(self.store, self.id).acquire(child=current_scope() is not None)
-        try:
-            journal = Journal(self.store, self._seal, self.id, lease.epoch, fsync=True)
+        inside = current_scope() is not None
+        with owned_journal(self.store, self._seal, self.id, child=inside) as journal:
             yield journal, journal.load(Position(self._facts().pruned, None))
-        finally:
-            lease.release()
 
 
 # -- listing --------------------------------------------------------------------------------------

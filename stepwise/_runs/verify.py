@@ -24,6 +24,7 @@ from stepwise._journal.journal import (
     inbox_name,
     is_listed,
     lift,
+    owned_journal,
     read,
 )
 from stepwise._journal.lease import Lease
@@ -97,16 +98,13 @@ def delete_run(store: Store, seal: Seal, run_id: str) -> None:
     Raises:
         RunBusyError: the run is being executed.
     """
-    lease = Lease(store, run_id).acquire(child=current_scope() is not None)
     inbox = Inbox(store, seal, run_id)
-    try:
+    with Lease(store, run_id).acquire(child=current_scope() is not None) as lease:
         Bell(store, seal).forget(run_id)
         inbox.delete()  # first: the next run with this id would inherit it
         store.delete(run_id, lease.epoch)
         bury(store, run_id)
         inbox.delete()  # messages that arrived since
-    finally:
-        lease.release()
 
 
 # -- verify ---------------------------------------------------------------------------------------
@@ -229,14 +227,10 @@ def note_restored(store: Store, seal: Seal) -> list[str]:
             lift(store, name)
     unfinished = [each for each in found if each is not None and each.status != "completed"]
     for facts in unfinished:
-        lease = Lease(store, facts.run_id).acquire()
-        try:
-            journal = Journal(store, seal, facts.run_id, lease.epoch, fsync=True)
+        with owned_journal(store, seal, facts.run_id) as journal:
             journal.load(Position(facts.pruned, None), tolerant=True)
             append_restored(journal, facts)
             Inbox(store, seal, facts.run_id).give_up()
-        finally:
-            lease.release()
     return [facts.run_id for facts in unfinished]
 
 
@@ -264,9 +258,7 @@ def repair(
     if not (before.records or before.lost) and (accept_loss or not before.effects):
         delete_run(store, seal, run_id)  # only marks are left: the next start begins from scratch
         return Verification(run_id, records=0, checkpoints=0)
-    lease = Lease(store, run_id).acquire()
-    try:
-        journal = Journal(store, seal, run_id, lease.epoch, fsync=fsync)
+    with owned_journal(store, seal, run_id, fsync=fsync) as journal:
         facts = facts_of(store, seal, run_id)
         _set_aside(journal, before)
         journal.load(Position(facts.pruned if facts else 0, None), tolerant=True)
@@ -276,8 +268,6 @@ def repair(
             _give_up(journal, before, facts)
         if before.lost_messages:
             Inbox(store, seal, run_id).give_up()
-    finally:
-        lease.release()
     return verify(store, seal, run_id)
 
 

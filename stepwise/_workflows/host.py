@@ -47,12 +47,13 @@ from stepwise._journal.journal import (
     facts_of,
     holds,
     is_of_file,
+    owned_journal,
     read,
     read_entries,
     read_one,
     seal_for,
 )
-from stepwise._journal.lease import Lease, describe_owner
+from stepwise._journal.lease import describe_owner
 from stepwise._journal.log import SESSIONS, THREADS, LogEnd, LogIndex, SealedLog
 from stepwise._journal.projection import Calls
 from stepwise._journal.records import Entry, Forgotten, Resumed, RunFacts
@@ -481,12 +482,8 @@ class HostStore:
             if active is not None:
                 yield active.journal
                 return
-            lease = Lease(self.store, run_id)
-            try:
-                lease.acquire()
-                yield Journal(self.store, self.seal, run_id, lease.epoch, fsync=True)
-            finally:
-                lease.release()
+            with owned_journal(self.store, self.seal, run_id) as journal:
+                yield journal
 
 
 _turns: dict[str, threading.RLock] = {}
