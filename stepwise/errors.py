@@ -264,8 +264,8 @@ class DigestError(StepwiseError, TypeError):
     identity with `ignore=("name",)`, or choose with `key=` what distinguishes two calls.
     """
 
-    path: str
-    type_name: str
+    path: str = ""
+    type_name: str = ""
 
 
 class NotRecordableError(StepwiseError, TypeError):
@@ -279,8 +279,8 @@ class NotRecordableError(StepwiseError, TypeError):
     call of a coroutine function.
     """
 
-    path: str
-    type_name: str
+    path: str = ""
+    type_name: str = ""
 
 
 class UnreadableValueError(StepwiseError):
@@ -473,8 +473,8 @@ class StoreError(RunStopped):
     `stepwise doctor` checks the store, the disk, the permissions and the key.
     """
 
-    path: str
-    errno: int | None
+    path: str = ""
+    errno: int | None = None
 
 
 class CorruptStoreError(StoreError):

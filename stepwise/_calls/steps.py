@@ -312,7 +312,6 @@ class Step(Performer):
             raise NotRecordableError(
                 f"an argument of {self.name!r} holds the secret {name!r}, and would be "
                 "recorded for its compensate=: name the parameter in secret=",
-                path="",
                 type_name="dict",
             )
         return encoded

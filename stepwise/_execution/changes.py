@@ -182,7 +182,6 @@ def with_contents(encoded: Encoded, around: Surroundings, what: str) -> Encoded:
                 f"{what} changed its argument {name!r}, and the new contents of that {kind} cannot "
                 f"be recorded as JSON (codec='json'): {problem}. Return the change instead, or "
                 "leave the argument as it was",
-                path="",
                 type_name=kind,
             ) from problem
     whole = {"value": json.loads(bytes(encoded.data)), "arguments": written}

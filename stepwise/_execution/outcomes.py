@@ -303,7 +303,6 @@ def encode_changed(
         raise NotRecordableError(
             f"{what} changed its arguments, which cannot be recorded: {name!r} is or holds "
             f"a {kind} ({reason}). Return the change instead, or leave the argument as it was",
-            path="",
             type_name=kind,
         ) from error
 

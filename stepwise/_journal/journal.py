@@ -994,7 +994,6 @@ class Journal:
                 "copy was cut off. Give the same command again, which copies the rest; or delete "
                 f"the copy: stepwise forget {run}",
                 path=self.store.url,
-                errno=None,
             )
 
     # -- lost records ----------------------------------------------------------------------------
@@ -1060,7 +1059,6 @@ class Journal:
             "backup lacks",
             run_id=self.run_id,
             path=self.store.url,
-            errno=None,
         )
 
 

@@ -715,8 +715,6 @@ def from_header(header: list[Any]) -> Record:
         raise StoreError(
             f"a record of the kind {kind!r}, with {len(facts)} facts, is not known to this version "
             "of stepwise: a newer one wrote it. Use that version for this store",
-            path="",
-            errno=None,
         )
     if cls in _OF_CALLS:
         call = Call(*facts[0])

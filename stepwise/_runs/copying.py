@@ -381,7 +381,6 @@ class _StoreEntry:
             f"{self._what} is not copied, since {problem} in {store.url}. Repair it, then copy "
             f"again: {way}",
             path=store.url,
-            errno=None,
         )
 
     def _differs(self, number: int, there: bytes) -> StepwiseError | StoreError:
@@ -588,7 +587,6 @@ class Copier:
                 f"damaged or gone in {self.source.url}. Repair it, then copy again: "
                 f"stepwise verify {shell_word(run_id)} --repair",
                 path=self.source.url,
-                errno=None,
             )
 
     # -- logs ------------------------------------------------------------------------------------

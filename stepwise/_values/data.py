@@ -153,7 +153,6 @@ def _not_data(value: Any, what: str, why: str) -> NotRecordableError:
     return NotRecordableError(
         f"{what} is a {kind} and cannot be recorded as JSON (codec='json'): {why}. {hint}, or "
         "return plain data",
-        path="",
         type_name=kind,
     )
 

@@ -903,7 +903,6 @@ def encode(
     except RecursionError:
         raise DigestError(
             "the value is nested too deeply to be part of an identity",
-            path="",
             type_name=class_name(type(value)),
         ) from None
 

@@ -427,7 +427,6 @@ def recall_run(call: Invocation, seal: Seal) -> tuple[RunFacts | None, Recall | 
             f"stepwise forget {shell_word(call.run_id)}",
             run_id=call.run_id,
             path=call.store.url,
-            errno=None,
         )
     if call.explicit:
         _check_conflict(call, seal, facts)

@@ -449,7 +449,6 @@ def _place(
         raise NotRecordableError(
             f"{what}: the workflow or one of its arguments cannot be sent to another process: "
             f"{error}",
-            path="",
             type_name=type(error).__name__,
         ) from error
     try:
@@ -577,7 +576,6 @@ def _reply(top: TopLevel, where: str) -> Reply:
         return _raised(
             NotRecordableError(
                 f"run {top.run_id!r} completed {where}, and its result cannot be sent: {error}",
-                path="",
                 type_name=type(handle._value).__name__,
             ),
             where,

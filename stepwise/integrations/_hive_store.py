@@ -316,7 +316,6 @@ class HiveCheckpointStore:
                 f"it from a backup, or call delete_checkpoint({checkpoint_id!r}), or load an older "
                 "one (on_corrupt='fallback' does so automatically)",
                 path=str(path),
-                errno=None,
             )
         return self._before(checkpoint_id) if self.on_corrupt == "fallback" else None
 

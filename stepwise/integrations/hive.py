@@ -140,7 +140,6 @@ def _read(store: Store, run_id: str, name: str) -> Any:
             f"{error}). Restore it from a backup, or start over: "
             f"stepwise forget {shell_word(run_id)}",
             path=store.url,
-            errno=None,
         ) from None
     return codec.decode(payload, header["form"])
 

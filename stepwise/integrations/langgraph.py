@@ -742,7 +742,6 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
             f"{self._named(thread_id)}: {what}: {' and '.join(filter(None, (records, gone)))}. "
             f"Restore the store from a backup, or {way}",
             path=self._threads.store.url,
-            errno=None,
         )
 
     def _refuse(

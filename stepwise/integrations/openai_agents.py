@@ -240,7 +240,6 @@ class _Conversation:
                 f"{where}. Put the store back from a backup, or delete the conversation with "
                 f"StepwiseSession({self._name!r}).clear_session()",
                 path=self._log.store.url,
-                errno=None,
             )
         self._end = end
         for each in entries:

@@ -159,8 +159,6 @@ def _not_recordable(error: Exception) -> NotRecordableError:
     return NotRecordableError(
         f"what a tool or model returned cannot be recorded: {error}. Return plain data, a "
         "dataclass or a pydantic model",
-        path="",
-        type_name="",
     )
 
 

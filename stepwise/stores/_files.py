@@ -286,7 +286,6 @@ def damaged(path: str, what: str) -> CorruptStoreError:
         "backup, then run stepwise restore (the runs then ask about side effects that the backup "
         "lacks). If repeating the side effects is harmless, move the folder away and start over",
         path=path,
-        errno=None,
     )
 
 

@@ -73,7 +73,6 @@ def other_format(where: str, found: int) -> StoreError:
         f"the store {where} is of format {found}, and this version of stepwise reads format "
         f"{FORMAT}: {way_out}",
         path=where,
-        errno=None,
     )
 
 
