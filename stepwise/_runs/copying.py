@@ -461,18 +461,15 @@ class Copier:
         self.seal: Seal = seal_for(source)
         check_key(self.target, self.seal)
 
-    def copy_each(
-        self, run_ids: Iterable[str], children: Mapping[str, list[str]] | None = None
-    ) -> Iterator[Copied]:
+    def copy_each(self, run_ids: Iterable[str]) -> Iterator[Copied]:
         """Copy runs and logs; yield the result of each.
 
         The first failure of a store itself is raised after the item that reports it.
 
         Args:
             run_ids: ids of runs, which are copied with their child runs, or names of logs.
-            children: the child runs of each run.
         """
-        known = children_of(self.source, self.seal) if children is None else children
+        known = children_of(self.source, self.seal)
         for run_id in run_ids:
             try:
                 yield self.copy(run_id, known)

@@ -178,15 +178,13 @@ class RunOutput:
         """The standard output of the process itself."""
         return self._before[0] if self._before is not None else sys.stdout
 
-    def begin(self, run_id: str) -> RunLog:
-        """Return the log of a run that begins; the caller enters it in the run's context."""
+    def begin(self, run_id: str) -> tuple[RunLog, contextvars.Context]:
+        """Return the log of a run that begins, and a context whose output goes to the log."""
         assert self._before is not None
         log = self._logs[run_id] = RunLog(run_id, self._folder, self._before[1])
-        return log
-
-    def enter(self, log: RunLog) -> None:
-        """Direct the output of the current context to a log."""
-        _current.set(log)
+        context = contextvars.copy_context()
+        context.run(_current.set, log)
+        return log, context
 
     def end(self, log: RunLog) -> None:
         """Close the log of a run that ended."""
@@ -596,9 +594,7 @@ def carry_on(order: Continuation, where: str) -> Reply:
             store = _prepared(order, order.facts.run_id, where)
             _import(order)
             top = UnfinishedRun(store, seal_for(store), order.facts).again()
-            log = output.begin(top.run_id)
-            context = contextvars.copy_context()
-            context.run(output.enter, log)
+            log, context = output.begin(top.run_id)
             try:
                 return context.run(_reply, top, where)
             finally:

@@ -135,9 +135,7 @@ class Threads:
     def begin(self, job: Underway) -> str:
         """Begin to execute a run; see :class:`Engine`."""
         facts = job.run.facts
-        log = self._output.begin(facts.run_id)
-        context = contextvars.copy_context()
-        context.run(self._output.enter, log)
+        log, context = self._output.begin(facts.run_id)
         if known_workflow(facts.workflow).definition.is_coroutine:
             loop = self._event_loop()
             loop.call_soon_threadsafe(self._start, job, log, context=context)
