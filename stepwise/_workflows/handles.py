@@ -932,7 +932,7 @@ def recover(workflow: Any = None, *, max_workers: int = 8, store: Any = None) ->
     names = {name for each in meant for name in names_of(each)}
     if wanted is not None and not names:
         known_workflow(str(wanted))  # raises
-    found = _found(wanted, names, stores_of(known, store))
+    found = _ToContinue(wanted, names, stores_of(known, store))
     here = waker.parked()
     found.waiting = [run for run in found.waiting if (run.store.url, run.id) not in here]
     _tell(found)
@@ -948,12 +948,19 @@ class _ToContinue:
         left: the runs that are left alone, with the reasons.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: Any, names: set[str], stores: Iterable[Store]) -> None:
         self.due: list[TopLevel] = []
         self.waiting: list[Run] = []
         self.left: list[tuple[Run, str]] = []
+        for number, store in enumerate(stores):
+            try:
+                self._look(store, wanted, names)
+            except (StepwiseError, RunStopped) as error:
+                if number == 0:
+                    raise
+                notice(f"recover: the runs in {store.url} are left alone: {error}")
 
-    def look(self, store: Store, wanted: Any, names: set[str]) -> None:
+    def _look(self, store: Store, wanted: Any, names: set[str]) -> None:
         """Sort the unfinished runs of a store."""
         for each in Backlog(store).look():
             if wanted is not None and each.facts.workflow not in names:
@@ -966,18 +973,6 @@ class _ToContinue:
                     self.waiting.append(each.run)
             except (Exception, RunStopped) as error:  # classes of loaded values may raise, too
                 self.left.append((each.run, error_text(error) or type(error).__name__))
-
-
-def _found(wanted: Any, names: set[str], stores: Iterable[Store]) -> _ToContinue:
-    found = _ToContinue()
-    for number, store in enumerate(stores):
-        try:
-            found.look(store, wanted, names)
-        except (StepwiseError, RunStopped) as error:
-            if number == 0:
-                raise
-            notice(f"recover: the runs in {store.url} are left alone: {error}")
-    return found
 
 
 @reports

@@ -24,7 +24,7 @@ import inspect
 import itertools
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -498,7 +498,14 @@ class Walk:
         visits: performs the visits.
         answer: the human's answer, if there is one.
         visited: called after each visit; a checkpoint can be taken in the call.
+
+    Attributes:
+        run_id: id of the run; empty if nothing is recorded.
+        recovered: number of nodes at the checkpoint where the run resumed; ``None`` if it did not.
     """
+
+    run_id = ""
+    recovered: int | None = None
 
     def __init__(
         self,
@@ -549,7 +556,7 @@ class Walk:
         self._failures = list(state["failures"])
         self.tokens, self.latency_ms = state["total_tokens"], state["total_latency_ms"]
 
-    def session(self, run_id: str) -> Written:
+    def session(self) -> Written:
         """Return the session state from which another call continues.
 
         A visit that has not ended counts as not made.
@@ -568,7 +575,7 @@ class Walk:
             "failures": list(self._failures),
             "total_tokens": self.tokens,
             "total_latency_ms": self.latency_ms,
-            "run_id": run_id,
+            "run_id": self.run_id,
             "execution_path": list(self.path),
             "resume_from": next((token.node for token in tokens if not token.paused), None),
             "paused_at": paused.node if paused is not None else None,
@@ -807,7 +814,10 @@ class Execution:
         visit = self.session.get("paused_visit") if self.given is not None else None
         self.answer = Answer(self.data, visit) if visit else None
         if self.manager is None or not self.manager.config.enabled:
-            return await self._unrecorded()
+            visits = Visits(self.graph, self.goal, self.runtime, None)
+            walk = Walk(self.graph, visits, self.answer, lambda *_: None)
+            walk.begin(self.beginning())
+            return await result_of(walk, walk.run())
         run = self._open(self.manager)
         if isinstance(run, Recall):
             result = ExecutionResult(**run.value)
@@ -827,19 +837,6 @@ class Execution:
         if self.session.get("frontier") is not None:
             return dict(self.session)
         return {"memory": copied({**self.session.get("memory", {}), **self.data})}
-
-    async def _unrecorded(self) -> ExecutionResult:
-        visits = Visits(self.graph, self.goal, self.runtime, None)
-        walk = Walk(self.graph, visits, self.answer, lambda *_: None)
-        walk.begin(self.beginning())
-        error: Exception | None = None
-        try:
-            await walk.run()
-        except Paused:
-            pass
-        except Exception as failure:
-            error = failure
-        return result_of(walk, "", error)
 
     # -- which run -------------------------------------------------------------------------------
 
@@ -917,25 +914,33 @@ def _known(
     return whose, ids[0]
 
 
-def result_of(
-    walk: Walk, run_id: str, error: Exception | None, recovered: int | None = None
-) -> ExecutionResult:
-    """Build the result of an execution that has ended or paused."""
+async def result_of(walk: Walk, walking: Awaitable[Any]) -> ExecutionResult:
+    """Await a walk; return the result, also if it paused or a node failed for good."""
+    try:
+        await walking
+    except Paused:
+        return _result(walk)
+    except Exception as error:
+        return _result(walk, error)
+    return _result(walk)
+
+
+def _result(walk: Walk, error: Exception | None = None) -> ExecutionResult:
     paused = walk.paused_at.node if walk.paused_at is not None and error is None else None
     status: Literal["completed", "failed", "paused"] = "paused" if paused else "completed"
     retries = dict(walk.visits.retries)
     return ExecutionResult(
         success=error is None,
         status="failed" if error is not None else status,
-        run_id=run_id,
+        run_id=walk.run_id,
         output=walk.memory,
         error=f"{type(error).__name__}: {error_text(error)}" if error is not None else None,
         exception=error,
         path=list(walk.path),
         steps_executed=len(walk.path),
         paused_at=paused,
-        session_state=walk.session(run_id) if paused or error is not None else {},
-        recovered_from_step=recovered,
+        session_state=walk.session() if paused or error is not None else {},
+        recovered_from_step=walk.recovered,
         total_tokens=walk.tokens,
         total_latency_ms=walk.latency_ms,
         total_retries=sum(retries.values()),
@@ -952,19 +957,14 @@ class _RecordedWalk:
 
     def __init__(self, call: Execution, run: HostedRun, manager: CheckpointManager) -> None:
         self._call, self._run, self._manager = call, run, manager
-        self._recovered: int | None = None
         self._visits = Visits(call.graph, call.goal, call.runtime, run)
         self._walk = Walk(call.graph, self._visits, call.answer, self._visited)
+        self._walk.run_id = run.run_id
 
     async def execute(self) -> ExecutionResult:
         """Execute the walk to its end, or to its next pause."""
-        try:
-            value = await self._run.execute(self._walk_on, idle=1)  # visits are separate tasks
-        except Paused:
-            return self.result()
-        except Exception as error:
-            return self.result(error)
-        return ExecutionResult(**value)
+        walking = self._run.execute(self._walk_on, idle=1)  # visits are separate tasks
+        return await result_of(self._walk, walking)
 
     async def _walk_on(self) -> Any:
         """Visit the remaining nodes."""
@@ -977,11 +977,7 @@ class _RecordedWalk:
             assert token is not None
             self._run.put(_PAUSE, {"at": token.node, "visit": token.key}, durable=True)
             raise
-        return dict(vars(self.result()))
-
-    def result(self, error: Exception | None = None) -> ExecutionResult:
-        """Return the result of the execution."""
-        return result_of(self._walk, self._run.run_id, error, self._recovered)
+        return dict(vars(_result(self._walk)))
 
     def _beginning(self) -> Written:
         if not self._run.is_new and self._call.answer is not None:
@@ -1005,10 +1001,10 @@ class _RecordedWalk:
             told = f"resumes after {count(checkpoint.step_number, 'node')}"
         else:
             told = run.resume_from_start()
-        self._recovered = checkpoint.step_number if checkpoint is not None else 0
+        self._walk.recovered = done = checkpoint.step_number if checkpoint is not None else 0
         run.record_resumed(
             told,
-            self._recovered,
+            done,
             if_changed="the graph has changed since the run began; done nodes stay done, and the "
             "new graph decides what follows",
         )
@@ -1023,7 +1019,7 @@ class _RecordedWalk:
         if config.keep == 1 and not walk.quiet:
             return  # must not replace a checkpoint that can resume
         run_id = self._run.run_id
-        context = walk.session(run_id)
+        context = walk.session()
         memory, path = context.pop("memory"), context.pop("execution_path")
         graph = self._call.kind is ExecutorType.GRAPH
         checkpoint = {  # the fields of a GraphCheckpoint, in their order
