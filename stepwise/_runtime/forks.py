@@ -45,10 +45,9 @@ def process_lock() -> AbstractContextManager[bool]:
     in which no other such lock is taken.
     """
     lock = threading.RLock()
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(
-            before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
-        )
+    os.register_at_fork(
+        before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
+    )
     return lock
 
 

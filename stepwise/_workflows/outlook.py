@@ -64,7 +64,7 @@ _INSIDE = ("accumulate", "compress", "reader", "sorted")  # these read the conte
 _ATOMS = (str, bytes, int, float, bool, type(None))
 _FILES = (io.TextIOWrapper, io.BufferedReader)
 _MODES = ("r", "rt", "rb")
-_PATH = "WindowsPath" if os.name == "nt" else "PosixPath"  # what pathlib.Path() makes
+_PATH = "PosixPath"  # what pathlib.Path() makes
 _METHODS: dict[str, tuple[str, ...]] = {
     "dict": ("items", "keys", "values"),
     "str": ("split", "splitlines"),

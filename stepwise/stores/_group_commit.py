@@ -433,5 +433,4 @@ def write_all_of(store: object) -> WriteAll | None:
 
 @functools.cache
 def _watch_forks() -> None:
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_commits.clear)
+    os.register_at_fork(after_in_child=_commits.clear)
