@@ -1010,7 +1010,7 @@ def _begun(found: _ToContinue, max_workers: int) -> list[Handle[Any] | AsyncHand
         else:
             handle: Handle[Any] = Handle(run_of(top.store, top.run_id))
             handles.append(handle)
-            workers.take(lambda top=top: top, handle)
+            workers.take(top, handle)
     context = contextvars.copy_context()
     for run in found.waiting:
         if loop is not None and known_workflow(run.workflow).definition.is_coroutine:
@@ -1019,7 +1019,7 @@ def _begun(found: _ToContinue, max_workers: int) -> list[Handle[Any] | AsyncHand
                 loop.call_soon_threadsafe, start, context=context
             )
         else:
-            go_on = functools.partial(workers.take, functools.partial(_call_of, run), Handle(run))
+            go_on = functools.partial(workers.take, run, Handle(run))
         try:
             waker.park(run, go_on, lambda: None)  # if the program ends, the run stays suspended
         except (StepwiseError, RunStopped) as error:
@@ -1060,15 +1060,15 @@ class _Workers:
         self._jobs: deque[tuple[Callable[[], None], Handle[Any]]] = deque()
         self._context = contextvars.copy_context()
 
-    def take(self, call: Callable[[], TopLevel | None], handle: Handle[Any]) -> None:
+    def take(self, given: TopLevel | Run, handle: Handle[Any]) -> None:
         """Execute a run, and continue it after each suspension.
 
         Args:
-            call: returns the call that continues the run, or ``None`` if there is nothing to do.
+            given: the call that continues the run, or a run that was suspended until now.
         """
 
         def work() -> None:
-            top = call()
+            top = _call_of(given) if isinstance(given, Run) else given
             if top is not None:
                 execute_here(top, handle, wake=lambda _, again: self._add(again, handle))
 

@@ -276,7 +276,7 @@ class Visits:
         calls, failed = list[int](), Written()
         try:
             while True:
-                record = await self._attempt(token, len(calls) + 1)
+                record: Written = await self._attempt(token, len(calls) + 1)
                 if failed:  # failed attempts count as well
                     costs = {cost: failed[cost] + record[cost] for cost in ("tokens", "ms")}
                     record = {**record, **costs}
