@@ -39,7 +39,7 @@ def copy(source, target, at, when, **how):
     children = children_of(source, seal_for(source))
     below = {child for found in children.values() for child in found}
     tops = [each for each in ids if each not in below]
-    return [*copier.copy_each([*tops, *copier.logs()], children)]
+    return [*copier.copy_each([*tops, *copier.logs()])]
 
 
 if __name__ == "__main__":

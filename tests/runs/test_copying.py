@@ -587,7 +587,7 @@ def test_logs_of_frameworks(source, target):
 def test_sessions_and_threads(source, target):
     """A session of the Agents SDK and a thread of LangGraph are on the lists of both stores."""
     asyncio.run(StepwiseSession("ann", store=source).add_items([{"role": "user"}]))
-    ThreadStore(source).register("chat")
+    ThreadStore(source).index.add("chat")
     log = SealedLog(open_store(source), seal_for(open_store(source)), "langgraph:chat")
     with log.owned() as epoch:
         log.append(epoch, LogEnd(), [(["w", [], []], b"")])
