@@ -81,7 +81,7 @@ def test_a_run_that_always_dies():
     """A run whose process died ten times before any step had ended is given up."""
     placement = submitted("c")
     order = placement.order()
-    store = placement.store
+    store = placement.run.store
     for _ in range(10):
         lease = Lease(store, placement.run.id).acquire()
         journal = Journal(store, seal_for(store), placement.run.id, lease.epoch, fsync=False)
@@ -121,7 +121,7 @@ def test_settings_travel():
 def test_a_continuation():
     """A run is continued with its recorded arguments, unless somebody else was faster."""
     placement = submitted("f")
-    store = open_store(placement.store.url)
+    store = open_store(placement.run.store.url)
     seal = seal_for(store)
     run = UnfinishedRun(store, seal, facts_of(store, seal, placement.run.id))
     order = travelled(continuation(run, [], ""))
@@ -139,7 +139,7 @@ def test_a_submitted_run_is_left_to_its_task(monkeypatch):
     """
     placement = submitted("g")
     said = []
-    store = placement.store
+    store = placement.run.store
 
     def events():
         made = Supervisor([store], Terms(once=True), said.append, RunOutput())
