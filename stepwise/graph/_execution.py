@@ -483,11 +483,12 @@ class Answer:
 
 
 class _Finished(NamedTuple):
-    """The result of a visit: its writes, its answer, its exception."""
+    """The result of a visit: its writes, its answer, its exception, and whether it pauses."""
 
     record: Written | None = None
     answer: Written | None = None
     error: BaseException | None = None
+    pauses: bool = False
 
 
 class Walk:
@@ -639,7 +640,9 @@ class Walk:
                 self._bell = asyncio.get_running_loop().create_future()
                 await self._bell
                 done = [task for task in self._tasks if task.done()]
-                for task in sorted(done, key=lambda each: self._place(self._tasks[each])):
+                if done[1:]:
+                    done.sort(key=lambda each: self._place(self._tasks[each]))
+                for task in done:
                     self._finish(self._tasks.pop(task), task.result())
         finally:
             await self._cancel()
@@ -705,25 +708,23 @@ class Walk:
     async def _visit(self, token: Token) -> _Finished:
         """Visit a node in a separate task, so that a failing branch disturbs no other."""
         record: Written | None = None
+        pauses = False
         try:
             if not token.paused:
                 record = await self.visits.visit(token)
-            if not self._pauses(token, record):
+            node, is_done = self._graph.get_node(token.node), not (record and record["error"])
+            pauses = node is not None and node.pause and is_done
+            if not pauses:
                 return _Finished(record)
             if record is not None:
                 token = token.wrote(record)
             offered = self._answer
             mine = offered.data if offered is not None and offered.visit == token.key else None
-            return _Finished(record, await self.visits.answer(token, mine))
+            return _Finished(record, await self.visits.answer(token, mine), pauses=True)
         except BaseException as error:  # raised by run(), once the other branches have ended
-            return _Finished(record, error=error)
+            return _Finished(record, error=error, pauses=pauses)
         finally:
             self._ring()  # the task is done by the time run() looks
-
-    def _pauses(self, token: Token, record: Written | None) -> bool:
-        node = self._graph.get_node(token.node)
-        is_done = record is None or record["error"] is None
-        return node is not None and node.pause and is_done
 
     def _finish(self, token: Token, finished: _Finished) -> None:
         record, error = finished.record, finished.error
@@ -733,7 +734,7 @@ class Walk:
             self.latency_ms += record["ms"]
             if record["error"] is not None:
                 self._failures.append(token.node)
-            token = token.wrote(record, paused=self._pauses(token, record))
+            token = token.wrote(record, paused=finished.pauses)
         if isinstance(error, NodeFailedError):
             self._calls += error.calls
             self._failed.append((token, error.error))
