@@ -636,15 +636,12 @@ class ThreadStore:
     def _refresh(self, known: _Known, log: SealedLog) -> None:
         found = log.read(known.end) if known.end.at.last else None
         whole = found is None
-        for attempt in range(3):  # another process may have rewritten the log in between
-            if found is None:
-                known.forget()
-                found = log.read(known.end)
-            if found is None or (any(each.header is None for each in found[0]) and attempt < 2):
-                whole, found = True, None
-                continue
-            break
-        assert found is not None
+        for _ in range(3):  # another process may have rewritten the log in between
+            if found is not None and all(each.header is not None for each in found[0]):
+                break
+            known.forget()
+            found, whole = log.read(known.end), True
+        assert found is not None  # from the beginning, there is always an answer
         entries, known.end = found
         for each in entries:
             known.thread.add(*each)

@@ -30,6 +30,7 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Collection,
     Iterable,
     Iterator,
     Mapping,
@@ -590,7 +591,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
             thread = self._threads.read(thread_id)
             if any(each.graph_run in unwanted for each in thread.newest_first()):
                 self._check_all(thread_id, thread)
-                self._keep(thread_id, lambda each: each.graph_run not in unwanted, told=True)
+                self._keep(thread_id, unwanted)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy all checkpoints and writes of a thread to another thread, which keeps its own.
@@ -632,28 +633,29 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
             thread = self._threads.read(thread_id)
             self._check_all(thread_id, thread)
             if len(thread.checkpoints) > 1:
-                self._keep(thread_id, _newest_of_each())
+                self._keep(thread_id)
 
     aget_delta_channel_history = _in_thread(get_delta_channel_history)
     aput, aput_writes = _in_thread(put), _in_thread(put_writes)
     adelete_thread, adelete_for_runs = _in_thread(delete_thread), _in_thread(delete_for_runs)
     acopy_thread, aprune = _in_thread(copy_thread), _in_thread(prune)
 
-    def _keep(
-        self, thread_id: str, wanted: Callable[[Stored], bool], *, told: bool = False
-    ) -> None:
+    def _keep(self, thread_id: str, unwanted: Collection[str] = ()) -> None:
         """Delete all checkpoints that are neither wanted nor needed by a wanted checkpoint.
 
         Args:
-            wanted: called for each intact checkpoint, the newest first.
+            unwanted: values of ``run_id``; without any, the newest checkpoint of each namespace is
+                wanted.
         """
         with self._threads.writing(thread_id) as writer:
             thread = writer.thread
             intact = [each for each in thread.newest_first() if not each.damaged]
-            kept = [each for each in intact if wanted(each)]
+            kept = [each for each in intact if each.graph_run not in unwanted]
+            if not unwanted:
+                kept = [*{each.ns: each for each in reversed(intact)}.values()]
             places = {(each.ns, each.id) for each in kept}
             needed = {place for each in kept for place in self._needed(thread, each)} - places
-            if told and needed:
+            if unwanted and needed:
                 notice(
                     f"{self._named(thread_id)}: {len(needed)} checkpoints of deleted runs stay, "
                     "since later ones need them for their delta channels"
@@ -687,7 +689,8 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
                 return self._tuple(thread_id, thread, stored, metadata, place, of=config)
         found = self._found(config, thread)
         if found is None:
-            self._check_empty(config, thread)
+            if (thread.lost or thread.gone) and not config["configurable"].get("checkpoint_ns"):
+                raise self._damaged(thread_id, None)  # it only seems to be empty
             return None
         stored = self._certain(thread_id, thread, found, config)
         return self._tuple(thread_id, thread, stored, of=config)
@@ -715,11 +718,6 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
                     )
                     return each
         raise self._damaged(thread_id, stored)
-
-    def _check_empty(self, config: Config, thread: Thread) -> None:
-        """Raise if a thread seems to be empty because its records are lost."""
-        if (thread.lost or thread.gone) and not config["configurable"].get("checkpoint_ns"):
-            raise self._damaged(_thread_of(config), None)
 
     def _check_all(self, thread_id: str, thread: Thread) -> None:
         if thread.lost or thread.gone:
@@ -854,18 +852,6 @@ def _goes_on(config: Config, metadata: Mapping[str, Any], parent: str) -> bool:
     if source == "fork":
         return False
     return RUNTIME in facts and facts.get(_BRANCHES) != parent
-
-
-def _newest_of_each() -> Callable[[Stored], bool]:
-    """Return a predicate that accepts the first checkpoint of each namespace."""
-    seen = set[str]()
-
-    def wanted(stored: Stored) -> bool:
-        is_first = stored.ns not in seen
-        seen.add(stored.ns)
-        return is_first
-
-    return wanted
 
 
 def _counts(key: tuple[str, int], write: StoredWrite, stored: Stored, place: Whence) -> bool:
