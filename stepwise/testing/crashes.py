@@ -472,7 +472,7 @@ class _Trials:
                 story.append("tried again")
             self._check_world(_read_log(folder), disturbance, story, handled=handled)
             if not handled:
-                self._judge(first, story)
+                self._judge(first, "; ".join(story), self._alone)
 
     def _recover(self, folder: str, disturbance: _Disturbance, story: list[str]) -> _ProcessEnd:
         """Start the workflow until it ends, settling calls in doubt in between."""
@@ -490,9 +490,20 @@ class _Trials:
 
     # -- judging ---------------------------------------------------------------------------------
 
-    def _judge(self, ended: _ProcessEnd, story: list[str]) -> None:
-        """Compare the end of a workflow with the end of an undisturbed run."""
-        _differ("; ".join(story), ended, self._alone, "an undisturbed run", self._compare)
+    def _judge(
+        self, ended: _ProcessEnd, told: str, alone: _ProcessEnd, what: str = "an undisturbed run"
+    ) -> None:
+        """Raise ``AssertionError`` if two processes did not end alike."""
+        if ended.error != alone.error or ended.killed:
+            raise AssertionError(
+                f"{told}: it ended with {ended.error or 'a result'} instead of "
+                f"{alone.error or 'a result'}\n{ended.trace}"
+            )
+        if not ended.error and not self._compare(ended.value, alone.value):
+            raise AssertionError(
+                f"{told}: the result differs from that of {what}:\n"
+                f"  undisturbed  {alone.value!r}\n  recovered    {ended.value!r}"
+            )
 
     def _check_world(
         self, log: list[Passed], disturbance: _Disturbance, story: list[str], *, handled: bool
@@ -537,7 +548,7 @@ class _Trials:
                 before = len(_read_log(folder))
                 ended = self._start(folder, twin)
                 made = _read_log(folder)[before:]
-                _differ(story[0], ended, alone, f"{name} alone", self._compare)
+                self._judge(ended, story[0], alone, f"{name} alone")
                 missing = _bodies_in(log) - _bodies_in(made)
                 if missing:
                     raise AssertionError(
@@ -547,7 +558,8 @@ class _Trials:
                         "key="
                     )
                 if disturbance is not None:
-                    self._judge(self._recover(folder, disturbance, story), story)
+                    ended = self._recover(folder, disturbance, story)
+                    self._judge(ended, "; ".join(story), self._alone)
 
     # -- processes -------------------------------------------------------------------------------
 
@@ -672,26 +684,6 @@ def _check_repeats(log: list[Passed], told: str) -> None:
 def _bodies_in(log: list[Passed]) -> Counter[str]:
     """Count the bodies that began."""
     return Counter(passed.point.call for passed in log if passed.point.when == "before")
-
-
-def _differ(
-    told: str,
-    ended: _ProcessEnd,
-    alone: _ProcessEnd,
-    what: str,
-    compare: Callable[[Any, Any], bool],
-) -> None:
-    """Raise ``AssertionError`` if two processes did not end alike."""
-    if ended.error != alone.error or ended.killed:
-        raise AssertionError(
-            f"{told}: it ended with {ended.error or 'a result'} instead of "
-            f"{alone.error or 'a result'}\n{ended.trace}"
-        )
-    if not ended.error and not compare(ended.value, alone.value):
-        raise AssertionError(
-            f"{told}: the result differs from that of {what}:\n"
-            f"  undisturbed  {alone.value!r}\n  recovered    {ended.value!r}"
-        )
 
 
 def _effects_in(log: list[Passed]) -> Counter[str]:
