@@ -44,11 +44,6 @@ _KINDS = {"input_tokens": "input", "output_tokens": "output"}
 _ASKED = re.compile(r"model='([^']+)'")  # the beginning of a request's shown arguments
 
 
-def label_of(workflow: str) -> str:
-    """Return the short name of a workflow: ``agent`` of ``/path/agent.py:agent``."""
-    return workflow.rpartition(":")[2]
-
-
 def usage_of(name: str, arguments: str, usage: Mapping[str, Any]) -> dict[str, str]:
     """Return the attributes that name a model request: operation, provider, models.
 
@@ -119,7 +114,7 @@ class Metrics:
 
     def on_event(self, event: Event) -> None:
         """Count an event."""
-        kind, workflow = event.kind, label_of(event.workflow)
+        kind, workflow = event.kind, event.workflow.rpartition(":")[2]  # of /path/agent.py:agent
         names = {"gen_ai.workflow.name": workflow}
         if event.name:
             names["stepwise.step.name"] = event.name

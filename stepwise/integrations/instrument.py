@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from types import FrameType, ModuleType
 from typing import Any
@@ -147,8 +148,7 @@ def instrument(
                 "name= is for a client of httpx: stepwise.instrument(client, …)"
             )
         _everywhere.set()
-        for place in (*_HTTPX, *_UNSEEN):
-            _when_imported(place)
+        _wrap_all(*_HTTPX, *_UNSEEN)
         return
     sender, sdk = _sender(client)
     if not sdk and not name:
@@ -162,8 +162,7 @@ def instrument(
     methods = frozenset(
         method.upper() for method in ((reads,) if isinstance(reads, str) else reads)
     )
-    for place in _HTTPX:
-        _when_imported(place)
+    _wrap_all(*_HTTPX)
     _clients[sender] = _MODELS if sdk else RequestKind(f"{name}", named=True, reads=methods)
 
 
@@ -198,8 +197,7 @@ def answering(answer: Callable[..., Any]) -> Iterator[None]:
     """
     _answers.append(answer)
     try:
-        for place in _HTTPX:
-            _when_imported(place)
+        _wrap_all(*_HTTPX)
         yield
     finally:
         _answers.remove(answer)
@@ -347,15 +345,16 @@ _UNSEEN = (
 )
 
 
-def _when_imported(place: _Method) -> None:
-    """Wrap a method now, or when its module is imported."""
-    if place.module in sys.modules:
-        _wrap(place)
-        return
-    wrapt.register_post_import_hook(lambda _: _wrap(place), place.module)
+def _wrap_all(*places: _Method) -> None:
+    """Wrap methods now, or when their modules are imported."""
+    for place in places:
+        if place.module in sys.modules:
+            _wrap(place)
+        else:
+            wrapt.register_post_import_hook(partial(_wrap, place), place.module)
 
 
-def _wrap(place: _Method) -> None:
+def _wrap(place: _Method, _: object = None) -> None:
     with _mutex:
         if (place.module, place.path) not in _wrapped:
             wrapt.wrap_function_wrapper(place.module, place.path, place.wrapper)
