@@ -40,9 +40,9 @@ from typing import Any
 from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached
-from stepwise._runtime.limits import check_folder, make_private, met, read_trusted, way_out
+from stepwise._runtime.limits import check_folder, make_private, read_trusted, unusable
 from stepwise._values.unpickling import Data, Pieces
-from stepwise.errors import ConfigurationError, StoreError
+from stepwise.errors import ConfigurationError
 from stepwise.stores.base import FORMAT
 
 _MAGIC = b"SW"
@@ -339,20 +339,9 @@ def load_seal() -> Seal:
             _make(path)
             keys = _from_file(path)
     except OSError as error:
-        raise _unusable(path, error) from error
+        way = "set STEPWISE_HOME to a folder of yours, or STEPWISE_KEY to a secret"
+        raise unusable("key file", path, error, way) from error
     return Seal(keys, settings.encrypt())
-
-
-def _unusable(path: str, error: OSError) -> StoreError:
-    way = way_out(error.errno) or (
-        "set STEPWISE_HOME to a folder of yours, or STEPWISE_KEY to a secret"
-    )
-    return StoreError(
-        f"the key file {path} cannot be used: {met(error.errno) or error.strerror}. "
-        f"{way[0].upper()}{way[1:]}",
-        path=path,
-        errno=error.errno,
-    )
 
 
 def _from_text(text: str) -> bytes:

@@ -56,6 +56,22 @@ def met(code: int | None) -> str:
     )
 
 
+def unusable(what: str, path: str, error: OSError, way: str) -> StoreError:
+    """Return the error for a file that cannot be used.
+
+    Args:
+        what: the file, in words.
+        way: the remedy, unless the error has one of its own.
+    """
+    way = way_out(error.errno) or way
+    return StoreError(
+        f"the {what} {path} cannot be used: {met(error.errno) or error.strerror}. "
+        f"{way[0].upper()}{way[1:]}",
+        path=path,
+        errno=error.errno,
+    )
+
+
 def ran_out(doing: str, error: MemoryError) -> MemoryError:
     """Return an error that names the activity during which memory ran out.
 

@@ -28,7 +28,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from stepwise._runtime.limits import met, way_out
+from stepwise._runtime.limits import unusable
 from stepwise.errors import StoreError
 
 _TO_LOCK = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -191,13 +191,7 @@ def _is_same(path: str, ours: os.stat_result) -> bool:
 
 
 def _failed(path: str, error: OSError) -> StoreError:
-    way = way_out(error.errno) or "give the store another folder"
-    return StoreError(
-        f"the lock file {path} cannot be used: {met(error.errno) or error.strerror}. "
-        f"{way[0].upper()}{way[1:]}",
-        path=path,
-        errno=error.errno,
-    )
+    return unusable("lock file", path, error, "give the store another folder")
 
 
 def _offset(name: str) -> int:
