@@ -25,8 +25,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stepwise._checkpoints.references import References
-from stepwise._identity.call_parts import codes_within, same_code
+from stepwise._identity.call_parts import same_code
 from stepwise._identity.clients import fields_of, is_foreign
+from stepwise._rewrite.build import codes_within
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.data import parameter_types
 from stepwise._values.reducers import is_as_it_was, is_synchronizer, snapshot
@@ -611,18 +612,10 @@ def _roots(
     return roots
 
 
-def _codes_of(function: Any) -> Iterator[types.CodeType]:
-    waiting = [function.__code__]
-    while waiting:
-        code = waiting.pop()
-        yield code
-        waiting += [each for each in code.co_consts if type(each) is types.CodeType]
-
-
 def _globals_of(function: Any, *, code: bool = False) -> dict[str, Any]:
     """Return the globals that a function names; modules, classes and functions only as ``code``."""
     namespace, found = function.__globals__, dict[str, Any]()
-    for each in _codes_of(function):
+    for each in (function.__code__, *codes_within(function.__code__)):
         found.update((name, namespace[name]) for name in each.co_names if name in namespace)
     return {name: value for name, value in found.items() if code or not isinstance(value, _CODE)}
 
@@ -639,7 +632,8 @@ def _constants_of(function: Any) -> list[str]:
             found.append(name)
         elif type(value) is types.ModuleType:
             held = vars(value)
-            names = (each for code in _codes_of(function) for each in code.co_names)
+            codes = (function.__code__, *codes_within(function.__code__))
+            names = (each for code in codes for each in code.co_names)
             found += [
                 f"{name}.{each}"
                 for each in dict.fromkeys(names)

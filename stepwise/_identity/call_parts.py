@@ -288,14 +288,6 @@ def same_code(one: types.CodeType, other: types.CodeType) -> bool:
     return one.co_name == other.co_name and _shape(one, "", "@") == _shape(other, "", "@")
 
 
-def codes_within(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield the code objects of functions and classes defined inside another, at any depth."""
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType):
-            yield each
-            yield from codes_within(each)
-
-
 def _shape(code: types.CodeType, own: str, inside: str) -> tuple[Any, ...]:
     """Return plain data that is equal for two functions that do the same.
 

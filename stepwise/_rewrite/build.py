@@ -309,7 +309,7 @@ def _compile(
             outer = compile(module, original.co_filename, "exec", flags=flags, dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         raise UnsupportedError(f"its rewritten form does not compile: {error}") from error
-    code = next(code for code in _codes(outer) if code.co_name == _SELF)
+    code = next(code for code in codes_within(outer) if code.co_name == _SELF)
     return _renamed(code, scope + _SELF, qualname).replace(co_name=original.co_name)
 
 
@@ -341,11 +341,12 @@ def _owner(qualname: str) -> str | None:
     return classes[-1] if classes else None
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+def codes_within(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield the code objects of functions and classes defined inside another, at any depth."""
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield constant
-            yield from _codes(constant)
+            yield from codes_within(constant)
 
 
 def _check_same(original: types.CodeType, code: types.CodeType, first: int) -> None:
