@@ -81,7 +81,7 @@ from stepwise._runs.steps import (
     checkpoints_of,
     duration_of,
     each_step,
-    frames_of,
+    failures_of,
     newest_checkpoint,
     run_dict,
     status_of,
@@ -372,7 +372,8 @@ class Run:
         """
         facts = self._facts()
         failed = facts.status == "failed"
-        return frames_of((self.store, self._seal, self.id), 0, facts.end) if failed else ()
+        failures = failures_of((self.store, self._seal, self.id), 0) if failed else {}
+        return failures.get(facts.end, ())
 
     def _error_text(self) -> str | None:
         """Return the text of the run's exception, even if the exception's ``__str__`` fails.

@@ -334,20 +334,20 @@ Place = tuple[Store, Seal, str]
 """A store, the seal of its records, and the id of a run."""
 
 
-def frames_of(place: Place, call: int, attempt: int | None = None) -> tuple[Frame, ...]:
-    """Return the recorded frames of a failed attempt; empty if none are recorded.
+def failures_of(place: Place, call: int) -> dict[int, tuple[Frame, ...]]:
+    """Return the recorded frames of a call's failed attempts, by the numbers of the attempts.
 
     Args:
-        call: the number of the step; 0 for the run.
-        attempt: the number of the attempt; by default the last one with frames.
+        call: the number of the step; 0 for the run, whose attempts are the records of its ends.
 
     Raises:
-        UnreadableValueError: the frames are damaged.
+        UnreadableValueError: the frames of an attempt are damaged.
     """
-    known = attempts_with_frames(place[0], place[2], call)
-    if not known or attempt not in (None, *known):
-        return ()
-    return tuple(Frame(*each) for each in view_frames(*place, call, attempt or known[-1]))
+    store, _, run_id = place
+    return {
+        attempt: tuple(Frame(*each) for each in view_frames(*place, call, attempt))
+        for attempt in attempts_with_frames(store, run_id, call)
+    }
 
 
 # -- steps ----------------------------------------------------------------------------------------
@@ -446,15 +446,16 @@ class StepRecord:
         Raises:
             UnreadableValueError: the frames are damaged.
         """
-        return frames_of(self._place, self.number)
+        return ((), *self.failures.values())[-1]
 
-    def frames_of(self, attempt: int) -> tuple[Frame, ...]:
-        """Return the frames of a failed attempt, counted from 1; empty if they are not recorded.
+    @property
+    def failures(self) -> dict[int, tuple[Frame, ...]]:
+        """The recorded frames of all failed attempts, by the number of the attempt, from 1.
 
         Raises:
-            UnreadableValueError: the frames are damaged.
+            UnreadableValueError: the frames of an attempt are damaged.
         """
-        return frames_of(self._place, self.number, attempt)
+        return failures_of(self._place, self.number)
 
     @property
     def error(self) -> BaseException | None:
