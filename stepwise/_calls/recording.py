@@ -30,14 +30,3 @@ class RecordingCall(Performance):
         """Record the arguments, make the call, and record its outcome."""
         record_arguments(self, call)
         return (yield from super().conduct(call, origin, match))
-
-
-def recording(performance: type[Performance]) -> type[Performance]:
-    """Return the class of the calls that also record their arguments."""
-    if performance is Performance:
-        return RecordingCall
-    if performance is RecordingCall:
-        return performance
-    from stepwise._calls.approvals import RecordingApprovedCall  # on use: few tools ask
-
-    return RecordingApprovedCall

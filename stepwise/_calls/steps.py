@@ -248,9 +248,7 @@ class Step(Performer):
 
             self._performance = ApprovedCall
         if record_arguments:
-            from stepwise._calls.recording import recording  # on use: few steps ask for it
-
-            self._performance = recording(self._performance)
+            self._performance = self._recording
         self._make_known()
 
     @cached
@@ -262,6 +260,17 @@ class Step(Performer):
     def code(self) -> str:
         """The fingerprint of the function's body."""
         return body_digest(self.function)
+
+    @property
+    def _recording(self) -> type[Performance]:
+        """The class of the calls that record their arguments."""
+        if self.approve:
+            from stepwise._calls.approvals import RecordingApprovedCall
+
+            return RecordingApprovedCall
+        from stepwise._calls.recording import RecordingCall  # on use: few ask for it
+
+        return RecordingCall
 
     def _make_known(self) -> None:
         root, _, inner = self.qualname.partition(".")
@@ -387,9 +396,7 @@ class Step(Performer):
             raise run.stop(stopped(doing, error)) from error
         performance = self._performance
         if run.records_arguments and self._as_run:
-            from stepwise._calls.recording import recording  # on use: few runs ask for it
-
-            performance = recording(performance)
+            performance = self._recording
         call = performance(self, scope, identity, bound, args, kwargs)
         return call.core(asks_first=asks_first)
 

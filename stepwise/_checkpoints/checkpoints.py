@@ -37,6 +37,7 @@ from stepwise._values.unpickling import Data
 from stepwise.stores import Store
 
 Retention = Literal["latest_only", "prune_old", "thinned", "all"]
+ClassicRetention = Literal["latest_only", "prune_old", "all"]
 PREFIX = "checkpoint/"
 _READS_FILES = "+"  # so that it is stored beside the one before the loop, after the same record
 _PRUNE_AT_LEAST = 200  # records at a time
@@ -258,7 +259,7 @@ class Checkpoints:
         names = [*(each for each in self._names if each not in replaced), name]
         pruned, needed = names[: -self._keep] if self._keep else [], set[str]()
         if self._thins:
-            pruned = _thinned_out(names)
+            pruned = thinned_out(names)
         if reads_files or self._before:
             self._before.pop(name, None)
             if reads_files:
@@ -302,7 +303,7 @@ class Checkpoints:
 _NEWEST = 20  # checkpoints that thinning keeps
 
 
-def _thinned_out(names: list[str]) -> list[str]:
+def thinned_out(names: list[str]) -> list[str]:
     """Return the checkpoints that thinning deletes; the newest name comes last.
 
     The numbers of the records are divided into blocks, and the oldest checkpoint of each block

@@ -756,11 +756,7 @@ class ActiveRun:
         self.account: Account = Account(facts.run_id, self.flows, budget, outer)
         self.unwinding = Unwinding(facts.run_id)
         self.records_arguments = settings.record_arguments()
-        self.frames: FrameRecorder | None = parent.frames if parent is not None else None
-        if self.frames is None and settings.record_locals():
-            from stepwise._execution.frames import FrameRecorder  # on use: few programs ask for it
-
-            self.frames = FrameRecorder(self.secrets)
+        self.frames = parent.frames if parent is not None else _frame_recorder(self.secrets)
         self.frame: WatchesSteps | None = None
         self.stopped: RunStopped | None = None
         self.surfacing = Surfacing(weakref.proxy(self))  # no cycle: runs hold large objects
@@ -1168,6 +1164,14 @@ class ActiveRun:
         self.steering.close()
         self.surfacing.close()
         self.lease.release()
+
+
+def _frame_recorder(secrets: Secrets) -> FrameRecorder | None:
+    if not settings.record_locals():
+        return None
+    from stepwise._execution.frames import FrameRecorder  # on use: few programs ask for it
+
+    return FrameRecorder(secrets)
 
 
 def _in_child() -> None:

@@ -25,14 +25,14 @@ from stepwise._journal.journal import FRAMES, Journal
 from stepwise._journal.records import RunFacts
 from stepwise._runtime.messages import is_ours, reports
 from stepwise._values.credentials import is_secret_name, is_suspect, is_suspect_name
-from stepwise._values.preview import HIDDEN, Hiding, PlainPreview, Secrets
+from stepwise._values.preview import HIDDEN, Hiding, PlainPreview, Secrets, is_plain, type_name
 
 _MOST_FRAMES = 20  # the innermost ones
 _MOST_VARIABLES = 50  # of a frame
 _ROOM = 32_000  # characters of all variables of a failure
 _LINE = 300  # characters of a line of source
 _SECONDS = 0.05  # for all variables of a failure
-_ATOMS = (type(None), bool, int, float, str, bytes)
+_SHARED = (None, True, False, "", 0, 1)  # many variables hold the same object
 _NOT_SHOWN = "<not shown>"
 _LEFT_OUT = "..."
 
@@ -74,7 +74,7 @@ class FrameRecorder:
             text = hiding.instead(name, value)
             if text is not None:
                 self._names[name] = text
-                if type(value) not in _ATOMS[:4]:
+                if not any(value is each for each in _SHARED):
                     self._objects[id(value)] = value, text
         self._record(journal, call, attempt, error)
 
@@ -123,6 +123,8 @@ class FrameRecorder:
         known = self._objects.get(id(value))
         if name in self._names or known is not None:
             return self._names.get(name) or (known[1] if known is not None else _NOT_SHOWN)
+        if not is_plain(value):
+            return f"<{type_name(value)}>"
         random = type(value) is str and is_suspect_name(name) and is_suspect(value)
         if random or is_secret_name(name) or self._secrets.holds(value):
             return HIDDEN

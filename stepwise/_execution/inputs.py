@@ -53,7 +53,7 @@ def record_inputs_of(
     texts = {name: hiding.instead(name, value) for name, value in given.items()}
     instead = {name: secrets.mask(text) for name, text in texts.items() if text is not None}
     values = {name: value for name, value in given.items() if name not in instead}
-    form = _Texts(active.codec, function) if active.codec.data_only else _Pickle(active)
+    form = _InputTexts(active.codec, function) if active.codec.data_only else _InputPickle(active)
     try:
         data = form.dump(values)
         clean = not secrets.found_in(data)
@@ -72,7 +72,10 @@ def record_inputs_of(
 
 
 def _recordable(
-    form: _Pickle | _Texts, active: ActiveRun, values: Mapping[str, Any], instead: dict[str, str]
+    form: _InputPickle | _InputTexts,
+    active: ActiveRun,
+    values: Mapping[str, Any],
+    instead: dict[str, str],
 ) -> dict[str, Any]:
     """Return the arguments that can be recorded, without secrets; name the others in ``instead``.
 
@@ -93,7 +96,7 @@ def _recordable(
     return found
 
 
-class _Reducers(FrameReducers):
+class _InputReducers(FrameReducers):
     """The reduction of arguments: memory that several objects share is written for each."""
 
     def __init__(self, around: Surroundings) -> None:
@@ -101,7 +104,7 @@ class _Reducers(FrameReducers):
         self.keeps_links = False
 
 
-class _Pickle:
+class _InputPickle:
     """Arguments as a pickle of the form that ``load_values`` reads."""
 
     name = PYTHON
@@ -115,10 +118,10 @@ class _Pickle:
 
     def dump(self, values: Mapping[str, Any]) -> bytes:
         """Return the pickle; its bytes share no memory with the arguments."""
-        return bytes(dump((dict(values), [], {}, []), _Reducers(self.around)))
+        return bytes(dump((dict(values), [], {}, []), _InputReducers(self.around)))
 
 
-class _Texts:
+class _InputTexts:
     """Arguments as data: the JSON of each, by name."""
 
     name = JSON

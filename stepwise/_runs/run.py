@@ -74,7 +74,7 @@ from stepwise._runs.questions import (
     to_record,
 )
 from stepwise._runs.steps import (
-    Frame,
+    RecordedFrame,
     RunCheckpoint,
     RunStatus,
     StepRecord,
@@ -362,7 +362,7 @@ class Run:
         return error_of(self.store, self._seal, self._facts())
 
     @property
-    def frames(self) -> tuple[Frame, ...]:
+    def frames(self) -> tuple[RecordedFrame, ...]:
         """The frames of the run's failure, outermost first, with local variables.
 
         Empty if the run did not fail, or ``configure(record_locals=True)`` was not set.

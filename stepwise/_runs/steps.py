@@ -308,7 +308,7 @@ def _stopped(run_id: str, stop: Stop, others: list[Call], stops: list[Stop]) -> 
 
 @public
 @dataclass(frozen=True, slots=True)
-class Frame:
+class RecordedFrame:
     """A frame of the traceback of a failure, as ``record_locals=True`` records it.
 
     Args:
@@ -334,7 +334,7 @@ Place = tuple[Store, Seal, str]
 """A store, the seal of its records, and the id of a run."""
 
 
-def failures_of(place: Place, call: int) -> dict[int, tuple[Frame, ...]]:
+def failures_of(place: Place, call: int) -> dict[int, tuple[RecordedFrame, ...]]:
     """Return the recorded frames of a call's failed attempts, by the numbers of the attempts.
 
     Args:
@@ -345,7 +345,7 @@ def failures_of(place: Place, call: int) -> dict[int, tuple[Frame, ...]]:
     """
     store, _, run_id = place
     return {
-        attempt: tuple(Frame(*each) for each in view_frames(*place, call, attempt))
+        attempt: tuple(RecordedFrame(*each) for each in view_frames(*place, call, attempt))
         for attempt in attempts_with_frames(store, run_id, call)
     }
 
@@ -438,7 +438,7 @@ class StepRecord:
         return view_inputs(*self._place, self.number)
 
     @property
-    def frames(self) -> tuple[Frame, ...]:
+    def frames(self) -> tuple[RecordedFrame, ...]:
         """The frames of the last failed attempt, outermost first; see ``record_locals=``.
 
         Empty if they are not recorded.
@@ -449,7 +449,7 @@ class StepRecord:
         return ((), *self.failures.values())[-1]
 
     @property
-    def failures(self) -> dict[int, tuple[Frame, ...]]:
+    def failures(self) -> dict[int, tuple[RecordedFrame, ...]]:
         """The recorded frames of all failed attempts, by the number of the attempt, from 1.
 
         Raises:

@@ -146,31 +146,21 @@ def configure(
             ``approve``) before it suspends and releases the process.  ``None`` to never suspend, 0
             to suspend at once; 60 by default.
         secret_names: further names whose values are masked in requests (``door_code``).
-        record_arguments: record the arguments of every step in full, for people who look at the
-            run, in runs that this process opens from now on; ``record_arguments=`` of a step
-            decides for that step.  Off by default: a growing conversation is recorded again at
-            each step.
-        record_locals: record the traceback of each failed attempt of a step, and of a failed run,
-            with short forms of the local variables of the user's functions, in runs that this
-            process opens from now on.  Off by default: a variable may hold what must not be stored.
+        record_arguments: record the arguments of all steps in full, as ``record_arguments=`` does.
+        record_locals: record failures of steps and runs with short forms of the local variables.
+            Off by default, since a variable may hold what must not be stored.
 
     Raises:
         ConfigurationError: a setting is invalid.
     """
     if store is not None:
         _settings.store = _checked_store(store)
-    if quiet is not None:
-        _settings.quiet = quiet
+    switches = {"quiet": quiet, "encrypt": encrypt, "record_locals": record_locals}
+    _switch({**switches, "record_arguments": record_arguments})
     if suspend_after is not _UNSET:
         what = f"configure(suspend_after={suspend_after!r})"
         never = suspend_after is None
         _settings.suspend_after = None if never else _seconds(suspend_after, what, "None")
-    if encrypt is not None:
-        _settings.encrypt = encrypt
-    if record_arguments is not None:
-        _settings.record_arguments = _switch(record_arguments, "record_arguments")
-    if record_locals is not None:
-        _settings.record_locals = _switch(record_locals, "record_locals")
     if trust is not None:
         _settings.trust = _checked_trust(trust, f"configure(trust={trust!r})")
     if grace is not None:
@@ -328,10 +318,11 @@ def record_locals() -> bool:
     return _flag("STEPWISE_RECORD_LOCALS") if chosen is None else chosen
 
 
-def _switch(given: Any, name: str) -> bool:
-    if not isinstance(given, bool):
-        raise ConfigurationError(f"configure({name}={given!r}): it must be True or False")
-    return given
+def _switch(chosen: Mapping[str, Any]) -> None:
+    for name, on in chosen.items():
+        if on is not None and not isinstance(on, bool):
+            raise ConfigurationError(f"configure({name}={on!r}): it must be True or False")
+        vars(_settings).update({name: on} if on is not None else {})
 
 
 def trusts_data_only() -> bool:

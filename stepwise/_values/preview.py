@@ -297,6 +297,12 @@ _BY_CONTENT: tuple[type, ...] = (
 _LONGEST = 1 << 16  # characters: longer texts are not searched for what must be masked
 
 
+def is_plain(value: object) -> bool:
+    """Return whether a value is of exactly one of Python's own types for data."""
+    cls = type(value)
+    return any(cls is each for each in _BY_CONTENT)  # ``in`` would ask a user's metaclass
+
+
 class PlainPreview(_Repr):
     """The display of plain values and containers; another object is shown by its type alone.
 
@@ -321,9 +327,9 @@ class PlainPreview(_Repr):
 
     def repr1(self, x: Any, level: int, room: int = _ALL) -> str:
         """Return the text of a value."""
-        cls = type(x)
-        if not any(cls is each for each in _BY_CONTENT):  # ``in`` would ask a user's metaclass
+        if not is_plain(x):
             return f"<{type_name(x)}>"
+        cls = type(x)
         if time.perf_counter() > self._until:
             return "..."
         if cls is str and len(x) > _LONGEST:

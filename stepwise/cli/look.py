@@ -14,7 +14,7 @@ from typing import Any, TextIO, get_args
 import click
 
 import stepwise
-from stepwise import Frame, Run, StepRecord
+from stepwise import RecordedFrame, Run, StepRecord
 from stepwise._display.render import RunShown, question_text, usage_text
 from stepwise._display.terminal import (
     Below,
@@ -396,7 +396,7 @@ def _show_step(run: Run, number: int, *, as_json: bool) -> None:
         _show_frames(f"attempt {attempt} failed here", frames)
 
 
-def _show_frames(title: str, frames: Sequence[Frame]) -> None:
+def _show_frames(title: str, frames: Sequence[RecordedFrame]) -> None:
     """Print the frames of a failure with their variables, the outermost first."""
     if frames:
         say(f"\n{title}, the last line innermost:")

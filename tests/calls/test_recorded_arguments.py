@@ -5,7 +5,6 @@ import copy
 import dataclasses
 import json
 import os
-import pathlib
 import pickle
 import signal
 import threading
@@ -229,7 +228,7 @@ def test_in_a_copy(tmp_path):
 
 
 def test_they_are_pruned_with_the_journal(store):
-    """With ``prune_journal=True``, arguments of pruned steps are deleted, and none refers to one."""
+    """With ``prune_journal=True`` the arguments of pruned steps are deleted with their records."""
 
     @step(record_arguments=True)
     def note(n, before):
@@ -248,7 +247,7 @@ def test_they_are_pruned_with_the_journal(store):
     assert run.steps[-1].inputs == {"n": 499, "before": {"n": 498, "text": "x" * 1000}}
 
 
-# -- what is not recorded ---------------------------------------------------------------------------
+# -- what is not recorded --------------------------------------------------------------------------
 
 
 class Client:
@@ -515,7 +514,7 @@ def test_a_resumed_run(at):
 
 
 def test_data_only():
-    """With ``codec="json"`` arguments are recorded as data, and no pickle is needed to show them."""
+    """With ``codec="json"`` arguments are recorded as data, and are shown without a pickle."""
 
     @step(record_arguments=True)
     def work(items, odd):
@@ -613,8 +612,9 @@ def test_the_command_line(tmp_path):
     environment = {**os.environ, "STEPWISE_STORE": store}
     shown = python("-m", "stepwise", "show", run.id, "1", env=environment)
     assert "long " * 100 in shown.stdout, shown.stderr
-    told = json.loads(python("-m", "stepwise", "show", run.id, "1", "--json", env=environment).stdout)
+    told = json.loads(
+        python("-m", "stepwise", "show", run.id, "1", "--json", env=environment).stdout
+    )
     assert told["inputs"]["value"] == repr({"text": "long " * 100})
     gone = python("-m", "stepwise", "show", run.id, "9", env=environment)
     assert (gone.returncode, "has no step 9" in gone.stderr) == (1, True)
-    assert pathlib.Path(tmp_path).exists()
