@@ -370,8 +370,9 @@ def test_no_byte_of_a_secret_is_on_the_disk(tmp_path, options, die):
 # -- each way to make a call -----------------------------------------------------------------------
 
 
-def test_asynchronous_steps():
-    """Steps that run side by side each have their own arguments."""
+@pytest.mark.parametrize("where", ["memory:", "disk:"])
+def test_asynchronous_steps(where, tmp_path):
+    """Steps that run side by side each have their own arguments, whoever writes them."""
 
     @step(record_arguments=True)
     async def fetch(number, seen):
@@ -379,12 +380,12 @@ def test_asynchronous_steps():
         await asyncio.sleep(0)
         return number
 
-    @workflow
+    @workflow(store=f"{where}{tmp_path}")
     async def flow():
         await asyncio.gather(*(fetch(n, [n]) for n in range(20)))
 
-    asyncio.run(flow())
-    found = {each.inputs["number"]: each.inputs["seen"] for each in steps(flow)}
+    run = asyncio.run(flow.execute())
+    found = {each.inputs["number"]: each.inputs["seen"] for each in run.steps}
     assert found == {n: [n] for n in range(20)}
 
 
@@ -488,6 +489,44 @@ def test_an_approved_tool():
     run.approve("pay", question.ticket)
     assert flow() == 5
     assert run.steps[0].inputs == {"cents": 5, "note": {"why": "tea"}}
+
+
+KILLED = """
+import os, stepwise
+from stepwise import step, workflow
+
+@step(record_arguments=True)
+def work(items, last):
+    if len(items) == 3 and not os.path.exists("died"):
+        open("died", "w").close()
+        os.kill(os.getpid(), 9)
+    items.append(len(items))
+    return {"n": len(items), "text": "x" * 5000}
+
+@workflow(store="disk:store")
+def flow():
+    items, last = [], None
+    for _ in range(6):
+        last = work(items, last)
+    return len(items)
+
+print(flow())
+"""
+
+
+def test_a_killed_program(tmp_path):
+    """A program that was killed in a step, and run again, has the arguments of all steps."""
+    script = tmp_path / "main.py"
+    script.write_text(KILLED)
+    environment = {**os.environ, "STEPWISE_HOME": str(tmp_path / "home")}
+    assert python(script, cwd=tmp_path, env=environment).returncode == -signal.SIGKILL
+    assert python(script, cwd=tmp_path, env=environment).stdout == "6\n"
+    os.environ["STEPWISE_HOME"] = str(tmp_path / "home")
+    (run,) = stepwise.runs(store=f"disk:{tmp_path}/store")
+    found = [each.inputs for each in run.steps]
+    assert [len(each["items"]) for each in found] == [0, 1, 2, 3, 4, 5]
+    assert [each["last"] and each["last"]["n"] for each in found] == [None, 1, 2, 3, 4, 5]
+    assert run.verify().ok
 
 
 @pytest.mark.parametrize("at", range(1, 6))
