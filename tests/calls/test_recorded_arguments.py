@@ -203,11 +203,21 @@ def test_a_changed_result_is_written(store):
 
 
 def test_references_survive_checkpoints_that_are_pruned():
-    """Each step's arguments are there after hundreds of later checkpoints."""
-    agent(60)
-    run = stepwise.runs(agent)[0]
+    """Each step's arguments are there after the chunks of its checkpoints were deleted."""
+
+    @workflow
+    def talk(turns):
+        messages = []
+        for n in range(turns):
+            messages.append({"role": "user", "content": f"question {n}"})
+            messages.append(think(messages))
+
+    talk(60)
+    run = stepwise.runs(talk)[0]
     for number, each in enumerate(run.steps):
-        assert len(each.inputs["messages"]) == number + 1
+        messages = each.inputs["messages"]
+        assert len(messages) == 2 * number + 1
+        assert messages[-1]["content"] == f"question {number}"
     assert run.verify().ok
 
 
