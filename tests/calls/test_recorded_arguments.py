@@ -600,6 +600,16 @@ def test_a_step_survives_pickle():
     assert steps(flow)[0].inputs == {"messages": [1]}
 
 
+def test_a_pickled_step_record():
+    """A pickle of a step's record holds no key, and has no arguments any more."""
+    agent(1)
+    (recorded,) = steps(agent)
+    again = pickle.loads(pickle.dumps(recorded))
+    assert (again, again.has_inputs, again.frames) == (recorded, False, ())
+    with pytest.raises(stepwise.UnreadableValueError, match="get_run"):
+        _ = again.inputs
+
+
 # -- damage ----------------------------------------------------------------------------------------
 
 
