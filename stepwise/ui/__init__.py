@@ -1,0 +1,6 @@
+"""The page of a store's runs.
+
+The modules, each importing only from those before it::
+
+    _view
+"""
