@@ -150,11 +150,13 @@ class Asked(NamedTuple):
         waiting: the record of the question.
         payload: the arguments of the call.
         answer: the answer to this question; ``None`` while there is none.
+        before: the details of the call's previous question; empty if there was none.
     """
 
     waiting: Waiting
     payload: bytes
     answer: Answered | None = None
+    before: str = ""
 
 
 class Questions(Projection):
@@ -184,11 +186,14 @@ class Questions(Projection):
             return
         self.instead.pop(number, None)
         self.open.discard(number)
-        before = self.asked.get(number)
-        if before is not None and before.waiting.ticket != record.ticket:
-            self.earlier.add(before.waiting.ticket)
+        before, details = self.asked.get(number), ""
+        if before is not None:
+            details = before.before
+            if before.waiting.ticket != record.ticket:
+                self.earlier.add(before.waiting.ticket)
+                details = before.waiting.details
         if record.ticket:  # a fork knows its source's questions, and asks new ones
-            self.asked[number] = Asked(record, entry.payload)
+            self.asked[number] = Asked(record, entry.payload, before=details)
             self.open.add(number)
 
     def on_answered(self, entry: Entry, record: Answered) -> None:

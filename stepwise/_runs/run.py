@@ -845,12 +845,14 @@ def each_listed(
     *,
     where: Callable[[RunFacts], bool] | None = None,
     begins: str = "",
+    before: str = "",
     oldest: bool = False,
 ) -> Iterator[Listed]:
     """Yield the runs of :func:`listed` one by one, newest first, in the order of the store.
 
     Args:
         begins: yield only runs whose id begins with this text.
+        before: yield only runs that follow the run with this id in the listing.
         oldest: True to yield roughly the oldest first, if the store has an order at all.
     """
     if tags is not None:
@@ -862,7 +864,7 @@ def each_listed(
     name = workflow if isinstance(workflow, str) else None
     words = words_for(seal, name, kept, tags or {})
     heads = opened.heads(unfinished=unfinished) if oldest else None
-    for head in heads or _newest(opened, seal, unfinished=unfinished, words=words):
+    for head in heads or _newest(opened, seal, before, unfinished=unfinished, words=words):
         if not head.run_id.startswith(begins):
             continue
         facts = open_head(seal, head) or facts_of(opened, seal, head.run_id)
@@ -874,7 +876,7 @@ def each_listed(
             continue
         owner = opened.owner(facts.run_id) if facts.status == "running" else None
         each = Listed(Run(opened, facts.run_id, seal), facts, owner)
-        if status in (None, each.status):
+        if status is None or status == each.status:
             yield each
 
 
@@ -886,19 +888,23 @@ def number_of_runs(store: Store | None = None) -> int | None:
 
 
 def _newest(
-    store: Store, seal: Seal, *, unfinished: bool = False, words: Words = ()
+    store: Store, seal: Seal, before: str = "", *, unfinished: bool = False, words: Words = ()
 ) -> Iterator[Head]:
     """Yield the heads of runs, newest runs first; a store that can looks for the words."""
     newest_heads = getattr(store, "newest_heads", None)
     if newest_heads is not None:
-        yield from newest_heads(unfinished=unfinished, words=words)
+        more = {"before": before} if before else {}
+        yield from newest_heads(unfinished=unfinished, words=words, **more)
         return
 
     def begun(head: Head) -> float:
         facts = open_head(seal, head)
         return facts.created_at if facts is not None else math.inf
 
-    yield from sorted(store.heads(unfinished=unfinished), key=begun, reverse=True)
+    found = sorted(store.heads(unfinished=unfinished), key=begun, reverse=True)
+    if before:
+        found = [*itertools.dropwhile(lambda head: head.run_id != before, found)][1:]
+    yield from found
 
 
 def _is_of(store: Store, seal: Seal, facts: RunFacts, workflow: Any) -> bool:
