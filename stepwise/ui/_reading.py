@@ -26,7 +26,7 @@ from stepwise._journal.summary import open_waits
 from stepwise._runs.messages import ENDED, messages_of
 from stepwise._runs.overview import overview
 from stepwise._runs.questions import questions_of
-from stepwise._runs.run import Listed, Run
+from stepwise._runs.run import Listed, Run, newest_heads
 from stepwise._runs.steps import UNFINISHED, duration_of, error_line
 from stepwise._runtime.facts import NamedTuple
 from stepwise._workflows.up import supervisor_name
@@ -137,6 +137,11 @@ class Reader:
             total = sum(known.matters.total for known in self._open)
             return OpenMatters(total, bool(self._unread or self._more))
 
+    def heads(self) -> dict[str, bytes]:
+        """Return the heads of the unfinished runs, as of the last look, by the ids of the runs."""
+        with self._lock:
+            return {run_id: data for run_id, (data, _) in self._opened.items()}
+
     def inbox(self) -> Inbox:
         """Return all that waits for a person."""
         with self._lock:
@@ -160,7 +165,9 @@ class Reader:
         until = time.monotonic() + _SECONDS
         for run_id in self._bell.look():
             self._forget(run_id)
-        heads = [*itertools.islice(_unfinished(self.store), _HEADS + 1)]
+        heads = [
+            *itertools.islice(newest_heads(self.store, self.seal, unfinished=True), _HEADS + 1)
+        ]
         self._more = len(heads) > _HEADS
         self._opened = {head.run_id: self._facts(head) for head in heads[:_HEADS]}
         self._open, self._unread = [], 0
@@ -267,12 +274,3 @@ def _signals(store: Store, seal: Any, row: RunRow, facts: RunFacts) -> Iterator[
             number = wait.call.number
             waiting = PendingWait(facts.run_id, number, "signal", wait.name, wait.at, wait.until)
             yield Awaited(row, waiting, json.loads(wait.schema) if wait.schema else None)
-
-
-def _unfinished(store: Store) -> Iterator[Head]:
-    """Yield the heads of the unfinished runs, the newest first if the store has an order."""
-    newest_heads = getattr(store, "newest_heads", None)
-    if newest_heads is not None:
-        found: Iterator[Head] = newest_heads(unfinished=True)
-        return found
-    return store.heads(unfinished=True)

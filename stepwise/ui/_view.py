@@ -16,6 +16,25 @@ from stepwise._runs.steps import RunStatus, StepRecord, StoppedCall
 
 
 @dataclass(frozen=True)
+class Output:
+    """What a program printed that the page has started.
+
+    Args:
+        command: the command line.
+        pid: of the process.
+        began_at: when it was started, in seconds since 1970.
+        exit_code: its exit code; negative for a signal, ``None`` while it runs.
+        text: the end of what it printed, on stdout and stderr.
+    """
+
+    command: str
+    pid: int
+    began_at: float
+    exit_code: int | None
+    text: str
+
+
+@dataclass(frozen=True)
 class View:
     """The facts of a request that its page needs.
 
@@ -28,6 +47,7 @@ class View:
         who: the person who looks, as answers and requests record it.
         store: the URL of the store, without a password.
         at_least: True if there may be more open matters than ``open_matters``.
+        output: on the page of a run: what its program printed, if this server has started it.
         now: the time of the request, in seconds since 1970.
     """
 
@@ -40,6 +60,7 @@ class View:
     store: str
     now: float
     at_least: bool = False
+    output: Output | None = None
 
     def at(self, *parts: object, **query: object) -> str:
         """Return the address of a page: ``at("runs", run.id, step=3)``.
