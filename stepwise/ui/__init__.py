@@ -1,6 +1,47 @@
-"""The page of a store's runs.
+"""The page of a store's runs: see them, answer them, steer them.  Needs the extra ``ui``.
+
+``stepwise ui`` serves it on this machine.  :func:`app` makes an ASGI application of it, for any
+prefix of another application::
+
+    app.mount("/runs", stepwise.ui.app(authorize=lambda request: request.user.name))
 
 The modules, each importing only from those before it::
 
-    _view
+    _view _access _reading _search _spending _actions _live _pages _run_page _app _server
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from stepwise.errors import ConfigurationError
+
+__all__ = ["app"]
+
+
+def app(
+    store: Any = None, *, authorize: Callable[[Any], Any] | None = None, read_only: bool = False
+) -> Any:
+    """Return an ASGI application with the page of a store's runs, to be mounted under any prefix.
+
+    Args:
+        store: a URL, path or store object; by default the configured store.
+        authorize: called with each request (a ``starlette.requests.Request``); returns the name of
+            the person, which is recorded with what she does, or ``True`` for the user of this
+            process, or ``False`` for a page with status 403.  It may be a coroutine function.  By
+            default, a notice on stderr shows a token, and the page opens with ``?token=...``.
+        read_only: True for a page without actions, which opens the store to read only.
+
+    Raises:
+        ConfigurationError: the extra ``ui`` is not installed, or the store cannot be opened.
+    """
+    try:
+        from stepwise.ui import _app  # imported on use: the extra may be missing
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in ("starlette", "anyio"):
+            raise
+        raise ConfigurationError(
+            f"the page of runs needs {error.name}: pip install 'stepwise-agents[ui]'"
+        ) from error
+    return _app.mounted(store, authorize, read_only=read_only)

@@ -167,5 +167,5 @@ class Watcher:
         owner, noted = store.owner(run_id), getattr(store, "noted", None)
         note = noted(run_id) if noted is not None else b""
         # A store in memory has no marks.
-        marks = store.marks(run_id) or [sum(1 for _ in store.read(run_id))]
+        marks: list[object] = [*store.marks(run_id)] or [sum(1 for _ in store.read(run_id))]
         return _State(head.data, (owner, note, *marks), parent)
