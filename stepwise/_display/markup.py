@@ -88,7 +88,7 @@ def sheet(*parts: str) -> str:
     return "".join(named[part] for part in parts or named)
 
 
-class Places:
+class Rules:
     """The positions of elements, as rules of one style element: pages refuse inline styles."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class Places:
         return self._names.setdefault(rule, f"at{len(self._names)}")
 
     @property
-    def rules(self) -> str:
+    def text(self) -> str:
         """The rules of all positions."""
         return "".join(f".{name}{{{rule}}}\n" for rule, name in self._names.items())
 

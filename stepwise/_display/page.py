@@ -21,7 +21,7 @@ from typing import Any
 from stepwise._display.markup import (
     Content,
     Markup,
-    Places,
+    Rules,
     badge,
     differences,
     facts,
@@ -33,7 +33,7 @@ from stepwise._display.markup import (
 )
 from stepwise._display.render import RunShown, usage_text
 from stepwise._display.terminal import duration_text, when
-from stepwise._display.timeline import Group, timeline
+from stepwise._display.timeline import RunBars, timeline
 from stepwise._runtime.messages import shell_word
 
 _LINES = 2000  # of source shown
@@ -142,9 +142,9 @@ def document(title: str, body: Markup, *head: Content, **attributes: object) -> 
 
 def page(run: RunPage) -> str:
     """Return the page of a run, as encodable text."""
-    places = Places()
-    shown = _run(run, _Ids(run), places)
-    style, script = sheet("basis", "tables", "page") + places.rules, _script()
+    rules = Rules()
+    shown = _run(run, _Ids(run), rules)
+    style, script = sheet("basis", "tables", "page") + rules.text, _script()
     policy = (
         f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; "
         "base-uri 'none'; form-action 'none'"
@@ -181,18 +181,18 @@ class _Ids:
         return self._prefixes.get(run_id)
 
 
-def _run(run: RunPage, ids: _Ids, places: Places) -> Markup:
+def _run(run: RunPage, ids: _Ids, rules: Rules) -> Markup:
     prefix = ids.of(run.shown.id) or ""
     name = "h2" if prefix else "h1"
     children = [
-        tag("section", _run(child, ids, places), cls="child", id=f"{ids.of(run_id)}run")
+        tag("section", _run(child, ids, rules), cls="child", id=f"{ids.of(run_id)}run")
         for run_id, child in run.children.items()
     ]
     return markup(
         tag("header", title_of(run.shown, name), run_facts(run)),
         [_doubt(each, run.shown.id) for each in run.in_doubt],
         [_stop(each) for each in run.stops if each.said is None],
-        section("Timeline", _picture(run, prefix, places)),
+        section("Timeline", _picture(run, prefix, rules)),
         section(f"Steps: {run.shown.counts}", _steps(run, ids)),
         section("Source", source(run, lambda number: f"#{prefix}s{number}")),
         section("Local variables", [_checkpoint(each) for each in run.checkpoints]),
@@ -287,10 +287,10 @@ def called(step: Any) -> str:
     return f"{step.name}({step.arguments})"
 
 
-def _picture(run: RunPage, prefix: str, places: Places) -> Markup:
+def _picture(run: RunPage, prefix: str, rules: Rules) -> Markup:
     now = time.time() if run.shown.status == "running" else None
-    group = Group("", run.shown.steps, lambda number: f"#{prefix}s{number}", run.shown.begun)
-    return timeline([group], now, [at for at, _ in run.resumes], places)
+    group = RunBars("", run.shown.steps, lambda number: f"#{prefix}s{number}", run.shown.begun)
+    return timeline([group], now, [at for at, _ in run.resumes], rules)
 
 
 # -- steps -----------------------------------------------------------------------------------------
@@ -378,8 +378,7 @@ def step_facts(step: Any, *, begun: int, again: Content, child: Content, **more:
     skipped = step.status == "completed" and step._entry.number < begun
     began = f"{when(step.started_at)}{', before the last attempt' if skipped else ''}"
     failed = step.status not in ("completed", "started")
-    texts = {name: _code(text) if text else "" for name, text in _texts(step).items()}
-    texts = {**texts, **more}
+    texts: dict[str, Content] = {**_texts(step), **more}
     return facts(
         {
             "arguments": texts["arguments"],
@@ -397,8 +396,9 @@ def step_facts(step: Any, *, begun: int, again: Content, child: Content, **more:
     )
 
 
-def _texts(step: Any) -> dict[str, str]:
-    return {"arguments": step.arguments, "result": step.preview, "traceback": step.traceback}
+def _texts(step: Any) -> dict[str, Content]:
+    texts = {"arguments": step.arguments, "result": step.preview, "traceback": step.traceback}
+    return {name: _code(text) if text else "" for name, text in texts.items()}
 
 
 def compared(step: Any, before: str, href: str) -> Markup:
@@ -474,7 +474,7 @@ def _calls(steps: Sequence[Any], link: Callable[[int], str]) -> Markup:
 
 def frames(failed: Any) -> Markup:
     """Return the local variables of a failed step or run, a frame each, if they are recorded."""
-    found = getattr(failed, "frames", ())
+    found: Sequence[Any] = getattr(failed, "frames", ())
     return markup(
         tag(
             "details",
@@ -496,7 +496,10 @@ def variables(values: Mapping[str, Content], marks: Mapping[str, str] | None = N
     """
     marks = marks or {}
     rows = [
-        [(tag("code", name), *([" ", tag("ins", marks[name])] if name in marks else [])), value]
+        [
+            markup(tag("code", name), (" ", tag("ins", marks[name])) if name in marks else None),
+            value,
+        ]
         for name, value in values.items()
     ]
     return table(["variable", "value"], rows, cls="cards plain-values") if rows else Markup()

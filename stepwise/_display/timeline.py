@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from stepwise._display.markup import Markup, Places, tag
+from stepwise._display.markup import Markup, Rules, tag
 from stepwise._display.terminal import duration_text
 from stepwise._runtime.facts import NamedTuple
 
@@ -103,7 +103,7 @@ def _lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
     return [found[number] for number in range(len(spans))]
 
 
-class Group(NamedTuple):
+class RunBars(NamedTuple):
     """The steps of one run in a timeline.
 
     Args:
@@ -123,7 +123,7 @@ class Group(NamedTuple):
 
 
 def timeline(
-    groups: Sequence[Group], now: float | None, resumes: Sequence[float], places: Places
+    groups: Sequence[RunBars], now: float | None, resumes: Sequence[float], rules: Rules
 ) -> Markup:
     """Draw the steps of a run and of its child runs on one axis; each step links to its entry.
 
@@ -132,7 +132,7 @@ def timeline(
         now: the end of unfinished steps; ``None`` if the run is not being executed, so that the
             length of such steps is unknown.
         resumes: when the run was resumed.
-        places: takes the positions.
+        rules: takes the positions.
     """
     groups = [each for each in groups if each.steps]
     if not groups:
@@ -142,19 +142,19 @@ def timeline(
     spans = [[_span(step, now, resumes) for step in each.steps] for each in groups]
     axis = _Axis(itertools.chain(*spans), resumes)
     drawn = [
-        _group(group, [(axis.at(a), axis.at(b)) for a, b in theirs], _lanes(theirs), places)
+        _group(group, [(axis.at(a), axis.at(b)) for a, b in theirs], _lanes(theirs), rules)
         for group, theirs in zip(groups, spans, strict=True)
     ]
-    deaths = [tag("i", cls=f"death {places.at(left=f'{axis.at(at):.2f}%')}") for at in resumes]
+    deaths = [tag("i", cls=f"death {rules.at(left=f'{axis.at(at):.2f}%')}") for at in resumes]
     total = sum(len(each.steps) for each in groups)
     return tag(
         "div",
         tag(
             "div",
-            [_pause(pause, places) for pause in axis.pauses],
+            [_pause(pause, rules) for pause in axis.pauses],
             deaths,
             drawn,
-            _labels(axis.pauses, places),
+            _labels(axis.pauses, rules),
             cls="lanes",
         ),
         tag("small", "pauses are shortened") if axis.pauses else None,
@@ -165,15 +165,15 @@ def timeline(
 
 
 def _group(
-    group: Group, spans: Sequence[tuple[float, float]], lanes: Sequence[int], places: Places
+    group: RunBars, spans: Sequence[tuple[float, float]], lanes: Sequence[int], rules: Rules
 ) -> Markup:
     each = min(_LANE, max(_THINNEST, _HIGH // (max(lanes) + 1)))
     most = _HIGH // each
     bars = [
-        _bar(group, step, span, (lane % most * each, each), places)
+        _bar(group, step, span, (lane % most * each, each), rules)
         for step, span, lane in zip(group.steps, spans, lanes, strict=True)
     ]
-    height = places.at(height=f"{each * min(max(lanes) + 1, most)}px")
+    height = rules.at(height=f"{each * min(max(lanes) + 1, most)}px")
     label = tag("small", group.label) if group.label else None
     kind = "group child" if group.label else "group"
     return tag("div", label, tag("div", bars, cls=f"bars {height}"), cls=kind)
@@ -189,7 +189,7 @@ def _span(step: Any, now: float | None, resumes: Sequence[float]) -> tuple[float
 
 
 def _bar(
-    group: Group, step: Any, span: tuple[float, float], lane: tuple[int, int], places: Places
+    group: RunBars, step: Any, span: tuple[float, float], lane: tuple[int, int], rules: Rules
 ) -> Markup:
     left, right = span
     top, height = lane[0], lane[1] - max(1, lane[1] // 5)
@@ -205,7 +205,7 @@ def _bar(
         "answered" if answered else "",
         "wait" if step._entry.call is not None and step._entry.call.is_wait else "",
         "again" if step.attempts > 1 else "",
-        places.at(left=f"{left:.2f}%", width=f"{width:.2f}%", top=f"{top}px", height=f"{height}px"),
+        rules.at(left=f"{left:.2f}%", width=f"{width:.2f}%", top=f"{top}px", height=f"{height}px"),
     ]
     name = step.name.rpartition(".")[2]
     return tag(
@@ -230,12 +230,12 @@ def _told(pause: Pause) -> str:
     return f"{'down' if pause.down else 'no step'} for {duration_text(pause.seconds)}"
 
 
-def _pause(pause: Pause, places: Places) -> Markup:
-    place = places.at(left=f"{pause.left:.2f}%", width=f"{pause.width:.2f}%")
+def _pause(pause: Pause, rules: Rules) -> Markup:
+    place = rules.at(left=f"{pause.left:.2f}%", width=f"{pause.width:.2f}%")
     return tag("i", cls=f"{'down' if pause.down else 'idle'} {place}", title=_told(pause))
 
 
-def _labels(pauses: Iterable[Pause], places: Places) -> Markup:
+def _labels(pauses: Iterable[Pause], rules: Rules) -> Markup:
     """Return the labels of the times in which the run was down, where there is room."""
     found, last = list[Markup](), -_APART
     for pause in pauses:
@@ -243,6 +243,6 @@ def _labels(pauses: Iterable[Pause], places: Places) -> Markup:
         if pause.down and middle - last >= _APART:
             last = middle
             side = "start" if middle < _APART / 2 else "end" if middle > 100 - _APART / 2 else ""
-            place = places.at(left=f"{middle:.2f}%")
+            place = rules.at(left=f"{middle:.2f}%")
             found.append(tag("small", _told(pause), cls=f"label {side} {place}"))
     return tag("div", found, cls="labels") if found else Markup()

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stepwise._checkpoints.checkpoints import Loaded
 from stepwise._display.page import (
     CheckpointShown,
     RunPage,
@@ -28,6 +29,7 @@ from stepwise._rewrite import (
     function_like,
     functions_named,
 )
+from stepwise._runs.overview import Overview
 from stepwise._runs.run import Run
 from stepwise._runs.steps import UNFINISHED, StepRecord, error_line, newest_checkpoint
 from stepwise.errors import RunNotFoundError, StepNotFoundError, UnreadableValueError
@@ -172,28 +174,11 @@ class _Pages:
 
     def of(self, run: Run) -> RunPage:
         self._met.add(run.id)
-        facts, seen = run._facts(), run._seen(max(1, self._left))
+        seen = run._seen(max(1, self._left))
         self._left -= len(seen.steps)
-        shown = run._shown(seen)
-        unfinished = shown.status in UNFINISHED
-        where, line = run._goes_on() if unfinished else ("", "")
-        return RunPage(
-            _with_error(shown, run),
-            facts={
-                "tags": ", ".join(f"{name}={text}" for name, text in facts.tags.items()),
-                "child of": facts.parent,
-                "fork of": facts.forked_from,
-                "not stored": facts.secrets,
-            },
-            resumes=[(at, how) for _, at, how in seen.course.resumes],
-            resumed=seen.course.resumed,
-            result=_result(run) if shown.status == "completed" else "",
-            where=where,
-            line=line,
-            source=_source(run, facts, at_position=unfinished),
+        return replace(
+            page_of(run, seen),
             checkpoints=[*_checkpoints(run)],
-            in_doubt=seen.in_doubt,
-            stops=seen.stops,
             children={child.id: self.of(child) for child in self._children(run, seen.steps)},
         )
 
@@ -206,6 +191,35 @@ class _Pages:
                 except RunNotFoundError:
                     continue
                 yield child
+
+
+def page_of(run: Run, seen: Overview) -> RunPage:
+    """Return what the page of a run shows, without its checkpoints and child runs.
+
+    Args:
+        run: the run.
+        seen: its overview, with the steps to show.
+    """
+    facts, shown = run._facts(), run._shown(seen)
+    unfinished = shown.status in UNFINISHED
+    where, line = run._goes_on() if unfinished else ("", "")
+    return RunPage(
+        _with_error(shown, run),
+        facts={
+            "tags": ", ".join(f"{name}={text}" for name, text in facts.tags.items()),
+            "child of": facts.parent,
+            "fork of": facts.forked_from,
+            "not stored": facts.secrets,
+        },
+        resumes=[(at, how) for _, at, how in seen.course.resumes],
+        resumed=seen.course.resumed,
+        result=_result(run) if shown.status == "completed" else "",
+        where=where,
+        line=line,
+        source=source_of(run, newest_checkpoint(run.store, run._seal, run.id), unfinished),
+        in_doubt=seen.in_doubt,
+        stops=seen.stops,
+    )
 
 
 def _with_error(shown: RunShown, run: Run) -> RunShown:
@@ -239,12 +253,15 @@ def _checkpoints(run: Run) -> Iterator[CheckpointShown]:
 # -- the source of a workflow ----------------------------------------------------------------------
 
 
-def _source(run: Run, facts: RunFacts, *, at_position: bool) -> SourceShown | None:
+def source_of(run: Run, loaded: Loaded | None, at_position: bool) -> SourceShown | None:
     """Return the source of the workflow, if its file is known.
 
     Args:
-        at_position: whether to mark the line at which the run resumes.
+        run: the run.
+        loaded: the checkpoint whose line is marked, and whose code is looked for.
+        at_position: whether to mark the line that follows the checkpoint.
     """
+    facts = run._facts()
     how = how_started(run.store, run._seal, facts)
     file = how[2] if how is not None else ""
     if not file:
@@ -254,7 +271,7 @@ def _source(run: Run, facts: RunFacts, *, at_position: bool) -> SourceShown | No
     lines = linecache.getlines(file)
     if not lines:
         return SourceShown(os.path.basename(file), 1, [], note="the file is not on this machine")
-    found = _function(run, facts, "".join(lines), name)
+    found = _function(loaded, facts, "".join(lines), name)
     if found is None:
         note = f"the function of {name!r} is not found in this file"
         return SourceShown(os.path.basename(file), 1, [], note=note)
@@ -266,10 +283,9 @@ def _source(run: Run, facts: RunFacts, *, at_position: bool) -> SourceShown | No
 
 
 def _function(
-    run: Run, facts: RunFacts, text: str, name: str
+    loaded: Loaded | None, facts: RunFacts, text: str, name: str
 ) -> tuple[FunctionNode, int, str] | None:
-    """Return the function, the line at which the run resumes, and a doubt about them."""
-    loaded = newest_checkpoint(run.store, run._seal, run.id)
+    """Return the function, the line after the checkpoint, and a doubt about them."""
     here = 0
     if loaded is not None:
         state = loaded.state

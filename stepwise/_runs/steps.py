@@ -174,12 +174,18 @@ def newest_checkpoint(
     Args:
         at: consider only checkpoints after this many steps or fewer.
     """
+    return next(newest_checkpoints(store, seal, run_id, at), None)
+
+
+def newest_checkpoints(
+    store: Store, seal: Seal, run_id: str, at: int | None = None
+) -> Iterator[Loaded]:
+    """Yield the checkpoints that verify, the newest first; see :func:`newest_checkpoint`."""
     vault = Vault(store, seal, run_id)
     for name in reversed(store.names(run_id, PREFIX)):
         loaded = load_checkpoint(vault, name)
         if loaded is not None and (at is None or loaded.state.step <= at):
-            return loaded
-    return None
+            yield loaded
 
 
 def checkpoints_of(

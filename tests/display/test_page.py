@@ -19,7 +19,7 @@ from sweeping import WHOLE
 import stepwise
 import stepwise.testing
 from stepwise import cli
-from stepwise._display.markup import Places
+from stepwise._display.markup import Rules
 from stepwise._display.page import (
     CheckpointShown,
     RunPage,
@@ -27,7 +27,7 @@ from stepwise._display.page import (
     page,
 )
 from stepwise._display.render import RunShown
-from stepwise._display.timeline import Group, timeline
+from stepwise._display.timeline import RunBars, timeline
 from stepwise._runtime.messages import printable
 
 OWNED = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -294,11 +294,11 @@ def test_differing_arguments():
 
 def bars(*steps, now=None, resumes=()):
     """Left edge, right edge and top of each bar; the texts below."""
-    places = Places()
-    drawn = Page(timeline([Group("", steps, "#s{}".format)], now, resumes, places))
+    rules = Rules()
+    drawn = Page(timeline([RunBars("", steps, "#s{}".format)], now, resumes, rules))
     rules = {
         name: dict(each.split(":") for each in rule.split(";"))
-        for name, rule in re.findall(r"\.(\w+)\{(.*)\}", places.rules)
+        for name, rule in re.findall(r"\.(\w+)\{(.*)\}", rules.text)
     }
     found = [rules[vars(each)["with"]["class"].split()[-1]] for each in drawn.all("a")]
     spans = [
