@@ -93,7 +93,7 @@ def first_variable(one: Run, other: Run) -> VariableDifference | None:
         variables = one._shown_locals(step), other._shown_locals(step)
         for name in dict.fromkeys((*variables[0], *variables[1])):
             pair = [each.get(name, _MISSING) for each in variables]
-            if not _equal(*pair):
+            if not same_value(*pair):
                 first, second = (shown_value(value, 1000) for value in pair)
                 position = places[0][step].position
                 return VariableDifference(name, step, position, (first, second))
@@ -108,7 +108,7 @@ def _difference(one: StepRecord | None, other: StepRecord | None) -> str:
             return "result" if name == "preview" else name
     if one._entry.payload == other._entry.payload or one.status != "completed":
         return ""
-    return "" if _equal(_result_of(one), _result_of(other)) else "result"
+    return "" if same_value(_result_of(one), _result_of(other)) else "result"
 
 
 def _result_of(step: StepRecord) -> Any:
@@ -126,7 +126,8 @@ class _Missing:
 _MISSING = _Missing()
 
 
-def _equal(one: Any, other: Any) -> bool:
+def same_value(one: Any, other: Any) -> bool:
+    """Return whether two recorded values are the same, by equality or by their text."""
     if _class_name(one) != _class_name(other):
         return _says_equal(one, other)
     if type(one) in _ATOMS:
