@@ -28,7 +28,7 @@ MODULES = {
 }
 TREES = {name: ast.parse(path.read_text("utf-8"), str(path)) for name, path in MODULES.items()}
 
-FRONT_MODULES = "agent cli errors graph integrations notebook stores testing"
+FRONT_MODULES = "agent cli errors graph integrations notebook stores testing ui"
 FUNCTION_LINES = 60
 
 ONLY_IN = {
@@ -50,7 +50,7 @@ ONLY_IN = {
     "diskcache": {"stepwise.stores._rows"},
     "fcntl": {"stepwise.stores._cells", "stepwise.stores._files", "stepwise.stores._locks"},
     "framework": {"stepwise.integrations"},
-    "hmac": {"stepwise._journal.seal"},
+    "hmac": {"stepwise._journal.seal", "stepwise.ui._access"},
     "jsonschema": {"stepwise._values.data"},
     "ipywidgets": {"stepwise._display.render"},
     "langchain_core": {"stepwise.integrations"},
@@ -66,10 +66,12 @@ ONLY_IN = {
     "pydantic": {"stepwise._values.data"},
     "pydantic_ai": {"stepwise.integrations"},
     "referencing": {"stepwise._values.data"},
+    "starlette": {"stepwise.ui"},
     "sqlite3": {"stepwise._runs.doctor", "stepwise.stores"},
     "psycopg": {"stepwise.stores"},
     "ray": {"stepwise._calls.ray_executor"},
     "tenacity": {"stepwise._runtime.retries"},
+    "uvicorn": {"stepwise.ui"},
     "wrapt": {"stepwise._workflows.workflow", "stepwise.integrations"},
 }
 """What is known in one place only: the module (or package) that may import it."""
@@ -91,6 +93,7 @@ MAY_IMPORT = {
         "_workflows.elsewhere _workflows.up "
         "integrations._model_calls"
     ),
+    "ui": ("_display _execution _journal _runs _runtime _workflows.up stores._read_only"),
     "testing": (
         "_calls _execution _journal _matching _runs _runtime _values integrations._model_calls "
         "integrations._model_requests integrations._recorded_responses"

@@ -10,10 +10,8 @@ import webbrowser
 
 import click
 
-import stepwise
-from stepwise._runtime import settings
 from stepwise.cli._command import command
-from stepwise.stores import open_store
+from stepwise.ui import serve
 
 _PORT = 8276
 
@@ -57,14 +55,6 @@ def show_page(
     The first line on stdout is the address with its token.  Whoever has that address sees and
     steers the runs, so give it to nobody.
     """
-    try:
-        from stepwise.ui import _server  # imported on use: the extra may be missing
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] not in ("starlette", "anyio", "uvicorn", "h11"):
-            raise
-        raise stepwise.ConfigurationError(
-            f"the page needs {error.name}: pip install 'stepwise-agents[ui]'"
-        ) from error
     if phrase == "-":
         phrase = sys.stdin.readline().strip()
 
@@ -78,9 +68,8 @@ def show_page(
             # A thread: some browsers are waited for.
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
-    place = host, port
     try:
-        _server.serve(open_store(settings.store()), place, ready, token=phrase, read_only=read_only)
+        serve((host, port), ready, token=phrase, read_only=read_only)
     except KeyboardInterrupt:
         sys.exit(130)
 

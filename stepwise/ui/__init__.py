@@ -12,6 +12,7 @@ The modules, each importing only from those before it::
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -36,12 +37,25 @@ def app(
     Raises:
         ConfigurationError: the extra ``ui`` is not installed, or the store cannot be opened.
     """
+    return _module("_app").mounted(store, authorize, read_only=read_only)
+
+
+def serve(place: tuple[str, int], ready: Callable[[str], None], **how: Any) -> None:
+    """Serve the page of the configured store; see :func:`._server.serve`.
+
+    Raises:
+        ConfigurationError: as there; or the extra ``ui`` is not installed.
+    """
+    _module("_server").serve(place, ready, **how)
+
+
+def _module(name: str) -> Any:
+    """Return a module that needs the extra, which may be missing."""
     try:
-        from stepwise.ui import _app  # imported on use: the extra may be missing
+        return importlib.import_module(f"stepwise.ui.{name}")
     except ImportError as error:
-        if (error.name or "").partition(".")[0] not in ("starlette", "anyio"):
+        if (error.name or "").partition(".")[0] not in ("starlette", "anyio", "uvicorn", "h11"):
             raise
         raise ConfigurationError(
             f"the page of runs needs {error.name}: pip install 'stepwise-agents[ui]'"
         ) from error
-    return _app.mounted(store, authorize, read_only=read_only)

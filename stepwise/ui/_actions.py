@@ -44,8 +44,8 @@ from stepwise._runs.starting import (
 )
 from stepwise._runtime.messages import printable
 from stepwise.errors import ConfigurationError, RunStopped, StepwiseError
-from stepwise.ui._reading import Reader
-from stepwise.ui._view import Output
+from stepwise.ui._reading import RunReader
+from stepwise.ui._view import ProgramOutput
 
 # -- fields ---------------------------------------------------------------------------------------
 
@@ -54,7 +54,7 @@ class BadFieldError(Exception):
     """A field of a form cannot be understood; the text says how to write it."""
 
 
-class Fields:
+class FormFields:
     """The fields of a form."""
 
     def __init__(self, given: Mapping[str, list[str]]) -> None:
@@ -127,7 +127,7 @@ def _object(schema: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, An
     return found
 
 
-def _changes(fields: Fields, prefix: str) -> dict[str, Any]:
+def _changes(fields: FormFields, prefix: str) -> dict[str, Any]:
     """Return the values that a form gives, by name; an empty field gives none."""
     return {name: _json_or_text(text) for name, text in fields.below(prefix).items() if text}
 
@@ -135,7 +135,7 @@ def _changes(fields: Fields, prefix: str) -> dict[str, Any]:
 # -- actions --------------------------------------------------------------------------------------
 
 
-def _send(run: Run, fields: Fields) -> None:
+def _send(run: Run, fields: FormFields) -> None:
     name, given = fields.one("name"), fields.below("field:")
     schema: Mapping[str, Any] = {}
     for call in open_waits(run.store, run._seal, run._facts()):
@@ -151,7 +151,7 @@ def _send(run: Run, fields: Fields) -> None:
     run.send(name, value, fields.one("key") or None)
 
 
-def _resolve(run: Run, fields: Fields) -> None:
+def _resolve(run: Run, fields: FormFields) -> None:
     way = fields.one("way")
     if way not in ("landed", "did_not_happen", "same", "another"):
         raise BadFieldError("choose one way: landed, did not happen, same or another")
@@ -162,7 +162,7 @@ def _resolve(run: Run, fields: Fields) -> None:
     run.resolve(fields.step(), stop=stop, **answer)
 
 
-_ACTIONS: dict[str, Callable[[Run, Fields], object]] = {
+_ACTIONS: dict[str, Callable[[Run, FormFields], object]] = {
     "cancel": lambda run, fields: run.cancel(fields.one("reason")),
     "send": _send,
     "approve": lambda run, fields: run.approve(
@@ -181,11 +181,11 @@ _MARKED = {"resume": "resume", "cancel": "cancel", "forget": "delete"}
 class Actions:
     """What the forms of one application do."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: RunReader) -> None:
         self._reader = reader
         self.programs = Programs()
 
-    def do(self, who: str, action: str, run: Run, fields: Fields) -> tuple[str, ...]:
+    def do(self, who: str, action: str, run: Run, fields: FormFields) -> tuple[str, ...]:
         """Do what a form says; return the parts of the address to go to.
 
         Args:
@@ -206,7 +206,7 @@ class Actions:
             return ()
         return ("inbox",) if fields.one("back") == "inbox" else ("runs", run.id)
 
-    def do_marked(self, who: str, fields: Fields) -> list[str]:
+    def do_marked(self, who: str, fields: FormFields) -> list[str]:
         """Do the same with several runs; return the problems, each with the id of its run.
 
         Raises:
@@ -223,7 +223,7 @@ class Actions:
                 problems.append(f"{run_id}: {problem}")
         return problems
 
-    def _fork(self, run: Run, fields: Fields) -> Run:
+    def _fork(self, run: Run, fields: FormFields) -> Run:
         variables, results = _changes(fields, "variable:"), _changes(fields, "result:")
         made = run.fork(
             fields.step() if fields.one("step") else None,
@@ -272,7 +272,7 @@ class Programs:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._started: dict[str, _Program] = {}
+        self._started: dict[str, _Launched] = {}
 
     def start(self, run: Run) -> None:
         """Start the program of a run.
@@ -292,15 +292,15 @@ class Programs:
             ended = [each for each, program in self._started.items() if program.has_ended]
             for each in ended[: max(0, len(self._started) - _PROGRAMS + 1)]:
                 del self._started[each]
-            self._started[run.id] = _Program(command, folder, environment_for(run))
+            self._started[run.id] = _Launched(command, folder, environment_for(run))
 
-    def output(self, run_id: str) -> Output | None:
+    def output(self, run_id: str) -> ProgramOutput | None:
         """Return what the program of a run printed; ``None`` if it was not started here."""
         program = self._started.get(run_id)
         return program.output() if program is not None else None
 
 
-class _Program:
+class _Launched:
     """A started program, and the file with its output, which has no name."""
 
     def __init__(self, command: tuple[str, ...], folder: str, environment: dict[str, str]) -> None:
@@ -345,11 +345,11 @@ class _Program:
         size = os.fstat(self._file.fileno()).st_size
         return os.pread(self._file.fileno(), _TAIL, max(0, size - _TAIL))
 
-    def output(self) -> Output:
+    def output(self) -> ProgramOutput:
         """Return what is known of the program."""
         with self._lock:
             text = self._text if self.has_ended else self._tail()
-        return Output(
+        return ProgramOutput(
             command=printable(shlex.join(self._command)),
             pid=self.process.pid,
             began_at=self._began,

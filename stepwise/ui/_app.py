@@ -41,10 +41,10 @@ from stepwise.stores import Store, open_store
 from stepwise.stores._read_only import ReadOnlyStore
 from stepwise.ui import _pages, _run_page
 from stepwise.ui._access import Access, Authorize, RefusedError, headers
-from stepwise.ui._actions import NAMES, Actions, BadFieldError, Fields
-from stepwise.ui._live import Watcher
-from stepwise.ui._reading import Reader
-from stepwise.ui._search import Found, WrongWordsError, find, parsed
+from stepwise.ui._actions import NAMES, Actions, BadFieldError, FormFields
+from stepwise.ui._live import RunWatcher
+from stepwise.ui._reading import RunReader
+from stepwise.ui._search import SearchPage, WrongWordsError, find, parsed
 from stepwise.ui._spending import WAYS, spending
 from stepwise.ui._view import View
 
@@ -91,8 +91,8 @@ class App:
     def __init__(self, store: Store, access: Access, *, read_only: bool = False) -> None:
         opened: Any = ReadOnlyStore(store) if read_only else store
         self.access = access
-        self.reader = Reader(opened)
-        self.watcher = Watcher(self.reader)
+        self.reader = RunReader(opened)
+        self.watcher = RunWatcher(self.reader)
         self._actions = Actions(self.reader)
         self._store, self._read_only = opened, read_only
 
@@ -122,7 +122,7 @@ class App:
             events = self.watcher.events(parts[1] if parts[:1] == ["runs"] else "")
             more = {**headers(nonce), "X-Accel-Buffering": "no"}
             return StreamingResponse(events, 200, more, "text/event-stream")
-        asked = _Asked(request, root, parts, who, nonce, Fields(given))
+        asked = _PageRequest(request, root, parts, who, nonce, FormFields(given))
         return await run_in_threadpool(self._respond, asked, problem)
 
     def _enter(self, request: Request, root: str, parts: list[str]) -> Response:
@@ -144,7 +144,7 @@ class App:
 
     # -- in a thread -----------------------------------------------------------------------------
 
-    def _respond(self, asked: _Asked, problem: _ProblemError | None) -> Response:
+    def _respond(self, asked: _PageRequest, problem: _ProblemError | None) -> Response:
         """Return the answer to a request of somebody who may see the page."""
         try:
             if problem is None:
@@ -161,7 +161,7 @@ class App:
         page = _pages.problem_page(self._view(asked), found.status, found.title, found.text)
         return _html(page, asked, found.status)
 
-    def _view(self, asked: _Asked, run_id: str = "") -> View:
+    def _view(self, asked: _PageRequest, run_id: str = "") -> View:
         total, at_least = 0, True
         with contextlib.suppress(StepwiseError, RunStopped):  # the page of the problem needs a view
             total, at_least = self.reader.open_matters()
@@ -178,7 +178,7 @@ class App:
             output=self._actions.programs.output(run_id) if run_id else None,
         )
 
-    def _page(self, asked: _Asked) -> Response:
+    def _page(self, asked: _PageRequest) -> Response:
         match asked.parts:
             case []:
                 page = self._runs(asked)
@@ -200,7 +200,7 @@ class App:
                 raise _no_page()
         return _html(page, asked)
 
-    def _of_run(self, asked: _Asked, run: Run, rest: list[str]) -> Response:
+    def _of_run(self, asked: _PageRequest, run: Run, rest: list[str]) -> Response:
         view, step = self._view(asked, run.id), asked.step()
         match rest:
             case []:
@@ -216,9 +216,9 @@ class App:
                 return _html(html_page(run), asked, more=more)
         raise _no_page()
 
-    def _runs(self, asked: _Asked) -> Markup:
+    def _runs(self, asked: _PageRequest) -> Markup:
         query, before, problem = asked.query("q"), asked.query("before"), ""
-        found = Found([], None, "")
+        found = SearchPage([], None, "")
         try:
             search, rows = parsed(query, time.time()), self.reader.rows()
             try:
@@ -234,7 +234,7 @@ class App:
     def _run(self, run_id: str) -> Run:
         return get_run(run_id, store=self._store)
 
-    def _act(self, asked: _Asked) -> Response:
+    def _act(self, asked: _PageRequest) -> Response:
         """Do what a form says, and go to the page that shows it."""
         if self._read_only:
             text = "This page was started with --read-only: it shows, and changes nothing."
@@ -263,7 +263,7 @@ class App:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _PageRequest:
     """A request of somebody who may see the page.
 
     Args:
@@ -279,7 +279,7 @@ class _Asked:
     parts: list[str]
     who: str
     nonce: str
-    fields: Fields
+    fields: FormFields
 
     def query(self, name: str) -> str:
         """Return a parameter of the address; empty if it is missing."""
@@ -287,7 +287,7 @@ class _Asked:
 
     def step(self) -> int | None:
         """Return the number of the step that the page shows; ``None`` for the newest."""
-        return Fields({"step": [self.query("step")]}).step() if self.query("step") else None
+        return FormFields({"step": [self.query("step")]}).step() if self.query("step") else None
 
 
 def _place(scope: Any) -> tuple[str, list[str]]:
@@ -347,13 +347,13 @@ def _problem_of(error: BaseException) -> _ProblemError:
 
 
 def _html(
-    page: str, asked: _Asked, status: int = 200, more: Mapping[str, str] | None = None
+    page: str, asked: _PageRequest, status: int = 200, more: Mapping[str, str] | None = None
 ) -> Response:
     data = page.encode("utf-8", "backslashreplace")
     return Response(data, status, {**headers(asked.nonce), **(more or {})}, "text/html")
 
 
-def _static(asked: _Asked, name: str) -> Response:
+def _static(asked: _PageRequest, name: str) -> Response:
     """Return a file of ours; the browser asks each time whether its copy is still the same."""
     path, kind = _STATIC[name]
     with open(path, "rb") as file:

@@ -22,7 +22,7 @@ from stepwise._runs.run import newest_heads
 from stepwise._runtime.facts import NamedTuple
 from stepwise.errors import RunStopped, StepwiseError
 from stepwise.stores import Head
-from stepwise.ui._reading import OpenMatters, Reader
+from stepwise.ui._reading import OpenMatters, RunReader
 
 _PAUSE = 0.1  # seconds between two looks
 _SLOWER = 4  # times as long as the look took, if that is more
@@ -30,7 +30,7 @@ _NEWEST = 33  # heads of a list; as many as Postgres sends in two answers
 _ALIVE = 15.0  # seconds after which a reader without news gets a comment
 
 
-class _State(NamedTuple):
+class _SeenState(NamedTuple):
     """What is compared of a run at each look.
 
     Args:
@@ -76,10 +76,10 @@ class _Listener:
         return f"event: changed\ndata: {json.dumps(facts)}\n\n"
 
 
-class Watcher:
+class RunWatcher:
     """The watcher of one store, for all open pages."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: RunReader) -> None:
         self._reader = reader
         self._lock = threading.Lock()
         self._listeners: set[_Listener] = set()
@@ -102,8 +102,11 @@ class Watcher:
                 threading.Thread(target=self._watch, name=name, daemon=True).start()
         try:
             yield "retry: 1000\n\n"
-            while not self._ended.is_set():
-                yield await listener.event()
+            while True:
+                event = await listener.event()
+                if self._ended.is_set():
+                    return
+                yield event
         finally:
             with self._lock:
                 self._listeners.discard(listener)
@@ -116,7 +119,7 @@ class Watcher:
                 each.tell((), OpenMatters(0, at_least=False))
 
     def _watch(self) -> None:
-        before: dict[str, _State] = {}
+        before: dict[str, _SeenState] = {}
         counted: OpenMatters | None = None
         while True:
             with self._lock:
@@ -140,21 +143,21 @@ class Watcher:
                 before, counted = now, matters
             self._ended.wait(max(_PAUSE, _SLOWER * (time.monotonic() - began)))
 
-    def _look(self, wanted: set[str]) -> dict[str, _State]:
+    def _look(self, wanted: set[str]) -> dict[str, _SeenState]:
         """Return the states of the unfinished runs, the newest runs and the wanted ones."""
         store = self._reader.store
-        found = {run_id: _State(head) for run_id, head in self._reader.heads().items()}
+        found = {run_id: _SeenState(head) for run_id, head in self._reader.heads().items()}
         for head in itertools.islice(newest_heads(store, self._reader.seal), _NEWEST):
             found[head.run_id] = self._state(head)
         for run_id in wanted - {""}:
             head_now = store.head(run_id)
-            state = self._state(head_now) if head_now is not None else _State(b"")
+            state = self._state(head_now) if head_now is not None else _SeenState(b"")
             messages = store.marks(inbox_name(run_id))
             found[run_id] = state._replace(moves=(*state.moves, *messages))
         self._parents = {i: known for i, known in self._parents.items() if i in found}
         return found
 
-    def _state(self, head: Head) -> _State:
+    def _state(self, head: Head) -> _SeenState:
         run_id, store = head.run_id, self._reader.store
         data, parent, runs = self._parents.get(run_id, (b"", "", False))
         if data != head.data:
@@ -163,9 +166,9 @@ class Watcher:
             runs = facts is None or facts.status == "running"
             self._parents[run_id] = head.data, parent, runs
         if not runs:
-            return _State(head.data, (), parent)
+            return _SeenState(head.data, (), parent)
         owner, noted = store.owner(run_id), getattr(store, "noted", None)
         note = noted(run_id) if noted is not None else b""
         # A store in memory has no marks.
         marks: list[object] = [*store.marks(run_id)] or [sum(1 for _ in store.read(run_id))]
-        return _State(head.data, (owner, note, *marks), parent)
+        return _SeenState(head.data, (owner, note, *marks), parent)

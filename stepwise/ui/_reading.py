@@ -32,7 +32,7 @@ from stepwise._runtime.facts import NamedTuple
 from stepwise._workflows.up import supervisor_name
 from stepwise.errors import RunStopped, StepwiseError
 from stepwise.stores import Head, Store
-from stepwise.ui._view import Asking, Awaited, Inbox, InDoubt, RunRow, Stopped
+from stepwise.ui._view import Asking, Awaited, InDoubt, Matters, RunRow, StoppedAt
 
 _SECONDS = 0.1  # that a request reads journals
 _HEADS = 1000  # newest unfinished runs that may have open matters
@@ -42,7 +42,7 @@ _FRESH = 1.0  # seconds for which the count of open matters holds
 _RESUMABLE = ("failed", "crashed", "stuck", "interrupted")
 
 
-class _Known(NamedTuple):
+class _ReadRun(NamedTuple):
     """An unfinished run, as of its last reading.
 
     Args:
@@ -57,7 +57,7 @@ class _Known(NamedTuple):
     is_owned: bool
     version: tuple[Any, ...]
     row: RunRow
-    matters: Inbox
+    matters: Matters
 
 
 class OpenMatters(NamedTuple):
@@ -71,15 +71,15 @@ class OpenMatters(NamedTuple):
     at_least: bool
 
 
-class Reader:
+class RunReader:
     """The reader of one store, for all requests."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.seal = store, seal_for(store)
         self._lock = threading.RLock()
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _ReadRun] = {}
         self._opened: dict[str, tuple[bytes, RunFacts]] = {}  # the heads of unfinished runs
-        self._open: list[_Known] = []  # the runs with open matters, newest first
+        self._open: list[_ReadRun] = []  # the runs with open matters, newest first
         self._unread, self._more = 0, False
         self._looked = float("-inf")
         self._bell = Bell(store, self.seal)
@@ -87,9 +87,9 @@ class Reader:
 
     # -- rows ------------------------------------------------------------------------------------
 
-    def rows(self) -> _Rows:
+    def rows(self) -> _RowMaker:
         """Return what makes the rows of one page."""
-        return _Rows(self, time.monotonic() + _SECONDS)
+        return _RowMaker(self, time.monotonic() + _SECONDS)
 
     def supervisor(self, workflow: str) -> str:
         """Return the process of ``stepwise up`` that continues the runs of a workflow, in words.
@@ -142,7 +142,7 @@ class Reader:
         with self._lock:
             return {run_id: data for run_id, (data, _) in self._opened.items()}
 
-    def inbox(self) -> Inbox:
+    def inbox(self) -> Matters:
         """Return all that waits for a person."""
         with self._lock:
             self._look()
@@ -158,7 +158,7 @@ class Reader:
         if max(map(len, parts.values())) > _SHOWN:
             told.append(f"the newest {_SHOWN} of each kind are shown")
         shown = {name: part[:_SHOWN] for name, part in parts.items()}
-        return Inbox(**shown, left_out="; ".join(filter(None, told)))
+        return Matters(**shown, left_out="; ".join(filter(None, told)))
 
     def _look(self) -> None:
         """Read the unfinished runs that have changed since the last look."""
@@ -199,7 +199,7 @@ class Reader:
         owner = self.store.owner(facts.run_id) if facts.status == "running" else None
         return Listed(Run(self.store, facts.run_id, self.seal), facts, owner)
 
-    def known(self, each: Listed, until: float, data: bytes = b"") -> _Known | None:
+    def known(self, each: Listed, until: float, data: bytes = b"") -> _ReadRun | None:
         """Return what the journal of an unfinished run says; ``None`` if there is no time for that.
 
         Args:
@@ -218,14 +218,14 @@ class Reader:
             row, matters = self._read(each)
         except (StepwiseError, RunStopped) as problem:  # one damaged run does not hide the others
             row = replace(_bare(facts), error=str(problem))
-            matters = Inbox(failed=[row])
-        found = _Known(data, is_owned, version, row, matters)
+            matters = Matters(failed=[row])
+        found = _ReadRun(data, is_owned, version, row, matters)
         if len(self._known) >= _KEPT:
             self._known.pop(next(iter(self._known)))
         self._known[facts.run_id] = found
         return found
 
-    def _read(self, each: Listed) -> tuple[RunRow, Inbox]:
+    def _read(self, each: Listed) -> tuple[RunRow, Matters]:
         """Return the row of a run, and its open matters."""
         facts, place = each.facts, (self.store, self.seal)
         seen = overview(*place, facts, each.owner, count=1)
@@ -233,22 +233,22 @@ class Reader:
         waits = "waiting" in seen.statuses and row.status in ("running", "suspended")
         asks = not facts.parent and {"waiting", "started"} & seen.statuses.keys()
         is_stopped = row.status in UNFINISHED
-        matters = Inbox(
+        matters = Matters(
             questions=[Asking(row, q, q._asked.before) for q in questions_of(*place, facts)]
             if asks
             else (),
             doubts=[InDoubt(row, step) for step in seen.in_doubt] if is_stopped else (),
-            stops=[Stopped(row, call) for call in seen.stops if call.said is None],
+            stops=[StoppedAt(row, call) for call in seen.stops if call.said is None],
             waits=[*_signals(*place, row, facts)] if waits else (),
             failed=[row] if row.status in _RESUMABLE and row.can_resume else (),
         )
         return row, matters
 
 
-class _Rows:
+class _RowMaker:
     """The maker of the rows of one page, which reads journals until a moment."""
 
-    def __init__(self, reader: Reader, until: float) -> None:
+    def __init__(self, reader: RunReader, until: float) -> None:
         self._reader, self._until = reader, until
 
     def __call__(self, each: Listed) -> RunRow:

@@ -38,7 +38,7 @@ class WrongWordsError(Exception):
     """A search that cannot be understood; the text says how to write it."""
 
 
-class Found(NamedTuple):
+class SearchPage(NamedTuple):
     """A page of a listing.
 
     Args:
@@ -182,7 +182,9 @@ class _EnoughError(Exception):
     """The page is full, or its time is over."""
 
 
-def find(store: Store, search: Search, before: str, row_of: Callable[[Listed], RunRow]) -> Found:
+def find(
+    store: Store, search: Search, before: str, row_of: Callable[[Listed], RunRow]
+) -> SearchPage:
     """Return a page of the runs that a search finds, newest first.
 
     Args:
@@ -210,5 +212,5 @@ def find(store: Store, search: Search, before: str, row_of: Callable[[Listed], R
                 rows.append(row_of(each))
     except _EnoughError:
         note = f"{looked:,} runs were looked at; older ones may follow"
-        return Found(rows, last, "" if len(rows) == PAGE else note)
-    return Found(rows, None, "")
+        return SearchPage(rows, last, "" if len(rows) == PAGE else note)
+    return SearchPage(rows, None, "")

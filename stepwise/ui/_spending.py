@@ -18,7 +18,7 @@ from stepwise._runs.overview import overview
 from stepwise._runs.run import Listed, each_listed, number_of_runs
 from stepwise._runs.steps import StepRecord, each_step
 from stepwise.errors import RunStopped, StepwiseError
-from stepwise.ui._reading import Reader
+from stepwise.ui._reading import RunReader
 from stepwise.ui._view import Spending, SpendingRow
 
 _SECONDS = 1.0  # that a page reads
@@ -51,7 +51,7 @@ class _Sum:
             self.saved[unit] = self.saved.get(unit, 0) + amount
 
 
-def spending(reader: Reader, by: str) -> Spending:
+def spending(reader: RunReader, by: str) -> Spending:
     """Return what the runs of a store have spent.
 
     Args:
@@ -95,7 +95,7 @@ def _newest_day(row: SpendingRow) -> str:
     return row.name
 
 
-def _spent(reader: Reader, each: Listed) -> Spent | None:
+def _spent(reader: RunReader, each: Listed) -> Spent | None:
     """Return what a run has spent; ``None`` if its journal cannot be read."""
     tally = each.facts.tally
     if each.facts.status != "running" and tally is not None:
@@ -112,20 +112,20 @@ def _quoted(word: str) -> str:
     return f'"{word}"' if any(map(str.isspace, word)) else word
 
 
-def _by_workflow(_: Reader, each: Listed, spent: Spent) -> Iterable[_Part]:
+def _by_workflow(_: RunReader, each: Listed, spent: Spent) -> Iterable[_Part]:
     return [(each.facts.label, _quoted(f"workflow:{each.facts.label}"), spent)]
 
 
-def _by_day(_: Reader, each: Listed, spent: Spent) -> Iterable[_Part]:
+def _by_day(_: RunReader, each: Listed, spent: Spent) -> Iterable[_Part]:
     return [(time.strftime("%Y-%m-%d", time.localtime(each.facts.created_at)), "", spent)]
 
 
-def _by_tag(_: Reader, each: Listed, spent: Spent) -> Iterable[_Part]:
+def _by_tag(_: RunReader, each: Listed, spent: Spent) -> Iterable[_Part]:
     tags = [f"{name}={text}" for name, text in each.facts.tags.items()]
     return [(tag, _quoted(f"tag:{tag}"), spent) for tag in tags] or [("no tag", "", spent)]
 
 
-def _by_model(reader: Reader, each: Listed, spent: Spent) -> Iterator[_Part]:
+def _by_model(reader: RunReader, each: Listed, spent: Spent) -> Iterator[_Part]:
     """Yield the amounts of each model that a run has asked, and of the remaining steps."""
     found: dict[str, Spent] = {}
     steps = each_step(reader.store, reader.seal, each.facts, ()) if spent.tokens else ()
@@ -150,7 +150,7 @@ def _more(before: Spent, step: StepRecord) -> Spent:
     return Spent(usd, before.tokens + tokens, before.steps + 1, seconds)
 
 
-_BY: dict[str, Callable[[Reader, Listed, Spent], Iterable[_Part]]] = {
+_BY: dict[str, Callable[[RunReader, Listed, Spent], Iterable[_Part]]] = {
     "workflow": _by_workflow,
     "model": _by_model,
     "day": _by_day,

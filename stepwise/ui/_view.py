@@ -16,7 +16,7 @@ from stepwise._runs.steps import RunStatus, StepRecord, StoppedCall
 
 
 @dataclass(frozen=True)
-class Output:
+class ProgramOutput:
     """What a program printed that the page has started.
 
     Args:
@@ -60,7 +60,7 @@ class View:
     store: str
     now: float
     at_least: bool = False
-    output: Output | None = None
+    output: ProgramOutput | None = None
 
     def at(self, *parts: object, **query: object) -> str:
         """Return the address of a page: ``at("runs", run.id, step=3)``.
@@ -150,7 +150,7 @@ class InDoubt:
 
 
 @dataclass(frozen=True)
-class Stopped:
+class StoppedAt:
     """A call at which a run stopped, since it could be a recorded side effect."""
 
     run: RunRow
@@ -173,7 +173,7 @@ class Awaited:
 
 
 @dataclass(frozen=True)
-class Inbox:
+class Matters:
     """All that waits for a person.
 
     Args:
@@ -187,7 +187,7 @@ class Inbox:
 
     questions: Sequence[Asking] = ()
     doubts: Sequence[InDoubt] = ()
-    stops: Sequence[Stopped] = ()
+    stops: Sequence[StoppedAt] = ()
     waits: Sequence[Awaited] = ()
     failed: Sequence[RunRow] = ()
     left_out: str = ""
