@@ -12,7 +12,6 @@ The modules, each importing only from those before it::
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -37,7 +36,11 @@ def app(
     Raises:
         ConfigurationError: the extra ``ui`` is not installed, or the store cannot be opened.
     """
-    return _module("_app").mounted(store, authorize, read_only=read_only)
+    try:
+        from stepwise.ui._app import mounted  # imported on use: the extra may be missing
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
+    return mounted(store, authorize, read_only=read_only)
 
 
 def serve(place: tuple[str, int], ready: Callable[[str], None], **how: Any) -> None:
@@ -46,16 +49,14 @@ def serve(place: tuple[str, int], ready: Callable[[str], None], **how: Any) -> N
     Raises:
         ConfigurationError: as there; or the extra ``ui`` is not installed.
     """
-    _module("_server").serve(place, ready, **how)
-
-
-def _module(name: str) -> Any:
-    """Return a module that needs the extra, which may be missing."""
     try:
-        return importlib.import_module(f"stepwise.ui.{name}")
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] not in ("starlette", "anyio", "uvicorn", "h11"):
-            raise
-        raise ConfigurationError(
-            f"the page of runs needs {error.name}: pip install 'stepwise-agents[ui]'"
-        ) from error
+        from stepwise.ui import _server  # imported on use: the extra may be missing
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
+    _server.serve(place, ready, **how)
+
+
+def _missing(error: ModuleNotFoundError) -> ConfigurationError:
+    return ConfigurationError(
+        f"the page of runs needs {error.name}: pip install 'stepwise-agents[ui]'"
+    )
