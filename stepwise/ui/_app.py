@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 
 from stepwise._display import render
-from stepwise._display.render import Markup
+from stepwise._display.markup import Markup
 from stepwise._runs.export import html_page
 from stepwise._runs.run import Run, get_run
 from stepwise._runtime import settings
@@ -206,6 +206,8 @@ class App:
             case []:
                 return _html(_run_page.run_page(view, run, step), asked)
             case ["value"]:
+                if step is None:
+                    raise BadFieldError("the address of a value names its step: ?of=locals&step=3")
                 of, path = asked.query("of"), asked.query("path")
                 return _html(_run_page.value_page(view, run, of, step, path), asked)
             case ["fork"]:

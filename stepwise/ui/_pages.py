@@ -37,7 +37,7 @@ from stepwise.ui._shell import (
     shell,
     shortened,
 )
-from stepwise.ui._view import Awaited, Inbox, RunRow, Spending, SpendingRow, View
+from stepwise.ui._view import Awaited, Matters, RunRow, Spending, SpendingRow, View
 
 # -- runs -----------------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ def _differing(text: str, before: str) -> Markup:
 # -- inbox ----------------------------------------------------------------------------------------
 
 
-def inbox_page(view: View, matters: Inbox) -> Markup:
+def inbox_page(view: View, matters: Matters) -> Markup:
     """Return all that waits for a person."""
     doubts = [
         tag("article", run_line(view, each.run), doubt(view, each.run.id, each.step, "inbox"))
@@ -190,8 +190,8 @@ def inbox_page(view: View, matters: Inbox) -> Markup:
     shown = [section((name, tag("small", f"{len(each)}")), each) for name, each in parts.items()]
     return shell(
         view,
-        "Inbox",
-        tag("h1", "Inbox"),
+        "Matters",
+        tag("h1", "Matters"),
         tag("p", matters.left_out, cls="note") if matters.left_out else None,
         tag("div", shown if matters.total else empty, cls="inbox", data_live="inbox"),
         live=view.at("live"),
