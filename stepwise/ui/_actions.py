@@ -320,7 +320,8 @@ class _Launched:
             start_new_session=True,  # a Ctrl-C for the server is none for the program
         )
         name = f"stepwise output of {self.process.pid}"
-        threading.Thread(target=self._watch, name=name, daemon=True).start()
+        self.watcher = threading.Thread(target=self._watch, name=name, daemon=True)
+        self.watcher.start()
 
     def _watch(self) -> None:
         """Keep the output short until the program has ended."""

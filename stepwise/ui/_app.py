@@ -114,7 +114,7 @@ class App:
                 return self._enter(request, root, parts)
             who = await self.access.person(request)
             given, problem = await _form(request)
-            if request.method == "POST":
+            if request.method == "POST" and problem is None:
                 self.access.check_action(request, who, given)
         except RefusedError as refused:
             return PlainTextResponse(f"403: {refused}\n", 403, headers(nonce))

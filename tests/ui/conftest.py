@@ -1,8 +1,11 @@
 """What the tests of the page share: a browser without a screen, and runs to look at."""
 
+import os
 import re
+import signal
 
 import pytest
+from harness import python
 from starlette.testclient import TestClient
 
 import stepwise
@@ -11,6 +14,46 @@ from stepwise.stores import open_store
 from stepwise.ui._access import LOOPBACK, Access
 from stepwise.ui._app import App
 
+SCRIPT = """
+import os, signal, sys, time
+from stepwise import step, tool, workflow
+
+def die(where):
+    if os.environ.get("DIE_AT") == where:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+@step
+def think(number):
+    die(str(number))
+    return number
+
+def unsend(text):
+    print("unsent", text)
+
+@tool(side_effect=True, compensate=unsend)
+def send(text):
+    die("send")
+    return f"sent {text}"
+
+@workflow
+def agent(topic):
+    print("about", topic, "<b>", flush=True)
+    for number in range(1, 4):
+        think(number)
+    print("noise\\n" * int(os.environ.get("NOISE", "0")), flush=True)
+    done = send(topic)
+    die("after")
+    return done
+
+if __name__ == "__main__":
+    print("the program begins", flush=True)
+    if "WAIT" in os.environ:
+        sys.stdout.write("it waits")
+        sys.stdout.flush()
+        while not os.path.exists(os.environ["WAIT"]):
+            time.sleep(0.01)
+    agent(sys.argv[1])
+"""
 PLACE = "http://127.0.0.1:8276"
 
 
@@ -70,3 +113,19 @@ def page(browse):
 def suspends():
     """Runs that wait release their process at once."""
     stepwise.configure(suspend_after=0)
+
+
+@pytest.fixture
+def killed(tmp_path):
+    """Runs a program that kills itself at a place: 1, 2, 3, send or after; returns its run."""
+
+    def kill(where, topic="tides"):
+        before = stepwise.runs()
+        script = tmp_path / "agent.py"
+        script.write_text(SCRIPT)
+        ended = python(script, topic, env={**os.environ, "DIE_AT": where})
+        assert ended.returncode == -signal.SIGKILL, ended.stderr
+        (made,) = [each for each in stepwise.runs() if each not in before]
+        return made
+
+    return kill
