@@ -14,6 +14,7 @@ search looks for a fraction of a second, and its page says how far back that wen
 from __future__ import annotations
 
 import contextlib
+import operator
 import re
 import shlex
 import time
@@ -24,12 +25,19 @@ from stepwise._journal.records import RunFacts
 from stepwise._runs.run import Listed, each_listed
 from stepwise._runs.steps import RunStatus
 from stepwise._runtime.facts import NamedTuple
+from stepwise._runtime.messages import count
 from stepwise.errors import RunNotFoundError
 from stepwise.stores import Store
 from stepwise.ui._view import RunRow
 
 PAGE = 50  # runs
 _SECONDS = 0.1  # that a page of a search looks for runs
+_COMPARED: dict[str, Callable[[float, float], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _STATUSES = get_args(RunStatus)
 
@@ -148,16 +156,14 @@ def _amount(unit: int, name: str) -> Callable[[Search, str, float], Search]:
     """
 
     def read(search: Search, value: str, _: float) -> Search:
-        match = re.fullmatch(r"([<>])=?(\d{1,12}(?:\.\d+)?)", value)
+        match = re.fullmatch(r"([<>]=?)(\d{1,12}(?:\.\d+)?)", value)
         if match is None:
             raise WrongWordsError(f"{name}:{value} is no limit: write {name}:>1 or {name}:<0.5")
-        limit, above = float(match[2]), match[1] == ">"
-
-        def holds(facts: RunFacts) -> bool:
-            spent = facts.tally.spent[unit] if facts.tally is not None else 0
-            return bool(spent >= limit if above else spent <= limit)
-
-        return _with(search, holds)
+        compare, limit = _COMPARED[match[1]], float(match[2])
+        return _with(
+            search,
+            lambda facts: compare(facts.tally.spent[unit] if facts.tally is not None else 0, limit),
+        )
 
     return read
 
@@ -200,7 +206,7 @@ def find(
 
     def is_meant(facts: RunFacts) -> bool:
         nonlocal last, looked
-        if len(rows) == PAGE or time.monotonic() > until:
+        if len(rows) == PAGE or (looked and time.monotonic() > until):
             raise _EnoughError
         last, looked = facts.run_id, looked + 1
         return search.is_meant(facts)
@@ -211,6 +217,6 @@ def find(
             with contextlib.suppress(RunNotFoundError):  # deleted meanwhile
                 rows.append(row_of(each))
     except _EnoughError:
-        note = f"{looked:,} runs were looked at; older ones may follow"
+        note = f"searched {count(looked, 'run')}; older ones may follow"
         return SearchPage(rows, last, "" if len(rows) == PAGE else note)
     return SearchPage(rows, None, "")
