@@ -150,7 +150,8 @@ class Asked(NamedTuple):
         waiting: the record of the question.
         payload: the arguments of the call.
         answer: the answer to this question; ``None`` while there is none.
-        before: the details of the call's previous question; empty if there was none.
+        before: the details of the previous question of the call, or of the call that it replaces;
+            empty if there was none.
     """
 
     waiting: Waiting
@@ -192,6 +193,8 @@ class Questions(Projection):
             if before.waiting.ticket != record.ticket:
                 self.earlier.add(before.waiting.ticket)
                 details = before.waiting.details
+        elif instead_of in self.asked:  # the call is made with other arguments now
+            details = self.asked[instead_of].waiting.details
         if record.ticket:  # a fork knows its source's questions, and asks new ones
             self.asked[number] = Asked(record, entry.payload, before=details)
             self.open.add(number)
