@@ -130,7 +130,6 @@ def document(title: str, body: Markup, *head: Content, **attributes: object) -> 
     others = [
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
-        tag("meta", name="referrer", content="no-referrer"),
         tag("title", title[:200]),
     ]
     shown = tag("body", "\n", body, "\n", cls="stepwise", **attributes)
@@ -158,6 +157,7 @@ def page(run: RunPage) -> str:
         f"{run.shown.call[:200]} {run.shown.status}",
         body,
         tag("meta", http_equiv="Content-Security-Policy", content=policy),
+        tag("meta", name="referrer", content="no-referrer"),
         Markup(f"<style>{style}</style>"),
     )
 

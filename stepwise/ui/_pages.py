@@ -99,7 +99,7 @@ def _runs_table(view: View, listing: Sequence[RunRow]) -> Markup:
     for run in reversed(listing):  # what differs is told from the run before
         rows.append(_run_cells(view, run, before.get(run.workflow, "")))
         before[run.workflow] = run.arguments
-    heads = ["", "status", "run", "steps", "began", "took", "spent"]
+    heads = ["mark", "status", "run", "steps", "began", "took", "spent"]
     marked = not view.read_only
     shown = [row if marked else row[1:] for row in reversed(rows)]
     listed = table(heads if marked else heads[1:], shown, cls="cards runs")
@@ -372,7 +372,7 @@ def spending_page(view: View, spending: Spending) -> Markup:
         for way in ("workflow", "model", "day", "tag")
     ]  # fmt: skip
     total, saved = spending.total, spending.total.saved
-    most = max((each.usd or each.tokens for each in spending.rows), default=0) or 1
+    most = max((each.usd or each.tokens for each in spending.rows), default=0)
     rows = [_spending_cells(view, each, most) for each in spending.rows]
     heads = [spending.by, "runs", "steps", "time", "tokens", "money", "saved by resuming", "share"]
     if spending.by == "model":
@@ -399,7 +399,7 @@ def spending_page(view: View, spending: Spending) -> Markup:
 
 def _spending_cells(view: View, row: SpendingRow, most: float) -> list[Content]:
     name = tag("code", row.name)
-    share = (row.usd or row.tokens) / most
+    share = f"{(row.usd or row.tokens) / most:.3f}" if most else ""
     return [
         tag("a", name, href=view.at(q=row.query)) if row.query else name,
         f"{row.runs:,}" if row.runs else "",
@@ -408,7 +408,7 @@ def _spending_cells(view: View, row: SpendingRow, most: float) -> list[Content]:
         f"{row.tokens:,}" if row.tokens else "",
         amounts(row.usd, 0, at_least=row.at_least),
         _saved(row.saved),
-        tag("meter", min=0, max=1, value=f"{share:.3f}", aria_label=f"share of {row.name}"),
+        tag("meter", min=0, max=1, value=share, aria_label=f"share of {row.name}") if share else "",
     ]
 
 

@@ -201,7 +201,7 @@ def _head(view: View, at: _Moment) -> Markup:
             (", executed by ", shown.owner) if shown.owner else None,
             (", child of ", tag("a", parent, href=view.at("runs", parent))) if parent else None,
             _fork_of(view, at.run),
-            (", ", at.page.where) if at.page.where else None,
+            (", resumes ", at.page.where) if at.page.where else None,
             cls="soft",
         ),
         tag("pre", shown.error, cls="error") if shown.error else None,
@@ -417,7 +417,7 @@ def _variables(view: View, at: _Moment) -> Markup:
 
 def _retention(at: _Moment) -> Content:
     hint = (
-        "A run keeps its newest three checkpoints; ",
+        "A checkpoint follows a statement, and a run keeps its newest three; ",
         tag("code", '@workflow(retention="all")'),
         " keeps all.",
     )
@@ -525,7 +525,7 @@ def _steps(view: View, at: _Moment) -> Markup:
 # -- one value ------------------------------------------------------------------------------------
 
 
-def value_page(view: View, run: Run, of: str, step: int, path: str) -> Markup:
+def value_page(view: View, run: Run, of: str, step: int | None, path: str) -> Markup:
     """Return one recorded value, whole.
 
     Args:
@@ -591,7 +591,7 @@ def fork_page(view: View, run: Run, step: int | None, problem: str) -> Markup:
     done = [each for each in at.seen.steps if each.status == "completed" and not each.child]
     done = [each for each in done if step is None or each.number <= step][-20:]
     place = at.here.state if at.here is not None else None
-    where = f"after step {place.step}, at {place.file}:{place.line}" if place else "the beginning"
+    where = f"after {place.file}:{place.line} (step {place.step})" if place else "from the top"
     about = (
         f"The fork shares the steps up to {step}"
         if step is not None
@@ -599,7 +599,7 @@ def fork_page(view: View, run: Run, step: int | None, problem: str) -> Markup:
     )
     fields = [
         tag("input", type="hidden", name="step", value=step) if step is not None else None,
-        tag("p", f"{about}, and resumes at {where}. The run itself stays as it is. A field that "
+        tag("p", f"{about}, and resumes {where}. The run itself stays as it is. A field that "
             "stays empty changes nothing."),
         section("Variables", [_change(f"variable:{n}", n, v) for n, v in values.items()]),
         tag("p", unknown, cls="note") if unknown else None,
@@ -631,7 +631,9 @@ def _change(key: str, name: str, value: Any) -> Markup:
     """Return the field of a variable: its value now, and a place for another."""
     text = shown_value(value, 300)
     label = tag("code", name), " ", tag("small", text)
-    return area(label, key, data_value=_json_of(value), placeholder="unchanged (JSON or text)")
+    return area(
+        label, key, data_value=_json_of(value), rows=1, placeholder="unchanged (JSON or text)"
+    )
 
 
 def _change_result(step: StepRecord) -> Markup:
@@ -640,7 +642,7 @@ def _change_result(step: StepRecord) -> Markup:
         " ",
         tag("small", step.preview[:300]),
     )
-    return area(label, f"result:{step.number}", placeholder="unchanged (JSON or text)")
+    return area(label, f"result:{step.number}", rows=1, placeholder="unchanged (JSON or text)")
 
 
 def _json_of(value: Any) -> str | None:
