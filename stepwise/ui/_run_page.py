@@ -294,7 +294,8 @@ def _asked(view: View, at: _Moment) -> Markup:
     """Return what the run waits for from a person."""
     run = at.run
     asked = run._asked(at.seen)
-    return markup(
+    return section(
+        "Waits for you",
         [question(view, each, "", "") for each in asked],
         [doubt(view, run.id, each, "") for each in at.seen.in_doubt],
         [stopped(view, run.id, each, "") for each in at.seen.stops if each.said is None],
