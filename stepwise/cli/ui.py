@@ -19,7 +19,7 @@ _PORT = 8276
 @command(
     "Look",
     "stepwise ui\n"
-    "stepwise ui --port 0 --no-open  # a free port; the first line is the address\n"
+    "stepwise ui --port 0 --no-open  # any free port\n"
     "stepwise ui --read-only --store disk:./runs",
     name="ui",
     short_help="Show the runs as a page in the browser.",
@@ -53,7 +53,7 @@ def show_page(
     """Serve the page of the runs until Ctrl-C, and open it in the browser.
 
     The first line on stdout is the address with its token.  Whoever has that address sees and
-    steers the runs, so give it to nobody.
+    steers the runs, so give it to nobody.  With --json, the line is an object.
     """
     if phrase == "-":
         phrase = sys.stdin.readline().strip()
