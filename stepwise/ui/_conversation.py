@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from stepwise._display.markup import Content, Markup, section, tag
+from stepwise._display.markup import Content, Markup, block, section, tag
 from stepwise._display.render import usage_text
 from stepwise._runs.steps import StepRecord
 from stepwise.errors import UnreadableValueError
@@ -108,6 +108,6 @@ def _part(part: Any) -> Content:
     if isinstance(part, str):
         return tag("p", part)
     try:
-        return tag("pre", json.dumps(part, indent=1, ensure_ascii=False))
+        return block(json.dumps(part, indent=1, ensure_ascii=False))
     except (TypeError, ValueError, RecursionError):
-        return tag("pre", repr(part)[:2000])
+        return block(repr(part)[:2000])

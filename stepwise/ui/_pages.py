@@ -10,6 +10,7 @@ from stepwise._display.markup import (
     Content,
     Markup,
     badge,
+    block,
     differences,
     facts,
     markup,
@@ -233,7 +234,7 @@ def question(view: View, asked: Question, before: str, back: str) -> Markup:
         tag("h3", whole(asked.text)),
         tag("p", f"step {asked.step} {asked.name}, asked ", moment(view, asked.asked_at), until,
             cls="soft"),
-        tag("pre", whole(asked.details)) if asked.details else None,
+        block(asked.details, whole(asked.details)) if asked.details else None,
         changed,
         forms,
         cls="ask",
@@ -306,7 +307,7 @@ def _wait(view: View, awaited: Awaited) -> Markup:
             button("Send", "primary"),
             cls="answers stacked",
         ),
-        tag("details", tag("summary", "its schema"), tag("pre", json.dumps(schema, indent=2)))
+        tag("details", tag("summary", "its schema"), block(json.dumps(schema, indent=2)))
         if schema
         else None,
         cls="ask",
@@ -454,7 +455,9 @@ def _parting(found: StepDifference) -> Markup:
         "result": "the result differs at step",
     }[found.what]
     texts = [_step_text(each) for each in found.steps]
-    shown = _beside([tag("pre", each) for each in differences(*texts)])
+    shown = _beside(
+        [block(text, each) for text, each in zip(texts, differences(*texts), strict=True)]
+    )
     return markup(tag("p", f"{what} {found.number}."), shown)
 
 

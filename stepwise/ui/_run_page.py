@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 from stepwise._checkpoints.checkpoints import Loaded
-from stepwise._display.markup import Content, Markup, Rules, badge, markup, section, tag
+from stepwise._display.markup import Content, Markup, Rules, badge, block, markup, section, tag
 from stepwise._display.page import (
     RunPage,
     SourceShown,
@@ -204,7 +204,7 @@ def _head(view: View, at: _Moment) -> Markup:
             (", resumes ", at.page.where) if at.page.where else None,
             cls="soft",
         ),
-        tag("pre", shown.error, cls="error") if shown.error else None,
+        block(shown.error, cls="error") if shown.error else None,
         [tag("p", each, cls="note") for each in shown.waits],
         tag("p", shown.damage, cls="note bad") if shown.damage else None,
         figures(parts),
@@ -239,7 +239,7 @@ def _output(view: View) -> Markup | None:
         "details",
         tag("summary", f"output of process {output.pid}, which {state}"),
         tag("small", tag("code", output.command)),
-        tag("pre", output.text or "(nothing yet)"),
+        block(output.text or "(nothing yet)"),
         open=output.exit_code != 0,
         cls="output",
     )
@@ -428,10 +428,10 @@ def _retention(at: _Moment) -> Content:
 def _value(view: View, run: Run, text: str, limit: int, **link: object) -> Markup:
     """Return a value; a long one is shortened, with a link to its page."""
     if len(text) <= limit:
-        return tag("pre", text)
+        return block(text)
     where = view.at("runs", run.id, "value", **link)
     more = tag("a", f"whole, {len(text):,} characters", href=where, cls="whole")
-    return markup(tag("pre", text[:limit], "…"), more)
+    return markup(block(text[:limit], (text[:limit], "…")), more)
 
 
 # -- steps ----------------------------------------------------------------------------------------
@@ -479,7 +479,7 @@ def _inputs(view: View, run: Run, step: StepRecord) -> Markup:
     try:
         values: Mapping[str, Any] = step.inputs
     except UnreadableValueError as error:
-        return markup(tag("pre", step.arguments), tag("small", f"{error}"))
+        return markup(block(step.arguments), tag("small", f"{error}"))
     link = {"of": "inputs", "step": step.number}
     return variables(
         {
@@ -493,7 +493,7 @@ def _result(view: View, run: Run, step: StepRecord) -> Markup:
     try:
         text = shown_value(step.result, _WHOLE)
     except UnreadableValueError as error:
-        return markup(tag("pre", step.preview), tag("small", f"{error}"))
+        return markup(block(step.preview), tag("small", f"{error}"))
     return _value(view, run, text, 4 * _VALUE, of="result", step=step.number)
 
 
@@ -563,7 +563,7 @@ def value_page(view: View, run: Run, of: str, step: int | None, path: str) -> Ma
     )  # fmt: skip
 
 
-def _inside(value: Any, path: str, run_id: str, step: int) -> Any:
+def _inside(value: Any, path: str, run_id: str, step: int | None) -> Any:
     """Return the value at a place; only items of plain containers are looked at."""
     for name, index in re.findall(r"""([^\[\].]+)|\[('[^']*'|"[^"]*"|-?\d{1,9})\]""", path):
         key: Any = name or ast.literal_eval(index)
@@ -571,7 +571,7 @@ def _inside(value: Any, path: str, run_id: str, step: int) -> Any:
             value = value[key] if type(value) in (dict, list, tuple) else vars(value)[key]
         except (LookupError, TypeError) as error:
             missing = f"there is no value at {path[:200]!r}"
-            raise StepNotFoundError(missing, run_id=run_id, step=step) from error
+            raise StepNotFoundError(missing, run_id=run_id, step=step or 0) from error
     return value
 
 
