@@ -448,9 +448,10 @@ def _chosen(view: View, at: _Moment) -> Markup:
     inputs = _inputs(view, run, step)
     if inputs:
         more["arguments"] = inputs
-    if step.status == "completed":
-        more["result"] = _result(view, run, step)
     talk = conversation(step, at.page.shown.steps)
+    if step.status == "completed":
+        limit = 4 * _VALUE if not talk else 200  # the conversation says the same, for people
+        more["result"] = _result(view, run, step, limit)
     forget = form(
         view,
         view.at("runs", run.id, "forget-step"),
@@ -489,12 +490,12 @@ def _inputs(view: View, run: Run, step: StepRecord) -> Markup:
     )
 
 
-def _result(view: View, run: Run, step: StepRecord) -> Markup:
+def _result(view: View, run: Run, step: StepRecord, limit: int) -> Markup:
     try:
         text = shown_value(step.result, _WHOLE)
     except UnreadableValueError as error:
         return markup(block(step.preview), tag("small", f"{error}"))
-    return _value(view, run, text, 4 * _VALUE, of="result", step=step.number)
+    return _value(view, run, text, limit, of="result", step=step.number)
 
 
 def _steps(view: View, at: _Moment) -> Markup:
