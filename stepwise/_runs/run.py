@@ -135,7 +135,7 @@ class Run:
 
     def _asked(self, seen: Overview) -> list[Question]:
         """Return the open questions; the store is asked only if the run may have some."""
-        return self.questions if {"waiting", "started"} & seen.statuses.keys() else []
+        return self.questions if "waiting" in seen.statuses or seen.course.children else []
 
     def _shown(self, seen: Overview | None = None) -> RunShown:
         facts, owner = self._facts(), self.owner
