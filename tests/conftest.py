@@ -139,7 +139,9 @@ def home():
     opened: dict[str, stepwise.stores.Store] = {}
     # Not the fixture ``monkeypatch``: a test that undoes its changes would undo these.
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("STORE", "KEY", "START", "FRESH", "PROGRESS", "TRUST", "ALLOW_NETWORK"):
+        recorded = ("RECORD_ARGUMENTS", "RECORD_LOCALS")
+        names = ("STORE", "KEY", "START", "FRESH", "PROGRESS", "TRUST", "ALLOW_NETWORK", *recorded)
+        for name in names:
             patch.delenv(f"STEPWISE_{name}", raising=False)
         for name in ("COLUMNS", "LINES"):  # readline sets them for all that pytest starts
             patch.delenv(name, raising=False)
