@@ -36,6 +36,7 @@ from stepwise._display.render import RunShown, usage_text
 from stepwise._display.terminal import duration_text, when
 from stepwise._display.timeline import RunBars, timeline
 from stepwise._runtime.messages import shell_word
+from stepwise.errors import UnreadableValueError
 
 _LINES = 2000  # of source shown
 _COMPARED = 5000  # characters of arguments compared
@@ -381,7 +382,7 @@ def step_facts(step: Any, *, begun: int, again: Content, child: Content, **more:
             "arguments": texts["arguments"],
             "error" if failed else "result": texts["result"],
             "traceback": texts["traceback"],
-            "variables": frames(step),
+            "variables": failed_frames(step),
             "ran again": again,
             "called": ("at ", tag("code", step.site), ", ", began) if step.site else began,
             "took": duration_text(step.duration),
@@ -471,9 +472,23 @@ def _calls(steps: Sequence[Any], link: Callable[[int], str]) -> Markup:
     return markup(Markup(", ".join(links)), " " if took else None, times)
 
 
-def frames(failed: Any) -> Markup:
-    """Return the local variables of a failed step or run, a frame each, if they are recorded."""
-    found: Sequence[Any] = getattr(failed, "frames", ())
+def failed_frames(step: Any) -> Markup:
+    """Return the local variables of each failed attempt of a step, if they are recorded."""
+    if step.attempts < 2 and step.status != "failed":
+        return Markup()
+    try:
+        found = step.failures
+    except UnreadableValueError as error:
+        return tag("p", str(error))
+    last = max(found, default=0)
+    return markup(
+        (tag("small", f"attempt {attempt}") if last > 1 else None, frames(each))
+        for attempt, each in found.items()
+    )
+
+
+def frames(found: Sequence[Any]) -> Markup:
+    """Return the frames of a failure with their local variables, outermost first."""
     return markup(
         tag(
             "details",

@@ -242,9 +242,7 @@ def steps_around(
         start = _record_of(store, seal, facts, known[0] if known else 1, last)
         place, span = (store, seal, facts.run_id), 2 * count
         entries = [*_between(*place, max(facts.pruned, start - span), start + 2 * span)]
-        steps = [
-            each for each in steps_with(facts.run_id, entries, doubtful) if each.number in known
-        ]
+        steps = [each for each in steps_with(place, entries, doubtful) if each.number in known]
         # The end of a call may be recorded far from its beginning: then all records are read.
         sure = all(each.finished_at is not None or each.number in summary.others for each in steps)
         if sure and len(steps) == len(known):

@@ -211,8 +211,17 @@ def _head(view: View, at: _Moment) -> Markup:
         _actions(view, at),
         _output(view),
         tag("details", tag("summary", "all facts"), run_facts(at.page), cls="facts"),
-        frames(at.run),
+        _frames(at.run),
     )
+
+
+def _frames(run: Run) -> Content:
+    """Return the variables where the run failed, if they are recorded."""
+    try:
+        found = run.frames
+    except UnreadableValueError as error:
+        return tag("p", str(error), cls="note")
+    return section("Variables where it failed", frames(found)) if found else None
 
 
 def _fork_of(view: View, run: Run) -> Content:
@@ -475,7 +484,7 @@ def _chosen(view: View, at: _Moment) -> Markup:
 
 def _inputs(view: View, run: Run, step: StepRecord) -> Markup:
     """Return the arguments in full, if they were recorded."""
-    if not getattr(step, "has_inputs", False):
+    if not step.has_inputs:
         return Markup()
     try:
         values: Mapping[str, Any] = step.inputs
@@ -546,7 +555,7 @@ def value_page(view: View, run: Run, of: str, step: int | None, path: str) -> Ma
     if of == "result" and at.chosen is not None:
         value = at.chosen.result
     elif of == "inputs" and at.chosen is not None:
-        value = getattr(at.chosen, "inputs", {})
+        value = at.chosen.inputs
     else:
         value = run._shown_locals(step)
     value = _inside(value, path, run.id, step)
