@@ -756,7 +756,7 @@ class ActiveRun:
         self.account: Account = Account(facts.run_id, self.flows, budget, outer)
         self.unwinding = Unwinding(facts.run_id)
         self.records_arguments = settings.record_arguments()
-        self.frames = parent.frames if parent is not None else _frame_recorder(self.secrets)
+        self.frames: FrameRecorder | None = _frame_recorder(parent, self.secrets)
         self.frame: WatchesSteps | None = None
         self.stopped: RunStopped | None = None
         self.surfacing = Surfacing(weakref.proxy(self))  # no cycle: runs hold large objects
@@ -1166,9 +1166,9 @@ class ActiveRun:
         self.lease.release()
 
 
-def _frame_recorder(secrets: Secrets) -> FrameRecorder | None:
-    if not settings.record_locals():
-        return None
+def _frame_recorder(parent: ActiveRun | None, secrets: Secrets) -> FrameRecorder | None:
+    if parent is not None or not settings.record_locals():
+        return parent.frames if parent is not None else None
     from stepwise._execution.frames import FrameRecorder  # on use: few programs ask for it
 
     return FrameRecorder(secrets)

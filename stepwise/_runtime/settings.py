@@ -147,20 +147,17 @@ def configure(
             to suspend at once; 60 by default.
         secret_names: further names whose values are masked in requests (``door_code``).
         record_arguments: record the arguments of all steps in full, as ``record_arguments=`` does.
-        record_locals: record failures of steps and runs with short forms of the local variables.
-            Off by default, since a variable may hold what must not be stored.
+        record_locals: record failures with short forms of local variables, which may hold secrets.
 
     Raises:
         ConfigurationError: a setting is invalid.
     """
     if store is not None:
         _settings.store = _checked_store(store)
-    switches = {"quiet": quiet, "encrypt": encrypt, "record_locals": record_locals}
-    _switch({**switches, "record_arguments": record_arguments})
+    recorded = {"record_arguments": record_arguments, "record_locals": record_locals}
+    _switch({"quiet": quiet, "encrypt": encrypt, **recorded})
     if suspend_after is not _UNSET:
-        what = f"configure(suspend_after={suspend_after!r})"
-        never = suspend_after is None
-        _settings.suspend_after = None if never else _seconds(suspend_after, what, "None")
+        _settings.suspend_after = _seconds_or_never(suspend_after)
     if trust is not None:
         _settings.trust = _checked_trust(trust, f"configure(trust={trust!r})")
     if grace is not None:
@@ -316,6 +313,12 @@ def record_locals() -> bool:
     """Return whether failures are recorded with local variables."""
     chosen = _settings.record_locals
     return _flag("STEPWISE_RECORD_LOCALS") if chosen is None else chosen
+
+
+def _seconds_or_never(suspend_after: float | None) -> float | None:
+    if suspend_after is None:
+        return None
+    return _seconds(suspend_after, f"configure(suspend_after={suspend_after!r})", "None")
 
 
 def _switch(chosen: Mapping[str, Any]) -> None:
