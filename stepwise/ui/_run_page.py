@@ -429,7 +429,9 @@ def _retention(at: _Moment) -> Content:
     hint = (
         "A checkpoint follows a statement, and a run keeps its newest three; ",
         tag("code", '@workflow(retention="all")'),
-        " keeps all.",
+        " keeps all, ",
+        tag("code", '"thinned"'),
+        " ever fewer of the older ones.",
     )
     return hint if at.step is not None else None
 
