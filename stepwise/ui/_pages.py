@@ -191,8 +191,8 @@ def inbox_page(view: View, matters: Matters) -> Markup:
     shown = [section((name, tag("small", f"{len(each)}")), each) for name, each in parts.items()]
     return shell(
         view,
-        "Matters",
-        tag("h1", "Matters"),
+        "Inbox",
+        tag("h1", "Inbox"),
         tag("p", matters.left_out, cls="note") if matters.left_out else None,
         tag("div", shown if matters.total else empty, cls="inbox", data_live="inbox"),
         live=view.at("live"),

@@ -90,7 +90,7 @@ def test_a_moment_without_a_checkpoint():
     def flow():
         first = think(1)
         second = think(first)
-        return second
+        return [second]
 
     run = flow.execute()
     shown = Text(_run_page.run_page(view(), run, 1)).text
