@@ -47,7 +47,7 @@ _WORDS = (
     ("status:crashed", "running, crashed, failed, suspended, completed and so on"),
     ("workflow:agent", "a workflow"),
     ("tag:customer=ann", "a tag"),
-    ("since:2d", "begun in the last two days; also 30m, 6h, 2w"),
+    ("since:2d", "whose status changed in the last two days; also 30m, 6h, 2w"),
     ("error:timeout", "a text in the error"),
     ("cost:>1", "more than a dollar; also tokens:>5000"),
     ("children:yes", "child runs, too"),

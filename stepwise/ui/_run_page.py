@@ -616,7 +616,13 @@ def fork_page(view: View, run: Run, step: int | None, problem: str) -> Markup:
             "stays empty changes nothing."),
         section("Variables", [_change(f"variable:{n}", n, v) for n, v in values.items()]),
         tag("p", unknown, cls="note") if unknown else None,
-        section("Results", [_change_result(each) for each in reversed(done)]),
+        tag(
+            "details",
+            tag("summary", f"Results of the newest {len(done)} steps"),
+            [_change_result(each) for each in reversed(done)],
+        )
+        if done
+        else None,
         section(
             "The fork",
             field("its id (made if empty)", "id"),

@@ -13,39 +13,37 @@ import tempfile
 from conftest import BROWSER, WITHOUT, Story, sync_playwright
 
 ROOT = pathlib.Path(__file__).parents[3]
-SIZES = {"wide": (1280, 860), "phone": (390, 844)}
+SIZE = {"width": 1280, "height": 860}
+LABELS = ("write_article", "answer_ticket", "bill", "summarize")
+PLAIN = """() => {
+  for (const each of document.querySelectorAll(".store")) { each.textContent = "disk:.stepwise"; }
+  document.querySelector("footer").remove();
+}"""
 
 
 def pictures(page, target, root):
     """Take each picture of a served store."""
 
-    def take(name, address, *, size="wide", below=""):
-        page.set_viewport_size(dict(zip(("width", "height"), SIZES[size], strict=True)))
+    def take(name, address, below):
         page.goto(root + address)
-        if below:
-            page.locator(below).evaluate("e => scrollTo(0, e.offsetTop - 12)")
-        page.wait_for_load_state("networkidle") if not below else None
+        page.locator(below).evaluate("e => scrollTo(0, e.offsetTop - 12)")
+        page.evaluate(PLAIN)
         page.screenshot(path=target / f"ui-{name}.png")
 
-    page.goto(root + "/?q=children:no")
+    page.goto(root)
     found = {
         each.inner_text().partition("(")[0].strip(): each.get_attribute("href")
         for each in page.locator("a.call").all()
     }
     page.goto("about:blank")
-    take("runs", "/", below="header.top")
-    take("inbox", "/inbox", below="header.top")
+    take("runs", "/", "header.top")
+    take("inbox", "/inbox", "header.top")
     article = found["write_article"]
-    take("run", f"{article}?step=6", below="main")
-    take("phone", f"{article}?step=6", size="phone", below="[data-live=timeline]")
-    take("fork", f"{article}/fork?step=6", below="header.top")
+    take("run", f"{article}?step=6", "main")
     model = next(href for label, href in found.items() if label not in LABELS)
-    take("model", f"{model}?step=4", below="[data-live=step]")
+    take("model", f"{model}?step=4", "[data-live=step]")
     page.emulate_media(color_scheme="dark")
-    take("run-dark", f"{article}?step=6", below="main")
-
-
-LABELS = ("write_article", "answer_ticket", "bill", "summarize")
+    take("run-dark", f"{article}?step=6", "main")
 
 
 def main(target):
@@ -62,7 +60,7 @@ def main(target):
         subprocess.run(command, check=True, cwd=name, env=story.environment, capture_output=True)
         with story.served(), sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-            page = browser.new_page(color_scheme="light")
+            page = browser.new_page(color_scheme="light", viewport=SIZE)
             page.goto(story.address)
             pictures(page, target, story.root)
             browser.close()
