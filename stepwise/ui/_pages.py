@@ -11,7 +11,6 @@ from stepwise._display.markup import (
     Markup,
     badge,
     block,
-    differences,
     facts,
     markup,
     section,
@@ -19,7 +18,7 @@ from stepwise._display.markup import (
     tag,
     whole,
 )
-from stepwise._display.page import called, could_be
+from stepwise._display.page import called, could_be, differences
 from stepwise._display.terminal import duration_text
 from stepwise._runs.export import StepDifference, first_step, first_variable
 from stepwise._runs.questions import Question

@@ -211,17 +211,8 @@ def _head(view: View, at: _Moment) -> Markup:
         _actions(view, at),
         _output(view),
         tag("details", tag("summary", "all facts"), run_facts(at.page), cls="facts"),
-        _frames(at.run),
+        section("Variables where it failed", frames(at.page.frames)),
     )
-
-
-def _frames(run: Run) -> Content:
-    """Return the variables where the run failed, if they are recorded."""
-    try:
-        found = run.frames
-    except UnreadableValueError as error:
-        return tag("p", str(error), cls="note")
-    return section("Variables where it failed", frames(found)) if found else None
 
 
 def _fork_of(view: View, run: Run) -> Content:
