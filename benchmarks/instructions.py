@@ -73,6 +73,32 @@ def asking(count: int) -> int:
     return len(messages)
 
 
+@stepwise.step(record_arguments=True)
+def noted(number: int) -> bytes:
+    return number.to_bytes(4, "big") * 256
+
+
+@stepwise.workflow
+def noting(count: int) -> int:
+    size = 0
+    for number in range(count):
+        size += len(noted(number))
+    return size
+
+
+@stepwise.step(record_arguments=True)
+def told(messages: list[dict[str, str]]) -> dict[str, str]:
+    return {"role": "assistant", "content": f"{len(messages):08d} " * 10}
+
+
+@stepwise.workflow
+def telling(count: int) -> int:
+    messages = [{"role": "user", "content": "hello"}]
+    for _ in range(count):
+        messages.append(told(messages))
+    return len(messages)
+
+
 def _steps(scheme: str, workflow: object = steps.thinking, **options: object) -> Counted:
     return lambda path, count: steps.steps(workflow, scheme, "fsync", path, count, **options)
 
@@ -109,6 +135,10 @@ KINDS: dict[str, Counted] = {
     "disk: an asynchronous step": _awaited,
     MANY: _together,
     "disk: a node of a graph": _node,
+    "disk: a step, its arguments recorded": _steps("disk", noting),
+    "disk: the growing messages, recorded": _steps("disk", telling),
+    "disk: a step, checkpoints thinned": _steps("disk", retention="thinned"),
+    "disk: a step, all checkpoints kept": _steps("disk", retention="all"),
 }
 
 

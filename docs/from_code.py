@@ -57,8 +57,8 @@ TYPES = {  # private aliases, in words
 
 RETURNED = {  # users get these, and make none
     *("AsyncHandle", "CompletedCall", "CurrentStep", "Event", "Handle", "InDoubtCall", "Program"),
-    *("InboxMessage", "PendingWait", "Question", "Recovered", "Run", "RunCheckpoint", "Spent"),
-    *("StepRecord", "Verification", "Workflow"),
+    *("InboxMessage", "PendingWait", "Question", "RecordedFrame", "Recovered", "Run"),
+    *("RunCheckpoint", "Spent", "StepRecord", "Verification", "Workflow"),
 }
 OF_ONE_CALL = ("run_id", "fresh")
 

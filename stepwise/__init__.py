@@ -149,7 +149,13 @@ if TYPE_CHECKING:
     from stepwise._runs.overview import Program
     from stepwise._runs.questions import Question
     from stepwise._runs.run import CurrentStep, Run, current_run, current_step, get_run, runs
-    from stepwise._runs.steps import PossibleStep, RunCheckpoint, StepRecord, StoppedCall
+    from stepwise._runs.steps import (
+        PossibleStep,
+        RecordedFrame,
+        RunCheckpoint,
+        StepRecord,
+        StoppedCall,
+    )
     from stepwise._runs.verify import Verification
     from stepwise._runtime.event import Event
     from stepwise._runtime.listening import on_event
@@ -187,6 +193,7 @@ __all__ = [
     "PossibleStep",
     "Program",
     "Question",
+    "RecordedFrame",
     "RecoverableAgent",
     "Recovered",
     "Run",
@@ -267,7 +274,7 @@ _ON_USE = {
     "Question": "_runs.questions",
     "RunCheckpoint": "_runs.steps",
     "Verification": "_runs.verify",
-    **dict.fromkeys(("PossibleStep", "StoppedCall"), "_runs.steps"),
+    **dict.fromkeys(("RecordedFrame", "PossibleStep", "StoppedCall"), "_runs.steps"),
     "map": "_calls.parallel",
     **dict.fromkeys(("sleep", "sleep_until", "wait_for"), "_calls.waiting"),
     "spend": "_calls.steps",

@@ -62,7 +62,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a job in the backgro
 
 # What "make test-fast" leaves out: sweeps, kernels, builds, browsers, programs that are killed.
 SLOW = {
-    *("crash", "docs", "frameworks", "notebook", "integrations", "postgres", "cluster"),
+    *("browser", "crash", "docs", "frameworks", "notebook", "integrations", "postgres", "cluster"),
     *("test_rewrite_cpython.py", "test_store_processes.py", "test_plugin.py", "test_typing.py"),
     *("test_runs_together.py", "test_map_executors.py", "test_workflow_names.py"),
     *("test_elsewhere.py", "test_resume_loops.py", "test_stored_once.py"),
@@ -139,7 +139,9 @@ def home():
     opened: dict[str, stepwise.stores.Store] = {}
     # Not the fixture ``monkeypatch``: a test that undoes its changes would undo these.
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("STORE", "KEY", "START", "FRESH", "PROGRESS", "TRUST", "ALLOW_NETWORK"):
+        recorded = ("RECORD_ARGUMENTS", "RECORD_LOCALS")
+        names = ("STORE", "KEY", "START", "FRESH", "PROGRESS", "TRUST", "ALLOW_NETWORK", *recorded)
+        for name in names:
             patch.delenv(f"STEPWISE_{name}", raising=False)
         for name in ("COLUMNS", "LINES"):  # readline sets them for all that pytest starts
             patch.delenv(name, raising=False)

@@ -543,7 +543,8 @@ FRONT_DOOR = """
     BudgetExceeded Checkpoint CheckpointStore CodeChangedError CompletedCall ConfigurationError
     CorruptStoreError CurrentStep DidNotHappen DigestError Event Handle InDoubtCall InboxMessage
     Inconclusive JournalLostError Landed LeaseLostError NotRecordableError OutsideRunError
-    PendingWait PossibleStep Program Question RecoverableAgent Recovered Run RunBusyError
+    PendingWait PossibleStep Program Question RecordedFrame RecoverableAgent Recovered Run
+    RunBusyError
     RunCancelled RunCheckpoint RunConflictError RunEndedError RunNotFoundError RunOwnedError
     RunSkipped RunStopped RunSuspended RunTimeoutError RunWarning SignalRefusedError Spent
     StepFailedError StepInDoubtError StepNotFoundError StepRecord StepTimeoutError StepwiseError

@@ -501,6 +501,10 @@ class Performer:
         """Return the arguments that the body of a call may change."""
         return NOTHING_WATCHED
 
+    def inputs(self, bound: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the arguments of a call as they are recorded in full."""
+        return bound
+
     def body(self, call: Call) -> Callable[..., Any]:
         """Return the function to execute for a call."""
         raise NotImplementedError
@@ -973,6 +977,10 @@ class Performance(NamedTuple):
                     )
                     return result
             assert result.error is not None
+            if active.frames is not None and not call.child:
+                active.frames.step_failed(
+                    active.journal, call.number, number, result.error, performer.hiding, self.bound
+                )
             clean = isinstance(result.error, performer.fails_cleanly)
             may_repeat = (not call.effect or clean or performer.idempotent) and not is_over(scope)
             attempts = attempts or performer.attempts()

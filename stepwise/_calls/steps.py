@@ -214,6 +214,7 @@ class Step(Performer):
         approve: Approve = False,
         approvers: Iterable[str] = (),
         compensate: Compensate = None,
+        record_arguments: bool | None = None,
     ) -> None:
         self.function = function
         self.kind = kind
@@ -239,11 +240,15 @@ class Step(Performer):
         self._bindings: dict[type, bool] = {}
         self._looked_for_caches = not side_effect
         self._is_lambda = self.name.endswith("<lambda>")
-        self._performance = Performance
+        self._is_checked = self._is_lambda or side_effect
+        self._as_run = record_arguments is None
+        self._performance: type[Performance] = Performance
         if approve:
             from stepwise._calls.approvals import ApprovedCall  # on use: few tools ask
 
             self._performance = ApprovedCall
+        if record_arguments:
+            self._performance = self._recording
         self._make_known()
 
     @cached
@@ -255,6 +260,17 @@ class Step(Performer):
     def code(self) -> str:
         """The fingerprint of the function's body."""
         return body_digest(self.function)
+
+    @property
+    def _recording(self) -> type[Performance]:
+        """The class of the calls that record their arguments."""
+        if self.approve:
+            from stepwise._calls.approvals import RecordingApprovedCall
+
+            return RecordingApprovedCall
+        from stepwise._calls.recording import RecordingCall  # on use: few ask for it
+
+        return RecordingCall
 
     def _make_known(self) -> None:
         root, _, inner = self.qualname.partition(".")
@@ -363,25 +379,35 @@ class Step(Performer):
             instance: the first argument, if the function is an undecorated method of this object.
             asks_first: see :meth:`Performance.core`.
         """
-        if self._is_lambda:
-            self._check_only(scope.run)
-        if not self._looked_for_caches:
-            self._looked_for_caches = True
-            warn_if_cached(self.module, self.function, args, self.what, self._is_behind)
+        run = scope.run
+        if self._is_checked:
+            self._check(run, args)
         bound = self.parameters.bind(args, kwargs)
         if instance is None and args and self.binds(args[0]):
             instance = args[0]
         if instance is not None:
             self.parameters.take_instance(bound)
         if self.hiding.secret:
-            scope.run.secrets.add(self.hiding.secrets_of(bound, instance))
+            run.secrets.add(self.hiding.secrets_of(bound, instance))
         try:
-            identity = self.identify(scope.run.subjects, instance, bound, (args, kwargs))
+            identity = self.identify(run.subjects, instance, bound, (args, kwargs))
         except MemoryError as error:
             doing = f"the arguments of {self.name!r} were compared with recorded ones"
-            raise scope.run.stop(stopped(doing, error)) from error
-        call = self._performance(self, scope, identity, bound, args, kwargs)
+            raise run.stop(stopped(doing, error)) from error
+        performance = self._performance
+        if run.records_arguments and self._as_run:
+            performance = self._recording
+        call = performance(self, scope, identity, bound, args, kwargs)
         return call.core(asks_first=asks_first)
+
+    def _check(self, run: ActiveRun, args: tuple[Any, ...]) -> None:
+        """Refuse a second lambda of the same name, and warn of a cache around side effects."""
+        if self._is_lambda:
+            self._check_only(run)
+        if not self._looked_for_caches:
+            self._looked_for_caches = True
+            warn_if_cached(self.module, self.function, args, self.what, self._is_behind)
+        self._is_checked = self._is_lambda
 
     def identify(
         self,
@@ -589,6 +615,7 @@ def step(
     redact: Redact = (),
     executor: Executor | str | None = None,
     resources: Mapping[str, Any] | None = None,
+    record_arguments: bool | None = None,
 ) -> Callable[[F], F]: ...
 def step(function: Any = _NOTHING, /, **options: Any) -> Any:
     """Record a function's calls: each is made once per run, then answered from the journal.
@@ -623,6 +650,10 @@ def step(function: Any = _NOTHING, /, **options: Any) -> Any:
             that the body makes to them, including to ``self``, stay there.
         resources: options of a named executor.  For ``"ray"``, the options of a task: ``num_cpus``,
             ``num_gpus``, ``resources``, ``runtime_env`` and others.
+        record_arguments: True to record the arguments of each call in full, for people who look at
+            the run: as they were when the call began, without ``secret=``, ``ignore=`` and
+            ``redact=``.  False not to.  ``None``: as :func:`configure` or
+            ``STEPWISE_RECORD_ARGUMENTS`` says.
 
     Raises:
         ConfigurationError: an option is invalid.
@@ -653,6 +684,7 @@ def tool(
     redact: Redact = (),
     executor: Executor | str | None = None,
     resources: Mapping[str, Any] | None = None,
+    record_arguments: bool | None = None,
 ) -> Callable[[F], F]: ...
 def tool(function: Any = _NOTHING, /, **options: Any) -> Any:
     """Record the calls of a function that an agent may choose.

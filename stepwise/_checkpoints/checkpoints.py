@@ -19,7 +19,15 @@ from stepwise._checkpoints.references import (
     chunk_name,
     digest_of,
 )
-from stepwise._journal.journal import Journal, Position, holds, read, read_one, seal_for
+from stepwise._journal.journal import (
+    Journal,
+    Position,
+    holds,
+    names_beside,
+    read,
+    read_one,
+    seal_for,
+)
 from stepwise._journal.records import Entry, RunFacts, Sums
 from stepwise._journal.seal import DamagedError, Seal, named
 from stepwise._runtime.facts import NamedTuple
@@ -28,7 +36,8 @@ from stepwise._values.preview import Secrets
 from stepwise._values.unpickling import Data
 from stepwise.stores import Store
 
-Retention = Literal["latest_only", "prune_old", "all"]
+Retention = Literal["latest_only", "prune_old", "thinned", "all"]
+ClassicRetention = Literal["latest_only", "prune_old", "all"]
 PREFIX = "checkpoint/"
 _READS_FILES = "+"  # so that it is stored beside the one before the loop, after the same record
 _PRUNE_AT_LEAST = 200  # records at a time
@@ -163,6 +172,7 @@ class Checkpoints:
     ) -> None:
         self._journal = journal
         self._keep = {"latest_only": 1, "prune_old": keep}.get(retention, 0)
+        self._thins = retention == "thinned"
         self.prunes_journal = prune_journal
         self._names = journal.store.names(journal.run_id, PREFIX)
         self._chunks = _Chunks(journal, none=not self._names)
@@ -221,7 +231,10 @@ class Checkpoints:
         gone += self._chunks.unneeded(name, needs, kept, pruning=bool(gone))
         behind = 0 if whole else self._behind(kept, state)
         prunes = behind - facts.pruned >= _PRUNE_AT_LEAST
-        after = facts._replace(pruned=behind) if prunes else facts
+        after = facts
+        if prunes:
+            after = facts._replace(pruned=behind)
+            gone += self._beside_ended_calls(kept[0], state)
         referred = needs.header()
         self._journal.put(
             name,
@@ -245,12 +258,14 @@ class Checkpoints:
         replaced = over.intersection(self._names)
         names = [*(each for each in self._names if each not in replaced), name]
         pruned, needed = names[: -self._keep] if self._keep else [], set[str]()
+        if self._thins:
+            pruned = thinned_out(names)
         if reads_files or self._before:
             self._before.pop(name, None)
             if reads_files:
                 last = names[-2] if names[1:] else ""
                 self._before[name] = self._before.get(last, last)
-            kept = names[len(pruned) :]
+            kept = [each for each in names if each not in pruned]
             needed = {self._before[each] for each in kept if each in self._before}
             pruned = [each for each in pruned if each not in needed]
         kept = [each for each in names if each not in pruned]
@@ -258,6 +273,22 @@ class Checkpoints:
         gone = [*pruned, *({*self._refused, *replaced} - {name})]
         # Without the checkpoint to fall back to, the whole journal is needed.
         return kept, gone, not self.prunes_journal or not needed <= {*kept}
+
+    def _beside_ended_calls(self, oldest: str, state: State) -> list[str]:
+        """Return the objects beside the calls that had ended at the oldest kept checkpoint.
+
+        Args:
+            state: the state of the newest checkpoint.
+        """
+        journal, calls = self._journal, state.calls
+        beside = names_beside(journal.store, journal.run_id)
+        if beside and oldest in self._names:
+            vault = Vault(journal.store, journal.seal, journal.run_id)
+            try:
+                calls = vault.open(oldest).header["calls"]
+            except DamagedError:
+                return []
+        return [name for name, call in beside.items() if call <= calls]
 
     def _behind(self, kept: list[str], state: State) -> int:
         """Return the last record that neither the oldest checkpoint nor an unused call needs.
@@ -267,6 +298,27 @@ class Checkpoints:
         needed: list[int] = [each[0] for each in state.unused]
         needed += (n.lowest for n in self._chunks.read(kept).values() if n.lowest)
         return min(number_of(kept[0]), *needed, 1 << 62) - 1
+
+
+_NEWEST = 20  # checkpoints that thinning keeps
+
+
+def thinned_out(names: list[str]) -> list[str]:
+    """Return the checkpoints that thinning deletes; the newest name comes last.
+
+    The numbers of the records are divided into blocks, and the oldest checkpoint of each block
+    stays.  A block has 2, 4, 8, ... numbers, an eighth of its age at most.  Blocks of twice the
+    size begin where smaller ones begin, so that what stays today is a part of what stayed before.
+    """
+    numbers = [*map(number_of, names)]
+    newest, last, gone = numbers[-1], (0, -1), []
+    for name, number in zip(names[:-_NEWEST], numbers, strict=False):
+        bits = max(0, (newest - number).bit_length() - 4)
+        block = bits, number >> bits
+        if block == last:
+            gone.append(name)
+        last = block
+    return gone
 
 
 _LONGEST_NUMBER = 18  # digits

@@ -1175,3 +1175,27 @@ class References:
         for number in needs.all_chunks:
             self._known.chunk(number).sealed = b""
         self._known.keep(set(needs.records), set(needs.all_chunks))
+
+
+class ResultReferences(References):
+    """References to recorded results alone, for values that are kept longer than any chunk."""
+
+    def arrays(self) -> Iterator[Any]:
+        """Return no array: a view of a recorded array is written as an array of its own."""
+        return iter(())
+
+    def identity(self, value: Any) -> tuple[int, Any] | None:
+        """Return the reference that replaces a part of a recorded result, or ``None``."""
+        entry = self._known.node(id(value))
+        if entry is None or entry[0].number < 0:
+            return None
+        return self._used.index(entry[0].number), entry[1]
+
+    def takes(self, raw: memoryview) -> bool:
+        """Return that no chunk holds the bytes."""
+        return False
+
+    @property
+    def records(self) -> list[int]:
+        """The numbers of the records that the pickle names by index."""
+        return list(self._used.records)

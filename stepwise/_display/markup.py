@@ -21,6 +21,7 @@ from stepwise._runtime.messages import printable
 
 
 _LONG = 20_000  # characters of one text that are shown
+_TALL, _LINES = 400, 8  # characters and lines of a text that may not fit its place
 _VOID = ("input", "link", "meta")
 
 
@@ -111,6 +112,20 @@ class Rules:
 def badge(status: str) -> Markup:
     """Return a status as a coloured dot and a word."""
     return tag("span", status.replace("_", " "), cls=f"badge {status}")
+
+
+def block(text: str, shown: Content = None, **attributes: object) -> Markup:
+    """Return lines of text as they are; a long text scrolls in its place, by keys, too.
+
+    Args:
+        text: the text.
+        shown: its markup, if it is not the text.
+        attributes: attributes of the element.
+    """
+    scrolls = len(text) > _TALL or text.count("\n") > _LINES
+    return tag(
+        "pre", text if shown is None else shown, tabindex=0 if scrolls else None, **attributes
+    )
 
 
 def section(title: Content, *parts: Content, **attributes: object) -> Markup:

@@ -23,6 +23,7 @@ from stepwise._display.markup import (
     Markup,
     Rules,
     badge,
+    block,
     differences,
     facts,
     markup,
@@ -35,6 +36,7 @@ from stepwise._display.render import RunShown, usage_text
 from stepwise._display.terminal import duration_text, when
 from stepwise._display.timeline import RunBars, timeline
 from stepwise._runtime.messages import shell_word
+from stepwise.errors import UnreadableValueError
 
 _LINES = 2000  # of source shown
 _COMPARED = 5000  # characters of arguments compared
@@ -208,10 +210,6 @@ def title_of(shown: RunShown, name: str = "h1") -> Markup:
     return tag(name, tag("code", shown.call), " ", badge(shown.status))
 
 
-def _code(text: Content) -> Markup:
-    return tag("pre", text)
-
-
 def run_facts(run: RunPage) -> Markup:
     """Return the facts of a run as a list of names and values."""
     shown = run.shown
@@ -220,7 +218,7 @@ def run_facts(run: RunPage) -> Markup:
     resumes = [tag("div", f"{when(at)}, {how}") for at, how in run.resumes]
     if earlier > 0:
         resumes.append(tag("small", f"and {earlier:,} times before"))
-    where = tag("div", run.where), _code(run.line) if run.line else None
+    where = tag("div", run.where), block(run.line) if run.line else None
     return facts(
         {
             "run": tag("code", shown.id),
@@ -238,9 +236,9 @@ def run_facts(run: RunPage) -> Markup:
             "damage": shown.damage,
             "resumes": where if run.where else "",
             "stopped by" if shown.status == "interrupted" else "error": (
-                tag("pre", shown.error, cls="error") if shown.error else ""
+                block(shown.error, cls="error") if shown.error else ""
             ),
-            "result": _code(run.result) if run.result else "",
+            "result": block(run.result) if run.result else "",
         }
     )
 
@@ -277,7 +275,7 @@ def _ask(call: Any, about: str, commands: Sequence[str], could_be: Sequence[str]
         "section",
         tag("div", tag("code", called(call)), " ", about),
         tag("ul", listed) if listed else None,
-        _code("\n".join(commands)),
+        block("\n".join(commands)),
         cls="ask",
     )
 
@@ -384,7 +382,7 @@ def step_facts(step: Any, *, begun: int, again: Content, child: Content, **more:
             "arguments": texts["arguments"],
             "error" if failed else "result": texts["result"],
             "traceback": texts["traceback"],
-            "variables": frames(step),
+            "variables": failed_frames(step),
             "ran again": again,
             "called": ("at ", tag("code", step.site), ", ", began) if step.site else began,
             "took": duration_text(step.duration),
@@ -398,7 +396,7 @@ def step_facts(step: Any, *, begun: int, again: Content, child: Content, **more:
 
 def _texts(step: Any) -> dict[str, Content]:
     texts = {"arguments": step.arguments, "result": step.preview, "traceback": step.traceback}
-    return {name: _code(text) if text else "" for name, text in texts.items()}
+    return {name: block(text) if text else "" for name, text in texts.items()}
 
 
 def compared(step: Any, before: str, href: str) -> Markup:
@@ -409,7 +407,9 @@ def compared(step: Any, before: str, href: str) -> Markup:
     if not before:
         return told
     one, other = differences(before[:_COMPARED], step.arguments[:_COMPARED])
-    return markup(told, tag("small", "then"), _code(one), tag("small", "now"), _code(other))
+    return markup(
+        told, tag("small", "then"), tag("pre", one), tag("small", "now"), tag("pre", other)
+    )
 
 
 # -- source and variables --------------------------------------------------------------------------
@@ -466,21 +466,35 @@ def _calls(steps: Sequence[Any], link: Callable[[int], str]) -> Markup:
     links = [tag("a", f"{a}" if a == b else f"{a}-{b}", href=link(a)) for a, b in spans[:8]]
     if len(spans) > 8:
         links.append(markup("…"))
-    took = sum(step.duration or 0.0 for step in steps)
-    told = f"{len(steps)} in " if len(steps) > 1 else ""
-    time_ = tag("span", f"{told}{duration_text(took)}", cls="soft") if steps else None
-    return markup(Markup(", ".join(links)), " " if steps else None, time_)
+    took = [step.duration for step in steps if step.duration is not None]
+    told = f"{len(took)} in " if len(took) > 1 else ""
+    times = tag("span", f"{told}{duration_text(sum(took))}", cls="soft") if took else None
+    return markup(Markup(", ".join(links)), " " if took else None, times)
 
 
-def frames(failed: Any) -> Markup:
-    """Return the local variables of a failed step or run, a frame each, if they are recorded."""
-    found: Sequence[Any] = getattr(failed, "frames", ())
+def failed_frames(step: Any) -> Markup:
+    """Return the local variables of each failed attempt of a step, if they are recorded."""
+    if step.attempts < 2 and step.status != "failed":
+        return Markup()
+    try:
+        found = step.failures
+    except UnreadableValueError as error:
+        return tag("p", str(error))
+    last = max(found, default=0)
+    return markup(
+        (tag("small", f"attempt {attempt}") if last > 1 else None, frames(each))
+        for attempt, each in found.items()
+    )
+
+
+def frames(found: Sequence[Any]) -> Markup:
+    """Return the frames of a failure with their local variables, outermost first."""
     return markup(
         tag(
             "details",
             tag("summary", tag("code", f"{each.file}:{each.line}"), f" in {each.function}"),
-            _code(each.code) if each.code else None,
-            variables({name: _code(text) for name, text in each.variables.items()}),
+            block(each.code) if each.code else None,
+            variables({name: block(text) for name, text in each.variables.items()}),
             open=each is found[-1],
         )
         for each in found
@@ -506,6 +520,6 @@ def variables(values: Mapping[str, Content], marks: Mapping[str, str] | None = N
 
 
 def _checkpoint(shown: CheckpointShown) -> Markup:
-    content = variables({name: _code(text) for name, text in shown.variables.items()})
+    content = variables({name: block(text) for name, text in shown.variables.items()})
     content = content or tag("p", shown.note or "none", cls="soft")
     return tag("details", tag("summary", shown.title), content, cls="checkpoint")

@@ -45,7 +45,7 @@ from stepwise._journal.summary import SummaryKeeper
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Subjects
 from stepwise._rewrite import finally_lines
-from stepwise._runtime import asyncio_state, interrupts, tracing
+from stepwise._runtime import asyncio_state, interrupts, settings, tracing
 from stepwise._runtime.clock import End
 from stepwise._runtime.events import emit, heard
 from stepwise._runtime.facts import NamedTuple
@@ -66,6 +66,7 @@ from stepwise.errors import (
 
 if TYPE_CHECKING:
     from stepwise._execution.budget import Budget
+    from stepwise._execution.frames import FrameRecorder
     from stepwise._execution.watching import RunWatch
     from stepwise._journal.inbox import Message
     from stepwise._runtime.event import Kind
@@ -754,6 +755,8 @@ class ActiveRun:
         outer = parent.account if parent is not None else None
         self.account: Account = Account(facts.run_id, self.flows, budget, outer)
         self.unwinding = Unwinding(facts.run_id)
+        self.records_arguments = settings.record_arguments()
+        self.frames: FrameRecorder | None = _frame_recorder(parent, self.secrets)
         self.frame: WatchesSteps | None = None
         self.stopped: RunStopped | None = None
         self.surfacing = Surfacing(weakref.proxy(self))  # no cycle: runs hold large objects
@@ -1108,6 +1111,8 @@ class ActiveRun:
             cancelling="",
             tally=self.tally(*(each for each, _ in items)),
         )
+        if error is not None and self.frames is not None:
+            self.frames.run_failed(self.journal, self.facts, error)
         self.write(*items, head=self.facts)
         self.tell(_ATTEMPT_ENDED[status], detail=record.preview)
 
@@ -1159,6 +1164,14 @@ class ActiveRun:
         self.steering.close()
         self.surfacing.close()
         self.lease.release()
+
+
+def _frame_recorder(parent: ActiveRun | None, secrets: Secrets) -> FrameRecorder | None:
+    if parent is not None or not settings.record_locals():
+        return parent.frames if parent is not None else None
+    from stepwise._execution.frames import FrameRecorder  # on use: few programs ask for it
+
+    return FrameRecorder(secrets)
 
 
 def _in_child() -> None:

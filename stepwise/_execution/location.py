@@ -7,6 +7,7 @@ import sys
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
+from stepwise._checkpoints.references import KnownValues
 from stepwise._journal.records import Record
 from stepwise._rewrite import Place, Points
 from stepwise._runtime.facts import NamedTuple
@@ -32,6 +33,9 @@ class WatchesSteps(Protocol):
 
     def recorded(self, number: int, record: Record, looked: Any) -> None:
         """Process a result that was written to the journal."""
+
+    def known_now(self) -> KnownValues:
+        """Return the values that are stored already, as of now."""
 
     def done(self, *, effect: bool, helper: Helper | None) -> None:
         """Process the end of a step of the workflow's own code, or of a helper that it calls."""

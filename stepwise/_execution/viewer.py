@@ -7,6 +7,7 @@ would call (no factory, no ``__reduce__`` of its own modules).
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from collections import deque
 from collections.abc import Mapping
@@ -15,13 +16,16 @@ from typing import Any
 
 from stepwise._checkpoints.checkpoints import Loaded
 from stepwise._checkpoints.given import Surroundings, class_of_kind
+from stepwise._checkpoints.references import Needs, Reader, Vault
 from stepwise._checkpoints.variables import FrameUnpickler, load_values
+from stepwise._execution.frames import frames_name
+from stepwise._execution.inputs import inputs_name
 from stepwise._execution.outcomes import LoadedOutcome, load_outcome
-from stepwise._journal.journal import read_end
+from stepwise._journal.journal import FRAMES, read_end
 from stepwise._journal.records import Entry, RunFacts
-from stepwise._journal.seal import Seal
-from stepwise._values.codec import PYTHON, Codec, from_module
-from stepwise._values.preview import HIDDEN, error_text
+from stepwise._journal.seal import DamagedError, Seal
+from stepwise._values.codec import JSON, PYTHON, Codec, decode, decode_with, from_module
+from stepwise._values.preview import HIDDEN, NotShown, error_text
 from stepwise.errors import UnreadableValueError
 from stepwise.stores import Store
 
@@ -218,3 +222,73 @@ def _stand_ins(kinds: Mapping[str, str]) -> Surroundings:
         name: _EMPTY.get(kind, _placeholder(class_of_kind(kind)))() for name, kind in kinds.items()
     }
     return Surroundings(_Cells(), arguments)
+
+
+# -- what is recorded beside a call ---------------------------------------------------------------
+
+
+def view_inputs(store: Store, seal: Seal, run_id: str, call: int) -> dict[str, Any]:
+    """Return the recorded arguments of a call by name, with placeholders for hidden ones.
+
+    Raises:
+        UnreadableValueError: the arguments were not recorded, are damaged, or cannot be loaded
+            here.
+    """
+    name = inputs_name(call)
+    if store.get(run_id, name) is None:
+        raise UnreadableValueError(
+            f"the arguments of step {call} of run {run_id!r} were not recorded in full: "
+            "record_arguments=True of @step, @tool or stepwise.configure() records those of later "
+            "runs"
+        )
+    vault = Vault(store, seal, run_id)
+    try:
+        opened = vault.open(name)
+    except DamagedError as error:
+        raise _damaged(run_id, call, "does not verify") from error
+    header = opened.header
+    needs = Needs(records=header["records"])
+    if not vault.holds(needs):
+        raise _damaged(run_id, call, "refers to a record that does not verify")
+    if header["form"] == JSON:
+        texts = json.loads(bytes(opened.payload))
+        values = {n: decode(t.encode("utf-8", "surrogatepass"), JSON) for n, t in texts.items()}
+    else:
+        reader = Reader(vault, needs)
+        values = decode_with(
+            lambda: load_values(opened.payload, Surroundings(), reader, _ViewingUnpickler),
+            header["form"],
+        )
+    instead = {name: NotShown(text) for name, text in header["instead"].items()}
+    return {name: instead[name] if name in instead else values[name] for name in header["names"]}
+
+
+def _damaged(run_id: str, call: int, why: str) -> UnreadableValueError:
+    return UnreadableValueError(
+        f"the record of the arguments of step {call} of run {run_id!r} {why}"
+    )
+
+
+def attempts_with_frames(store: Store, run_id: str, call: int) -> list[int]:
+    """Return the failed attempts of a call whose frames are recorded; call 0 is the run."""
+    names = store.names(run_id, f"{FRAMES}{call:012d}/")
+    return sorted(int(name.rpartition("/")[2]) for name in names)
+
+
+def view_frames(
+    store: Store, seal: Seal, run_id: str, call: int, attempt: int
+) -> list[tuple[str, int, str, str, dict[str, str]]]:
+    """Return the recorded frames of a failed attempt: file, line, function, code, variables.
+
+    Raises:
+        UnreadableValueError: the frames are damaged.
+    """
+    name = frames_name(call, attempt)
+    try:
+        opened = Vault(store, seal, run_id).open(name)
+    except DamagedError as error:
+        what = f"step {call}" if call else "the run"
+        raise UnreadableValueError(
+            f"the record of the local variables of {what} of run {run_id!r} does not verify"
+        ) from error
+    return [tuple(each) for each in json.loads(bytes(opened.payload))]

@@ -652,6 +652,16 @@ def _identity(run_id: str) -> str:
 # -- journal --------------------------------------------------------------------------------------
 
 
+INPUTS, FRAMES = "inputs/", "frames/"
+"""The prefixes of the objects beside the records of a call: its arguments, and its failures."""
+
+
+def names_beside(store: Store, run_id: str) -> dict[str, int]:
+    """Return the objects beside the records of calls, each with the number of its call."""
+    names = [*store.names(run_id, INPUTS), *store.names(run_id, FRAMES)]
+    return {name: int(name.split("/")[1]) for name in names}
+
+
 COPYING = "copying"
 """The name of an object beside the records of a run whose copy is not complete yet."""
 _ephemeral = ephemeral_seal()
@@ -736,6 +746,7 @@ class Journal:
         self.note = noter(store, seal, run_id, epoch)
         self._at = self._next = Position()  # the ends of the written and of the sealed records
         self._head: RunFacts | None = None  # the newest facts for the head
+        self._beside: Mapping[str, Data] = _NO_OBJECTS  # to write with the next record
         self._is_first = Once()
         self._tolerant = False
         self._other = False  # the marks belong to another history
@@ -826,7 +837,8 @@ class Journal:
                 raise stopped("a record was sealed", error, path=self.store.url) from None
             head = self._sealed(share.head, end) if share.head is not None else None
             marked = self._mark(end) if durable else b""
-            facts = (tuple(sealed), _NO_OBJECTS, (), 0, head, marked, durable and self.fsync)
+            beside = self._beside
+            facts = (tuple(sealed), beside, (), 0, head, marked, durable and self.fsync)
             batch = tuple.__new__(Batch, facts)  # the constructor is a Python function
             share.wanted = self.run_id, self.epoch, batch
             share.numbers = [number for number, _ in sealed]
@@ -836,6 +848,8 @@ class Journal:
             try:
                 commits.join(share)
                 self._next = end
+                if beside:
+                    self._beside = _NO_OBJECTS
             except BaseException:  # the share may be queued or not
                 chain.error = interrupted(self.store.url)
                 raise
@@ -944,6 +958,12 @@ class Journal:
     def _sealed(self, head: RunFacts, at: Position) -> Head:
         self._head = head
         return seal_head(self.seal, head, at.last, at.link or b"")
+
+    def put_with_next(self, name: str, header: Any, payload: bytes) -> None:
+        """Write an object beside the records, in the batch of the run's next record."""
+        data, _ = self.seal.close(named(name, self.run_id), header, payload)
+        with self._sealing:
+            self._beside = {**self._beside, name: data}
 
     def drop(self, names: tuple[str, ...]) -> None:
         """Delete objects beside the records."""

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepwise._checkpoints.checkpoints import Loaded, State, sealed
+from stepwise._checkpoints.references import Vault
 from stepwise._execution.outcomes import outcome
 from stepwise._execution.viewer import look_into
 from stepwise._execution.waits import Taken
 from stepwise._identity.identity import random_id
 from stepwise._journal.inbox import Inbox
-from stepwise._journal.journal import Journal, Lost, Position, facts_of, read
+from stepwise._journal.journal import Journal, Lost, Position, facts_of, names_beside, read
 from stepwise._journal.lease import Lease
 from stepwise._journal.projection import (
     Calls,
@@ -44,7 +45,7 @@ from stepwise._journal.records import (
     Waiting,
     uncounted,
 )
-from stepwise._journal.seal import Seal
+from stepwise._journal.seal import DamagedError, Seal, named
 from stepwise._journal.summary import how_started, sealed_summary
 from stepwise._matching.pool import key_of
 from stepwise._runs.messages import untaken
@@ -281,6 +282,7 @@ def _write(
     def beside(positions: list[Position]) -> dict[str, Data]:
         entries = [Entry(n, record, b"") for n, (record, _) in enumerate(items, 1)]
         objects = sealed_summary(source.seal, new_id, zip(entries, positions[1:], strict=True))
+        objects |= _beside_calls(source, new_id, shared, numbers)
         if loaded is None:
             return objects
         state = loaded.state
@@ -305,6 +307,32 @@ def _write(
         journal.begin_with(items, beside, head)
     finally:
         lease.release()
+
+
+def _beside_calls(
+    source: ForkedRun, new_id: str, shared: list[Entry], numbers: Mapping[int, int]
+) -> dict[str, Data]:
+    """Return the arguments and frames that are recorded beside shared calls, for the fork.
+
+    Args:
+        numbers: the new numbers of the shared records.
+    """
+    run_id, seal, put = source.facts.run_id, source.seal, dict[str, Data]()
+    calls, vault = {each.step for each in shared if each.call}, Vault(source.store, seal, run_id)
+    for name, call in names_beside(source.store, run_id).items():
+        if call not in calls:
+            continue
+        try:
+            opened = vault.open(name)
+        except DamagedError:
+            continue  # verify reports it
+        header = opened.header
+        named_records = header.get("records", ())
+        if not numbers.keys() >= {*named_records}:
+            continue  # a later attempt has made the call again
+        header = {**header, "records": [numbers[each] for each in named_records]}
+        put[name], _ = seal.close(named(name, new_id), header, opened.payload)
+    return put
 
 
 def _with_changes(

@@ -32,6 +32,7 @@ from stepwise._journal.summary import (
 )
 from stepwise._rewrite import following_line, function_like
 from stepwise._runs.steps import (
+    Place,
     RunStatus,
     StepRecord,
     StoppedCall,
@@ -116,7 +117,8 @@ def overview(
         seen = _whole(store, seal, facts, owned, count)
     seen = replace(seen, sums=_with_children(store, seal, facts, seen, owner))
     if owner is not None:
-        seen = _with_doing(seen, noted_calls(store, seal, facts.run_id, owner.since), facts.run_id)
+        noted = noted_calls(store, seal, facts.run_id, owner.since)
+        seen = _with_doing(seen, noted, (store, seal, facts.run_id))
     if owned or facts.status != "running" or not seen.course.stops:
         return seen
     return replace(seen, stops=stopped_calls(store, seal, facts.run_id, seen.course.stops))
@@ -143,12 +145,12 @@ def _with_children(
     return together(*found)
 
 
-def _with_doing(seen: Overview, noted: list[Entry], run_id: str) -> Overview:
+def _with_doing(seen: Overview, noted: list[Entry], place: Place) -> Overview:
     """Add the noted steps in progress, except those older than the steps of the overview."""
     known = {each.number for each in seen.steps}
     oldest = min(known, default=0)
     doing = [
-        step_record(run_id, each.call, each, None)
+        step_record(place, each.call, each, None)
         for each in noted
         if each.call and each.step > oldest and each.step not in known
     ]
@@ -208,7 +210,7 @@ def _from_summary(
     fresh, effects = followed
     place = store, seal, facts.run_id
     unclear = [] if owned else with_unclear(*place, summary.unclear, effects).in_doubt
-    in_doubt = [step_record(facts.run_id, e.call, e.entry, "in_doubt") for e in unclear]
+    in_doubt = [step_record(place, e.call, e.entry, "in_doubt") for e in unclear]
     wanted = summary.newest(count)
     before = start = fresh[0].number - 1 if fresh else summary.start.last
     entries, span = fresh, 2 * count
@@ -216,7 +218,7 @@ def _from_summary(
         start, span = max(facts.pruned, start - span), 4 * span
         entries = [*_between(*place, start, before), *fresh]
     numbers = {each.number for each in in_doubt}
-    steps = [each for each in steps_with(facts.run_id, entries, numbers) if each.number in wanted]
+    steps = [each for each in steps_with(place, entries, numbers) if each.number in wanted]
     statuses, sums = summary.statuses(numbers), summary.start.sums
     return Overview(steps, summary.total, statuses, in_doubt, summary.course, sums=sums)
 
@@ -240,9 +242,7 @@ def steps_around(
         start = _record_of(store, seal, facts, known[0] if known else 1, last)
         place, span = (store, seal, facts.run_id), 2 * count
         entries = [*_between(*place, max(facts.pruned, start - span), start + 2 * span)]
-        steps = [
-            each for each in steps_with(facts.run_id, entries, doubtful) if each.number in known
-        ]
+        steps = [each for each in steps_with(place, entries, doubtful) if each.number in known]
         # The end of a call may be recorded far from its beginning: then all records are read.
         sure = all(each.finished_at is not None or each.number in summary.others for each in steps)
         if sure and len(steps) == len(known):

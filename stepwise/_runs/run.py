@@ -73,12 +73,14 @@ from stepwise._runs.questions import (
     to_record,
 )
 from stepwise._runs.steps import (
+    RecordedFrame,
     RunCheckpoint,
     RunStatus,
     StepRecord,
     checkpoints_of,
     duration_of,
     each_step,
+    failures_of,
     newest_checkpoint,
     run_dict,
     status_of,
@@ -135,7 +137,7 @@ class Run:
 
     def _asked(self, seen: Overview) -> list[Question]:
         """Return the open questions; the store is asked only if the run may have some."""
-        return self.questions if {"waiting", "started"} & seen.statuses.keys() else []
+        return self.questions if "waiting" in seen.statuses or seen.course.children else []
 
     def _shown(self, seen: Overview | None = None) -> RunShown:
         facts, owner = self._facts(), self.owner
@@ -299,7 +301,8 @@ class Run:
     @property
     def steps(self) -> list[StepRecord]:
         """All recorded calls, in the order in which they were first made."""
-        return steps_of(self.id, [*self._entries()], owned=self.owner is not None)
+        place = self.store, self._seal, self.id
+        return steps_of(place, [*self._entries()], owned=self.owner is not None)
 
     @property
     def inbox(self) -> list[InboxMessage]:
@@ -355,6 +358,20 @@ class Run:
     def error(self) -> BaseException | None:
         """The raised exception, or ``None`` if the run did not fail."""
         return error_of(self.store, self._seal, self._facts())
+
+    @property
+    def frames(self) -> tuple[RecordedFrame, ...]:
+        """The frames of the run's failure, outermost first, with local variables.
+
+        Empty if the run did not fail, or ``configure(record_locals=True)`` was not set.
+
+        Raises:
+            UnreadableValueError: the frames are damaged.
+        """
+        facts = self._facts()
+        failed = facts.status == "failed"
+        failures = failures_of((self.store, self._seal, self.id), 0) if failed else {}
+        return failures.get(facts.end, ())
 
     def _error_text(self) -> str | None:
         """Return the text of the run's exception, even if the exception's ``__str__`` fails.

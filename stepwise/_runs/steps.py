@@ -17,8 +17,9 @@ from stepwise._checkpoints.checkpoints import PREFIX, Loaded, load_checkpoint, n
 from stepwise._checkpoints.references import Vault
 from stepwise._display.render import facts_html, step_html
 from stepwise._execution.budget import Spent
+from stepwise._execution.inputs import inputs_name
 from stepwise._execution.suspension import pending
-from stepwise._execution.viewer import view
+from stepwise._execution.viewer import attempts_with_frames, view, view_frames, view_inputs
 from stepwise._identity.identity import shown_part, shown_parts
 from stepwise._journal.course import Stop, stops_in
 from stepwise._journal.journal import Position, facts_of, is_ready, read, read_entries, read_one
@@ -308,6 +309,53 @@ def _stopped(run_id: str, stop: Stop, others: list[Call], stops: list[Stop]) -> 
     )
 
 
+# -- frames ---------------------------------------------------------------------------------------
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class RecordedFrame:
+    """A frame of the traceback of a failure, as ``record_locals=True`` records it.
+
+    Args:
+        file: the file of the function.
+        line: the line that was being executed.
+        function: the name of the function.
+        code: the text of that line.
+        variables: short forms of the local variables, by name.
+    """
+
+    file: str
+    line: int
+    function: str
+    code: str
+    variables: Mapping[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the attributes as plain data, for JSON."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+Place = tuple[Store, Seal, str]
+"""A store, the seal of its records, and the id of a run."""
+
+
+def failures_of(place: Place, call: int) -> dict[int, tuple[RecordedFrame, ...]]:
+    """Return the recorded frames of a call's failed attempts, by the numbers of the attempts.
+
+    Args:
+        call: the number of the step; 0 for the run, whose attempts are the records of its ends.
+
+    Raises:
+        UnreadableValueError: the frames of an attempt are damaged.
+    """
+    store, _, run_id = place
+    return {
+        attempt: tuple(RecordedFrame(*each) for each in view_frames(*place, call, attempt))
+        for attempt in attempts_with_frames(store, run_id, call)
+    }
+
+
 # -- steps ----------------------------------------------------------------------------------------
 
 
@@ -355,6 +403,7 @@ class StepRecord:
     site: str
     child: str
     _entry: Entry = field(repr=False)
+    _place: Place = field(repr=False, compare=False)
     instead: int = 0
     differs: tuple[str, ...] = ()
     usage: Mapping[str, Any] = field(default_factory=dict)
@@ -374,6 +423,45 @@ class StepRecord:
             UnreadableValueError: the value needs a class that this program does not have.
         """
         return view(self._entry).value if self.status == "completed" else None
+
+    @property
+    def has_inputs(self) -> bool:
+        """True if the arguments of the step are recorded in full; see ``record_arguments=``."""
+        store, _, run_id = self._place
+        return store.get(run_id, inputs_name(self.number)) is not None
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The arguments of the step as they were when the call began, by parameter name.
+
+        ``self`` and arguments at their default are left out.  Placeholders replace hidden
+        arguments, and arguments that could not be recorded.
+
+        Raises:
+            UnreadableValueError: the arguments were not recorded (``record_arguments=True``), are
+                damaged, or need a class that this program does not have.
+        """
+        return view_inputs(*self._place, self.number)
+
+    @property
+    def frames(self) -> tuple[RecordedFrame, ...]:
+        """The frames of the last failed attempt, outermost first; see ``record_locals=``.
+
+        Empty if they are not recorded.
+
+        Raises:
+            UnreadableValueError: the frames are damaged.
+        """
+        return ((), *self.failures.values())[-1]
+
+    @property
+    def failures(self) -> dict[int, tuple[RecordedFrame, ...]]:
+        """The recorded frames of all failed attempts, by the number of the attempt, from 1.
+
+        Raises:
+            UnreadableValueError: the frames of an attempt are damaged.
+        """
+        return failures_of(self._place, self.number)
 
     @property
     def error(self) -> BaseException | None:
@@ -416,20 +504,20 @@ class StepRecord:
 _PLAIN = [each.name for each in fields(StepRecord) if not each.name.startswith("_")]
 
 
-def steps_of(run_id: str, entries: list[Entry], *, owned: bool) -> list[StepRecord]:
+def steps_of(place: Place, entries: list[Entry], *, owned: bool) -> list[StepRecord]:
     """Return every recorded call, in the order in which the calls were first made.
 
     Args:
         owned: True if a process is executing the run, so that open calls are not in doubt yet.
     """
     doubtful = () if owned else Calls(entries).in_doubt
-    return steps_with(run_id, entries, {each.call.number for each in doubtful})
+    return steps_with(place, entries, {each.call.number for each in doubtful})
 
 
-def steps_with(run_id: str, entries: list[Entry], doubtful: Container[int]) -> list[StepRecord]:
+def steps_with(place: Place, entries: list[Entry], doubtful: Container[int]) -> list[StepRecord]:
     """Return the steps of a run whose calls in doubt are already known."""
     numbered = {entry.number: entry for entry in entries}
-    return [*_steps(run_id, Places(entries), numbered.get, doubtful)]
+    return [*_steps(place, Places(entries), numbered.get, doubtful)]
 
 
 def each_step(
@@ -448,11 +536,11 @@ def each_step(
     place = store, seal, facts.run_id
     if places is None:
         places = Places(read_entries(*place, Position(facts.pruned, None)))
-    return _steps(facts.run_id, places, _Entries(*place, facts.pruned).get, doubtful)
+    return _steps(place, places, _Entries(*place, facts.pruned).get, doubtful)
 
 
 def _steps(
-    run_id: str, places: Places, get: Callable[[int], Entry | None], doubtful: Container[int]
+    place: Place, places: Places, get: Callable[[int], Entry | None], doubtful: Container[int]
 ) -> Iterator[StepRecord]:
     for number, first in enumerate(places.first):
         entry = get(first) if first else None
@@ -464,11 +552,11 @@ def _steps(
         derived = "compensated" if number in places.undone else derived
         before = places.first[call.instead] if call.instead < len(places.first) else 0
         other = get(before) if before else None
-        yield step_record(run_id, call, entry, derived, other.call if other is not None else None)
+        yield step_record(place, call, entry, derived, other.call if other is not None else None)
 
 
 def step_record(
-    run_id: str, call: Call, entry: Entry, derived: str | None, other: Call | None = None
+    place: Place, call: Call, entry: Entry, derived: str | None, other: Call | None = None
 ) -> StepRecord:
     """Return the step record of a call.
 
@@ -492,10 +580,11 @@ def step_record(
         started_at=call.at,
         finished_at=ended.at if ended else None,
         side_effect=call.effect and not call.child,
-        idempotency_key=call.key or key_of(run_id, call),
+        idempotency_key=call.key or key_of(place[2], call),
         site=call.site,
         child=call.child,
         _entry=entry,
+        _place=place,
         instead=call.instead,
         differs=tuple(differing(call, other)) if other is not None else (),
         usage=outcome.usage if outcome is not None else {},

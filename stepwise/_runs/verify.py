@@ -24,12 +24,13 @@ from stepwise._journal.journal import (
     inbox_name,
     is_listed,
     lift,
+    names_beside,
     read,
 )
 from stepwise._journal.lease import Lease
 from stepwise._journal.log import Bell
 from stepwise._journal.records import Quarantined, Restored, RunFacts
-from stepwise._journal.seal import Seal
+from stepwise._journal.seal import DamagedError, Seal
 from stepwise._journal.summary import NAME, kept_summary
 from stepwise._runs.steps import checkpoints_of
 from stepwise._runtime.facts import public
@@ -131,6 +132,8 @@ class Verification:
         summary: whether the run's summary for listings verifies, or is absent.
         messages: how many messages of the inbox verify.
         lost_messages: the numbers of messages that are damaged or missing, and not given up.
+        damaged_steps: the numbers of the steps whose recorded arguments or frames do not verify; 0
+            for the run.
     """
 
     run_id: str
@@ -144,6 +147,7 @@ class Verification:
     summary: bool = True
     messages: int = 0
     lost_messages: tuple[int, ...] = ()
+    damaged_steps: tuple[int, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -175,6 +179,11 @@ class Verification:
         if self.lost_messages:
             lost = count(len(self.lost_messages), "message")
             found.append(f"{lost} to it damaged or gone ({_numbers(self.lost_messages)})")
+        if self.damaged_steps:
+            found.append(
+                "recorded arguments or local variables unreadable, of steps "
+                f"{_numbers(self.damaged_steps)}: nothing but showing them needs them"
+            )
         return found
 
 
@@ -208,7 +217,19 @@ def verify(store: Store, seal: Seal, run_id: str) -> Verification:
         summary=NAME not in store.names(run_id) or kept_summary(store, seal, run_id) is not None,
         messages=len(inbox.messages),
         lost_messages=tuple(inbox.all_lost()),
+        damaged_steps=tuple(sorted({*_damaged_beside(store, seal, run_id).values()})),
     )
+
+
+def _damaged_beside(store: Store, seal: Seal, run_id: str) -> dict[str, int]:
+    """Return the objects beside calls that do not verify, each with the number of its call."""
+    vault, found = Vault(store, seal, run_id), dict[str, int]()
+    for name, call in names_beside(store, run_id).items():
+        try:
+            vault.open(name)
+        except DamagedError:
+            found[name] = call
+    return found
 
 
 def note_restored(store: Store, seal: Seal) -> list[str]:
@@ -293,6 +314,7 @@ def _set_aside(journal: Journal, before: Verification) -> None:
     ]
     damaged = [name for name in suspects if load_checkpoint(vault, name) is None]
     damaged += [] if before.summary else [NAME]
+    damaged += _damaged_beside(store, journal.seal, run_id)
     for name in damaged:
         kept[f"{QUARANTINE}{name}"] = store.get(run_id, name) or b""
     if kept or damaged:

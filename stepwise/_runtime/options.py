@@ -241,6 +241,10 @@ _TAGS = (
     "characters, no '=' in a name"
 )
 _RETENTION: Allowed = (
+    _one_of("latest_only", "prune_old", "thinned", "all"),
+    "'latest_only', 'prune_old', 'thinned' or 'all'",
+)
+_CLASSIC_RETENTION: Allowed = (
     _one_of("latest_only", "prune_old", "all"),
     "'latest_only', 'prune_old' or 'all'",
 )
@@ -262,6 +266,10 @@ _OF_STEPS: dict[str, Allowed | None] = {
     "timeout": (
         _or_none(_is_positive),
         "seconds, above 0; None for as long as it takes",
+    ),
+    "record_arguments": (
+        _or_none(lambda value: isinstance(value, bool)),
+        "True or False; None for what configure(record_arguments=...) says",
     ),
     "executor": None,
     "resources": (
@@ -336,8 +344,8 @@ _OF_CLASSIC: dict[str, Allowed] = {
     "id": _NAME_GIVEN,
     "name": _NAME_GIVEN,
     "run_id": (_is_run_id, _RUN_ID),
-    "retention": _RETENTION,
-    "retention_strategy": _RETENTION,
+    "retention": _CLASSIC_RETENTION,
+    "retention_strategy": _CLASSIC_RETENTION,
     "keep": _NUMBER,
     "checkpoint_every_n": _NUMBER,
     "max_recoveries": _FROM_ZERO,

@@ -19,6 +19,10 @@
                        ``never``
 ``STEPWISE_TRUST``     ``data``: load no pickles, not even those that verify; see
                        :func:`configure`; or ``all`` (the default)
+``STEPWISE_RECORD_ARGUMENTS``
+                       ``1``: the arguments of steps are recorded in full; see :func:`configure`
+``STEPWISE_RECORD_LOCALS``
+                       ``1``: failures are recorded with local variables; see :func:`configure`
 ``STEPWISE_QUIET``     ``1``: no notices on stderr
 ``STEPWISE_DEBUG``     ``1``: tracebacks show the library's own frames
 ``STEPWISE_ALLOW_NETWORK``
@@ -56,6 +60,8 @@ NAMES = (
     "STEPWISE_KEY",
     "STEPWISE_PROGRESS",
     "STEPWISE_QUIET",
+    "STEPWISE_RECORD_ARGUMENTS",
+    "STEPWISE_RECORD_LOCALS",
     "STEPWISE_RESUME",
     "STEPWISE_START",
     "STEPWISE_STORE",
@@ -89,6 +95,8 @@ class _Settings:
         self.quiet: bool | None = None
         self.encrypt: bool | None = None
         self.trust: str | None = None
+        self.record_arguments: bool | None = None
+        self.record_locals: bool | None = None
         self.grace = 10.0
         self.injected: frozenset[str] = frozenset()
         self.fields = Fields({}, {})
@@ -112,6 +120,8 @@ def configure(
     grace: float | None = None,
     suspend_after: float | None = _UNSET,  # type: ignore[assignment]
     secret_names: Iterable[str] | None = None,
+    record_arguments: bool | None = None,
+    record_locals: bool | None = None,
 ) -> None:
     """Set defaults for this process; omitted settings stay as they are.
 
@@ -136,20 +146,18 @@ def configure(
             ``approve``) before it suspends and releases the process.  ``None`` to never suspend, 0
             to suspend at once; 60 by default.
         secret_names: further names whose values are masked in requests (``door_code``).
+        record_arguments: record the arguments of all steps in full, as ``record_arguments=`` does.
+        record_locals: record failures with short forms of local variables, which may hold secrets.
 
     Raises:
         ConfigurationError: a setting is invalid.
     """
     if store is not None:
         _settings.store = _checked_store(store)
-    if quiet is not None:
-        _settings.quiet = quiet
+    recorded = {"record_arguments": record_arguments, "record_locals": record_locals}
+    _switch({"quiet": quiet, "encrypt": encrypt, **recorded})
     if suspend_after is not _UNSET:
-        what = f"configure(suspend_after={suspend_after!r})"
-        never = suspend_after is None
-        _settings.suspend_after = None if never else _seconds(suspend_after, what, "None")
-    if encrypt is not None:
-        _settings.encrypt = encrypt
+        _settings.suspend_after = _seconds_or_never(suspend_after)
     if trust is not None:
         _settings.trust = _checked_trust(trust, f"configure(trust={trust!r})")
     if grace is not None:
@@ -295,6 +303,31 @@ def encrypt() -> bool:
     return _flag("STEPWISE_ENCRYPT") if _settings.encrypt is None else _settings.encrypt
 
 
+def record_arguments() -> bool:
+    """Return whether the arguments of every step are recorded in full."""
+    chosen = _settings.record_arguments
+    return _flag("STEPWISE_RECORD_ARGUMENTS") if chosen is None else chosen
+
+
+def record_locals() -> bool:
+    """Return whether failures are recorded with local variables."""
+    chosen = _settings.record_locals
+    return _flag("STEPWISE_RECORD_LOCALS") if chosen is None else chosen
+
+
+def _seconds_or_never(suspend_after: float | None) -> float | None:
+    if suspend_after is None:
+        return None
+    return _seconds(suspend_after, f"configure(suspend_after={suspend_after!r})", "None")
+
+
+def _switch(chosen: Mapping[str, Any]) -> None:
+    for name, on in chosen.items():
+        if on is not None and not isinstance(on, bool):
+            raise ConfigurationError(f"configure({name}={on!r}): it must be True or False")
+        vars(_settings).update({name: on} if on is not None else {})
+
+
 def trusts_data_only() -> bool:
     """Return whether this process loads no pickles."""
     trust = _settings.trust
@@ -343,6 +376,8 @@ def traveling() -> dict[str, Any]:
         "volatile": known.fields.volatile,
         "references": known.fields.references,
         "secret_names": known.secret_names,
+        "record_arguments": record_arguments(),
+        "record_locals": record_locals(),
     }
     said = os.environ.get("STEPWISE_SUSPEND_AFTER", "").strip()
     if said or known.suspend_after is not _UNSET:
@@ -361,6 +396,8 @@ def adopt(settings: Mapping[str, Any]) -> None:
         {**known.fields.references, **settings["references"]},
     )
     known.suspend_after = settings.get("suspend_after", _UNSET)
+    known.record_arguments = settings["record_arguments"]
+    known.record_locals = settings["record_locals"]
 
 
 def suspend_soon(seconds: float) -> None:

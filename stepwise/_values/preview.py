@@ -19,6 +19,7 @@ import re
 import reprlib
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
@@ -287,6 +288,75 @@ def preview(value: object, limit: int = 200, *, mask: Mask | None = None) -> str
         except Exception as error:  # nested too deeply even for repr1's own handler
             text = f"<{type(error).__name__} in repr>"
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+_BY_CONTENT: tuple[type, ...] = (
+    *(str, bool, int, float, complex, type(None), bytes, range),
+    *(dict, list, tuple, set, frozenset, collections.deque),
+)
+_LONGEST = 1 << 16  # characters: longer texts are not searched for what must be masked
+
+
+def is_plain(value: object) -> bool:
+    """Return whether a value is of exactly one of Python's own types for data."""
+    cls = type(value)
+    return any(cls is each for each in _BY_CONTENT)  # ``in`` would ask a user's metaclass
+
+
+class PlainPreview(_Repr):
+    """The display of plain values and containers; another object is shown by its type alone.
+
+    Args:
+        mask: replaces hidden parts of a text.
+        is_secret: returns whether a key of a dict names a secret.
+        until: the time, by ``time.perf_counter()``, after which parts are left out.
+    """
+
+    def __init__(self, mask: Mask, is_secret: Callable[[str], bool], until: float) -> None:
+        super().__init__(_TEXT, mask)
+        self._is_secret, self._until = is_secret, until
+
+    def of(self, value: object, limit: int = 200) -> str:
+        """Return the text of a value, in at most ``limit`` characters; never raise."""
+        assert self.mask is not None
+        try:
+            text = self.mask(self.repr1(value, self.maxlevel))
+        except Exception as error:  # nested too deeply
+            text = f"<{type(error).__name__} in repr>"
+        return text if len(text) <= limit else text[: limit - 3] + "..."
+
+    def repr1(self, x: Any, level: int, room: int = _ALL) -> str:
+        """Return the text of a value."""
+        if not is_plain(x):
+            return f"<{type_name(x)}>"
+        cls = type(x)
+        if time.perf_counter() > self._until:
+            return "..."
+        if cls is str and len(x) > _LONGEST:
+            return f"<a text of {len(x):,} characters>"
+        if cls is dict:
+            return self.repr_dict(x, level)
+        return super().repr1(x, level, room)
+
+    def repr_dict(self, x: dict[Any, Any], level: int, room: int = _ALL) -> str:
+        """Return the text of a dict, without the values of secrets."""
+        if level <= 0 and x:
+            return "{...}"
+        shown = []
+        for key, item in itertools.islice(x.items(), _PAIRS):
+            hidden = type(key) is str and self._is_secret(key)
+            text = HIDDEN if hidden else self.repr1(item, level - 1)
+            shown.append(f"{self.repr1(key, level - 1)}: {text}")
+        return f"{{{', '.join(shown + ['...'] * (len(x) > _PAIRS))}}}"
+
+
+_name_of_type = type.__dict__["__name__"].__get__
+
+
+def type_name(value: object) -> str:
+    """Return the name of an object's class without asking its metaclass."""
+    text: str = _name_of_type(type(value))
+    return text
 
 
 def error_text(error: BaseException) -> str:
@@ -680,11 +750,21 @@ NO_HIDING = Hiding(frozenset(), frozenset(), frozenset(), {})
 """The options of a call that stores and shows everything."""
 
 
-class _NotShown:
-    """The text in place of a variable that holds a hidden parameter."""
+class NotShown:
+    """The text in place of a value that is not shown, or was not recorded."""
+
+    def __init__(self, text: str = "<not shown>") -> None:
+        self._text = text
 
     def __repr__(self) -> str:
-        return "<not shown>"
+        return self._text
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is NotShown and other._text == self._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
 
 
-NOT_SHOWN = _NotShown()
+NOT_SHOWN = NotShown()
+"""The text in place of a variable that holds a hidden parameter."""

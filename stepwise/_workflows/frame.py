@@ -37,8 +37,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepwise._checkpoints.checkpoints import Checkpoints, Loaded, State
 from stepwise._checkpoints.given import Surroundings, follow, root_of
-from stepwise._checkpoints.references import HEAVY, Looked, References
-from stepwise._checkpoints.resources import LetGo, is_reenterable
+from stepwise._checkpoints.references import HEAVY, KnownValues, Looked, References
+from stepwise._checkpoints.resources import LetGo, ids_of_made, is_reenterable
 from stepwise._checkpoints.variables import (
     UnpicklableError,
     dump_few,
@@ -946,6 +946,11 @@ class WorkflowFrame(Frame):
             self.due = True  # an answered step belongs to the block, too
         if looked is not None and holds_plainly(record):
             self.known.recorded(number, looked)
+
+    def known_now(self) -> KnownValues:
+        """Return the values that are stored already, for a value recorded between checkpoints."""
+        self.known.update({*map(id, self.around.arguments.values()), *ids_of_made()})
+        return self.known
 
     def done(self, *, effect: bool, helper: Helper | None) -> None:
         """Note that a step ended, called by the workflow's own code or by a helper of it."""

@@ -29,7 +29,7 @@ from stepwise._calls.async_driver import adrive, aresume
 from stepwise._calls.call import Performance, fail_attempt, left_by
 from stepwise._calls.driver import Core, Result, drive, start
 from stepwise._calls.steps import Step, is_defined_now, known_steps, step_of, steps_around
-from stepwise._checkpoints.checkpoints import Retention, State
+from stepwise._checkpoints.checkpoints import ClassicRetention, State
 from stepwise._execution.account import Ordinals, Progress
 from stepwise._execution.active_run import ActiveRun, Scope, branches, current_scope, scope_variable
 from stepwise._execution.failures import Unwinding
@@ -81,6 +81,7 @@ from stepwise.stores import Store
 __all__ = [
     "SESSIONS",
     "THREADS",
+    "ClassicRetention",
     "DamagedError",
     "HeldParts",
     "HostProgram",
@@ -90,7 +91,6 @@ __all__ = [
     "LogEnd",
     "LogIndex",
     "Recall",
-    "Retention",
     "SealedLog",
     "ShownValue",
     "State",

@@ -386,7 +386,7 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
             the code since the last checkpoint is executed again, with the variables of that
             moment, and the journal answers its steps.
         retention: which checkpoints are kept: ``"latest_only"``, ``"prune_old"`` (the newest
-            ``keep``), or ``"all"``, for inspection and for a fork from any step.
+            ``keep``), ``"thinned"`` (the newest 20, ever fewer older ones), or ``"all"``.
         keep: how many checkpoints ``"prune_old"`` keeps.
         prune_journal: delete the records that no kept checkpoint needs, for endless loops.  The run
             can then not be replayed from the top.

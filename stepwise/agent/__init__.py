@@ -20,7 +20,7 @@ from stepwise._runtime.options import check_kind, check_takes, check_values
 from stepwise._values import digest
 from stepwise._values.preview import error_text
 from stepwise._workflows import host
-from stepwise._workflows.host import HostedRun, Recall, Retention, Step
+from stepwise._workflows.host import ClassicRetention, HostedRun, Recall, Step
 from stepwise.agent._checkpoints import WHEN_SAVED, Checkpoint, CheckpointStore
 from stepwise.errors import ConfigurationError, DigestError, NotRecordableError, OutsideRunError
 
@@ -126,7 +126,7 @@ class RecoverableAgent:
         checkpoint_every_n: int = 3,
         max_recoveries: int = 3,
         *,
-        retention: Retention = "prune_old",
+        retention: ClassicRetention = "prune_old",
         keep: int = 10,
         ignore: Iterable[str] = (),
     ) -> None:
@@ -148,7 +148,7 @@ class RecoverableAgent:
         self.store = checkpoint_store
         self.checkpoint_every_n = checkpoint_every_n
         self.max_recoveries = max_recoveries
-        self.retention: Retention = retention
+        self.retention: ClassicRetention = retention
         self.keep = keep
         self.ignore = {ignore} if isinstance(ignore, str) else set(ignore)
         self.recovery_count = 0

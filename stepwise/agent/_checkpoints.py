@@ -22,10 +22,10 @@ from stepwise._values import codec, digest
 from stepwise._values.codec import canonical_bytes
 from stepwise._values.preview import preview
 from stepwise._workflows.host import (
+    ClassicRetention,
     DamagedError,
     HostStore,
     Journal,
-    Retention,
     State,
     live_run,
     place_in,
@@ -260,7 +260,7 @@ class CheckpointStore:
         """Delete the checkpoints of a run, but not its records; return the number deleted."""
         return self._delete(run_id, self._names(run_id))
 
-    def prune(self, run_id: str, retention: Retention = "prune_old", keep: int = 3) -> int:
+    def prune(self, run_id: str, retention: ClassicRetention = "prune_old", keep: int = 3) -> int:
         """Delete superfluous checkpoints; the newest checkpoint that verifies always stays.
 
         Args:

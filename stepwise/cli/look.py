@@ -14,8 +14,8 @@ from typing import Any, TextIO, get_args
 import click
 
 import stepwise
-from stepwise import Run, StepRecord
-from stepwise._display.render import RunShown, question_text
+from stepwise import RecordedFrame, Run, StepRecord
+from stepwise._display.render import RunShown, question_text, usage_text
 from stepwise._display.terminal import (
     Below,
     Branch,
@@ -245,17 +245,34 @@ def _run_rows(
     "Look",
     "stepwise show  # the latest run\n"
     "stepwise show trip-0573  # the beginning of an id\n"
+    "stepwise show trip-0573 3  # one step, with its arguments in full\n"
     "stepwise show trip-0573 --all --locals\n"
     "stepwise show trip-0573 --tree  # with the steps of child runs\n"
     "stepwise show trip-0573 --json | jq .counts",
 )
 @run_argument(required=False)
+@click.argument("step", type=click.IntRange(1), required=False)
 @click.option("--locals", "with_locals", is_flag=True, help="Also the variables where it resumes.")
 @click.option("--all", "every", is_flag=True, help="Every step, not only the newest.")
 @click.option("--tree", is_flag=True, help="The steps as a tree, with those of child runs.")
-def show(run_id: str | None, *, with_locals: bool, every: bool, tree: bool, as_json: bool) -> None:
-    """Show a run, the latest one without RUN, and its newest steps."""
+def show(
+    run_id: str | None,
+    step: int | None,
+    *,
+    with_locals: bool,
+    every: bool,
+    tree: bool,
+    as_json: bool,
+) -> None:
+    """Show a run, the latest one without RUN, and its newest steps; or one STEP, by its number.
+
+    A step is shown with its arguments in full and with the variables of its failures, if these
+    were recorded: see record_arguments and record_locals of stepwise.configure.
+    """
     run = find_run(run_id)
+    if step is not None:
+        _show_step(run, step, as_json=as_json)
+        return
     seen = run._seen(SHOWN)
     shown = run._shown(seen)
     steps = run._each_step(seen) if every else iter(shown.steps)
@@ -263,7 +280,8 @@ def show(run_id: str | None, *, with_locals: bool, every: bool, tree: bool, as_j
     if as_json:
         facts = _all_facts(run, shown, seen)
         facts["steps_left_out"] = 0 if every else shown.earlier
-        facts["steps"] = (step.to_dict() for step in steps)
+        facts["steps"] = (each.to_dict() for each in steps)
+        facts["frames"] = [each.to_dict() for each in run.frames]
         facts["stops"] = [each.to_dict() for each in seen.stops]
         facts["questions"] = [each.to_dict() for each in run._asked(seen)]
         facts["inbox"] = [each.to_dict() for each in run.inbox if every or each.status != "taken"]
@@ -281,6 +299,7 @@ def show(run_id: str | None, *, with_locals: bool, every: bool, tree: bool, as_j
     elif shown.steps:
         say()
         _show_steps(shown, seen, again.noting(steps), every=every)
+    _show_frames("the run failed here", run.frames)
     if with_locals:
         say()
         show_variables(variables)
@@ -334,6 +353,58 @@ def _show_steps(
         doubtful = [step for step in seen.in_doubt if step.number not in numbers]
         first += map(step_row, doubtful[:_DOUBTFUL])
     show_table(STEP_COLUMNS, itertools.chain(first, map(step_row, steps)))
+
+
+def _show_step(run: Run, number: int, *, as_json: bool) -> None:
+    """Print everything that is recorded of a step."""
+    steps = run._each_step(run._seen(1))
+    step = next((each for each in steps if each.number == number), None)
+    if step is None:
+        raise stepwise.StepNotFoundError(
+            f"run {run.id!r} has no step {number}. Its steps: stepwise show {shell_word(run.id)}",
+            run_id=run.id,
+            step=number,
+        )
+    inputs, failures, problem = None, step.failures, ""
+    try:
+        inputs = step.inputs if step.has_inputs else None
+    except stepwise.UnreadableValueError as error:
+        problem = str(error)
+    texts = {name: shown_value(value) for name, value in (inputs or {}).items()}
+    if as_json:
+        told = {n: [each.to_dict() for each in frames] for n, frames in failures.items()}
+        echo_json(
+            {**step.to_dict(), "inputs": texts if inputs is not None else None, "failures": told}
+        )
+        return
+    say(printable(f"{step.name}({step.arguments})", 1000))
+    _say("run", printable(run.id))
+    _say("step", f"{number}  ", Word(step.status), f"  {took(step)}".rstrip())
+    _say("from", printable(step.site))
+    _say("attempts", str(step.attempts) if step.attempts > 1 else "")
+    _say("key", printable(step.idempotency_key) if step.side_effect else "")
+    _say("child", printable(step.child))
+    _say("model", printable(usage_text(step.usage)))
+    _say("result", printable(step.preview, 1000))
+    if inputs is not None:
+        say()
+        show_table([Column("ARGUMENT"), Column("VALUE")], map(list, texts.items()))
+    _say("unread", printable(problem, 1000))
+    if step.traceback:
+        say(f"\n{step.traceback.rstrip()}")
+    for attempt, frames in failures.items():
+        _show_frames(f"attempt {attempt} failed here", frames)
+
+
+def _show_frames(title: str, frames: Sequence[RecordedFrame]) -> None:
+    """Print the frames of a failure with their variables, the outermost first."""
+    if frames:
+        say(f"\n{title}, the last line innermost:")
+    for each in frames:
+        where = f"{each.file}:{each.line}, in {each.function}: {each.code}"
+        say(f"  {printable(where, 1000)}")
+        for name, text in each.variables.items():
+            say(f"    {printable(f'{name} = {text}', 1000)}")
 
 
 def _branch_of(run: Run, terminal: Terminal, *, every: bool, depth: int = 0) -> Branch:

@@ -16,7 +16,7 @@ from uuid import uuid4
 from stepwise._runtime.facts import public
 from stepwise._runtime.messages import Once, notice
 from stepwise._runtime.options import check_kind, check_values
-from stepwise._workflows.host import Retention, State
+from stepwise._workflows.host import ClassicRetention, State
 from stepwise.agent import CheckpointStore
 from stepwise.errors import ConfigurationError, DigestError, NotRecordableError
 from stepwise.stores import Store
@@ -54,7 +54,7 @@ class CheckpointConfig:
     n_nodes: int = 1
     auto_recovery: bool = True
     max_checkpoints_per_run: int = 100
-    retention_strategy: Retention = "latest_only"
+    retention_strategy: ClassicRetention = "latest_only"
 
     def __post_init__(self) -> None:
         check_values("CheckpointConfig", **vars(self))

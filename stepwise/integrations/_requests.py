@@ -203,6 +203,12 @@ class RequestStep(Step):
         # unknown whether the request reached the server, which matters if it has side effects.
         self.keeps_failures = effect
 
+    def inputs(self, bound: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the request as the record of its answer has it: with its body as data."""
+        read = bound["exchange"].read
+        named = {"method": read.method, "url": read.url, "headers": read.headers}
+        return {**named, "body": read.body}
+
     def may_change(self, bound: Mapping[str, Any]) -> bool:
         """Return that nothing changes: the arguments were made for this request alone."""
         return False

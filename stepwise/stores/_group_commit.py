@@ -284,6 +284,7 @@ def _merged(shares: Sequence[Share]) -> Batch:
     heads = [batch.head for batch in batches if batch.head is not None]
     return batches[-1]._replace(
         records=records,
+        put={name: data for batch in batches for name, data in batch.put.items()},
         head=heads[-1] if heads else None,
         mark=next((batch.mark for batch in reversed(batches) if batch.mark), b""),
         durable=any(batch.durable for batch in batches),

@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from stepwise._display.markup import Content, Markup, section, tag
+from stepwise._display.markup import Content, Markup, block, section, tag
 from stepwise._display.render import usage_text
+from stepwise._display.terminal import shown_value
 from stepwise._runs.steps import StepRecord
 from stepwise.errors import UnreadableValueError
 from stepwise.integrations._model_calls import answer_of, request_of
@@ -103,11 +104,25 @@ def _parts(content: Any) -> Iterator[Any]:
 
 
 def _part(part: Any) -> Content:
-    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
-        return tag("p", part["text"])
+    """Return a text, a call of a tool, a tool's result, or anything else as JSON."""
     if isinstance(part, str):
         return tag("p", part)
+    if isinstance(part, Mapping):
+        if isinstance(part.get("text"), str):
+            return tag("p", part["text"])
+        function = part.get("function", part)
+        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+            given = function.get("arguments", function.get("input", function.get("args", "")))
+            return tag("p", tag("code", f"{function['name']}({_text(given)})"))
+        if part.get("type") == "tool_result":
+            return [_part(each) for each in _parts(part.get("content"))]
+    return block(_text(part))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
     try:
-        return tag("pre", json.dumps(part, indent=1, ensure_ascii=False))
+        return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
-        return tag("pre", repr(part)[:2000])
+        return shown_value(value, 2000)

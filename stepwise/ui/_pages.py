@@ -10,6 +10,7 @@ from stepwise._display.markup import (
     Content,
     Markup,
     badge,
+    block,
     differences,
     facts,
     markup,
@@ -46,7 +47,7 @@ _WORDS = (
     ("status:crashed", "running, crashed, failed, suspended, completed and so on"),
     ("workflow:agent", "a workflow"),
     ("tag:customer=ann", "a tag"),
-    ("since:2d", "begun in the last two days; also 30m, 6h, 2w"),
+    ("since:2d", "whose status changed in the last two days; also 30m, 6h, 2w"),
     ("error:timeout", "a text in the error"),
     ("cost:>1", "more than a dollar; also tokens:>5000"),
     ("children:yes", "child runs, too"),
@@ -190,8 +191,8 @@ def inbox_page(view: View, matters: Matters) -> Markup:
     shown = [section((name, tag("small", f"{len(each)}")), each) for name, each in parts.items()]
     return shell(
         view,
-        "Matters",
-        tag("h1", "Matters"),
+        "Inbox",
+        tag("h1", "Inbox"),
         tag("p", matters.left_out, cls="note") if matters.left_out else None,
         tag("div", shown if matters.total else empty, cls="inbox", data_live="inbox"),
         live=view.at("live"),
@@ -233,7 +234,7 @@ def question(view: View, asked: Question, before: str, back: str) -> Markup:
         tag("h3", whole(asked.text)),
         tag("p", f"step {asked.step} {asked.name}, asked ", moment(view, asked.asked_at), until,
             cls="soft"),
-        tag("pre", whole(asked.details)) if asked.details else None,
+        block(asked.details, whole(asked.details)) if asked.details else None,
         changed,
         forms,
         cls="ask",
@@ -306,7 +307,7 @@ def _wait(view: View, awaited: Awaited) -> Markup:
             button("Send", "primary"),
             cls="answers stacked",
         ),
-        tag("details", tag("summary", "its schema"), tag("pre", json.dumps(schema, indent=2)))
+        tag("details", tag("summary", "its schema"), block(json.dumps(schema, indent=2)))
         if schema
         else None,
         cls="ask",
@@ -454,7 +455,9 @@ def _parting(found: StepDifference) -> Markup:
         "result": "the result differs at step",
     }[found.what]
     texts = [_step_text(each) for each in found.steps]
-    shown = _beside([tag("pre", each) for each in differences(*texts)])
+    shown = _beside(
+        [block(text, each) for text, each in zip(texts, differences(*texts), strict=True)]
+    )
     return markup(tag("p", f"{what} {found.number}."), shown)
 
 

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 from stepwise._checkpoints.checkpoints import Loaded
-from stepwise._display.markup import Content, Markup, Rules, badge, markup, section, tag
+from stepwise._display.markup import Content, Markup, Rules, badge, block, markup, section, tag
 from stepwise._display.page import (
     RunPage,
     SourceShown,
@@ -204,15 +204,24 @@ def _head(view: View, at: _Moment) -> Markup:
             (", resumes ", at.page.where) if at.page.where else None,
             cls="soft",
         ),
-        tag("pre", shown.error, cls="error") if shown.error else None,
+        block(shown.error, cls="error") if shown.error else None,
         [tag("p", each, cls="note") for each in shown.waits],
         tag("p", shown.damage, cls="note bad") if shown.damage else None,
         figures(parts),
         _actions(view, at),
         _output(view),
         tag("details", tag("summary", "all facts"), run_facts(at.page), cls="facts"),
-        frames(at.run),
+        _frames(at.run),
     )
+
+
+def _frames(run: Run) -> Content:
+    """Return the variables where the run failed, if they are recorded."""
+    try:
+        found = run.frames
+    except UnreadableValueError as error:
+        return tag("p", str(error), cls="note")
+    return section("Variables where it failed", frames(found)) if found else None
 
 
 def _fork_of(view: View, run: Run) -> Content:
@@ -239,7 +248,7 @@ def _output(view: View) -> Markup | None:
         "details",
         tag("summary", f"output of process {output.pid}, which {state}"),
         tag("small", tag("code", output.command)),
-        tag("pre", output.text or "(nothing yet)"),
+        block(output.text or "(nothing yet)"),
         open=output.exit_code != 0,
         cls="output",
     )
@@ -420,7 +429,9 @@ def _retention(at: _Moment) -> Content:
     hint = (
         "A checkpoint follows a statement, and a run keeps its newest three; ",
         tag("code", '@workflow(retention="all")'),
-        " keeps all.",
+        " keeps all, ",
+        tag("code", '"thinned"'),
+        " ever fewer of the older ones.",
     )
     return hint if at.step is not None else None
 
@@ -428,10 +439,10 @@ def _retention(at: _Moment) -> Content:
 def _value(view: View, run: Run, text: str, limit: int, **link: object) -> Markup:
     """Return a value; a long one is shortened, with a link to its page."""
     if len(text) <= limit:
-        return tag("pre", text)
+        return block(text)
     where = view.at("runs", run.id, "value", **link)
     more = tag("a", f"whole, {len(text):,} characters", href=where, cls="whole")
-    return markup(tag("pre", text[:limit], "…"), more)
+    return markup(block(text[:limit], (text[:limit], "…")), more)
 
 
 # -- steps ----------------------------------------------------------------------------------------
@@ -448,9 +459,10 @@ def _chosen(view: View, at: _Moment) -> Markup:
     inputs = _inputs(view, run, step)
     if inputs:
         more["arguments"] = inputs
-    if step.status == "completed":
-        more["result"] = _result(view, run, step)
     talk = conversation(step, at.page.shown.steps)
+    if step.status == "completed":
+        limit = 4 * _VALUE if not talk else 200  # the conversation says the same, for people
+        more["result"] = _result(view, run, step, limit)
     forget = form(
         view,
         view.at("runs", run.id, "forget-step"),
@@ -474,12 +486,12 @@ def _chosen(view: View, at: _Moment) -> Markup:
 
 def _inputs(view: View, run: Run, step: StepRecord) -> Markup:
     """Return the arguments in full, if they were recorded."""
-    if not getattr(step, "has_inputs", False):
+    if not step.has_inputs:
         return Markup()
     try:
         values: Mapping[str, Any] = step.inputs
     except UnreadableValueError as error:
-        return markup(tag("pre", step.arguments), tag("small", f"{error}"))
+        return markup(block(step.arguments), tag("small", f"{error}"))
     link = {"of": "inputs", "step": step.number}
     return variables(
         {
@@ -489,12 +501,12 @@ def _inputs(view: View, run: Run, step: StepRecord) -> Markup:
     )
 
 
-def _result(view: View, run: Run, step: StepRecord) -> Markup:
+def _result(view: View, run: Run, step: StepRecord, limit: int) -> Markup:
     try:
         text = shown_value(step.result, _WHOLE)
     except UnreadableValueError as error:
-        return markup(tag("pre", step.preview), tag("small", f"{error}"))
-    return _value(view, run, text, 4 * _VALUE, of="result", step=step.number)
+        return markup(block(step.preview), tag("small", f"{error}"))
+    return _value(view, run, text, limit, of="result", step=step.number)
 
 
 def _steps(view: View, at: _Moment) -> Markup:
@@ -545,7 +557,7 @@ def value_page(view: View, run: Run, of: str, step: int | None, path: str) -> Ma
     if of == "result" and at.chosen is not None:
         value = at.chosen.result
     elif of == "inputs" and at.chosen is not None:
-        value = getattr(at.chosen, "inputs", {})
+        value = at.chosen.inputs
     else:
         value = run._shown_locals(step)
     value = _inside(value, path, run.id, step)
@@ -563,7 +575,7 @@ def value_page(view: View, run: Run, of: str, step: int | None, path: str) -> Ma
     )  # fmt: skip
 
 
-def _inside(value: Any, path: str, run_id: str, step: int) -> Any:
+def _inside(value: Any, path: str, run_id: str, step: int | None) -> Any:
     """Return the value at a place; only items of plain containers are looked at."""
     for name, index in re.findall(r"""([^\[\].]+)|\[('[^']*'|"[^"]*"|-?\d{1,9})\]""", path):
         key: Any = name or ast.literal_eval(index)
@@ -571,7 +583,7 @@ def _inside(value: Any, path: str, run_id: str, step: int) -> Any:
             value = value[key] if type(value) in (dict, list, tuple) else vars(value)[key]
         except (LookupError, TypeError) as error:
             missing = f"there is no value at {path[:200]!r}"
-            raise StepNotFoundError(missing, run_id=run_id, step=step) from error
+            raise StepNotFoundError(missing, run_id=run_id, step=step or 0) from error
     return value
 
 
@@ -604,7 +616,13 @@ def fork_page(view: View, run: Run, step: int | None, problem: str) -> Markup:
             "stays empty changes nothing."),
         section("Variables", [_change(f"variable:{n}", n, v) for n, v in values.items()]),
         tag("p", unknown, cls="note") if unknown else None,
-        section("Results", [_change_result(each) for each in reversed(done)]),
+        tag(
+            "details",
+            tag("summary", f"Results of the newest {len(done)} steps"),
+            [_change_result(each) for each in reversed(done)],
+        )
+        if done
+        else None,
         section(
             "The fork",
             field("its id (made if empty)", "id"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import re
 import time
@@ -14,6 +15,7 @@ from killed import Killed, forget_process, line_of
 
 import stepwise
 from stepwise import step, tool, workflow
+from stepwise._checkpoints.checkpoints import PREFIX, number_of, thinned_out
 from stepwise._execution import viewer
 from stepwise._workflows import frame as _frames
 from stepwise._workflows import resume
@@ -98,6 +100,7 @@ def steps(run):
         ({"retention": "prune_old", "keep": 2}, [7, 8]),
         ({}, [6, 7, 8]),
         ({"retention": "all", "keep": 2}, [1, 2, 3, 4, 5, 6, 7, 8]),
+        ({"retention": "thinned", "keep": 2}, [1, 2, 3, 4, 5, 6, 7, 8]),
     ],
     ids=str,
 )
@@ -107,6 +110,49 @@ def test_when_and_how_many(options, expected):
     Kept are the newest, the newest few, or all.
     """
     assert steps(counter(**options).execute()) == expected
+
+
+@pytest.mark.parametrize("apart", [1, 2, 7, 40])
+def test_thinning_keeps_the_newest_and_ever_fewer(apart):
+    """The newest 20 stay; of older ones the distance grows with the age, and the oldest stays."""
+    names: list[str] = []
+    for number in range(1, 3000):
+        names.append(f"{PREFIX}{number * apart:012d}")
+        gone = thinned_out(names)
+        assert names[-1] not in gone
+        names = [each for each in names if each not in gone]
+        numbers = [number_of(each) for each in names]
+        newest = [(number - back) * apart for back in range(min(20, number))]
+        assert numbers[-len(newest) :] == newest[::-1]
+        assert numbers[0] == apart
+        for older, younger in itertools.pairwise(numbers):
+            age = numbers[-1] - older
+            assert younger - older <= max(apart, age // 4) + apart
+    assert len(names) < 100
+
+
+def test_a_thinned_run_resumes_and_is_forked_early(tmp_path):
+    """A run with thinned checkpoints resumes at its newest, and a fork begins at an old one."""
+
+    @workflow(retention="thinned", store=f"disk:{tmp_path}")
+    def count():
+        total = 0
+        for n in range(1, 200):
+            total += work(n)
+        return total
+
+    dying.add(150)
+    with pytest.raises(Killed):
+        count()
+    forget_process()
+    run = count.execute()
+    assert done == [*range(1, 200)]
+    kept = steps(run)
+    assert (len(kept) < 60, kept[-20:]) == (True, [*range(180, 200)])
+    assert run.verify().ok
+    early = next(each for each in kept if 40 < each < 80)
+    assert run.locals(at=early)["total"] == sum(range(1, early + 1))
+    assert run.fork(at=early, locals={"total": 0}).status == "ready"
 
 
 def test_the_newest_that_verifies_is_never_pruned():

@@ -371,11 +371,34 @@ def shown():
     return found
 
 
+# -- arguments and variables that are recorded ---------------------------------------------------
+
+
+@step(retries=1, backoff=0.0, redact=["text"])
+def breaks(text, items, lock):
+    items.append(1)
+    raise ValueError(f"no {len(items)}")
+
+
+@workflow
+def recording():
+    fill([say(1)])
+    breaks("hidden", [say(2)], threading.Lock())
+
+
+def recorded():
+    stepwise.configure(record_arguments=True, record_locals=True)
+    try:
+        return outcome(recording)
+    finally:
+        stepwise.configure(record_arguments=False, record_locals=False)
+
+
 SCENARIOS = {
     each.__name__: each
     for each in (
         dear, not_resumable, changing, resuming, other_arguments, started, summarised, shown,
-        steered,
+        steered, recorded,
     )
 }  # fmt: skip
 

@@ -88,7 +88,44 @@ def summarize(papers):
     raise TimeoutError("the model did not answer within 30 s")
 
 
+OWNED = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+ODD = "\x00\x1b[31m\u202eleft\ud800</pre></textarea></style></script>"
+HOSTILE = OWNED + ODD
+
+
+@step(name=OWNED)
+def think(value, note=""):
+    return value
+
+
+@tool(side_effect=True, approve=True)
+def send(body, note=""):
+    return body
+
+
+@workflow(name=f"hostile {OWNED}", tags={"owned": OWNED}, retention="all")
+def hostile(values):
+    deep = []
+    for _ in range(400):
+        deep = [deep]
+    huge = HOSTILE + "x" * 10_000_000
+    named = {HOSTILE: HOSTILE}
+    for each in [*values, huge, named, deep[:0]]:
+        think(each, note=HOSTILE)
+    try:
+        raise_it(HOSTILE)
+    except ValueError as error:
+        told = str(error)
+    return send(told, note=HOSTILE)
+
+
+@step
+def raise_it(text):
+    raise ValueError(text)
+
+
 PROGRAMS = {
+    "hostile": lambda: hostile([HOSTILE, OWNED, ODD, b"\xff\x00<b>", 10**4000]),
     "killed": lambda: write_article("Tides", ["tides", "winds", "currents", "waves", "moon"]),
     "asked": lambda: answer_ticket("A-1041 came late"),
     "paid": lambda: bill("ann", 42),

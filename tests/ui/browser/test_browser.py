@@ -189,3 +189,24 @@ def test_bars_are_seen(shown, visit):
     assert min(min(each) for each in sizes) >= 6
     expect(page.locator(".bar.answered")).to_have_count(6)
     expect(page.locator(".lanes > .death")).to_have_count(1)
+
+
+def test_hostile_values(story, visit, accessible):
+    """Whatever is recorded in whatever field: nothing of it is executed or loaded, all is text."""
+    assert story.play("hostile") == 75
+    page = visit(story)
+    asked = page.locator("a.call", has_text="hostile").get_attribute("href")
+    steps = [f"{asked}?step={number}" for number in range(1, 11)]
+    others = (f"{asked}/fork", f"{asked}/value?of=locals&step=8&path=huge", "/?q=<script>")
+    for address in ("/", "/inbox", "/spending?by=tag", asked, *steps, *others):
+        page.goto(story.root + address)
+        html = page.content()
+        assert "owned" not in page.title().partition("hostile")[0]
+        assert page.locator("img, iframe, object, main script").count() == 0
+        assert page.locator("[onerror], [onload], [style]").count() == 0
+        assert len(html) < 150_000 or "/value" in address
+        assert all(each.isprintable() or each in "\n\t" for each in html)
+        accessible(page)
+    page.goto(story.root + asked + "?step=7")
+    page.locator("a.whole[href*='path=huge']").click()
+    expect(page.locator("pre.value")).to_contain_text("x" * 10_000)

@@ -1,0 +1,142 @@
+"""The frames of a failure with short forms of their local variables, if that was asked for.
+
+An object ``frames/CALL/ATTEMPT`` beside the records holds the frames of the user's functions in the
+traceback of one failed attempt of a step.  Call 0 is the run, and its attempt is the number of the
+record of its end.  Installed packages, Python's library and our
+own code are left out.
+
+Plain values and containers are shown by their content, other objects by their type alone: no code
+of the user is called.  What is masked elsewhere is not shown here: hidden arguments by their names,
+and the same objects under other names; names and texts of secrets and credentials.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import linecache
+import time
+from collections.abc import Iterator, Mapping
+from types import FrameType, TracebackType
+from typing import Any
+
+from stepwise._identity.clients import is_foreign_module
+from stepwise._journal.journal import FRAMES, Journal
+from stepwise._journal.records import RunFacts
+from stepwise._runtime.messages import is_ours, reports
+from stepwise._values.credentials import is_secret_name, is_suspect, is_suspect_name
+from stepwise._values.preview import HIDDEN, Hiding, PlainPreview, Secrets, is_plain, type_name
+
+_MOST_FRAMES = 20  # the innermost ones
+_MOST_VARIABLES = 50  # of a frame
+_ROOM = 32_000  # characters of all variables of a failure
+_LINE = 300  # characters of a line of source
+_SECONDS = 0.05  # for all variables of a failure
+_SHARED = (None, True, False, "", 0, 1)  # many variables hold the same object
+_NOT_SHOWN = "<not shown>"
+_LEFT_OUT = "..."
+
+
+def frames_name(call: int, attempt: int) -> str:
+    """Return the name of the object that holds the frames of a failed attempt."""
+    return f"{FRAMES}{call:012d}/{attempt:04d}"
+
+
+class FrameRecorder:
+    """The recorder of the failures of a run, and of the child runs that it calls.
+
+    A failure that leaves the run shows the frames of its steps again.  So the recorder remembers
+    what these steps hide.
+    """
+
+    def __init__(self, secrets: Secrets) -> None:
+        self._secrets = secrets
+        self._names: dict[str, str] = {}
+        self._objects: dict[int, tuple[Any, str]] = {}
+
+    @reports
+    def step_failed(
+        self,
+        journal: Journal,
+        call: int,
+        attempt: int,
+        error: BaseException,
+        hiding: Hiding,
+        given: Mapping[str, Any],
+    ) -> None:
+        """Record the frames of a failed attempt of a step with the next record of its run.
+
+        Args:
+            hiding: the options of the step that hide arguments.
+            given: the arguments of the call, by name.
+        """
+        for name, value in given.items() if hiding.hides else ():
+            text = hiding.instead(name, value)
+            if text is not None:
+                self._names[name] = text
+                if not any(value is each for each in _SHARED):
+                    self._objects[id(value)] = value, text
+        self._record(journal, call, attempt, error)
+
+    @reports
+    def run_failed(self, journal: Journal, facts: RunFacts, error: BaseException) -> None:
+        """Record the frames of a failed run with the record of its end.
+
+        Args:
+            facts: the facts of the run after its end.
+        """
+        self._names.update(dict.fromkeys(facts.hidden.split(), _NOT_SHOWN))
+        self._record(journal, 0, facts.end, error)
+
+    def _record(self, journal: Journal, call: int, attempt: int, error: BaseException) -> None:
+        entries = [*_users_frames(error.__traceback__)][-_MOST_FRAMES:]
+        if not entries or not isinstance(error, Exception):
+            return
+        room, until = _ROOM, time.perf_counter() + _SECONDS
+        found: list[list[Any]] = []
+        for frame, line in reversed(entries):  # the innermost frames get their room first
+            variables = self._variables(frame, room, until)
+            room -= sum(map(len, variables.values()))
+            code = frame.f_code
+            text = linecache.getline(code.co_filename, line, frame.f_globals).strip()[:_LINE]
+            text = self._secrets.cleaned_text(text)
+            found.insert(0, [code.co_filename, line, code.co_name, text, variables])
+        payload = json.dumps(found).encode()
+        journal.put_with_next(frames_name(call, attempt), {"at": time.time()}, payload)
+
+    def _variables(self, frame: FrameType, room: int, until: float) -> dict[str, str]:
+        # Only a function has variables of its own; the namespace of a class may be any object.
+        if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+            return {}
+        shown: dict[str, str] = {}
+        for name, value in dict(frame.f_locals).items():
+            if not name.isidentifier():  # of the rewrite, or of a comprehension
+                continue
+            if len(shown) >= _MOST_VARIABLES or room < 0 or time.perf_counter() > until:
+                shown[_LEFT_OUT] = _LEFT_OUT
+                break
+            shown[name] = text = self._text(name, value, until)
+            room -= len(text)
+        return shown
+
+    def _text(self, name: str, value: Any, until: float) -> str:
+        known = self._objects.get(id(value))
+        if name in self._names or known is not None:
+            return self._names.get(name) or (known[1] if known is not None else _NOT_SHOWN)
+        if not is_plain(value):
+            return f"<{type_name(value)}>"
+        random = type(value) is str and is_suspect_name(name) and is_suspect(value)
+        if random or is_secret_name(name) or self._secrets.holds(value):
+            return HIDDEN
+        return PlainPreview(self._secrets.cleaned_text, is_secret_name, until).of(value)
+
+
+def _users_frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+    while trace is not None:
+        frame = trace.tb_frame
+        module = frame.f_globals.get("__name__")
+        if not is_ours(frame.f_code.co_filename) and not (
+            type(module) is str and is_foreign_module(module)
+        ):
+            yield frame, trace.tb_lineno or frame.f_code.co_firstlineno
+        trace = trace.tb_next
