@@ -22,6 +22,7 @@ name, so that it lives on when the server ends.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shlex
 import subprocess
@@ -46,6 +47,8 @@ from stepwise._runtime.messages import printable
 from stepwise.errors import ConfigurationError, RunStopped, StepwiseError
 from stepwise.ui._reading import RunReader
 from stepwise.ui._view import ProgramOutput
+
+_logger = logging.getLogger("stepwise.ui")
 
 # -- fields ---------------------------------------------------------------------------------------
 
@@ -197,11 +200,14 @@ class Actions:
         """
         with acting_as(who):
             if action == "fork":
-                return ("runs", self._fork(run, fields).id)
+                made = self._fork(run, fields)
+                _logger.info("%s: fork of run %s, as %s", who, run.id, made.id)
+                return "runs", made.id
             if action == "resume":
                 self._resume(run)
             else:
                 _ACTIONS[action](run, fields)
+        _logger.info("%s: %s of run %s", who, action, run.id)
         if action == "delete" or fields.one("back") == "runs":
             return ()
         return ("inbox",) if fields.one("back") == "inbox" else ("runs", run.id)

@@ -129,3 +129,9 @@ def killed(tmp_path):
         return made
 
     return kill
+
+
+@pytest.fixture
+def program():
+    """The source of the program of ``killed``."""
+    return SCRIPT

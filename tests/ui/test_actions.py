@@ -188,10 +188,12 @@ def test_forget_a_step(page):
     assert "is not a step" in page.post("/runs/trip/forget-step", 409, step=77)
 
 
-def test_delete(page):
-    """A deleted run is gone, and its page says so."""
+def test_delete(page, caplog):
+    """A deleted run is gone, and its page says so; the log says who did it."""
+    caplog.set_level("INFO", "stepwise.ui")
     agent.options(run_id="trip")("winds")
     assert page.post("/runs/trip/delete") == "/"
+    assert f"{this_person()}: delete of run trip" in caplog.text
     assert stepwise.runs() == []
     assert "no run" in page.get("/runs/trip", 404)
 
@@ -207,7 +209,7 @@ def test_undo(page):
 def test_undo_what_is_not_here(page, killed):
     """A tool that this process does not have cannot be undone here, and the page says so."""
     run = killed("after")
-    assert "in this program" in page.post(f"/runs/{run.id}/compensate", 409)
+    assert "this program has no tool" in page.post(f"/runs/{run.id}/compensate", 409)
 
 
 def test_a_fork(page):

@@ -1,8 +1,10 @@
 """``resume`` starts the recorded program, and shows what it prints."""
 
 import os
+import subprocess
 
 import pytest
+from command import COMMAND
 
 import stepwise
 from stepwise._journal.lease import Lease
@@ -73,6 +75,23 @@ def test_a_run_of_a_supervisor_is_left_to_it(page, killed):
     assert "stepwise up" in page.post(f"/runs/{run.id}/resume", 409)
     lease.release()
     assert run.status == "crashed"
+
+
+def test_a_supervisor_is_known_while_it_lives(page, tmp_path, program):
+    """The page knows the ``stepwise up`` of a workflow from its first look until it is killed."""
+    (tmp_path / "jobs.py").write_text(program)
+    store = page.app.reader.store
+    environment = {**os.environ, "STEPWISE_QUIET": "", "STEPWISE_STORE": store.url}
+    with subprocess.Popen(
+        [COMMAND, "up", "jobs"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+    ) as up:
+        assert "0 runs to continue" in up.stderr.readline()
+        name = supervisor_name("jobs:agent")
+        assert store.owner(name).pid == up.pid
+        assert str(up.pid) in page.app.reader.supervisor("jobs:agent")
+        up.kill()
+        up.wait()
+        assert store.owner(name) is None
 
 
 def test_a_program_that_cannot_be_started(page, killed, tmp_path):
