@@ -337,7 +337,8 @@ def _property(name: str, rule: Mapping[str, Any], *, required: bool) -> Markup:
     if kind == "boolean":
         return tag("label", tag("input", type="checkbox", name=key, value="true"), f" {title}")
     if kind == "string" and isinstance(rule.get("enum"), list):
-        return _choice(title, key, [str(each) for each in rule["enum"]])
+        optional = [] if required else [""]
+        return _choice(title, key, [*optional, *map(str, rule["enum"])])
     if kind in ("integer", "number"):
         step = "1" if kind == "integer" else "any"
         return field(title, key, type="number", step=step, required=required)
