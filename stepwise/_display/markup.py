@@ -21,7 +21,7 @@ from stepwise._runtime.messages import printable
 
 _LONG = 20_000  # characters of one text that are shown
 _TALL, _LINES = 400, 8  # characters and lines of a text that may not fit its place
-_VOID = ("input", "link", "meta")
+_VOID = ("br", "input", "link", "meta")
 
 
 class Markup(str):

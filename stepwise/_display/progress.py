@@ -21,7 +21,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from stepwise._display.markup import Markup, tag
+from stepwise._display.markup import Markup, markup, tag
 from stepwise._display.render import framed, status_of
 from stepwise._display.terminal import is_terminal, one_line
 from stepwise._runtime import settings
@@ -333,9 +333,9 @@ class Output:
 
     def _calls(self) -> list[Markup]:
         calls = [one_line(each, _LONG) for each in self._doing.calls]
-        lines = [tag("div", "→ ", tag("code", each)) for each in calls[-_CALLS:]]
+        lines = [markup(tag("br"), "→ ", tag("code", each)) for each in calls[-_CALLS:]]
         if len(calls) > _CALLS:
-            lines.append(tag("small", f"and {len(calls) - _CALLS} more"))
+            lines.append(tag("small", f" and {len(calls) - _CALLS} more"))
         return lines
 
     @property
