@@ -822,7 +822,7 @@ _PAGE = [
         "ui/_live.py",
         "if found or each.is_new or",
         "if found or",
-        "test_live.py::test_a_page_hears_of_new_and_changed_runs",
+        "test_live.py::test_one_watcher_looks_for_all_pages",
     ),
     _mutant(
         "an answered question stays in the inbox",
