@@ -977,8 +977,8 @@ class Performance(NamedTuple):
                     )
                     return result
             assert result.error is not None
-            if active.frames is not None and not call.child:
-                active.frames.step_failed(
+            if active.frame_recorder is not None and not call.child:
+                active.frame_recorder.step_failed(
                     active.journal, call.number, number, result.error, performer.hiding, self.bound
                 )
             clean = isinstance(result.error, performer.fails_cleanly)

@@ -394,11 +394,12 @@ class Step(Performer):
         except MemoryError as error:
             doing = f"the arguments of {self.name!r} were compared with recorded ones"
             raise run.stop(stopped(doing, error)) from error
-        performance = self._performance
         if run.records_arguments and self._as_run:
-            performance = self._recording
-        call = performance(self, scope, identity, bound, args, kwargs)
-        return call.core(asks_first=asks_first)
+            call = self._recording(self, scope, identity, bound, args, kwargs)
+            return call.core(asks_first=asks_first)
+        return self._performance(self, scope, identity, bound, args, kwargs).core(
+            asks_first=asks_first
+        )
 
     def _check(self, run: ActiveRun, args: tuple[Any, ...]) -> None:
         """Refuse a second lambda of the same name, and warn of a cache around side effects."""

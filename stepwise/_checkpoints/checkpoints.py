@@ -257,9 +257,7 @@ class Checkpoints:
         over = {name, name + _READS_FILES}  # the latter was taken in a loop that has ended
         replaced = over.intersection(self._names)
         names = [*(each for each in self._names if each not in replaced), name]
-        pruned, needed = names[: -self._keep] if self._keep else [], set[str]()
-        if self._thins:
-            pruned = thinned_out(names)
+        pruned, needed = names[: -self._keep] if self._keep else self._older(names), set[str]()
         if reads_files or self._before:
             self._before.pop(name, None)
             if reads_files:
@@ -273,6 +271,10 @@ class Checkpoints:
         gone = [*pruned, *({*self._refused, *replaced} - {name})]
         # Without the checkpoint to fall back to, the whole journal is needed.
         return kept, gone, not self.prunes_journal or not needed <= {*kept}
+
+    def _older(self, names: list[str]) -> list[str]:
+        """Return the checkpoints to delete if no fixed number is kept."""
+        return thinned_out(names) if self._thins else []
 
     def _beside_ended_calls(self, oldest: str, state: State) -> list[str]:
         """Return the objects beside the calls that had ended at the oldest kept checkpoint.

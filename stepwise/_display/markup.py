@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import functools
 import html
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import SequenceMatcher
-from pathlib import Path
 from typing import Union
 
 from stepwise._runtime.messages import printable
@@ -83,7 +82,8 @@ def _attribute(key: str) -> str:
 @functools.cache
 def sheet(*parts: str) -> str:
     """Return the style sheet, or only its named parts: ``basis``, ``tables``, ``page``, ``ui``."""
-    text = Path(__file__).with_name("page.css").read_text("utf-8")
+    with open(os.path.join(os.path.dirname(__file__), "page.css"), encoding="utf-8") as file:
+        text = file.read()
     found = re.split(r"/\* == (\w+) == \*/\n", text)[1:]
     named = dict(zip(found[::2], found[1::2], strict=True))
     return "".join(named[part] for part in parts or named)
@@ -150,14 +150,3 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[Content]], **attributes:
         lines.append(tag("tr", [tag("td", cell, data_name=name or None) for name, cell in named]))
     given = {"cls": "cards", **attributes}
     return tag("table", tag("thead", head), "\n", tag("tbody", Markup("\n".join(lines))), **given)
-
-
-def differences(before: str, after: str) -> tuple[Markup, Markup]:
-    """Mark the words in which two texts differ."""
-    one, other = (re.findall(r"\w+|\s+|.", text, re.DOTALL) for text in (before, after))
-    marked: tuple[list[Content], list[Content]] = ([], [])
-    for kind, i, j, k, m in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
-        for side, (name, part) in enumerate([("del", one[i:j]), ("ins", other[k:m])]):
-            text = "".join(part)
-            marked[side].append(text if kind == "equal" or not text else tag(name, text))
-    return markup(*marked[0]), markup(*marked[1])

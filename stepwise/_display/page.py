@@ -11,10 +11,12 @@ import base64
 import functools
 import hashlib
 import itertools
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,6 @@ from stepwise._display.markup import (
     Rules,
     badge,
     block,
-    differences,
     facts,
     markup,
     section,
@@ -92,6 +93,9 @@ class RunPage:
         checkpoints: the checkpoints with their variables.
         in_doubt: the side effects that may or may not have happened.
         stops: the calls at which the run stopped, each with the recorded calls that it could be.
+        frames: the frames of the run's failure with their local variables, if recorded.
+        inputs: the arguments of steps in full as text, by name, by the number of the step; only
+            those that are recorded.
         children: the pages of child runs, by id.
     """
 
@@ -106,6 +110,8 @@ class RunPage:
     checkpoints: Sequence[CheckpointShown] = ()
     in_doubt: Sequence[Any] = ()
     stops: Sequence[Any] = ()
+    frames: Sequence[Any] = ()
+    inputs: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     children: Mapping[str, RunPage] = field(default_factory=dict)
 
 
@@ -194,6 +200,7 @@ def _run(run: RunPage, ids: _Ids, rules: Rules) -> Markup:
         tag("header", title_of(run.shown, name), run_facts(run)),
         [_doubt(each, run.shown.id) for each in run.in_doubt],
         [_stop(each) for each in run.stops if each.said is None],
+        section("Variables where it failed", frames(run.frames)),
         section("Timeline", _picture(run, prefix, rules)),
         section(f"Steps: {run.shown.counts}", _steps(run, ids)),
         section("Source", source(run, lambda number: f"#{prefix}s{number}")),
@@ -339,8 +346,11 @@ def _step(step: Any, run: RunPage, ids: _Ids, prefix: str, before: str) -> Marku
     """
     child = ids.of(step.child) if step.child else None
     link = step.child if child is None else tag("a", step.child, href=f"#{child}run")
+    whole = run.inputs.get(step.number, {})
+    inputs = variables({name: block(text) for name, text in whole.items()})
     shown = step_facts(
         step,
+        **({"arguments": inputs} if inputs else {}),
         begun=run.shown.begun,
         again=compared(step, before, f"#{prefix}s{step.instead}"),
         child=link,
@@ -410,6 +420,17 @@ def compared(step: Any, before: str, href: str) -> Markup:
     return markup(
         told, tag("small", "then"), tag("pre", one), tag("small", "now"), tag("pre", other)
     )
+
+
+def differences(before: str, after: str) -> tuple[Markup, Markup]:
+    """Mark the words in which two texts differ."""
+    one, other = (re.findall(r"\w+|\s+|.", text, re.DOTALL) for text in (before, after))
+    marked: tuple[list[Content], list[Content]] = ([], [])
+    for kind, i, j, k, m in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
+        for side, (name, part) in enumerate([("del", one[i:j]), ("ins", other[k:m])]):
+            text = "".join(part)
+            marked[side].append(text if kind == "equal" or not text else tag(name, text))
+    return markup(*marked[0]), markup(*marked[1])
 
 
 # -- source and variables --------------------------------------------------------------------------

@@ -756,7 +756,7 @@ class ActiveRun:
         self.account: Account = Account(facts.run_id, self.flows, budget, outer)
         self.unwinding = Unwinding(facts.run_id)
         self.records_arguments = settings.record_arguments()
-        self.frames: FrameRecorder | None = _frame_recorder(parent, self.secrets)
+        self.frame_recorder: FrameRecorder | None = _frame_recorder(parent, facts, self.secrets)
         self.frame: WatchesSteps | None = None
         self.stopped: RunStopped | None = None
         self.surfacing = Surfacing(weakref.proxy(self))  # no cycle: runs hold large objects
@@ -1111,8 +1111,8 @@ class ActiveRun:
             cancelling="",
             tally=self.tally(*(each for each, _ in items)),
         )
-        if error is not None and self.frames is not None:
-            self.frames.run_failed(self.journal, self.facts, error)
+        if error is not None and self.frame_recorder is not None:
+            self.frame_recorder.run_failed(self.journal, self.facts.end, error)
         self.write(*items, head=self.facts)
         self.tell(_ATTEMPT_ENDED[status], detail=record.preview)
 
@@ -1166,12 +1166,17 @@ class ActiveRun:
         self.lease.release()
 
 
-def _frame_recorder(parent: ActiveRun | None, secrets: Secrets) -> FrameRecorder | None:
-    if parent is not None or not settings.record_locals():
-        return parent.frames if parent is not None else None
-    from stepwise._execution.frames import FrameRecorder  # on use: few programs ask for it
+def _frame_recorder(
+    parent: ActiveRun | None, facts: RunFacts, secrets: Secrets
+) -> FrameRecorder | None:
+    recorder = parent.frame_recorder if parent is not None else None
+    if parent is None and settings.record_locals():
+        from stepwise._execution.frames import FrameRecorder  # on use: few programs ask for it
 
-    return FrameRecorder(secrets)
+        recorder = FrameRecorder(secrets)
+    if recorder is not None:
+        recorder.hide(facts.hidden.split())
+    return recorder
 
 
 def _in_child() -> None:

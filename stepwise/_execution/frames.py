@@ -16,13 +16,12 @@ import inspect
 import json
 import linecache
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import Any
 
 from stepwise._identity.clients import is_foreign_module
 from stepwise._journal.journal import FRAMES, Journal
-from stepwise._journal.records import RunFacts
 from stepwise._runtime.messages import is_ours, reports
 from stepwise._values.credentials import is_secret_name, is_suspect, is_suspect_name
 from stepwise._values.preview import HIDDEN, Hiding, PlainPreview, Secrets, is_plain, type_name
@@ -30,11 +29,13 @@ from stepwise._values.preview import HIDDEN, Hiding, PlainPreview, Secrets, is_p
 _MOST_FRAMES = 20  # the innermost ones
 _MOST_VARIABLES = 50  # of a frame
 _ROOM = 32_000  # characters of all variables of a failure
+_MOST_HIDDEN = 200  # objects that are remembered
 _LINE = 300  # characters of a line of source
 _SECONDS = 0.05  # for all variables of a failure
 _SHARED = (None, True, False, "", 0, 1)  # many variables hold the same object
 _NOT_SHOWN = "<not shown>"
 _LEFT_OUT = "..."
+_traceback_of: Any = vars(BaseException)["__traceback__"].__get__
 
 
 def frames_name(call: int, attempt: int) -> str:
@@ -53,6 +54,10 @@ class FrameRecorder:
         self._secrets = secrets
         self._names: dict[str, str] = {}
         self._objects: dict[int, tuple[Any, str]] = {}
+
+    def hide(self, names: Iterable[str]) -> None:
+        """Show no variable of these names, the hidden arguments of a run."""
+        self._names.update(dict.fromkeys(names, _NOT_SHOWN))
 
     @reports
     def step_failed(
@@ -76,20 +81,17 @@ class FrameRecorder:
                 self._names[name] = text
                 if not any(value is each for each in _SHARED):
                     self._objects[id(value)] = value, text
+        for first in [*self._objects][:-_MOST_HIDDEN]:
+            del self._objects[first]
         self._record(journal, call, attempt, error)
 
     @reports
-    def run_failed(self, journal: Journal, facts: RunFacts, error: BaseException) -> None:
-        """Record the frames of a failed run with the record of its end.
-
-        Args:
-            facts: the facts of the run after its end.
-        """
-        self._names.update(dict.fromkeys(facts.hidden.split(), _NOT_SHOWN))
-        self._record(journal, 0, facts.end, error)
+    def run_failed(self, journal: Journal, end: int, error: BaseException) -> None:
+        """Record the frames of a failed run with the record of its end, which has this number."""
+        self._record(journal, 0, end, error)
 
     def _record(self, journal: Journal, call: int, attempt: int, error: BaseException) -> None:
-        entries = [*_users_frames(error.__traceback__)][-_MOST_FRAMES:]
+        entries = [*_users_frames(_traceback_of(error))][-_MOST_FRAMES:]
         if not entries or not isinstance(error, Exception):
             return
         room, until = _ROOM, time.perf_counter() + _SECONDS
@@ -98,8 +100,8 @@ class FrameRecorder:
             variables = self._variables(frame, room, until)
             room -= sum(map(len, variables.values()))
             code = frame.f_code
-            text = linecache.getline(code.co_filename, line, frame.f_globals).strip()[:_LINE]
-            text = self._secrets.cleaned_text(text)
+            text = linecache.getline(code.co_filename, line, frame.f_globals).strip()
+            text = self._secrets.cleaned_text(text)[:_LINE]
             found.insert(0, [code.co_filename, line, code.co_name, text, variables])
         payload = json.dumps(found).encode()
         journal.put_with_next(frames_name(call, attempt), {"at": time.time()}, payload)
@@ -134,7 +136,7 @@ class FrameRecorder:
 def _users_frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
     while trace is not None:
         frame = trace.tb_frame
-        module = frame.f_globals.get("__name__")
+        module = dict.get(frame.f_globals, "__name__")
         if not is_ours(frame.f_code.co_filename) and not (
             type(module) is str and is_foreign_module(module)
         ):

@@ -838,9 +838,14 @@ class Journal:
             head = self._sealed(share.head, end) if share.head is not None else None
             marked = self._mark(end) if durable else b""
             beside = self._beside
-            facts = (tuple(sealed), beside, (), 0, head, marked, durable and self.fsync)
-            batch = tuple.__new__(Batch, facts)  # the constructor is a Python function
-            share.wanted = self.run_id, self.epoch, batch
+            # The constructor of a batch is a Python function.
+            share.wanted = (
+                self.run_id,
+                self.epoch,
+                tuple.__new__(
+                    Batch, (tuple(sealed), beside, (), 0, head, marked, durable and self.fsync)
+                ),
+            )
             share.numbers = [number for number, _ in sealed]
             # The anchor remembers side effects even if the store forgets them.
             share.anchors = durable and (head is not None or end.effects != at.effects)

@@ -7,7 +7,7 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,7 +31,13 @@ from stepwise._rewrite import (
 )
 from stepwise._runs.overview import Overview
 from stepwise._runs.run import Run
-from stepwise._runs.steps import UNFINISHED, StepRecord, error_line, newest_checkpoint
+from stepwise._runs.steps import (
+    UNFINISHED,
+    RecordedFrame,
+    StepRecord,
+    error_line,
+    newest_checkpoint,
+)
 from stepwise.errors import RunNotFoundError, StepNotFoundError, UnreadableValueError
 
 # -- diff -----------------------------------------------------------------------------------------
@@ -180,6 +186,7 @@ class _Pages:
         return replace(
             page_of(run, seen),
             checkpoints=[*_checkpoints(run)],
+            inputs={each.number: _inputs(each) for each in seen.steps if each.has_inputs},
             children={child.id: self.of(child) for child in self._children(run, seen.steps)},
         )
 
@@ -220,7 +227,23 @@ def page_of(run: Run, seen: Overview) -> RunPage:
         source=source_of(run, newest_checkpoint(run.store, run._seal, run.id), unfinished),
         in_doubt=seen.in_doubt,
         stops=seen.stops,
+        frames=_frames(run),
     )
+
+
+def _frames(run: Run) -> Sequence[RecordedFrame]:
+    try:
+        return run.frames
+    except UnreadableValueError:
+        return ()
+
+
+def _inputs(step: StepRecord) -> dict[str, str]:
+    """Return the recorded arguments of a step as text."""
+    try:
+        return {name: shown_value(value, _VALUE) for name, value in step.inputs.items()}
+    except UnreadableValueError as error:
+        return {"": f"({error})"}
 
 
 def _with_error(shown: RunShown, run: Run) -> RunShown:

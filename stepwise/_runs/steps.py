@@ -29,7 +29,7 @@ from stepwise._journal.seal import Seal
 from stepwise._journal.summary import deaths_of
 from stepwise._matching.pool import differing, key_of
 from stepwise._runtime.facts import public
-from stepwise.errors import RunNotFoundError
+from stepwise.errors import RunNotFoundError, UnreadableValueError
 from stepwise.stores import Owner, Store
 
 # -- as dict --------------------------------------------------------------------------------------
@@ -356,6 +356,40 @@ def failures_of(place: Place, call: int) -> dict[int, tuple[RecordedFrame, ...]]
     }
 
 
+class _Beside:
+    """What is recorded beside a step, read when it is asked for.
+
+    A pickle of a step has nothing of it: a seal holds the key of the store.
+    """
+
+    __slots__ = ("_number", "_place")
+
+    def __init__(self, place: Place | None, number: int) -> None:
+        self._place, self._number = place, number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Beside, (None, self._number)
+
+    def has_inputs(self) -> bool:
+        """Return whether the arguments of the step are recorded."""
+        if self._place is None:
+            return False
+        store, _, run_id = self._place
+        return store.get(run_id, inputs_name(self._number)) is not None
+
+    def inputs(self) -> dict[str, Any]:
+        """Return the arguments of the step; see :attr:`StepRecord.inputs`."""
+        if self._place is None:
+            raise UnreadableValueError(
+                "a pickled step has no arguments: ask stepwise.get_run() for its run"
+            )
+        return view_inputs(*self._place, self._number)
+
+    def failures(self) -> dict[int, tuple[RecordedFrame, ...]]:
+        """Return the frames of the step's failed attempts, by their numbers."""
+        return failures_of(self._place, self._number) if self._place is not None else {}
+
+
 # -- steps ----------------------------------------------------------------------------------------
 
 
@@ -403,7 +437,7 @@ class StepRecord:
     site: str
     child: str
     _entry: Entry = field(repr=False)
-    _place: Place = field(repr=False, compare=False)
+    _beside: _Beside = field(repr=False, compare=False)
     instead: int = 0
     differs: tuple[str, ...] = ()
     usage: Mapping[str, Any] = field(default_factory=dict)
@@ -427,8 +461,7 @@ class StepRecord:
     @property
     def has_inputs(self) -> bool:
         """True if the arguments of the step are recorded in full; see ``record_arguments=``."""
-        store, _, run_id = self._place
-        return store.get(run_id, inputs_name(self.number)) is not None
+        return self._beside.has_inputs()
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -441,7 +474,7 @@ class StepRecord:
             UnreadableValueError: the arguments were not recorded (``record_arguments=True``), are
                 damaged, or need a class that this program does not have.
         """
-        return view_inputs(*self._place, self.number)
+        return self._beside.inputs()
 
     @property
     def frames(self) -> tuple[RecordedFrame, ...]:
@@ -461,7 +494,7 @@ class StepRecord:
         Raises:
             UnreadableValueError: the frames of an attempt are damaged.
         """
-        return failures_of(self._place, self.number)
+        return self._beside.failures()
 
     @property
     def error(self) -> BaseException | None:
@@ -584,7 +617,7 @@ def step_record(
         site=call.site,
         child=call.child,
         _entry=entry,
-        _place=place,
+        _beside=_Beside(place, call.number),
         instead=call.instead,
         differs=tuple(differing(call, other)) if other is not None else (),
         usage=outcome.usage if outcome is not None else {},

@@ -11,7 +11,6 @@ from stepwise._display.markup import (
     Markup,
     badge,
     block,
-    differences,
     facts,
     markup,
     section,
@@ -19,7 +18,7 @@ from stepwise._display.markup import (
     tag,
     whole,
 )
-from stepwise._display.page import called, could_be
+from stepwise._display.page import called, could_be, differences
 from stepwise._display.terminal import duration_text
 from stepwise._runs.export import StepDifference, first_step, first_variable
 from stepwise._runs.questions import Question
@@ -338,7 +337,8 @@ def _property(name: str, rule: Mapping[str, Any], *, required: bool) -> Markup:
     if kind == "boolean":
         return tag("label", tag("input", type="checkbox", name=key, value="true"), f" {title}")
     if kind == "string" and isinstance(rule.get("enum"), list):
-        return _choice(title, key, [str(each) for each in rule["enum"]])
+        optional = [] if required else [""]
+        return _choice(title, key, [*optional, *map(str, rule["enum"])])
     if kind in ("integer", "number"):
         step = "1" if kind == "integer" else "any"
         return field(title, key, type="number", step=step, required=required)

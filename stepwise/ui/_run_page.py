@@ -211,17 +211,8 @@ def _head(view: View, at: _Moment) -> Markup:
         _actions(view, at),
         _output(view),
         tag("details", tag("summary", "all facts"), run_facts(at.page), cls="facts"),
-        _frames(at.run),
+        section("Variables where it failed", frames(at.page.frames)),
     )
-
-
-def _frames(run: Run) -> Content:
-    """Return the variables where the run failed, if they are recorded."""
-    try:
-        found = run.frames
-    except UnreadableValueError as error:
-        return tag("p", str(error), cls="note")
-    return section("Variables where it failed", frames(found)) if found else None
 
 
 def _fork_of(view: View, run: Run) -> Content:
@@ -265,10 +256,11 @@ def _actions(view: View, at: _Moment) -> Markup:
     fork = tag("a", "Fork…", href=view.at("runs", run.id, "fork", step=at.step), cls="button")
     reason = field("reason", "reason")
     cancel = form(view, to("cancel"), reason, button("Cancel the run", "danger"))
+    awaited = [each.name for each in run.waits if each.kind == "signal"]
     send = form(
         view,
         to("send"),
-        field("name", "name", required=True),
+        field("name", "name", required=True, value="".join(awaited[:1])),
         area("value (JSON)", "value", "null"),
         button("Send"),
     )
@@ -334,7 +326,7 @@ def _timeline(view: View, at: _Moment, rules: Rules) -> Markup:
         f"{_CHILDREN} of {len(children)} child runs" if len(children) > _CHILDREN else "",
     ]
     told = ", ".join(filter(None, about))
-    return markup(drawn, tag("small", f"shown: {told}") if told else None)
+    return markup(drawn, tag("p", tag("small", f"shown: {told}")) if told else None)
 
 
 def _slider(view: View, at: _Moment) -> Markup:

@@ -203,11 +203,21 @@ def test_a_changed_result_is_written(store):
 
 
 def test_references_survive_checkpoints_that_are_pruned():
-    """Each step's arguments are there after hundreds of later checkpoints."""
-    agent(60)
-    run = stepwise.runs(agent)[0]
+    """Each step's arguments are there after the chunks of its checkpoints were deleted."""
+
+    @workflow
+    def talk(turns):
+        messages = []
+        for n in range(turns):
+            messages.append({"role": "user", "content": f"question {n}"})
+            messages.append(think(messages))
+
+    talk(60)
+    run = stepwise.runs(talk)[0]
     for number, each in enumerate(run.steps):
-        assert len(each.inputs["messages"]) == number + 1
+        messages = each.inputs["messages"]
+        assert len(messages) == 2 * number + 1
+        assert messages[-1]["content"] == f"question {number}"
     assert run.verify().ok
 
 
@@ -370,8 +380,9 @@ def test_no_byte_of_a_secret_is_on_the_disk(tmp_path, options, die):
 # -- each way to make a call -----------------------------------------------------------------------
 
 
-def test_asynchronous_steps():
-    """Steps that run side by side each have their own arguments."""
+@pytest.mark.parametrize("where", ["memory:", "disk:"])
+def test_asynchronous_steps(where, tmp_path):
+    """Steps that run side by side each have their own arguments, whoever writes them."""
 
     @step(record_arguments=True)
     async def fetch(number, seen):
@@ -379,12 +390,12 @@ def test_asynchronous_steps():
         await asyncio.sleep(0)
         return number
 
-    @workflow
+    @workflow(store=f"{where}{tmp_path}")
     async def flow():
         await asyncio.gather(*(fetch(n, [n]) for n in range(20)))
 
-    asyncio.run(flow())
-    found = {each.inputs["number"]: each.inputs["seen"] for each in steps(flow)}
+    run = asyncio.run(flow.execute())
+    found = {each.inputs["number"]: each.inputs["seen"] for each in run.steps}
     assert found == {n: [n] for n in range(20)}
 
 
@@ -490,6 +501,44 @@ def test_an_approved_tool():
     assert run.steps[0].inputs == {"cents": 5, "note": {"why": "tea"}}
 
 
+KILLED = """
+import os, stepwise
+from stepwise import step, workflow
+
+@step(record_arguments=True)
+def work(items, last):
+    if len(items) == 3 and not os.path.exists("died"):
+        open("died", "w").close()
+        os.kill(os.getpid(), 9)
+    items.append(len(items))
+    return {"n": len(items), "text": "x" * 5000}
+
+@workflow(store="disk:store")
+def flow():
+    items, last = [], None
+    for _ in range(6):
+        last = work(items, last)
+    return len(items)
+
+print(flow())
+"""
+
+
+def test_a_killed_program(tmp_path):
+    """A program that was killed in a step, and run again, has the arguments of all steps."""
+    script = tmp_path / "main.py"
+    script.write_text(KILLED)
+    environment = {**os.environ, "STEPWISE_HOME": str(tmp_path / "home")}
+    assert python(script, cwd=tmp_path, env=environment).returncode == -signal.SIGKILL
+    assert python(script, cwd=tmp_path, env=environment).stdout == "6\n"
+    os.environ["STEPWISE_HOME"] = str(tmp_path / "home")
+    (run,) = stepwise.runs(store=f"disk:{tmp_path}/store")
+    found = [each.inputs for each in run.steps]
+    assert [len(each["items"]) for each in found] == [0, 1, 2, 3, 4, 5]
+    assert [each["last"] and each["last"]["n"] for each in found] == [None, 1, 2, 3, 4, 5]
+    assert run.verify().ok
+
+
 @pytest.mark.parametrize("at", range(1, 6))
 def test_a_resumed_run(at):
     """A run that was killed anywhere has the arguments of all steps in the end."""
@@ -549,6 +598,16 @@ def test_a_step_survives_pickle():
 
     flow()
     assert steps(flow)[0].inputs == {"messages": [1]}
+
+
+def test_a_pickled_step_record():
+    """A pickle of a step's record holds no key, and has no arguments any more."""
+    agent(1)
+    (recorded,) = steps(agent)
+    again = pickle.loads(pickle.dumps(recorded))
+    assert (again, again.has_inputs, again.frames) == (recorded, False, ())
+    with pytest.raises(stepwise.UnreadableValueError, match="get_run"):
+        _ = again.inputs
 
 
 # -- damage ----------------------------------------------------------------------------------------

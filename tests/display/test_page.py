@@ -356,6 +356,40 @@ def test_unfinished_steps():
     assert spans[1][1] - spans[1][0] == pytest.approx(0.4)
 
 
+def test_what_the_journal_answered_is_hollow():
+    """Steps from before the last attempt are hollow bars, and a line marks its beginning."""
+    steps = [step_of(1), step_of(9, start=5, end=6)]
+    rules = Rules()
+    drawn = Page(timeline([RunBars("", steps, "#s{}".format, begun=5)], None, [5.0], rules))
+    kinds = [vars(each)["with"]["class"].split() for each in drawn.all("a")]
+    assert ["answered" in each for each in kinds] == [True, False]
+    assert len([each for each in drawn.all("i") if "death" in vars(each)["with"]["class"]]) == 1
+
+
+def test_child_runs_are_below():
+    """The steps of a child run are in a group of their own, on the axis of their parent."""
+    parent = RunBars("", [step_of(1, end=10)], "#s{}".format)
+    child = RunBars("review", [step_of(1, start=5, end=10)], "#r1-s{}".format)
+    rules = Rules()
+    drawn = Page(timeline([parent, child], None, [], rules))
+    assert [each.text for each in drawn.all("small")] == ["review"]
+    assert drawn.one("div", cls="group child").text.startswith("review")
+    assert [vars(each)["with"]["href"] for each in drawn.all("a")] == ["#s1", "#r1-s1"]
+    assert "left:50.00%;width:50.00%" in rules.text
+
+
+def test_recorded_arguments_and_variables(tmp_path):
+    """Arguments in full and the variables of a failure are on the page, if they were recorded."""
+    stepwise.configure(record_arguments=True, record_locals=True)
+    long_text = "x" * 1500
+    with pytest.raises(ValueError, match="no mail"):
+        agent(long_text)
+    (run,) = [each for each in stepwise.runs() if each.parent is None]
+    shown = Page(exported(run))
+    assert long_text in shown.one("details", id="s1").text
+    assert "Variables where it failed" in [each.text for each in shown.all("h2")]
+
+
 span = st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)).map(sorted)
 
 

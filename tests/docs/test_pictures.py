@@ -43,7 +43,9 @@ def test_drawing_twice_gives_the_same_bytes(drawn):
 
 def test_each_picture_is_on_a_page():
     """Each picture is shown on a page, with a text for readers who do not see it."""
-    shown = re.compile(r"!\[([^\]]+)\]\((?:\.\./|https://\S+/docs/)*pictures/([\w-]+\.(?:svg|png))\)")
+    shown = re.compile(
+        r"!\[([^\]]+)\]\((?:\.\./|https://\S+/docs/)*pictures/([\w-]+\.(?:svg|png))\)"
+    )
     readable = [*DOCS.rglob("*.md"), DOCS.parent / "README.md"]
     pages = "".join(path.read_text(encoding="utf-8") for path in readable)
     assert {name for _, name in shown.findall(pages)} == {path.name for path in DRAWN.iterdir()}

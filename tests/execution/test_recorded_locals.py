@@ -273,12 +273,23 @@ def test_hidden_arguments():
         same, copied = card, f"with {key}"
         raise ValueError(f"no {len(same)} {len(copied)}")
 
+    def helper(name):
+        pay(SECRET, ["a client"], f"4111 1111 {len(name)}")
+
+    @step
+    def outer(name):
+        helper(name)
+
     @workflow(redact=["name"])
     def flow(name):
-        pay(SECRET, ["a client"], "4111 1111 1111")
+        outer(name)
 
     run = failed(flow, "ann")
-    (step_frame,), (run_frame, again) = run.steps[0].frames, run.frames
+    (step_frame,), (run_frame, *inside, again) = run.steps[1].frames, run.frames
+    assert [each.variables["name"] for each in inside] == ["<not shown>", "<not shown>"]
+    assert [each.variables for each in run.steps[0].frames[:-1]] == [
+        each.variables for each in inside
+    ]
     assert step_frame.variables == {
         "key": HIDDEN,
         "client": "<ignored>",

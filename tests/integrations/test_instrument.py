@@ -251,6 +251,28 @@ def test_each_request_is_made_once(server, client):
     assert len(server.requests) == 3
 
 
+def test_the_request_is_among_the_recorded_arguments(server, client, aclient):
+    """With ``record_arguments`` a model call has its request: messages and model, without a key."""
+    stepwise.configure(record_arguments=True)
+
+    @workflow
+    def agent(key):
+        return said(ask(client, f"hello {key}")), "".join(texts(ask(client, "two", stream=True)))
+
+    @workflow(secret=["key"])
+    async def hidden(key):
+        return said(await ask(aclient, f"hello {key}"))
+
+    agent("ann")
+    one, two = steps()
+    assert one.inputs["url"] == "http://model/v1/chat/completions"
+    assert one.inputs["body"]["messages"] == [{"role": "user", "content": "hello ann"}]
+    assert (one.inputs["body"]["model"], two.inputs["body"]["stream"]) == ("gpt-4o", True)
+    asyncio.run(hidden("sesame-open-4711"))
+    (third,) = steps()
+    assert third.inputs["body"]["messages"] == [{"role": "user", "content": "hello <secret>"}]
+
+
 def test_prompts_that_differ_in_what_is_masked_are_two_requests(server, client):
     """Asked again in another order, each prompt has its own answer, and no mask makes them one."""
     order = ['{"secret": "The butler"}', '{"secret": "The maid"}']

@@ -840,6 +840,58 @@ _PAGE = [
     ),
 ]
 
+_RECORDED = [
+    _mutant(
+        "a large argument that the body changes is recorded as it became",
+        "_execution/inputs.py",
+        "return bytes(dump((dict(values), [], {}, []), _InputReducers(self.around)))",
+        "return dump((dict(values), [], {}, []), _InputReducers(self.around))",
+        "test_recorded_arguments.py::test_large_buffers_are_copied",
+    ),
+    _mutant(
+        "the arguments of a step refer to a chunk that is deleted with its checkpoint",
+        "_checkpoints/references.py",
+        "if entry is None or entry[0].number < 0:",
+        "if entry is None:",
+        "test_recorded_arguments.py::test_references_survive_checkpoints_that_are_pruned",
+    ),
+    _mutant(
+        "a secret inside of an argument is recorded",
+        "_execution/inputs.py",
+        "clean = not secrets.found_in(data)",
+        "clean = True",
+        "test_recorded_arguments.py::test_no_byte_of_a_secret_is_on_the_disk",
+    ),
+    _mutant(
+        "of several arguments that are written at once, one is left",
+        "stores/_group_commit.py",
+        "for batch in batches for name, data in batch.put.items()}",
+        "for batch in batches[-1:] for name, data in batch.put.items()}",
+        "test_recorded_arguments.py::test_asynchronous_steps",
+    ),
+    _mutant(
+        "a hidden argument is shown under another name",
+        "_execution/frames.py",
+        "if name in self._names or known is not None:",
+        "if name in self._names:",
+        "test_recorded_locals.py::test_hidden_arguments",
+    ),
+    _mutant(
+        "the class of a variable is asked for its name",
+        "_values/preview.py",
+        "text: str = _name_of_type(type(value))",
+        "text: str = type(value).__name__",
+        "test_recorded_locals.py::test_the_variables_of_a_failed_step",
+    ),
+    _mutant(
+        "thinning deletes some of the newest",
+        "_checkpoints/checkpoints.py",
+        "zip(names[:-_NEWEST], numbers, strict=False)",
+        "zip(names[:-1], numbers, strict=False)",
+        "test_checkpoints.py::test_thinning_keeps_the_newest_and_ever_fewer",
+    ),
+]
+
 MUTANTS = [
     *_RESUME,
     *_CODE,
@@ -851,4 +903,5 @@ MUTANTS = [
     *_LATER,
     *_WAITS,
     *_PAGE,
+    *_RECORDED,
 ]

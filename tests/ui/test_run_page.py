@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import time
+from pathlib import Path
 
 import httpx2
 import openai
@@ -115,6 +116,14 @@ def test_every_form_has_the_token():
     tokens = [given for _, given in page.elements if given.get("name") == "token"]
     assert len(acts) == len(tokens) > 2
     assert {each["value"] for each in tokens} == {"secret-token"}
+
+
+def test_the_script_is_small():
+    """The one script has less than 20 KB, and needs no other."""
+    script = Path(_run_page.__file__).with_name("page.js").read_text("utf-8")
+    assert len(script.encode()) < 20_000
+    assert not re.search(r"\bimport\b", script)
+    assert "http" not in script
 
 
 # -- a long run ------------------------------------------------------------------------------------
