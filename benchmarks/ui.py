@@ -203,8 +203,8 @@ def cost(kind: str) -> list[common.Row]:
 
 
 def measure(arguments: Any) -> list[common.Row]:
-    many = int(os.environ.get("BENCH_RUNS") or (500 if arguments.quick else 100_000))
-    steps = 2_000 if arguments.quick else 100_000
+    many = int(os.environ.get("BENCH_RUNS") or (200 if arguments.quick else 100_000))
+    steps = 300 if arguments.quick else 100_000
     rows: list[common.Row] = []
     for kind in os.environ.get("BENCH_STORES", "disk").split(","):
         with many_runs.filled(kind, many):
