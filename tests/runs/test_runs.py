@@ -551,7 +551,7 @@ def test_which_record_a_call_stands_beside():
     old = Call(1, "think", "m", "d1", 1, parts={"about": "a", "messages": "b"})
     new = old._replace(number=2, digest="d2", parts={"about": "a", "messages": "c"}, instead=1)
     entries = [Entry(n, Outcome(call), b"") for n, call in enumerate((old, new), 1)]
-    assert [each.differs for each in steps_of("r", entries, owned=False)] == [(), ("messages",)]
+    assert [each.differs for each in steps_of((None, None, "r"), entries, owned=False)] == [(), ("messages",)]
     pool = Pool(entries[:1])
     turns = new, new._replace(branch="left"), new._replace(ordinal=2)
     assert [*map(pool.instead, turns)] == [1, 0, 0]
@@ -584,7 +584,7 @@ def test_an_end_that_does_not_count(void):
         Entry(number, record, b"")
         for number, record in enumerate([*records, Resumed(2, "resumes", 0, void=void)], 1)
     ]
-    (step,) = steps_of("r", entries, owned=False)
+    (step,) = steps_of((None, None, "r"), entries, owned=False)
     assert step.status == ("failed" if void else "in_doubt")
-    (before,) = steps_of("r", entries[:-1], owned=False)
+    (before,) = steps_of((None, None, "r"), entries[:-1], owned=False)
     assert before.status == "in_doubt"

@@ -98,7 +98,7 @@ async def fetch(url: str, *, limit: int = 3) -> bytes:
     return b""
 
 
-@step(timeout=1.5, executor="ray", resources={"num_gpus": 1})
+@step(timeout=1.5, executor="ray", resources={"num_gpus": 1}, record_arguments=True)
 async def fetch_called(url: str) -> bytes:
     return b""
 
@@ -450,7 +450,7 @@ async def check_options_and_execute(a: Agent) -> None:
         key=["task"],
         ignore="limit",
         checkpoint_every=2,
-        retention="all",
+        retention="thinned",
         keep=1,
         prune_journal=False,
         compensate_on_failure=True,
