@@ -237,11 +237,12 @@ def steps_around(
     wanted = range(max(1, number - count // 2), number + count - count // 2)
     summary = kept_summary(store, seal, facts.run_id)
     if summary is not None and follow(store, seal, facts.run_id, summary) is not None:
-        known = [n for n in wanted if any(first <= n <= last for first, last in summary.calls)]
+        known = {n for n in wanted if any(first <= n <= last for first, last in summary.calls)}
         last = Position.from_kept(summary.position).last
-        start = _record_of(store, seal, facts, known[0] if known else 1, last)
-        place, span = (store, seal, facts.run_id), 2 * count
-        entries = [*_between(*place, max(facts.pruned, start - span), start + 2 * span)]
+        start = _record_of(store, seal, facts, min(known, default=1), last)
+        place = store, seal, facts.run_id
+        near = _between(*place, max(facts.pruned, start - count), start + 3 * count)
+        entries = [each for each in near if each.call is None or each.call.number in known]
         steps = [each for each in steps_with(place, entries, doubtful) if each.number in known]
         # The end of a call may be recorded far from its beginning: then all records are read.
         sure = all(each.finished_at is not None or each.number in summary.others for each in steps)

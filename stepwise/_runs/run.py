@@ -315,8 +315,11 @@ class Run:
         return [each for each, _ in checkpoints_of(self.store, self._seal, self.id)]
 
     def _shown_locals(self, at: int | None = None) -> dict[str, Any]:
+        return self._without_hidden(self.locals(at))
+
+    def _without_hidden(self, values: dict[str, Any]) -> dict[str, Any]:
         hidden = self._facts().hidden.split()
-        return {n: NOT_SHOWN if n in hidden else v for n, v in self.locals(at).items()}
+        return {n: NOT_SHOWN if n in hidden else v for n, v in values.items()}
 
     def locals(self, at: int | None = None) -> dict[str, Any]:
         """Return the local variables at a checkpoint, by name.

@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 from stepwise._checkpoints.checkpoints import Loaded
@@ -32,10 +31,11 @@ from stepwise._display.page import (
 )
 from stepwise._display.terminal import duration_text, shown_value
 from stepwise._display.timeline import RunBars, timeline
+from stepwise._execution.viewer import look_into
 from stepwise._runs.export import page_of, same_value, source_of
 from stepwise._runs.overview import Overview, steps_around
 from stepwise._runs.run import Run
-from stepwise._runs.steps import StepRecord, newest_checkpoints
+from stepwise._runs.steps import StepRecord, checkpoint_at, newest_checkpoint
 from stepwise.errors import RunNotFoundError, StepNotFoundError, UnreadableValueError
 from stepwise.ui._conversation import conversation
 from stepwise.ui._pages import doubt, question, stopped
@@ -98,15 +98,15 @@ def _moment_of(run: Run, step: int | None) -> _Moment:
         seen = replace(seen, steps=near)
     if step is not None and step not in steps:
         raise StepNotFoundError(f"run {run.id!r} has no step {step}", run_id=run.id, step=step)
-    found = [*islice(newest_checkpoints(run.store, run._seal, run.id, step), 1)]
-    here = found[0] if found else None
+    place, course = (run.store, run._seal, run.id), seen.course
+    here = newest_checkpoint(*place) if step is None else checkpoint_at(*place, step, course)
     until = here.state.step - 1 if here is not None else 0
-    earlier = newest_checkpoints(run.store, run._seal, run.id, until)
+    before = checkpoint_at(*place, until, course) if here is not None else None
     chosen = steps[step] if step is not None else _telling(seen.steps)
     page = page_of(run, seen)
     if step is not None:
         page = replace(page, source=_source_at(page.source, run, here, chosen))
-    return _Moment(run, seen, page, step, chosen, here, next(earlier, None) if here else None)
+    return _Moment(run, seen, page, step, chosen, here, before)
 
 
 def _telling(steps: Sequence[StepRecord]) -> StepRecord | None:
@@ -375,8 +375,8 @@ def _locals_of(run: Run, loaded: Loaded | None) -> tuple[dict[str, Any], str]:
     if loaded is None:
         return {}, ""
     try:
-        return run._shown_locals(loaded.state.step), ""
-    except (StepNotFoundError, UnreadableValueError) as error:
+        return run._without_hidden(look_into(loaded)), ""
+    except UnreadableValueError as error:
         return {}, str(error)
 
 
@@ -551,7 +551,7 @@ def value_page(view: View, run: Run, of: str, step: int | None, path: str) -> Ma
     elif of == "inputs" and at.chosen is not None:
         value = at.chosen.inputs
     else:
-        value = run._shown_locals(step)
+        value = run._without_hidden(look_into(at.here)) if at.here is not None else {}
     value = _inside(value, path, run.id, step)
     text = shown_value(value, _WHOLE)
     name = path or f"the result of step {step}"

@@ -1,6 +1,7 @@
 """The page of a run, as text: moments, variables, conversations, damage, hostile values."""
 
 import asyncio
+import contextlib
 import html.parser
 import itertools
 import json
@@ -15,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepwise
+import stepwise.testing
 from stepwise._runs.overview import steps_around
+from stepwise._runs.steps import checkpoint_at, newest_checkpoint
 from stepwise.errors import StepNotFoundError
 from stepwise.ui import _pages, _run_page
 from stepwise.ui._view import Matters, RunRow, Spending, SpendingRow, View
@@ -162,6 +165,38 @@ def test_any_step_of_a_long_run():
         assert [(e.status, e.preview, e.finished_at) for e in near] == [
             (every[n].status, every[n].preview, every[n].finished_at) for n in numbers
         ]
+
+
+CRASHES = []
+
+
+@stepwise.workflow(retention="all", store="memory:", run_id="one")
+def crashing():
+    done = []
+    for number in range(12):
+        if CRASHES and number == CRASHES[0]:
+            del CRASHES[0]
+            raise stepwise.testing.SimulatedCrash
+        done.append(think(number))
+    return done
+
+
+@given(st.lists(st.tuples(st.integers(1, 11), st.integers(0, 11)), max_size=4))
+def test_the_checkpoint_of_any_step(deaths):
+    """The newest checkpoint up to a step is found by halving, over all attempts of a run."""
+    CRASHES[:] = [at for at, _ in deaths]
+    for _, forgotten in [*deaths, (0, 0)]:
+        with contextlib.suppress(stepwise.testing.SimulatedCrash):
+            crashing()
+        (run,) = stepwise.runs(store="memory:")
+        if forgotten in [each.number for each in run.steps if each.status == "completed"]:
+            run.forget(forgotten)
+    course = run._seen(5).course
+    for at in range(13):
+        found = checkpoint_at(run.store, run._seal, run.id, at, course)
+        wanted = newest_checkpoint(run.store, run._seal, run.id, at)
+        assert (found and found.name) == (wanted and wanted.name)
+    run.delete()
 
 
 def test_the_page_of_a_long_run_is_small():
