@@ -244,8 +244,13 @@ def steps_around(
         near = _between(*place, max(facts.pruned, start - count), start + 3 * count)
         entries = [each for each in near if each.call is None or each.call.number in known]
         steps = [each for each in steps_with(place, entries, doubtful) if each.number in known]
-        # The end of a call may be recorded far from its beginning: then all records are read.
-        sure = all(each.finished_at is not None or each.number in summary.others for each in steps)
+        # The end of a call may be recorded far from its beginning, and a failed one again by a
+        # later attempt: then all records are read.
+        others = summary.others if not seen.course.resumed else {}
+        sure = all(
+            each.number in doubtful or each.status == others.get(each.number, "completed")
+            for each in steps
+        )
         if sure and len(steps) == len(known):
             return steps
     return [each for each in each_step(store, seal, facts, doubtful) if each.number in wanted]

@@ -132,6 +132,14 @@ def test_the_script_is_small():
 # -- a long run ------------------------------------------------------------------------------------
 
 
+FAILING = []
+
+
+@stepwise.step
+def refuse(number):
+    raise KeyError(number)
+
+
 @stepwise.workflow(checkpoint_every=1_000_000)
 async def long(count, slow=0):
     async def late(release):
@@ -147,13 +155,21 @@ async def long(count, slow=0):
     held_back = [asyncio.create_task(held(release)) for _ in range(slow)]
     await asyncio.sleep(0)
     for number in range(count):
-        think(number)
+        with contextlib.suppress(KeyError):
+            think(number) if number % 700 else refuse(number)
     release.set()
+    if FAILING:
+        raise ValueError(FAILING.pop())
     return await asyncio.gather(*held_back)
 
 
-def test_any_step_of_a_long_run():
+@pytest.mark.parametrize("resumed", [False, True])
+def test_any_step_of_a_long_run(resumed):
     """Steps around any step are those that a reading of the whole run finds, ends included."""
+    if resumed:
+        FAILING.append("boom")
+        with pytest.raises(ValueError, match="boom"):
+            asyncio.run(long(2300, slow=2))
     asyncio.run(long(2300, slow=2))
     (run,) = stepwise.runs()
     every = {each.number: each for each in run.steps}
