@@ -53,6 +53,14 @@ def long(count: int) -> int:
     return number
 
 
+@stepwise.workflow(name="ui:counted")
+def counting(count: int) -> int:
+    number = 0
+    for _ in range(count):
+        number = add(number)
+    return number
+
+
 @stepwise.workflow(name="ui:live", run_id="live")
 def live(count: int) -> int:
     """Make a step for each line of stdin, and print when it was made."""
@@ -171,7 +179,7 @@ def counted(folder: pathlib.Path, steps: int) -> int:
     log = folder / f"log-{steps}"
     count = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
     wrap = [*count, f"--log-file={log}"]
-    common.child(__file__, "long", str(steps), wrap=wrap, PYTHONHASHSEED="0")
+    common.child(__file__, "counting", str(steps), wrap=wrap, PYTHONHASHSEED="0")
     return instructions._total(log)
 
 
@@ -220,7 +228,7 @@ def measure(arguments: Any) -> list[common.Row]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] in (["live"], ["long"]):
-        (live if sys.argv[1] == "live" else long)(int(sys.argv[2]))
+    if sys.argv[1:2] in (["live"], ["counting"]):
+        (live if sys.argv[1] == "live" else counting)(int(sys.argv[2]))
     else:
         common.main(measure, "The page of runs")

@@ -128,7 +128,7 @@ class App:
     def _enter(self, request: Request, root: str, parts: list[str]) -> Response:
         """Return the answer to an address with the token: the cookie, and the same address."""
         query = [pair for pair in request.query_params.multi_items() if pair[0] != "token"]
-        path = "/".join(quote(part, safe="", errors="surrogateescape") for part in parts)
+        path = "/".join(quote(part, safe="", errors="surrogatepass") for part in parts)
         address = f"{root}/{path}{'?' * bool(query)}{urlencode(query, errors='replace')}"
         response = RedirectResponse(address, 303, headers(""))
         is_tls = request.url.scheme == "https"
@@ -297,9 +297,12 @@ def _place(scope: Any) -> tuple[str, list[str]]:
     above = scope.get("root_path", "").rstrip("/")
     raw = scope.get("raw_path") or quote(scope["path"]).encode()
     parts = [unquote_to_bytes(part) for part in raw.partition(b"?")[0].split(b"/") if part]
-    if above and scope["path"].startswith(above):
+    if above and f"{scope['path']}/".startswith(f"{above}/"):
         parts = parts[len([part for part in above.split("/") if part]) :]
-    return quote(above), [part.decode("utf-8", "surrogateescape") for part in parts]
+    try:
+        return quote(above), [part.decode("utf-8", "surrogatepass") for part in parts]
+    except UnicodeDecodeError:
+        return quote(above), [part.decode("utf-8", "replace") for part in parts]
 
 
 async def _form(request: Request) -> tuple[dict[str, list[str]], _ProblemError | None]:

@@ -25,7 +25,7 @@ from stepwise.stores import Head
 from stepwise.ui._reading import OpenMatters, RunReader
 
 _PAUSE = 0.1  # seconds between two looks
-_SLOWER = 4  # times as long as the look took, if that is more
+_SLOWER = 2  # times as long as the look took, if that is more
 _NEWEST = 33  # heads of a list; as many as Postgres sends in two answers
 _ALIVE = 15.0  # seconds after which a reader without news gets a comment
 
@@ -76,6 +76,12 @@ class _Listener:
         return f"event: changed\ndata: {json.dumps(facts)}\n\n"
 
 
+def _changes(before: dict[str, _SeenState], now: dict[str, _SeenState]) -> dict[str, _SeenState]:
+    """Return the states that are new or other ones, and those of runs that are gone."""
+    found = {i: now.get(i) or before[i] for i in now.keys() | before.keys()}
+    return {i: state for i, state in found.items() if now.get(i) != before.get(i)}
+
+
 class RunWatcher:
     """The watcher of one store, for all open pages."""
 
@@ -119,29 +125,35 @@ class RunWatcher:
                 each.tell((), OpenMatters(0, at_least=False))
 
     def _watch(self) -> None:
+        """Look for changes until no page is open; an unforeseen error ends that, too."""
         before: dict[str, _SeenState] = {}
         counted: OpenMatters | None = None
-        while True:
-            with self._lock:
-                listeners = [*self._listeners]
-                self._watches = bool(listeners) and not self._ended.is_set()
-                if not self._watches:
-                    return
-            began = time.monotonic()
-            with contextlib.suppress(StepwiseError, RunStopped):  # a page that is loaded says it
-                now = self._look({each.run_id for each in listeners})
-                matters = self._reader.open_matters()
-                ids = now.keys() | before.keys()
-                changed = {each: now.get(each) or before[each] for each in ids}
-                changed = {i: state for i, state in changed.items() if now.get(i) != before.get(i)}
-                for each in listeners:
-                    found = [i for i, s in changed.items() if each.run_id in ("", i, s.parent)]
-                    # A page may be older than the first look: it is loaded again once.
-                    if found or each.is_new or (not each.run_id and counted != matters):
-                        each.tell(() if each.is_new else found, matters)
-                    each.is_new = False
-                before, counted = now, matters
-            self._ended.wait(max(_PAUSE, _SLOWER * (time.monotonic() - began)))
+        try:
+            while listeners := self._listening():
+                began = time.monotonic()
+                with contextlib.suppress(
+                    StepwiseError, RunStopped
+                ):  # a page that is loaded says it
+                    now = self._look({each.run_id for each in listeners})
+                    matters = self._reader.open_matters()
+                    changed = _changes(before, now)
+                    for each in listeners:
+                        found = [i for i, s in changed.items() if each.run_id in ("", i, s.parent)]
+                        # A page may be older than the first look: it is loaded again once.
+                        if found or each.is_new or (not each.run_id and counted != matters):
+                            each.tell(() if each.is_new else found, matters)
+                        each.is_new = False
+                    before, counted = now, matters
+                self._ended.wait(max(_PAUSE, _SLOWER * (time.monotonic() - began)))
+        except BaseException:
+            self._watches = False  # the next page that opens begins anew
+            raise
+
+    def _listening(self) -> list[_Listener]:
+        """Return the open pages; if there are none, the thread that asks ends."""
+        with self._lock:
+            self._watches = bool(self._listeners) and not self._ended.is_set()
+            return [*self._listeners] if self._watches else []
 
     def _look(self, wanted: set[str]) -> dict[str, _SeenState]:
         """Return the states of the unfinished runs, the newest runs and the wanted ones."""

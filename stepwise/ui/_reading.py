@@ -230,13 +230,12 @@ class RunReader:
         facts, place = each.facts, (self.store, self.seal)
         seen = overview(*place, facts, each.owner, count=1)
         row = self._row(each, seen.statuses, seen.spent)
-        waits = "waiting" in seen.statuses and row.status in ("running", "suspended")
-        asks = not facts.parent and {"waiting", "started"} & seen.statuses.keys()
-        is_stopped = row.status in UNFINISHED
+        is_waiting, is_stopped = "waiting" in seen.statuses, row.status in UNFINISHED
+        waits = is_waiting and row.status in ("running", "suspended")
+        # A child run has a head of its own, and its questions with it.
+        asked = questions_of(*place, facts) if is_waiting else []
         matters = Matters(
-            questions=[Asking(row, q, q._asked.before) for q in questions_of(*place, facts)]
-            if asks
-            else (),
+            questions=[Asking(row, q, q._asked.before) for q in asked if q.run_id == row.id],
             doubts=[InDoubt(row, step) for step in seen.in_doubt] if is_stopped else (),
             stops=[StoppedAt(row, call) for call in seen.stops if call.said is None],
             waits=[*_signals(*place, row, facts)] if waits else (),

@@ -69,7 +69,7 @@ class View:
             parts: the parts of the path; a slash inside a part is quoted.
             query: parameters; ``None`` and ``""`` leave one out.
         """
-        path = "/".join(quote(str(part), safe="", errors="replace") for part in parts)
+        path = "/".join(quote(str(part), safe="", errors="surrogatepass") for part in parts)
         given = {name: str(value) for name, value in query.items() if value not in (None, "")}
         asked = f"?{urlencode(given, errors='replace')}" if given else ""
         return f"{self.root}/{path}{asked}"
