@@ -202,6 +202,98 @@ def test_a_changed_result_is_written(store):
     assert steps(flow)[1].inputs == {"messages": [{"role": "assistant", "content": "changed"}]}
 
 
+@step
+def make(kind, n):
+    """A result that is worth a reference."""
+    text = f"{n} " * 300
+    made = {
+        "dict": {"n": n, "text": text, "inner": [n, {"deep": text}]},
+        "list": [{"n": n, "text": text}, [n, text]],
+        "array": np.arange(n, n + 300),
+        "text": text,
+        "point": Point(n, [text]),
+    }
+    return made[kind]
+
+
+@step(record_arguments=True)
+def look(values):
+    return None
+
+
+KINDS = st.sampled_from(["dict", "list", "array", "text", "point"])
+ACTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("make"), KINDS),
+        st.tuples(st.just("change"), st.integers(0, 9)),
+        st.tuples(st.just("part"), st.integers(0, 9)),
+        st.tuples(st.just("hold"), st.integers(0, 9)),
+        st.tuples(st.just("look"), st.integers(1, 4)),
+    ),
+    max_size=14,
+)
+
+
+@workflow
+def acting(acts, seen):
+    held = [make("dict", 0)]
+    for number, (act, choice) in enumerate(acts):
+        one = held[choice % len(held)] if act != "make" and held else None
+        if act == "make":
+            held.append(make(choice, number))
+        elif act == "change":
+            spoil(one)
+        elif act == "part" and isinstance(one, (dict, list)) and one:
+            held.append(next(iter(one.values())) if isinstance(one, dict) else one[-1])
+        elif act == "hold":
+            held.append({"again": one, "and": [one, number]})
+        elif act == "look":
+            values = held[-choice:]
+            seen.append(copy.deepcopy(values))
+            look(values)
+    look(held)
+    return
+
+
+@given(ACTS)
+def test_any_mix_of_results_comes_back(acts):
+    """Whatever results, parts and changed results a call is given, they come back as they were."""
+    seen: list = []
+    with fresh_store():
+        acting.options(start="new")(acts, seen)
+        looks = [each.inputs["values"] for each in steps(acting) if each.name == "look"]
+        assert len(looks) == len(seen) + 1
+        for now, then in zip(looks, seen, strict=False):
+            assert same(now, then), (now, then)
+
+
+def same(one, other):
+    """Whether two values are equal, with the same objects shared."""
+    return shape_of(one) == shape_of(other)
+
+
+def shape_of(value):
+    """What tells a value apart, with which of its containers are one object."""
+    met: dict = {}
+
+    def of(each):
+        if isinstance(each, (list, dict, Point, np.ndarray)):
+            if id(each) in met:
+                return "met", met[id(each)]
+            met[id(each)] = len(met)
+        if isinstance(each, dict):
+            return "dict", [(of(key), of(item)) for key, item in each.items()]
+        if isinstance(each, list):
+            return "list", [of(item) for item in each]
+        if isinstance(each, Point):
+            return "point", each.x, of(each.y)
+        if isinstance(each, np.ndarray):
+            return "array", each.tolist()
+        return each
+
+    return of(value)
+
+
 def test_references_survive_checkpoints_that_are_pruned():
     """Each step's arguments are there after the chunks of its checkpoints were deleted."""
 

@@ -551,7 +551,10 @@ def test_which_record_a_call_stands_beside():
     old = Call(1, "think", "m", "d1", 1, parts={"about": "a", "messages": "b"})
     new = old._replace(number=2, digest="d2", parts={"about": "a", "messages": "c"}, instead=1)
     entries = [Entry(n, Outcome(call), b"") for n, call in enumerate((old, new), 1)]
-    assert [each.differs for each in steps_of((None, None, "r"), entries, owned=False)] == [(), ("messages",)]
+    assert [each.differs for each in steps_of((None, None, "r"), entries, owned=False)] == [
+        (),
+        ("messages",),
+    ]
     pool = Pool(entries[:1])
     turns = new, new._replace(branch="left"), new._replace(ordinal=2)
     assert [*map(pool.instead, turns)] == [1, 0, 0]
