@@ -96,8 +96,11 @@ def _moment_of(run: Run, step: int | None) -> _Moment:
         near = steps_around(run.store, run._seal, run._facts(), seen, step, _STEPS)
         steps = {each.number: each for each in near}
         seen = replace(seen, steps=near)
-    if step is not None and step not in steps:
-        raise StepNotFoundError(f"run {run.id!r} has no step {step}", run_id=run.id, step=step)
+    if step is not None and step not in steps:  # a forgotten step leaves its number free
+        before_it = [each for each in steps if each < step]
+        if not before_it or step > max(steps):
+            raise StepNotFoundError(f"run {run.id!r} has no step {step}", run_id=run.id, step=step)
+        step = max(before_it)
     place, course = (run.store, run._seal, run.id), seen.course
     here = newest_checkpoint(*place) if step is None else checkpoint_at(*place, step, course)
     until = here.state.step - 1 if here is not None else 0
@@ -342,13 +345,16 @@ def _slider(view: View, at: _Moment) -> Markup:
         kind = {"rel": rel} if inside else {"role": "link", "aria_disabled": "true"}
         return tag("a", text, href=where, aria_label=name, **kind)
 
+    numbers = [each.number for each in at.seen.steps]
+    earlier = max((each for each in numbers if each < place), default=place - 1)
+    later = min((each for each in numbers if each > place), default=place + 1)
     now = tag("a", "now", href=view.at("runs", at.run.id), rel="last") if at.step else None
     return tag(
         "form",
         to(1, "«", "first step"),
-        to(place - 1, "‹", "step before", "prev"),  # noqa: RUF001
+        to(earlier, "‹", "step before", "prev"),  # noqa: RUF001
         tag("input", type="range", name="step", min=1, max=last, value=place, aria_label="step"),
-        to(place + 1, "›", "step after", "next"),  # noqa: RUF001
+        to(later, "›", "step after", "next"),  # noqa: RUF001
         to(last, "»", "last step"),
         tag("output", f"step {place:,} of {last:,}" if at.step else f"now, after {last:,} steps"),
         now,

@@ -87,6 +87,17 @@ def test_variables_at_a_step():
         _run_page.run_page(view(), run, 4)
 
 
+def test_a_step_that_is_forgotten():
+    """The slider goes past the number of a forgotten step; a step that never was is refused."""
+    run = agent.execute("tides")
+    run.forget(2)
+    page = _run_page.run_page(view(), run, 3)
+    assert f'href="/at/runs/{run.id}?step=1" aria-label="step before"' in page
+    assert "step 1 of 3" in Text(_run_page.run_page(view(), run, 2)).text
+    with pytest.raises(StepNotFoundError):
+        _run_page.run_page(view(), run, 9)
+
+
 def test_a_moment_without_a_checkpoint():
     """Where no checkpoint was kept, the page says so, and names the option."""
 
