@@ -103,13 +103,16 @@ def _runs_table(view: View, listing: Sequence[RunRow]) -> Markup:
     marked = not view.read_only
     shown = [row if marked else row[1:] for row in reversed(rows)]
     listed = table(heads if marked else heads[1:], shown, cls="cards runs")
-    buttons = [
-        button(text, kind, name="action", value=value)
-        for text, value, kind in (
-            ("Resume", "resume", ""), ("Cancel", "cancel", ""), ("Forget", "forget", "danger")
-        )
-    ]  # fmt: skip
-    acts = tag("p", tag("span", "With the marked runs: ", cls="soft"), buttons, cls="actions")
+    sure = tag("label", tag("input", type="checkbox", required=True), " yes, delete them:")
+    acts = tag(
+        "div",
+        tag("span", "With the marked runs:", cls="soft"),
+        button("Resume", name="action", value="resume", formnovalidate=True),
+        button("Cancel", name="action", value="cancel", formnovalidate=True),
+        sure,
+        button("Forget", "danger", name="action", value="forget"),
+        cls="actions marked",
+    )
     return form(view, view.at("marked"), listed, acts) or listed
 
 

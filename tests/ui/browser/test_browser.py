@@ -137,6 +137,21 @@ def test_by_keyboard_alone(shown, visit):
     expect(page.locator(".slider output")).to_have_text(re.compile("^step 6 of 7"))
 
 
+def test_marked_runs(story, visit):
+    """Marked runs are resumed at once, and deleted only by somebody who says so."""
+    story.play("killed")
+    page = visit(story)
+    page.get_by_label(re.compile("^mark summarize")).check()
+    page.get_by_role("button", name="Forget").click()
+    expect(page.locator("a.call")).to_have_count(2)
+    page.get_by_label("yes, delete them").check()
+    page.get_by_role("button", name="Forget").click()
+    expect(page.locator("a.call")).to_have_count(1)
+    page.get_by_label(re.compile("^mark write_article")).check()
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator("td .badge")).to_have_text("completed", timeout=30_000)
+
+
 # -- every page ------------------------------------------------------------------------------------
 
 
