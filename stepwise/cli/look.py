@@ -245,7 +245,7 @@ def _run_rows(
     "Look",
     "stepwise show  # the latest run\n"
     "stepwise show trip-0573  # the beginning of an id\n"
-    "stepwise show trip-0573 3  # one step, with its arguments in full\n"
+    "stepwise show trip-0573 3  # a step, its arguments in full\n"
     "stepwise show trip-0573 --all --locals\n"
     "stepwise show trip-0573 --tree  # with the steps of child runs\n"
     "stepwise show trip-0573 --json | jq .counts",
