@@ -199,11 +199,13 @@ def _bar(
     tries = f", {step.attempts} tries" if step.attempts > 1 else ""
     answered = did(step, group.begun) == "skipped"
     told = f"{step.number} {step.name}: {step.status}, {took}{tries}"
+    call = step._entry.call
+    waits = step.status == "waiting" or (call is not None and call.is_wait)
     kinds = [
         "bar",
         step.status,
         "answered" if answered else "",
-        "wait" if step._entry.call is not None and step._entry.call.is_wait else "",
+        "wait" if waits else "",
         "again" if step.attempts > 1 else "",
         rules.at(left=f"{left:.2f}%", width=f"{width:.2f}%", top=f"{top}px", height=f"{height}px"),
     ]

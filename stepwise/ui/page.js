@@ -34,7 +34,6 @@ function stateOf(root) {
     folds: new Map(folds.map(([key, e]) => [key, e.open])),
     focused: focused?.[0],
     chosen: isField(document.activeElement) ? [document.activeElement.selectionStart, document.activeElement.selectionEnd] : null,
-    scrolled: $$(".source, pre", root).map((e) => e.scrollTop),
   };
 }
 
