@@ -14,9 +14,10 @@ VERSIONS := newest oldest oldest-sdks oldest-pydantic-ai
 # Tests with a target of their own: whoever changes a page, a type or the rewrite runs them, and CI.
 OF_DOCS := $(filter-out %/test_readme.py %/test_promises.py %/test_coverage.py,$(wildcard tests/docs/test_*.py))
 OF_TYPES := tests/test_typing.py
+OF_BROWSER := tests/ui/browser
 OF_REWRITE := tests/rewrite/test_rewrite_cpython.py tests/crash/test_teleports.py
 
-.PHONY: help install test test-fast test-all test-rewrite environments test-frameworks test-cluster frameworks-table sweeps mutants map lint format types wheel examples demo clean
+.PHONY: help install browser test-ui pictures-ui test test-fast test-all test-rewrite environments test-frameworks test-cluster frameworks-table sweeps mutants map lint format types wheel examples demo clean
 .PHONY: bench bench-peers bench-page pictures screenshots docs
 
 help:  ## show this
@@ -31,7 +32,7 @@ $(VENV)/installed: setup.cfg pyproject.toml
 	@touch $@
 
 test: install  ## run the tests; sweeps are sampled (pages: make docs; types: make types; CPython's own: make test-rewrite)
-	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q $(addprefix --ignore=,$(OF_DOCS) $(OF_TYPES) $(OF_REWRITE))
+	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q $(addprefix --ignore=,$(OF_DOCS) $(OF_TYPES) $(OF_REWRITE) $(OF_BROWSER))
 
 test-fast: install  ## run what is quick, for the daily loop: no sweeps, no kernels, no programs that are killed
 	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q --fast
@@ -71,6 +72,16 @@ test-cluster: .venv-cluster/installed  ## run the tests with a real Postgres ser
 
 frameworks-table: $(FRAMEWORKS)/newest/installed  ## the same, and what came of it into docs/reference/frameworks.md (STEPWISE_WHOLE=1)
 	$(FRAMEWORKS)/newest/bin/python tests/frameworks/table.py -n $(JOBS)
+
+# Debian's chromium; whoever is not root gets the sentence that says how, and the tests skip.
+browser: install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test-ui]"
+	@command -v chromium >/dev/null || if [ "$$(id -u)" = 0 ]; then \
+		apt-get update -q >/dev/null && apt-get install -y -q chromium >/dev/null; else \
+		echo "there is no chromium here: run make test-ui as root, or apt-get install chromium"; fi
+
+test-ui: browser  ## run the tests of the pages in a real browser
+	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q $(OF_BROWSER)
 
 sweeps: install  ## the failure sweeps: the totals into docs/reliability.md (STEPWISE_SCALE=5)
 	$(BIN)/python tests/sweeps.py -n $(JOBS)
@@ -127,6 +138,9 @@ bench-page: install  ## write docs/benchmarks.md again, of the figures that ther
 
 pictures: install  ## draw the pictures of the pages: docs/pictures/*.svg
 	$(BIN)/python docs/pictures.py
+
+pictures-ui: browser  ## take the pictures of the pages of runs: docs/pictures/ui-*.png
+	$(BIN)/python tests/ui/browser/pictures.py docs/pictures
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) $(FRAMEWORKS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -79,6 +79,7 @@ The rooms of the house, each importing only from those above it::
     graph          public: graphs of functions, by the classic names
     notebook       public: cells of a notebook that are steps
     integrations   public: classes for users of agent frameworks
+    ui             public: the page of runs in a browser
     cli            public: the command line
     testing        public: for the tests of users
     __main__       python -m stepwise

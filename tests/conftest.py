@@ -62,7 +62,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a job in the backgro
 
 # What "make test-fast" leaves out: sweeps, kernels, builds, browsers, programs that are killed.
 SLOW = {
-    *("crash", "docs", "frameworks", "notebook", "integrations", "postgres", "cluster"),
+    *("browser", "crash", "docs", "frameworks", "notebook", "integrations", "postgres", "cluster"),
     *("test_rewrite_cpython.py", "test_store_processes.py", "test_plugin.py", "test_typing.py"),
     *("test_runs_together.py", "test_map_executors.py", "test_workflow_names.py"),
     *("test_elsewhere.py", "test_resume_loops.py", "test_stored_once.py"),

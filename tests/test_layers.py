@@ -28,13 +28,13 @@ MODULES = {
 }
 TREES = {name: ast.parse(path.read_text("utf-8"), str(path)) for name, path in MODULES.items()}
 
-FRONT_MODULES = "agent cli errors graph integrations notebook stores testing"
+FRONT_MODULES = "agent cli errors graph integrations notebook stores testing ui"
 FUNCTION_LINES = 60
 
 ONLY_IN = {
     "IPython": {"stepwise.notebook"},
     "annotationlib": {"stepwise._identity.identity"},
-    "ast": {"stepwise._rewrite"},
+    "ast": {"stepwise._rewrite", "stepwise.ui._run_page"},
     "click": {"stepwise.cli.learn", "stepwise.cli"},
     "cloudpickle": {"stepwise._values.codec"},
     "concurrent": {
@@ -50,7 +50,7 @@ ONLY_IN = {
     "diskcache": {"stepwise.stores._rows"},
     "fcntl": {"stepwise.stores._cells", "stepwise.stores._files", "stepwise.stores._locks"},
     "framework": {"stepwise.integrations"},
-    "hmac": {"stepwise._journal.seal"},
+    "hmac": {"stepwise._journal.seal", "stepwise.ui._access"},
     "jsonschema": {"stepwise._values.data"},
     "ipywidgets": {"stepwise._display.render"},
     "langchain_core": {"stepwise.integrations"},
@@ -66,10 +66,12 @@ ONLY_IN = {
     "pydantic": {"stepwise._values.data"},
     "pydantic_ai": {"stepwise.integrations"},
     "referencing": {"stepwise._values.data"},
+    "starlette": {"stepwise.ui"},
     "sqlite3": {"stepwise._runs.doctor", "stepwise.stores"},
     "psycopg": {"stepwise.stores"},
     "ray": {"stepwise._calls.ray_executor"},
     "tenacity": {"stepwise._runtime.retries"},
+    "uvicorn": {"stepwise.ui"},
     "wrapt": {"stepwise._workflows.workflow", "stepwise.integrations"},
 }
 """What is known in one place only: the module (or package) that may import it."""
@@ -82,7 +84,7 @@ MAY_IMPORT = {
     "notebook": f"{BASIC} _journal.records _rewrite.cells _runs _workflows.host _workflows.host",
     "integrations": (
         "_calls _checkpoints.resources _execution.account _execution.active_run "
-        "_execution.outcomes _execution.tasks _identity.clients _runs.run _runs.run _runtime "
+        "_execution.outcomes _execution.tasks _identity.clients _runs.run _runs.steps _runtime "
         "_values _workflows.elsewhere _workflows.handles _workflows.up _workflows.host "
         "stores._files stores._locks stores._postgres_presence"
     ),
@@ -90,6 +92,10 @@ MAY_IMPORT = {
         "_display _journal.signatures _runs _runtime.limits _runtime.messages "
         "_workflows.elsewhere _workflows.up "
         "integrations._model_calls"
+    ),
+    "ui": (
+        "_checkpoints.checkpoints _display _execution _journal _runs _runtime _workflows.up "
+        "integrations._model_calls stores._read_only"
     ),
     "testing": (
         "_calls _execution _journal _matching _runs _runtime _values integrations._model_calls "
@@ -203,7 +209,8 @@ def test_the_tests_lie_in_the_same_rooms():
     rooms = {name.removeprefix("stepwise.").strip("_") for row in layers() for name in row}
     tests = ROOT.parent / "tests"
     folders = {path.parent.relative_to(tests).as_posix() for path in tests.rglob("test_*.py")}
-    assert folders - {"."} <= rooms | {"crash", "docs", "frameworks", "postgres", "cluster"}
+    others = {"crash", "docs", "frameworks", "postgres", "cluster", "ui/browser"}
+    assert folders - {"."} <= rooms | others
 
 
 def test_no_cycles():

@@ -13,7 +13,6 @@ replaces it.
 from __future__ import annotations
 
 import contextvars
-import html
 import logging
 import os
 import shutil
@@ -22,7 +21,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from stepwise._display.render import framed
+from stepwise._display.markup import Markup, markup, tag
+from stepwise._display.render import framed, status_of
 from stepwise._display.terminal import is_terminal, one_line
 from stepwise._runtime import settings
 from stepwise._runtime.listening import on_event
@@ -323,23 +323,19 @@ class Output:
 
     def html(self) -> str:
         """Return the HTML for other front ends."""
-        status = self._doing.status
-        parts = [
-            f'<span class="sw-{status}">● {status}</span> ',
-            f"<code>{_escaped(self._doing.title)}</code> ",
-            f"<small>{' · '.join(self._facts())}</small>",
-        ]
+        title = one_line(self._doing.title, _LONG)
+        facts = tag("small", " · ".join(self._facts()))
+        parts = [status_of(self._doing.status), " ", tag("code", title), " ", facts]
         if self._running:
             at = time.strftime("%H:%M:%S")
-            parts.append(f' <small class="sw-late">no news since {at}</small>')
-            parts += self._calls()
+            parts += [" ", tag("small", f"no news since {at}", cls="late"), *self._calls()]
         return framed(*parts, tables=False)
 
-    def _calls(self) -> list[str]:
-        calls = self._doing.calls
-        lines = [f"<br>→ <code>{_escaped(each)}</code>" for each in calls[-_CALLS:]]
+    def _calls(self) -> list[Markup]:
+        calls = [one_line(each, _LONG) for each in self._doing.calls]
+        lines = [markup(tag("br"), "→ ", tag("code", each)) for each in calls[-_CALLS:]]
         if len(calls) > _CALLS:
-            lines.append(f" <small>and {len(calls) - _CALLS} more</small>")
+            lines.append(tag("small", f" and {len(calls) - _CALLS} more"))
         return lines
 
     @property
@@ -352,10 +348,6 @@ class Output:
         if skipped:
             facts.append(f"{skipped} of them skipped, since done before")
         return [*facts, self._doing.elapsed]
-
-
-def _escaped(text: str) -> str:
-    return html.escape(one_line(text, _LONG))
 
 
 # -- progress -------------------------------------------------------------------------------------

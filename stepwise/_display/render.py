@@ -1,12 +1,7 @@
 """Runs, their steps and open questions as text, and as HTML for notebooks.
 
-Recorded values may be anything (HTML, ANSI codes, ten megabytes), so they are shortened, made
-printable, and escaped.
-
 The HTML needs no outside resources.  It follows the theme of Jupyter or VS Code, and elsewhere the
 theme of the browser.  The style names the class twice, to outrank Jupyter's rules for every table.
-The timeline fills the page's width: positions are percentages.  It has no inline styles, since the
-page's policy refuses them.
 
 Everything that a person is asked to approve is shown, however long it is.  Buttons need ipywidgets;
 without it, the commands that answer are shown.
@@ -14,262 +9,21 @@ without it, the commands that answer are shown.
 
 from __future__ import annotations
 
-import bisect
-import heapq
 import html
 import importlib.util
-import itertools
-import math
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any
 
+from stepwise._display.markup import Content, Markup, markup, sheet, tag, whole
 from stepwise._display.terminal import Column, Terminal, duration_text, line_of, one_line, when
-from stepwise._runtime.facts import NamedTuple
+from stepwise._display.timeline import did, placed
 from stepwise._runtime.messages import printable, publisher, shell_word
 from stepwise.errors import StepwiseError
 
-# -- markup ---------------------------------------------------------------------------------------
-
-
-_LONG = 20_000  # characters of one text that are shown
-
-
-class Markup(str):
-    """Text that is HTML already."""
-
-    __slots__ = ()
-
-
-Content = Union[str, None, Iterable["Content"]]
-
-
-def markup(*parts: Content) -> Markup:
-    """Join texts and markup; texts are escaped, and huge texts lose their middle."""
-    found: list[str] = []
-    for part in parts:
-        if isinstance(part, Markup):
-            found.append(part)
-        elif isinstance(part, str):
-            found.append(html.escape(printable(part, _LONG)))
-        elif part is not None:
-            found.append(markup(*part))
-    return Markup("".join(found))
-
-
-def tag(name: str, *parts: Content, **attributes: object) -> Markup:
-    """Return an element with its content.
-
-    Args:
-        name: the name of the element.
-        parts: its content.
-        attributes: ``cls`` is the attribute ``class``.  ``None`` leaves an attribute out, and
-            ``True`` gives one without a value.
-    """
-    given = {"class" if key == "cls" else key: value for key, value in attributes.items()}
-    text = "".join(
-        f" {key}" if value is True else f' {key}="{html.escape(printable(str(value), _LONG))}"'
-        for key, value in given.items()
-        if value is not None
-    )
-    return Markup(f"<{name}{text}>{markup(*parts)}</{name}>")
-
-
-# -- timeline -------------------------------------------------------------------------------------
-
-
-_GAP = 4.0  # percent: the maximum for a pause
-_THIN = 0.4  # percent: the minimum for a step; a shorter pause is not drawn
-_LANE, _THINNEST = 22, 5  # pixels
-_HIGH = 528  # pixels that many lanes share
-_LETTER = 0.85  # percent of the width for a letter of a label, about
-_APART = 20.0  # percent between two labels
-
-
-class Pause(NamedTuple):
-    """A time in which no step ran.
-
-    Args:
-        left, width: the place of the pause, in percent.
-        seconds: its real length.
-        down: no process executed the run for a part of the pause.
-    """
-
-    left: float
-    width: float
-    seconds: float
-    down: bool
-
-
-class _Axis:
-    """Mapping of moments to percentages, in which pauses between steps are cut short.
-
-    Args:
-        spans: start and end of each step, in seconds since 1970.
-        resumes: when the run was resumed.
-    """
-
-    def __init__(self, spans: Iterable[tuple[float, float]], resumes: Sequence[float]) -> None:
-        busy: list[list[float]] = []
-        for start, end in sorted([*spans, *((at, at) for at in resumes)]):
-            if busy and start <= busy[-1][1]:
-                busy[-1][1] = max(busy[-1][1], end)
-            else:
-                busy.append([start, end])
-        total = sum(end - start for start, end in busy)
-        most = _GAP / 100 * (total or 1.0)
-        self._pieces: list[tuple[float, float]] = []  # start, offset
-        pauses: list[tuple[float, float, float, bool]] = []
-        offset = 0.0
-        for (_, before), (start, end) in itertools.pairwise([[0.0, busy[0][0]], *busy]):
-            seconds, down = start - before, start in resumes
-            width = min(seconds, most)
-            if down and pauses and pauses[-1][3] and pauses[-1][0] + pauses[-1][1] == offset:
-                first, _, lost, _ = pauses.pop()  # resumed, and killed before any step
-                pauses.append((first, offset - first + width, seconds + lost, True))
-            elif seconds:
-                pauses.append((offset, width, seconds, down))
-            offset += width
-            self._pieces.append((start, offset))
-            offset += end - start
-        self._scale = 100 / (offset or 1.0)
-        self.pauses = [
-            Pause(left * self._scale, width * self._scale, seconds, down)
-            for left, width, seconds, down in pauses
-            if down or width * self._scale >= _THIN
-        ]
-
-    def at(self, moment: float) -> float:
-        """Return the place of a moment of a step, in percent."""
-        start, offset = self._pieces[bisect.bisect(self._pieces, (moment, math.inf)) - 1]
-        return (offset + (moment - start)) * self._scale
-
-
-def placed(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the offset and the length of each span, in percent."""
-    axis = _Axis(spans, ()) if spans else None
-    return [(axis.at(start), axis.at(end) - axis.at(start)) for start, end in spans if axis]
-
-
-def _lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
-    """Return a lane for each span, so that spans in one lane do not overlap."""
-    busy: list[tuple[float, int]] = []  # when each lane becomes free
-    free: list[int] = []
-    found: dict[int, int] = {}
-    for number, (start, end) in sorted(enumerate(spans), key=lambda pair: pair[1]):
-        while busy and busy[0][0] <= start:
-            heapq.heappush(free, heapq.heappop(busy)[1])
-        found[number] = heapq.heappop(free) if free else len(busy)
-        heapq.heappush(busy, (end, found[number]))
-    return [found[number] for number in range(len(spans))]
-
-
-def timeline(
-    steps: Sequence[Any], now: float | None, resumes: Sequence[float], prefix: str = ""
-) -> Markup:
-    """Draw the steps of a run; each step links to its entry.
-
-    Args:
-        steps: the steps.
-        now: the end of unfinished steps; ``None`` if the run is not being executed, so that the
-            length of such steps is unknown.
-        resumes: when the run was resumed.
-        prefix: the prefix of the entries' ids.
-    """
-    if not steps:
-        return Markup()
-    first = min(step.started_at for step in steps)
-    resumes = [at for at in resumes if at >= first]
-    spans = [_span(step, now, resumes) for step in steps]
-    axis, lanes = _Axis(spans, resumes), _lanes(spans)
-    each = min(_LANE, max(_THINNEST, _HIGH // (max(lanes) + 1)))
-    most = _HIGH // each
-    height = each * min(max(lanes) + 1, most)
-    bars = [
-        _bar(step, axis.at(start), axis.at(end), (lane % most * each, each), prefix)
-        for step, (start, end), lane in zip(steps, spans, lanes, strict=True)
-    ]
-    return tag(
-        "svg",
-        [_pause(pause, height) for pause in axis.pauses],
-        _labels(axis.pauses, height),
-        bars,
-        cls="timeline",
-        width="100%",
-        height=height + 20,
-        role="group",
-        **{"aria-label": f"timeline of {len(steps)} steps"},
-    )
-
-
-def _span(step: Any, now: float | None, resumes: Sequence[float]) -> tuple[float, float]:
-    """Return when a step began and ended; for a repeated step, its last beginning."""
-    start = float(step.started_at)
-    if step.finished_at is None:
-        return start, start if now is None else max(start, now)
-    end = start + (step.duration or 0.0)
-    return max([start, *(at for at in resumes if start < at < end)]), end
-
-
-def _bar(step: Any, left: float, right: float, lane: tuple[int, int], prefix: str) -> Markup:
-    top, height = lane[0], lane[1] - max(1, lane[1] // 5)
-    width = max(right - left, _THIN)
-    left = min(left, 100 - width)
-    took = duration_text(step.duration) or "unfinished"
-    tries = f", {step.attempts} tries" if step.attempts > 1 else ""
-    label = step.name.rpartition(".")[2]
-    room = int(width / _LETTER)
-    return tag(
-        "a",
-        tag(
-            "svg",
-            tag("title", f"{step.number} {step.name}: {step.status}, {took}{tries}"),
-            tag("rect", width="100%", height=height),
-            tag("text", label, x=4, y=13) if room >= len(label) and lane[1] == _LANE else None,
-            x=f"{left:.2f}%",
-            y=top,
-            width=f"{width:.2f}%",
-            height=height,
-            cls=step.status,
-        ),
-        href=f"#{prefix}s{step.number}",
-    )
-
-
-def _told(pause: Pause) -> str:
-    return f"{'down' if pause.down else 'no step'} for {duration_text(pause.seconds)}"
-
-
-def _pause(pause: Pause, height: int) -> Markup:
-    return tag(
-        "rect",
-        tag("title", _told(pause)),
-        x=f"{pause.left:.2f}%",
-        width=f"{pause.width:.2f}%",
-        height=height,
-        cls="down" if pause.down else "idle",
-    )
-
-
-def _labels(pauses: Iterable[Pause], height: int) -> list[Markup]:
-    """Return the labels of the times in which the run was down, where there is room."""
-    found, last = list[Markup](), -_APART
-    for pause in pauses:
-        middle = pause.left + pause.width / 2
-        if pause.down and middle - last >= _APART:
-            last = middle
-            anchor = "start" if middle < _APART / 2 else "end" if middle > 100 - _APART / 2 else ""
-            where = {"text-anchor": anchor or "middle"}
-            found.append(tag("text", _told(pause), x=f"{middle:.2f}%", y=height + 14, **where))
-    return found
-
-
 # -- render ---------------------------------------------------------------------------------------
-
-
-_UNFOLDED = 20_000  # characters shown when unfolded
 
 
 @dataclass(frozen=True)
@@ -348,122 +102,68 @@ class RunShown:
         return f"{self.unreadable:,} {noun} cannot be read: stepwise verify {shell_word(self.id)}"
 
 
-def _did(step: Any, run: RunShown) -> str:
-    """Return the status of a step; ``skipped`` if it was done before the last attempt began."""
-    if step.status == "completed" and run.begun and step._entry.number < run.begun:
-        return "skipped"
-    return str(step.status)
-
-
 # -- HTML ----------------------------------------------------------------------------------------
 
-_STYLE = """
-.stepwise{--sw-text:var(--jp-content-font-color1,var(--vscode-editor-foreground,#1f2328));
---sw-soft:var(--jp-content-font-color2,var(--vscode-descriptionForeground,#59636e));
---sw-line:var(--jp-border-color2,var(--vscode-panel-border,#d1d9e0));
---sw-code:var(--jp-content-font-color0,var(--sw-text));--sw-panel:rgba(127,127,127,.1);
---sw-good:#1a7f37;--sw-bad:#d1242f;--sw-doubt:#9a6700;--sw-now:#0969da;
-color:var(--sw-text);overflow-wrap:anywhere;
-font:13px/1.5 system-ui,sans-serif;max-width:100%;overflow-x:auto;container-type:inline-size}
-@media (prefers-color-scheme:dark){.stepwise{
---sw-text:var(--jp-content-font-color1,var(--vscode-editor-foreground,#e6edf3));
---sw-soft:var(--jp-content-font-color2,var(--vscode-descriptionForeground,#9198a1));
---sw-line:var(--jp-border-color2,var(--vscode-panel-border,#3d444d));
---sw-good:#3fb950;--sw-bad:#f85149;--sw-doubt:#d29922;--sw-now:#4493f8}}
-body[data-jp-theme-light=false] .stepwise,body.vscode-dark .stepwise{
---sw-good:#3fb950;--sw-bad:#f85149;--sw-doubt:#d29922;--sw-now:#4493f8}
-body[data-jp-theme-light=true] .stepwise,body.vscode-light .stepwise{
---sw-good:#1a7f37;--sw-bad:#d1242f;--sw-doubt:#9a6700;--sw-now:#0969da}
-.stepwise.stepwise code,.stepwise.stepwise pre{font:12px/1.5 ui-monospace,monospace;
-color:var(--sw-code);background:none;padding:0}
-.stepwise.stepwise small{color:var(--sw-soft);font-size:12px}
-.stepwise .sw-completed{color:var(--sw-good)}
-.stepwise .sw-failed,.stepwise .sw-crashed,.stepwise .sw-stuck{color:var(--sw-bad)}
-.stepwise .sw-in_doubt,.stepwise .sw-cancelled,.stepwise .sw-compensated,
-.stepwise .sw-interrupted,.stepwise .sw-stopped{color:var(--sw-doubt)}
-.stepwise .sw-suspended,.stepwise .sw-waiting,
-.stepwise .sw-running,.stepwise .sw-started,.stepwise .sw-ready{color:var(--sw-now)}
-.stepwise .sw-skipped{color:var(--sw-soft)}
-.stepwise .sw-late{opacity:0;animation:stepwise-late 1s 5s forwards}
-@keyframes stepwise-late{to{opacity:1}}
-"""
-_TABLES = """
-.stepwise.stepwise table{border-collapse:collapse;width:100%;margin:.4em 0;font:inherit;
-color:inherit;table-layout:auto}
-.stepwise.stepwise tr{background:none}
-.stepwise.stepwise th,.stepwise.stepwise td{text-align:left;vertical-align:top;
-padding:.2em .8em .2em 0;font-size:inherit;line-height:inherit;
-border:0;border-bottom:1px solid var(--sw-line);background:none;white-space:nowrap}
-.stepwise.stepwise th{color:var(--sw-soft);font-weight:500}
-.stepwise.stepwise td.sw-wide{white-space:normal;width:50%;overflow-wrap:anywhere}
-.stepwise.stepwise td.sw-when{min-width:9em;width:25%}
-@container (max-width:36em){.stepwise.stepwise .sw-when,.stepwise.stepwise .sw-less{display:none}
-.stepwise.stepwise td.sw-wide{width:90%}}
-.stepwise.stepwise pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0 0 .4em;
-padding:.3em .5em;max-height:24em;overflow:auto;background:var(--sw-panel);border-radius:4px}
-.stepwise.stepwise details{margin:0}
-.stepwise.stepwise summary{cursor:pointer;margin:0}
-.stepwise .sw-track{display:block;position:relative;height:.7em;margin-top:.4em}
-.stepwise .sw-track i{position:absolute;top:0;bottom:0;min-width:3px;border-radius:2px;
-background:currentColor}
-.stepwise .sw-track.sw-skipped i{opacity:.5}
-"""
 
-
-def _escaped(text: str, limit: int = _UNFOLDED) -> str:
-    return html.escape(printable(text, limit))
-
-
-def _status(status: str) -> str:
-    name = html.escape(status)
-    return f'<span class="sw-{name}">● {name.replace("_", " ")}</span>'
-
-
-def framed(*parts: str, tables: bool = True) -> str:
+def framed(*parts: Content, tables: bool = True) -> str:
     """Return HTML with the style of all displays; small displays leave out the style of tables."""
-    text, style = "".join(parts), _STYLE + _TABLES * tables
-    return f'<div class="stepwise"><style>{style}</style>{printable(text, len(text))}</div>'
+    style = sheet("basis", "tables") if tables else sheet("basis")
+    return tag("div", Markup(f"<style>{style}</style>"), *parts, cls="stepwise")
+
+
+def status_of(status: str) -> Markup:
+    """Return a status for notebooks, whose hosts may drop the style: its dot is text."""
+    return tag("span", "● ", status.replace("_", " "), cls=f"badge marked {status}")
 
 
 def run_html(run: RunShown) -> str:
     """Return the HTML of a run with the timeline of its steps."""
-    owner = f" <small>{_escaped(run.owner)}</small>" if run.owner else ""
-    parts = [
-        f"<div><b>{html.escape(one_line(run.call, 200))}</b> {_status(run.status)}{owner}</div>",
-        f"<small>run <code>{_escaped(run.id)}</code> of {_escaped(run.workflow)}, ",
-        f"begun {when(run.created_at)}, updated {when(run.updated_at)}; ",
-        f"steps: {run.counts}</small>",
-    ]
-    waits = "; ".join(run.waits)
-    told = {"waits": waits, "last attempt": run.attempt, "spent": run.spent}
+    told = {"waits": "; ".join(run.waits), "last attempt": run.attempt, "spent": run.spent}
     told |= {"lost": run.gaps, "damage": run.damage}
-    parts += [f"<div><small>{k}: {_escaped(v)}</small></div>" for k, v in told.items() if v]
-    if run.error:
-        parts.append(f"<pre>{_escaped(run.error)}</pre>")
-    if run.steps:
-        parts.append(_steps_table(run))
-    return framed(*parts)
+    return framed(
+        tag(
+            "div",
+            tag("b", one_line(run.call, 200)),
+            " ",
+            status_of(run.status),
+            (" ", tag("small", run.owner)) if run.owner else None,
+        ),
+        tag(
+            "small",
+            ("run ", tag("code", run.id), f" of {run.workflow}, begun {when(run.created_at)}"),
+            f", updated {when(run.updated_at)}; steps: {run.counts}",
+        ),
+        [tag("div", tag("small", f"{name}: {text}")) for name, text in told.items() if text],
+        tag("pre", run.error) if run.error else None,
+        _steps_table(run) if run.steps else None,
+    )
 
 
-def _steps_table(run: RunShown) -> str:
+def _table(heads: Mapping[str, str], rows: Iterable[Iterable[Content]]) -> Markup:
+    """Return a table; the heads have the classes of their columns."""
+    classes = [kind or None for kind in heads.values()]
+    lines = [tag("tr", [tag("th", name, cls=kind or None) for name, kind in heads.items()])]
+    for row in rows:
+        cells = zip(row, classes, strict=True)
+        lines.append(tag("tr", [tag("td", cell, cls=kind or "plain") for cell, kind in cells]))
+    return tag("table", lines)
+
+
+def _steps_table(run: RunShown) -> Markup:
     steps = run.steps
     now = time.time() if run.status == "running" else run.updated_at
     bars = placed([(s.started_at, s.started_at + _length(s, now)) for s in steps])
-    rows = []
+    rows: list[list[Content]] = []
     for step, (left, width) in zip(steps, bars, strict=True):
-        did = _did(step, run)
-        rows.append(
-            f'<tr><td>{step.number}</td><td class="sw-wide">{_unfolding(step)}</td>'
-            f'<td>{_status(did)}</td><td class="sw-when"><span class="sw-track sw-{did}">'
-            f'<i style="left:{left:.2f}%;width:{width:.2f}%"></i></span></td>'
-            f"<td>{duration_text(step.duration)}</td></tr>"
-        )
+        status = did(step, run.begun)
+        bar = tag("i", style=f"left:{left:.2f}%;width:{width:.2f}%")
+        track = tag("span", bar, cls=f"track {status}")
+        took = duration_text(step.duration)
+        rows.append([f"{step.number}", _unfolding(step), status_of(status), track, took])
     if run.earlier:
-        told = f"{run.earlier:,} earlier steps"
-        rows.insert(0, f'<tr><td>…</td><td colspan="4"><small>{told}</small></td></tr>')
-    timeline = '<th class="sw-when">timeline</th>'
-    head = f"<tr><th>step</th><th>call</th><th>status</th>{timeline}<th>time</th></tr>"
-    return f"<table>{head}{''.join(rows)}</table>"
+        rows.insert(0, ["…", tag("small", f"{run.earlier:,} earlier steps"), "", "", ""])
+    heads = {"step": "", "call": "wide", "status": "", "timeline": "when", "time": ""}
+    return _table(heads, rows)
 
 
 def _length(step: Any, now: float) -> float:
@@ -484,14 +184,13 @@ def usage_text(usage: Mapping[str, Any]) -> str:
     return ", ".join(filter(None, told))
 
 
-def _unfolding(step: Any) -> str:
-    """Return the HTML of a call whose arguments and result can be unfolded."""
-    called = f"{step.name}({step.arguments})"
-    parts = [f"<small>arguments</small><pre>{_escaped(step.arguments) or '(none)'}</pre>"]
-    if step.preview:
-        parts.append(f"<small>result</small><pre>{_escaped(step.preview)}</pre>")
-    if step.traceback:
-        parts.append(f"<small>traceback</small><pre>{_escaped(step.traceback)}</pre>")
+def _unfolding(step: Any) -> Markup:
+    """Return a call whose arguments and result can be unfolded."""
+    shown = {
+        "arguments": step.arguments or "(none)",
+        "result": step.preview,
+        "traceback": step.traceback,
+    }
     told = [
         f"from {step.site}" if step.site else "",
         f"attempt {step.attempts}" if step.attempts > 1 else "",
@@ -500,45 +199,49 @@ def _unfolding(step: Any) -> str:
         usage_text(step.usage),
         f"begun {when(step.started_at)}",
     ]
-    parts.append(f"<small>{_escaped(' · '.join(filter(None, told)))}</small>")
-    return (
-        f"<details><summary><code>{html.escape(one_line(called, 90))}</code></summary>"
-        f"{''.join(parts)}</details>"
+    return tag(
+        "details",
+        tag("summary", tag("code", one_line(f"{step.name}({step.arguments})", 90))),
+        [(tag("small", name), tag("pre", text)) for name, text in shown.items() if text],
+        tag("small", " · ".join(filter(None, told))),
     )
 
 
 def runs_html(runs: Iterable[RunShown], more: int = 0) -> str:
     """Return the HTML of a list of runs, one row each."""
-    rows = "".join(
-        f"<tr><td><code>{_escaped(each.id)}</code></td><td>{_status(each.status)}</td>"
-        f'<td class="sw-less">{when(each.updated_at)}</td>'
-        f'<td class="sw-wide"><code>{html.escape(one_line(each.call, 90))}</code></td></tr>'
+    rows = [
+        (
+            tag("code", each.id),
+            status_of(each.status),
+            when(each.updated_at),
+            tag("code", one_line(each.call, 90)),
+        )
         for each in runs
-    )
+    ]
     if not rows:
-        return framed("<small>no runs</small>")
-    updated = '<th class="sw-less">updated</th>'
-    head = f"<tr><th>run</th><th>status</th>{updated}<th>call</th></tr>"
-    rest = f"<small>and {more} more</small>" if more else ""
-    return framed(f"<table>{head}{rows}</table>{rest}")
+        return framed(tag("small", "no runs"))
+    heads = {"run": "", "status": "", "updated": "less", "call": "wide"}
+    return framed(_table(heads, rows), tag("small", f"and {more} more") if more else None)
 
 
 def step_html(step: Any) -> str:
     """Return the HTML of one step, with its arguments and result."""
-    return framed(
-        f"<div>{_status(step.status)} <small>step {step.number}, "
-        f"{duration_text(step.duration) or 'unfinished'}</small></div>{_unfolding(step)}"
-    )
+    took = duration_text(step.duration) or "unfinished"
+    about = tag("small", f"step {step.number}, {took}")
+    return framed(tag("div", status_of(step.status), " ", about), _unfolding(step))
 
 
 def facts_html(title: str, facts: Mapping[str, str]) -> str:
     """Return the HTML of a few facts under a title; each fact can be unfolded."""
-    rows = "".join(
-        f"<details><summary>{_escaped(name)}: <code>{html.escape(one_line(text, 90))}</code>"
-        f"</summary><pre>{_escaped(text)}</pre></details>"
+    rows = [
+        tag(
+            "details",
+            tag("summary", f"{name}: ", tag("code", one_line(text, 90))),
+            tag("pre", text),
+        )
         for name, text in facts.items()
-    )
-    return framed(f"<div><b>{html.escape(one_line(title, 200))}</b></div>{rows}")
+    ]
+    return framed(tag("div", tag("b", one_line(title, 200))), rows)
 
 
 # -- text -----------------------------------------------------------------------------------------
@@ -580,7 +283,7 @@ def run_text(run: RunShown) -> str:
         [
             each.number,
             f"{each.name}({each.arguments})",
-            _did(each, run),
+            did(each, run.begun),
             duration_text(each.duration),
             each.preview,
         ]
@@ -633,21 +336,14 @@ def questions_html(questions: Iterable[Any], *, commands: bool = True) -> str:
     return framed(*(_question_html(each, commands=commands) for each in questions))
 
 
-def _question_html(question: Any, *, commands: bool) -> str:
-    parts = [
-        f"<div><b>step {question.step} asks: {html.escape(_whole(question.text))}</b></div>",
-        f"<pre>{html.escape(_whole(question.details))}</pre>" if question.details else "",
-    ]
-    parts += [
-        f"<div>to be signed by <code>{html.escape(_whole(each))}</code></div>"
-        for each in question.approvers
-    ]
-    if commands:
-        lines = "".join(
-            f"<div><code>{html.escape(each)}</code></div>" for each in _commands(question)
-        )
-        parts.append(f"<small>{lines}</small>")
-    return "".join(parts)
+def _question_html(question: Any, *, commands: bool) -> Markup:
+    lines = [tag("div", tag("code", each)) for each in _commands(question)]
+    return markup(
+        tag("div", tag("b", f"step {question.step} asks: ", whole(question.text))),
+        tag("pre", whole(question.details)) if question.details else None,
+        [tag("div", "to be signed by ", tag("code", whole(each))) for each in question.approvers],
+        tag("small", lines) if commands else None,
+    )
 
 
 # -- buttons -------------------------------------------------------------------------------------

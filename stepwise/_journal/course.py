@@ -150,11 +150,14 @@ class Asked(NamedTuple):
         waiting: the record of the question.
         payload: the arguments of the call.
         answer: the answer to this question; ``None`` while there is none.
+        before: the details of the previous question of the call, or of the call that it replaces;
+            empty if there was none.
     """
 
     waiting: Waiting
     payload: bytes
     answer: Answered | None = None
+    before: str = ""
 
 
 class Questions(Projection):
@@ -184,11 +187,16 @@ class Questions(Projection):
             return
         self.instead.pop(number, None)
         self.open.discard(number)
-        before = self.asked.get(number)
-        if before is not None and before.waiting.ticket != record.ticket:
-            self.earlier.add(before.waiting.ticket)
+        before, details = self.asked.get(number), ""
+        if before is not None:
+            details = before.before
+            if before.waiting.ticket != record.ticket:
+                self.earlier.add(before.waiting.ticket)
+                details = before.waiting.details
+        elif instead_of in self.asked:  # the call is made with other arguments now
+            details = self.asked[instead_of].waiting.details
         if record.ticket:  # a fork knows its source's questions, and asks new ones
-            self.asked[number] = Asked(record, entry.payload)
+            self.asked[number] = Asked(record, entry.payload, before=details)
             self.open.add(number)
 
     def on_answered(self, entry: Entry, record: Answered) -> None:

@@ -8,9 +8,12 @@ the messages up.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any, Literal
 
 from stepwise._journal.journal import (
@@ -66,8 +69,23 @@ class Message(NamedTuple):
         return json.loads(self.value)
 
 
+_acting: ContextVar[str] = ContextVar("person whom stepwise records", default="")
+
+
+@contextlib.contextmanager
+def acting_as(who: str) -> Iterator[None]:
+    """Record this person, within the block, for what is sent, answered and asked for."""
+    token = _acting.set(who)
+    try:
+        yield
+    finally:
+        _acting.reset(token)
+
+
 def this_person() -> str:
-    """Return who executes this process: ``user@host``."""
+    """Return who acts: the person of :func:`acting_as`, else ``user@host`` of this process."""
+    if _acting.get():
+        return _acting.get()
     try:
         import getpass  # imported on use: it loads a terminal's module
 

@@ -7,10 +7,11 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stepwise._checkpoints.checkpoints import Loaded
 from stepwise._display.page import (
     CheckpointShown,
     RunPage,
@@ -28,8 +29,15 @@ from stepwise._rewrite import (
     function_like,
     functions_named,
 )
+from stepwise._runs.overview import Overview
 from stepwise._runs.run import Run
-from stepwise._runs.steps import UNFINISHED, StepRecord, error_line, newest_checkpoint
+from stepwise._runs.steps import (
+    UNFINISHED,
+    RecordedFrame,
+    StepRecord,
+    error_line,
+    newest_checkpoint,
+)
 from stepwise.errors import RunNotFoundError, StepNotFoundError, UnreadableValueError
 
 # -- diff -----------------------------------------------------------------------------------------
@@ -91,7 +99,7 @@ def first_variable(one: Run, other: Run) -> VariableDifference | None:
         variables = one._shown_locals(step), other._shown_locals(step)
         for name in dict.fromkeys((*variables[0], *variables[1])):
             pair = [each.get(name, _MISSING) for each in variables]
-            if not _equal(*pair):
+            if not same_value(*pair):
                 first, second = (shown_value(value, 1000) for value in pair)
                 position = places[0][step].position
                 return VariableDifference(name, step, position, (first, second))
@@ -106,7 +114,7 @@ def _difference(one: StepRecord | None, other: StepRecord | None) -> str:
             return "result" if name == "preview" else name
     if one._entry.payload == other._entry.payload or one.status != "completed":
         return ""
-    return "" if _equal(_result_of(one), _result_of(other)) else "result"
+    return "" if same_value(_result_of(one), _result_of(other)) else "result"
 
 
 def _result_of(step: StepRecord) -> Any:
@@ -124,7 +132,8 @@ class _Missing:
 _MISSING = _Missing()
 
 
-def _equal(one: Any, other: Any) -> bool:
+def same_value(one: Any, other: Any) -> bool:
+    """Return whether two recorded values are the same, by equality or by their text."""
     if _class_name(one) != _class_name(other):
         return _says_equal(one, other)
     if type(one) in _ATOMS:
@@ -172,28 +181,12 @@ class _Pages:
 
     def of(self, run: Run) -> RunPage:
         self._met.add(run.id)
-        facts, seen = run._facts(), run._seen(max(1, self._left))
+        seen = run._seen(max(1, self._left))
         self._left -= len(seen.steps)
-        shown = run._shown(seen)
-        unfinished = shown.status in UNFINISHED
-        where, line = run._goes_on() if unfinished else ("", "")
-        return RunPage(
-            _with_error(shown, run),
-            facts={
-                "tags": ", ".join(f"{name}={text}" for name, text in facts.tags.items()),
-                "child of": facts.parent,
-                "fork of": facts.forked_from,
-                "not stored": facts.secrets,
-            },
-            resumes=[(at, how) for _, at, how in seen.course.resumes],
-            resumed=seen.course.resumed,
-            result=_result(run) if shown.status == "completed" else "",
-            where=where,
-            line=line,
-            source=_source(run, facts, at_position=unfinished),
+        return replace(
+            page_of(run, seen),
             checkpoints=[*_checkpoints(run)],
-            in_doubt=seen.in_doubt,
-            stops=seen.stops,
+            inputs={each.number: _inputs(each) for each in seen.steps if each.has_inputs},
             children={child.id: self.of(child) for child in self._children(run, seen.steps)},
         )
 
@@ -206,6 +199,51 @@ class _Pages:
                 except RunNotFoundError:
                     continue
                 yield child
+
+
+def page_of(run: Run, seen: Overview) -> RunPage:
+    """Return what the page of a run shows, without its checkpoints and child runs.
+
+    Args:
+        run: the run.
+        seen: its overview, with the steps to show.
+    """
+    facts, shown = run._facts(), run._shown(seen)
+    unfinished = shown.status in UNFINISHED
+    where, line = run._goes_on() if unfinished else ("", "")
+    return RunPage(
+        _with_error(shown, run),
+        facts={
+            "tags": ", ".join(f"{name}={text}" for name, text in facts.tags.items()),
+            "child of": facts.parent,
+            "fork of": facts.forked_from,
+            "not stored": facts.secrets,
+        },
+        resumes=[(at, how) for _, at, how in seen.course.resumes],
+        resumed=seen.course.resumed,
+        result=_result(run) if shown.status == "completed" else "",
+        where=where,
+        line=line,
+        source=source_of(run, newest_checkpoint(run.store, run._seal, run.id), unfinished),
+        in_doubt=seen.in_doubt,
+        stops=seen.stops,
+        frames=_frames(run),
+    )
+
+
+def _frames(run: Run) -> Sequence[RecordedFrame]:
+    try:
+        return run.frames
+    except UnreadableValueError:
+        return ()
+
+
+def _inputs(step: StepRecord) -> dict[str, str]:
+    """Return the recorded arguments of a step as text."""
+    try:
+        return {name: shown_value(value, _VALUE) for name, value in step.inputs.items()}
+    except UnreadableValueError as error:
+        return {"": f"({error})"}
 
 
 def _with_error(shown: RunShown, run: Run) -> RunShown:
@@ -239,12 +277,15 @@ def _checkpoints(run: Run) -> Iterator[CheckpointShown]:
 # -- the source of a workflow ----------------------------------------------------------------------
 
 
-def _source(run: Run, facts: RunFacts, *, at_position: bool) -> SourceShown | None:
+def source_of(run: Run, loaded: Loaded | None, at_position: bool) -> SourceShown | None:
     """Return the source of the workflow, if its file is known.
 
     Args:
-        at_position: whether to mark the line at which the run resumes.
+        run: the run.
+        loaded: the checkpoint whose line is marked, and whose code is looked for.
+        at_position: whether to mark the line that follows the checkpoint.
     """
+    facts = run._facts()
     how = how_started(run.store, run._seal, facts)
     file = how[2] if how is not None else ""
     if not file:
@@ -254,7 +295,7 @@ def _source(run: Run, facts: RunFacts, *, at_position: bool) -> SourceShown | No
     lines = linecache.getlines(file)
     if not lines:
         return SourceShown(os.path.basename(file), 1, [], note="the file is not on this machine")
-    found = _function(run, facts, "".join(lines), name)
+    found = _function(loaded, facts, "".join(lines), name)
     if found is None:
         note = f"the function of {name!r} is not found in this file"
         return SourceShown(os.path.basename(file), 1, [], note=note)
@@ -266,10 +307,9 @@ def _source(run: Run, facts: RunFacts, *, at_position: bool) -> SourceShown | No
 
 
 def _function(
-    run: Run, facts: RunFacts, text: str, name: str
+    loaded: Loaded | None, facts: RunFacts, text: str, name: str
 ) -> tuple[FunctionNode, int, str] | None:
-    """Return the function, the line at which the run resumes, and a doubt about them."""
-    loaded = newest_checkpoint(run.store, run._seal, run.id)
+    """Return the function, the line after the checkpoint, and a doubt about them."""
     here = 0
     if loaded is not None:
         state = loaded.state

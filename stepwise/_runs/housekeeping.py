@@ -14,7 +14,7 @@ from stepwise._runs.run import Listed, each_listed, listed
 from stepwise._runs.steps import RunStatus
 from stepwise._runs.verify import ChildRuns, erase, note_restored
 from stepwise._runtime import settings
-from stepwise._runtime.store_urls import public_url, with_password
+from stepwise._runtime.store_urls import public_url
 from stepwise.errors import RunStopped, StepwiseError, StoreError
 from stepwise.stores import open_store
 
@@ -26,11 +26,6 @@ def _store() -> Any:
 def store_url() -> str:
     """Return the URL of the store that commands and programs use."""
     return public_url(str(settings.store()))
-
-
-def url_for_programs(url: str) -> str:
-    """Return the URL of a store for programs to be started, with its password if it has one."""
-    return with_password(url)
 
 
 def hand_down(url: str) -> str:

@@ -234,6 +234,25 @@ def _report_near_name(run_id: str, name: str, waited_for: set[str]) -> None:
 # -- values --------------------------------------------------------------------------------------
 
 
+def parsed_json(text: str) -> Any:
+    """Parse JSON that somebody typed.
+
+    Raises:
+        ValueError: the text is not JSON, or has ``NaN`` or numbers beyond a float.
+    """
+    try:
+        return json.loads(text, parse_constant=_finite, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not a number of JSON")
+    return number
+
+
 def _to_json(value: Any, run_id: str, name: str) -> bytes:
     """Encode the value of a signal.
 

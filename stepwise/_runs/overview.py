@@ -223,6 +223,50 @@ def _from_summary(
     return Overview(steps, summary.total, statuses, in_doubt, summary.course, sums=sums)
 
 
+def steps_around(
+    store: Store, seal: Seal, facts: RunFacts, seen: Overview, number: int, count: int
+) -> list[StepRecord]:
+    """Return some steps of a run around one step, which a long run need not be read whole for.
+
+    Args:
+        seen: the overview of the run.
+        number: the number of the step in the middle.
+        count: the number of steps.
+    """
+    doubtful = {each.number for each in seen.in_doubt}
+    wanted = range(max(1, number - count // 2), number + count - count // 2)
+    summary = kept_summary(store, seal, facts.run_id)
+    if summary is not None and follow(store, seal, facts.run_id, summary) is not None:
+        known = {n for n in wanted if any(first <= n <= last for first, last in summary.calls)}
+        last = Position.from_kept(summary.position).last
+        start = _record_of(store, seal, facts, min(known, default=1), last)
+        place = store, seal, facts.run_id
+        near = _between(*place, max(facts.pruned, start - count), start + 3 * count)
+        entries = [each for each in near if each.call is None or each.call.number in known]
+        steps = [each for each in steps_with(place, entries, doubtful) if each.number in known]
+        # The end of a call may be recorded far from its beginning, and a failed one again by a
+        # later attempt: then all records are read.
+        others = summary.others if not seen.course.resumed else {}
+        sure = all(
+            each.number in doubtful or each.status == others.get(each.number, "completed")
+            for each in steps
+        )
+        if sure and len(steps) == len(known):
+            return steps
+    return [each for each in each_step(store, seal, facts, doubtful) if each.number in wanted]
+
+
+def _record_of(store: Store, seal: Seal, facts: RunFacts, number: int, last: int) -> int:
+    """Return about where the records of a step are, by halving the journal."""
+    low, high = facts.pruned, last
+    while low < high:
+        middle = (low + high) // 2
+        near = _between(store, seal, facts.run_id, middle, min(middle + 8, last))
+        step = next((each.call.number for each in near if each.call is not None), number)
+        low, high = (middle + 1, high) if step < number else (low, middle)
+    return low
+
+
 def _between(store: Store, seal: Seal, run_id: str, start: int, end: int) -> Iterator[Entry]:
     """Yield the records with numbers above ``start``, up to ``end``."""
     for entry, at in read(store, seal, run_id, Position(start, None)):

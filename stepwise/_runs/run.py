@@ -1,4 +1,4 @@
-"""The handle of a run (:class:`Run`), listings of runs, and the command that starts a run again.
+"""The handle of a run (:class:`Run`), and listings of runs.
 
 A ``Run`` is a handle: each attribute is read from the store when it is accessed.  Nothing is
 unpickled unless the caller requests inputs, local variables, a result or an exception.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -93,9 +92,8 @@ from stepwise._runtime.facts import public
 from stepwise._runtime.forks import cached
 from stepwise._runtime.messages import count, fold, printable, shell_word
 from stepwise._values.codec import Codec
-from stepwise._values.preview import HIDDEN, NOT_SHOWN
+from stepwise._values.preview import NOT_SHOWN
 from stepwise.errors import (
-    ConfigurationError,
     RunNotFoundError,
     StepNotFoundError,
     UnreadableValueError,
@@ -139,7 +137,7 @@ class Run:
 
     def _asked(self, seen: Overview) -> list[Question]:
         """Return the open questions; the store is asked only if the run may have some."""
-        return self.questions if {"waiting", "started"} & seen.statuses.keys() else []
+        return self.questions if "waiting" in seen.statuses or seen.course.children else []
 
     def _shown(self, seen: Overview | None = None) -> RunShown:
         facts, owner = self._facts(), self.owner
@@ -317,8 +315,11 @@ class Run:
         return [each for each, _ in checkpoints_of(self.store, self._seal, self.id)]
 
     def _shown_locals(self, at: int | None = None) -> dict[str, Any]:
+        return self._without_hidden(self.locals(at))
+
+    def _without_hidden(self, values: dict[str, Any]) -> dict[str, Any]:
         hidden = self._facts().hidden.split()
-        return {n: NOT_SHOWN if n in hidden else v for n, v in self.locals(at).items()}
+        return {n: NOT_SHOWN if n in hidden else v for n, v in values.items()}
 
     def locals(self, at: int | None = None) -> dict[str, Any]:
         """Return the local variables at a checkpoint, by name.
@@ -772,7 +773,7 @@ def get_run(run_id: str, *, store: Any = None) -> Run:
     opened = open_store(store if store is not None else settings.store())
     run, seal = Run(opened, run_id), seal_for(opened)
     if facts_of(opened, seal, run_id) is None and not newest_mark(opened, seal, run_id).last:
-        heads = _newest(opened, seal)
+        heads = newest_heads(opened, seal)
         ids = [head.run_id for head in itertools.islice(heads, _NEAR)]
         total = number_of_runs(opened) or len(ids)
         import difflib  # on use: only a mistake needs it
@@ -859,12 +860,14 @@ def each_listed(
     *,
     where: Callable[[RunFacts], bool] | None = None,
     begins: str = "",
+    before: str = "",
     oldest: bool = False,
 ) -> Iterator[Listed]:
     """Yield the runs of :func:`listed` one by one, newest first, in the order of the store.
 
     Args:
         begins: yield only runs whose id begins with this text.
+        before: yield only runs that follow the run with this id in the listing.
         oldest: True to yield roughly the oldest first, if the store has an order at all.
     """
     if tags is not None:
@@ -876,7 +879,7 @@ def each_listed(
     name = workflow if isinstance(workflow, str) else None
     words = words_for(seal, name, kept, tags or {})
     heads = opened.heads(unfinished=unfinished) if oldest else None
-    for head in heads or _newest(opened, seal, unfinished=unfinished, words=words):
+    for head in heads or newest_heads(opened, seal, before, unfinished=unfinished, words=words):
         if not head.run_id.startswith(begins):
             continue
         facts = open_head(seal, head) or facts_of(opened, seal, head.run_id)
@@ -888,7 +891,7 @@ def each_listed(
             continue
         owner = opened.owner(facts.run_id) if facts.status == "running" else None
         each = Listed(Run(opened, facts.run_id, seal), facts, owner)
-        if status in (None, each.status):
+        if status is None or status == each.status:
             yield each
 
 
@@ -899,20 +902,24 @@ def number_of_runs(store: Store | None = None) -> int | None:
     return int(count_heads()) if count_heads is not None else None
 
 
-def _newest(
-    store: Store, seal: Seal, *, unfinished: bool = False, words: Words = ()
+def newest_heads(
+    store: Store, seal: Seal, before: str = "", *, unfinished: bool = False, words: Words = ()
 ) -> Iterator[Head]:
     """Yield the heads of runs, newest runs first; a store that can looks for the words."""
-    newest_heads = getattr(store, "newest_heads", None)
-    if newest_heads is not None:
-        yield from newest_heads(unfinished=unfinished, words=words)
+    ordered = getattr(store, "newest_heads", None)
+    if ordered is not None:
+        more = {"before": before} if before else {}
+        yield from ordered(unfinished=unfinished, words=words, **more)
         return
 
     def begun(head: Head) -> float:
         facts = open_head(seal, head)
         return facts.created_at if facts is not None else math.inf
 
-    yield from sorted(store.heads(unfinished=unfinished), key=begun, reverse=True)
+    found = sorted(store.heads(unfinished=unfinished), key=begun, reverse=True)
+    if before:
+        found = [*itertools.dropwhile(lambda head: head.run_id != before, found)][1:]
+    yield from found
 
 
 def _is_of(store: Store, seal: Seal, facts: RunFacts, workflow: Any) -> bool:
@@ -959,45 +966,3 @@ def current_step() -> CurrentStep:
     call = scope.call
     run_id = scope.run.run_id
     return CurrentStep(call.name, call.key or key_of(run_id, call), scope.attempt, run_id)
-
-
-# -- program --------------------------------------------------------------------------------------
-
-
-def check_start(run: Run) -> None:
-    """Refuse to start the recorded command of a run if records are not trusted.
-
-    Raises:
-        ConfigurationError: ``trust="data"`` is set.
-    """
-    if settings.trusts_data_only():
-        raise ConfigurationError(
-            "trust='data' starts no command line of a record, which somebody else with the key may "
-            "have written. Start the program yourself, or without STEPWISE_TRUST=data. If it does "
-            f"not find the run, set STEPWISE_RESUME={shell_word(run.id)}"
-        )
-
-
-def start_command(run: Run) -> tuple[tuple[str, ...], str]:
-    """Return the command that starts the program of a run, and the folder to start it in.
-
-    Raises:
-        ConfigurationError: the program is gone, or was not started from a command line.
-    """
-    program = run.program
-    command, folder = (program.command, program.cwd) if program is not None else ((), "")
-    script = program.file if program and run.workflow.startswith(f"{program.file}:") else ""
-    if script and not command:
-        command, folder = (sys.executable, script), os.path.dirname(script)
-    needed = (*command[:1], folder, *([script] if script else []))
-    missing = [part for part in needed if not os.path.exists(part)]
-    if command and not missing and not any(HIDDEN in part for part in command):
-        return command, folder
-    why = f"{missing[0]} is gone" if missing else "it was not started from a command line"
-    if any(HIDDEN in part for part in command):
-        why = "its command line held a secret, which is never stored"
-    raise ConfigurationError(
-        f"the program of run {run.id!r} cannot be started from here: {why}. Start it yourself (in "
-        f"a notebook, run the cell): the call {run.label}({run.arguments}) resumes. If it "
-        f"does not find the run, set STEPWISE_RESUME={shell_word(run.id)}"
-    )

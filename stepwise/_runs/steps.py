@@ -8,6 +8,7 @@ recorded long after the calls that follow it.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from stepwise._execution.inputs import inputs_name
 from stepwise._execution.suspension import pending
 from stepwise._execution.viewer import attempts_with_frames, view, view_frames, view_inputs
 from stepwise._identity.identity import shown_part, shown_parts
-from stepwise._journal.course import Stop, stops_in
+from stepwise._journal.course import Course, Stop, stops_in
 from stepwise._journal.journal import Position, facts_of, is_ready, read, read_entries, read_one
 from stepwise._journal.projection import Calls, Places
 from stepwise._journal.records import Call, Entry, RunFacts
@@ -181,6 +182,44 @@ def newest_checkpoint(
         if loaded is not None and (at is None or loaded.state.step <= at):
             return loaded
     return None
+
+
+def checkpoint_at(store: Store, seal: Seal, run_id: str, at: int, course: Course) -> Loaded | None:
+    """Return the newest checkpoint after ``at`` steps or fewer, as :func:`newest_checkpoint` does.
+
+    Within one attempt, a later checkpoint has as many steps or more.  So a run that keeps all its
+    checkpoints is searched by halving its attempts, the newest first.
+
+    Args:
+        course: the attempts of the run.
+    """
+    vault, names = Vault(store, seal, run_id), store.names(run_id, PREFIX)
+    for began, *_ in reversed(course.resumes):
+        first = bisect_left(names, began, key=number_of)
+        found = _last_until(vault, names[first:], at)
+        if found is not None:
+            return found
+        names = names[:first]
+    if course.resumed == len(course.resumes):
+        return _last_until(vault, names, at)
+    found_ones = (load_checkpoint(vault, name) for name in reversed(names))  # of several attempts
+    return next((each for each in found_ones if each and each.state.step <= at), None)
+
+
+def _last_until(vault: Vault, names: list[str], at: int) -> Loaded | None:
+    """Return the last checkpoint after ``at`` steps or fewer, of checkpoints of one attempt."""
+    low, high, found = 0, len(names), None
+    while low < high:
+        middle = (low + high) // 2
+        loaded = load_checkpoint(vault, names[middle])
+        if loaded is None:  # it does not verify
+            del names[middle]
+            high -= 1
+        elif loaded.state.step <= at:
+            low, found = middle + 1, loaded
+        else:
+            high = middle
+    return found
 
 
 def checkpoints_of(

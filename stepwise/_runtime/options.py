@@ -189,10 +189,11 @@ def _is_text(value: Any) -> bool:
     return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
-# Names beside the runs in a store: inboxes, the bell, threads and sessions of frameworks.
+# Names beside the runs in a store: inboxes, the bell, threads and sessions of frameworks,
+# supervisors.
 _RESERVED = (
     *("bell:", "inbox:", "langgraph:", "langgraph-threads"),
-    *("openai-agents:", "openai-agents-sessions"),
+    *("openai-agents:", "openai-agents-sessions", "up:"),
 )
 _RUN_ID = f"a text, not empty, that does not begin with {', '.join(_RESERVED)}"
 

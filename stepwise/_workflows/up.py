@@ -39,6 +39,7 @@ from stepwise._execution.process_memory import known_workflow, known_workflows, 
 from stepwise._execution.suspension import pending
 from stepwise._execution.tasks import drained
 from stepwise._journal.journal import newest_mark
+from stepwise._journal.lease import Lease
 from stepwise._journal.log import Bell
 from stepwise._journal.summary import DEADLY, deaths_of
 from stepwise._runs.run import Run
@@ -261,6 +262,15 @@ class ModuleFiles:
 # -- supervisor -----------------------------------------------------------------------------------
 
 
+def supervisor_name(workflow: str) -> str:
+    """Return the name of the lease that the supervisor of a workflow's runs holds.
+
+    Args:
+        workflow: the full name of the workflow.
+    """
+    return f"up:{workflow}"
+
+
 _SCAN = 5.0  # seconds between two looks at all unfinished runs
 _BELL = 0.1  # seconds between two looks at the bells
 _SET_BACK = 2.0  # seconds by which the clock may be corrected without a new look at everything
@@ -389,6 +399,7 @@ class Supervisor:
         self._apart: Engine = terms.engine or OwnProcess(terms.alone)
         # Not a condition or event: a signal handler of the same thread may put an item.
         self._news: queue.SimpleQueue[Underway | None] = queue.SimpleQueue()
+        self._announced: dict[Key, Lease] = {}
         self._files = ModuleFiles()
         self._is_edited = False
         self._stops = 0
@@ -467,6 +478,8 @@ class Supervisor:
                 scanned, behind = time.monotonic(), _behind()
             else:
                 self._hear()
+        for url in self._backlogs:
+            self._withdraw(url)
         self._drain()
         if self._terms.once:
             self._tell_of_others()
@@ -505,6 +518,7 @@ class Supervisor:
     def _scan(self) -> None:
         for url, backlog in self._backlogs.items():
             try:
+                self._announce(backlog.store)
                 self._renew_bell(url)
                 found = backlog.look()
                 for run in found:
@@ -512,6 +526,7 @@ class Supervisor:
             except (StepwiseError, RunStopped) as error:
                 if self._terms.once:
                     raise
+                self._withdraw(url)
                 self._say("problem", None, f"the runs in {url} cannot be looked at: {error}")
                 continue
             there = {run.key for run in found}
@@ -519,6 +534,21 @@ class Supervisor:
                 for key in [key for key in known if key[0] == url and key not in there]:
                     del known[key]
         self._sweep()
+
+    def _announce(self, store: Store) -> None:
+        """Take a lease for each workflow, so that others see who continues its runs."""
+        if self._terms.once or self._terms.only:
+            return
+        for each in known_workflows():
+            key = store.url, supervisor_name(each.definition.full_name)
+            if key not in self._announced:
+                with contextlib.suppress(RunBusyError):  # of another supervisor
+                    self._announced[key] = Lease(store, key[1]).acquire()
+
+    def _withdraw(self, url: str) -> None:
+        """Release these leases: a store that was replaced opens again only without any."""
+        for key in [key for key in self._announced if key[0] == url]:
+            self._announced.pop(key).release()
 
     def _renew_bell(self, url: str) -> None:
         """Renew the bell of a store, since the store may have been restored from a backup."""

@@ -12,6 +12,7 @@ from stepwise.cli import (  # noqa: F401
     look,
     maintain,
     steer,
+    ui,
     up,
 )
 from stepwise.cli._command import main, run

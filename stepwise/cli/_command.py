@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import re
 import sys
 import time
@@ -30,6 +29,7 @@ from stepwise._display.terminal import (
     shown_value,
 )
 from stepwise._runs.housekeeping import store_url
+from stepwise._runs.messages import parsed_json
 from stepwise._runs.run import each_listed
 from stepwise._runs.steps import StoppedCall
 from stepwise._runtime.messages import printable, shell_word
@@ -94,18 +94,6 @@ def echo_json(value: Any, file: Any = None) -> None:
     click.echo("", file=file)
 
 
-def parsed_json(text: str) -> Any:
-    """Parse JSON that somebody typed.
-
-    Raises:
-        ValueError: the text is not JSON, or has ``NaN`` or numbers beyond a float.
-    """
-    try:
-        return json.loads(text, parse_constant=_finite, parse_float=_finite)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
 def typed_json(text: str, hint: str) -> Any:
     """Parse JSON from the command line.
 
@@ -125,13 +113,6 @@ def typed_json(text: str, hint: str) -> Any:
             f"shell: '\"{word}\"', 42, null, '{{\"id\": 1}}'",
             param_hint=hint,
         ) from None
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text} is not a number of JSON")
-    return number
 
 
 def _put(value: Any, indent: str, file: Any) -> None:

@@ -14,8 +14,15 @@ import click
 import stepwise
 from stepwise import Run
 from stepwise._display.terminal import Word
-from stepwise._runs.housekeeping import url_for_programs
-from stepwise._runs.run import check_start, listed, start_command
+from stepwise._runs.messages import parsed_json
+from stepwise._runs.run import listed
+from stepwise._runs.starting import (
+    check_start,
+    environment_for,
+    refuse_running,
+    start_command,
+    top_of,
+)
 from stepwise._runtime.messages import count, printable, shell_word
 from stepwise.cli._command import (
     call_text,
@@ -25,7 +32,6 @@ from stepwise.cli._command import (
     find_run,
     id_and_status,
     note,
-    parsed_json,
     run_argument,
     say,
     say_next,
@@ -51,7 +57,7 @@ def resume(run_id: str | None, *, all_crashed: bool, dry_run: bool, as_json: boo
     if (run_id is None) != all_crashed:
         raise click.UsageError("name a RUN, or use --all-crashed")
     if run_id is not None:
-        done = _resume(_top(find_run(run_id)), dry_run=dry_run, as_json=as_json)
+        done = _resume(top_of(find_run(run_id)), dry_run=dry_run, as_json=as_json)
         if as_json:
             echo_json(done)
         sys.exit(done["exit_code"])
@@ -91,27 +97,13 @@ def _known(run: Run) -> dict[str, Any]:
         return {"id": run.id}
 
 
-def _top(run: Run) -> Run:
-    """Return the top-level run above a run: the run that the program starts."""
-    while run.parent is not None:
-        run = stepwise.get_run(run.parent)
-    return run
-
-
 def _resume(run: Run, *, dry_run: bool, as_json: bool) -> dict[str, Any]:
     """Resume a run; return what was done, as plain data."""
     status = run.status
     if status == "completed":
         note(f"{run.id} has completed; there is nothing to resume")
         return {**run.to_dict(), "command": None, "cwd": None, "exit_code": 0}
-    if status == "running":
-        owner = run.owner
-        raise stepwise.RunBusyError(
-            f"run {run.id!r} is being executed {run._shown().owner}; to follow it: "
-            f"stepwise watch {shell_word(run.id)}",
-            run_id=run.id,
-            owner=owner,
-        )
+    refuse_running(run)
     command, folder = start_command(run)
     where, line = run._goes_on()
     verb = "would resume" if dry_run else "resumes"
@@ -122,8 +114,7 @@ def _resume(run: Run, *, dry_run: bool, as_json: bool) -> dict[str, Any]:
     code = 0
     if not dry_run:
         check_start(run)
-        how = {"STEPWISE_RESUME": run.id, "STEPWISE_STORE": url_for_programs(run.store.url)}
-        code = _execute(command, folder, how, as_json=as_json)
+        code = _execute(command, folder, environment_for(run), as_json=as_json)
         after = run.status
         if after != "completed":
             hint = "" if code else f": does it still call {run.label} with the same arguments?"

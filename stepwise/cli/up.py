@@ -19,7 +19,7 @@ import stepwise
 from stepwise import Run
 from stepwise._display.terminal import Word
 from stepwise._runs.housekeeping import hand_down
-from stepwise._runs.run import start_command
+from stepwise._runs.starting import start_command
 from stepwise._runtime.messages import printable
 from stepwise._workflows.elsewhere import RunOutput
 from stepwise._workflows.up import Happening, Supervisor, Terms, stores_for

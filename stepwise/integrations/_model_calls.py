@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from stepwise._runs.run import Run
+from stepwise._runs.steps import StepRecord
 from stepwise.errors import RunNotFoundError
 from stepwise.integrations._model_requests import SENDER, ModelRequest
 from stepwise.integrations._recorded_responses import Bodies, body_of, whole_bodies
@@ -44,11 +45,42 @@ def _forms(run: Run, met: set[str]) -> Iterator[Mapping[str, Any]]:
         if step.child and step.child not in met:
             with contextlib.suppress(RunNotFoundError):  # the child run was deleted
                 yield from _forms(Run(run.store, step.child, run._seal), met)
-        call = step._entry.call
-        if step.status == "completed" and call is not None and call.module == SENDER:
-            form = step.result
-            if isinstance(form, Mapping) and _dict(form.get("request")).get("endpoint"):
-                yield form
+        form = _form_of(step)
+        if form:
+            yield form
+
+
+def _form_of(step: StepRecord) -> Mapping[str, Any]:
+    """Return the recorded answer of a model call; nothing for another step."""
+    call = step._entry.call
+    if step.status == "completed" and call is not None and call.module == SENDER:
+        form = step.result
+        if isinstance(form, Mapping) and _dict(form.get("request")).get("endpoint"):
+            return form
+    return {}
+
+
+def request_of(step: StepRecord, before: Iterable[StepRecord]) -> Any:
+    """Return the body of the request of a model call; ``None`` if it is not known.
+
+    Args:
+        step: the step.
+        before: earlier steps, whose bodies this body may share content with.
+
+    Raises:
+        UnreadableValueError: a record cannot be loaded here.
+    """
+    form = _form_of(step)
+    if not form:
+        return None
+    forms = [*filter(None, map(_form_of, before)), form]
+    return whole_bodies((None, each["request"].get("body")) for each in forms)[-1]
+
+
+def answer_of(step: StepRecord) -> dict[str, Any]:
+    """Return the answer of a model call in readable form; nothing for another step."""
+    form = _form_of(step)
+    return _answer(form) if form else {}
 
 
 def _dict(value: Any) -> Mapping[str, Any]:

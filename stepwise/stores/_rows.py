@@ -213,12 +213,14 @@ class WantedHeads(NamedTuple):
         unfinished: select only the heads of unfinished runs.
         newest: begin with the newest runs.
         words: select only the heads with these words (see :data:`.base.Words`).
+        before: select only the heads of runs that began before this run.
     """
 
     workflow: str | None
     unfinished: bool
     newest: bool
     words: Words = ()
+    before: str = ""
 
     def query(self, cursor: int | None) -> tuple[str, list[Any]]:
         """Return the statement that selects a page of heads after a cursor, and its parameters.
@@ -229,6 +231,9 @@ class WantedHeads(NamedTuple):
         if cursor is not None:
             which.append(f"place {'<' if self.newest else '>'} ?")
             parameters.append(cursor)
+        elif self.before:
+            which.append("place < (SELECT place FROM Heads WHERE run = ?)")
+            parameters.append(hashed(self.before))
         if self.unfinished and self.workflow is not None:
             which.append("unfinished = ?")
             parameters.append(hashed(self.workflow))

@@ -20,9 +20,10 @@ A store may have more methods:
 - ``changes(name)`` returns how often any process wrote under a name that ends with a colon, since
   this process began to listen.  The result is ``None`` while the store would miss such a write.
   With this method, a caller need not poll (see ``_journal.log``).
-- ``newest_heads(*, unfinished=False, words=())`` yields the heads, newest run first, so that a page
-  of a long listing does not read all of them.  With ``words``, it yields only the heads that have
-  one text of each group in their words.
+- ``newest_heads(*, unfinished=False, words=(), before="")`` yields the heads, newest run first, so
+  that a page of a long listing does not read all of them.  With ``words``, it yields only the heads
+  that have one text of each group in their words.  With ``before``, it begins after the head of
+  that run; without such a head, it yields none.
 - ``count_heads()`` returns the number of heads.
 - ``note(run_id, epoch, data)`` replaces the run's note, a few sealed bytes that need not survive
   anything; ``noted(run_id)`` returns the note, or ``b""`` if there is none.  Displays read the

@@ -551,14 +551,17 @@ class DiskStore:
         wanted = WantedHeads(workflow, unfinished, newest=unfinished)
         return self._all(lambda rows, *page: rows.heads(wanted, *page))
 
-    def newest_heads(self, *, unfinished: bool = False, words: Words = ()) -> Iterator[Head]:
+    def newest_heads(
+        self, *, unfinished: bool = False, words: Words = (), before: str = ""
+    ) -> Iterator[Head]:
         """Yield the heads of all runs, or of unfinished runs, newest run first.
 
         Args:
             unfinished: only the heads of unfinished runs.
             words: only the heads with these words (see :data:`.base.Words`).
+            before: only the heads of runs that began before this run.
         """
-        wanted = WantedHeads(None, unfinished, newest=True, words=words)
+        wanted = WantedHeads(None, unfinished, newest=True, words=words, before=before)
         return self._all(lambda rows, *page: rows.heads(wanted, *page), _NEWEST_PAGES)
 
     @_locked

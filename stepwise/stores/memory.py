@@ -111,10 +111,15 @@ class MemoryStore:
             if workflow in (None, head.workflow) and not (unfinished and head.finished)
         )
 
-    def newest_heads(self, *, unfinished: bool = False, words: Words = ()) -> Iterator[Head]:
+    def newest_heads(
+        self, *, unfinished: bool = False, words: Words = (), before: str = ""
+    ) -> Iterator[Head]:
         """Yield the heads of all runs, or of all unfinished runs, the newest first."""
         with self._lock:
             found = sorted(self._runs.values(), key=lambda run: -run.place)
+            if before:
+                last = self._runs.get(before, _StoredRun()).place
+                found = [run for run in found if run.place < last]
             heads = [run.head for run in found if run.head is not None]
         return (
             head for head in heads if not (unfinished and head.finished) and has_words(head, words)

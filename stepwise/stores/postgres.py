@@ -507,7 +507,9 @@ class PostgresStore:
 
         return itertools.starmap(_head, self._pages(page, 1 << 62))
 
-    def newest_heads(self, *, unfinished: bool = False, words: Words = ()) -> Iterator[Head]:
+    def newest_heads(
+        self, *, unfinished: bool = False, words: Words = (), before: str = ""
+    ) -> Iterator[Head]:
         """Yield the heads of all runs, or of all unfinished runs, the newest first."""
         which = " AND NOT finished" if unfinished else ""
         numbers = itertools.count(3)
@@ -515,6 +517,10 @@ class PostgresStore:
             has = " OR ".join(f"position(${next(numbers)}::bytea IN words) > 0" for _ in group)
             which += f" AND ({has})"
         more = [to_bytes(text) for group in words for text in group]
+        if before:
+            run = f"(SELECT run FROM {self._schema}.leases WHERE hash = ${next(numbers)})"
+            which += f" AND place < (SELECT place FROM {self._schema}.runs WHERE run = {run})"
+            more.append(hashed(before))
 
         def page(before: int, size: int) -> list[Any]:
             # The place is the cursor, so it comes first.

@@ -10,7 +10,8 @@ from IPython.lib.pretty import pretty
 
 import stepwise
 from stepwise._display import render
-from stepwise._display.render import placed
+from stepwise._display.markup import tag
+from stepwise._display.timeline import placed
 
 EVIL = '<script>alert(1)</script><img src=x onerror="alert(2)">&amp;'
 ANSI = "\x1b[31mred\x1b[0m\x07\r\u202eleft"
@@ -80,7 +81,7 @@ def test_control_characters():
         assert {"\x1b", "\x07", "\r", "\u202e", "\ud800"}.isdisjoint(shown)
         shown.encode()
     assert "\\x1b[31mred" in run._repr_html_()
-    assert "\\x1b[31mred" in render.framed(f"<code>stepwise resume {ANSI}</code>")
+    assert "\\x1b[31mred" in render.framed(tag("code", f"stepwise resume {ANSI}"))
     assert render.printable("a\x1b[1m\nb\u202e") == "a\\x1b[1m\nb\\u202e"
 
 
@@ -231,7 +232,7 @@ JUPYTER = """<style>
 </style>"""
 MEASURE = """<script>
 const seen = document.querySelector(".stepwise"), cell = getComputedStyle(seen.querySelector("td"));
-const timeline = getComputedStyle(seen.querySelector("td.sw-when, td.sw-less")).display;
+const timeline = getComputedStyle(seen.querySelector("td.when, td.less")).display;
 document.body.innerHTML = [seen.scrollWidth, seen.clientWidth, cell.textAlign,
   getComputedStyle(seen.querySelector("table")).tableLayout, timeline].join(" ");
 </script>"""

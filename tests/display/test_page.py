@@ -19,13 +19,15 @@ from sweeping import WHOLE
 import stepwise
 import stepwise.testing
 from stepwise import cli
+from stepwise._display.markup import Rules
 from stepwise._display.page import (
     CheckpointShown,
     RunPage,
     SourceShown,
     page,
 )
-from stepwise._display.render import RunShown, timeline
+from stepwise._display.render import RunShown
+from stepwise._display.timeline import RunBars, timeline
 from stepwise._runtime.messages import printable
 
 OWNED = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -35,8 +37,8 @@ INERT = re.findall(
     r"\w+",
     """
     html head meta title style body header footer section h1 h2 h3 dl dt dd div span small p ul li
-    code pre details summary b i u del ins a table tr th td svg rect text input select option
-    button script
+    code pre details summary b i u del ins a table thead tbody tr th td input select option
+    button script main
     """,
 )
 
@@ -92,10 +94,10 @@ def step_of(number, *, start=0.0, end=1.0, **facts):
     default = {
         "name": "work", "status": "completed", "arguments": "x=1", "preview": "1", "attempts": 1,
         "side_effect": False, "idempotency_key": "", "site": "", "child": "", "traceback": "",
-        "instead": 0, "why": "",
+        "instead": 0, "why": "", "usage": {}, "failures": {},
     }  # fmt: skip
     ended = {"finished_at": end, "duration": None if end is None else end - start}
-    entry = types.SimpleNamespace(number=number)
+    entry = types.SimpleNamespace(number=number, call=None)
     facts = {**default, **ended, **facts}
     return types.SimpleNamespace(number=number, started_at=start, _entry=entry, **facts)
 
@@ -177,7 +179,7 @@ def test_the_source_with_its_position(failed):
     assert "send(notes)" in shown.one("tr", cls="here").text
     (line, *_) = [each.text for each in shown.all("tr") if "think(topic)" in each.text]
     number = failed.steps[0].site.rpartition(":")[2]
-    assert line == f"{number}1    notes = think(topic)"
+    assert re.fullmatch(rf"{number}1 \d+ ms    notes = think\(topic\)", line)
     links = {vars(each)["with"]["href"] for each in shown.all("a") if each.text == "3"}
     assert links == {"#s3"}
 
@@ -292,13 +294,22 @@ def test_differing_arguments():
 
 def bars(*steps, now=None, resumes=()):
     """Left edge, right edge and top of each bar; the texts below."""
-    drawn = Page(timeline(steps, now, resumes))
-    found = [vars(each)["with"] for each in drawn.all("svg") if "y" in vars(each)["with"]]
+    rules = Rules()
+    drawn = Page(timeline([RunBars("", steps, "#s{}".format)], now, resumes, rules))
+    rules = {
+        name: dict(each.split(":") for each in rule.split(";"))
+        for name, rule in re.findall(r"\.(\w+)\{(.*)\}", rules.text)
+    }
+    found = [rules[vars(each)["with"]["class"].split()[-1]] for each in drawn.all("a")]
     spans = [
-        (float(each["x"][:-1]), float(each["x"][:-1]) + float(each["width"][:-1]), int(each["y"]))
+        (
+            float(each["left"][:-1]),
+            float(each["left"][:-1]) + float(each["width"][:-1]),
+            int(each["top"][:-2]),
+        )
         for each in found
     ]
-    labels = [each.text for each in drawn.all("text") if each.text.startswith("down")]
+    labels = [each.text for each in drawn.all("small") if each.text.startswith("down")]
     return spans, labels
 
 
@@ -343,6 +354,40 @@ def test_unfinished_steps():
     assert running[1] == 100
     spans, _ = bars(step_of(1), step_of(2, end=None, status="in_doubt"))
     assert spans[1][1] - spans[1][0] == pytest.approx(0.4)
+
+
+def test_what_the_journal_answered_is_hollow():
+    """Steps from before the last attempt are hollow bars, and a line marks its beginning."""
+    steps = [step_of(1), step_of(9, start=5, end=6)]
+    rules = Rules()
+    drawn = Page(timeline([RunBars("", steps, "#s{}".format, begun=5)], None, [5.0], rules))
+    kinds = [vars(each)["with"]["class"].split() for each in drawn.all("a")]
+    assert ["answered" in each for each in kinds] == [True, False]
+    assert len([each for each in drawn.all("i") if "death" in vars(each)["with"]["class"]]) == 1
+
+
+def test_child_runs_are_below():
+    """The steps of a child run are in a group of their own, on the axis of their parent."""
+    parent = RunBars("", [step_of(1, end=10)], "#s{}".format)
+    child = RunBars("review", [step_of(1, start=5, end=10)], "#r1-s{}".format)
+    rules = Rules()
+    drawn = Page(timeline([parent, child], None, [], rules))
+    assert [each.text for each in drawn.all("small")] == ["review"]
+    assert drawn.one("div", cls="group child").text.startswith("review")
+    assert [vars(each)["with"]["href"] for each in drawn.all("a")] == ["#s1", "#r1-s1"]
+    assert "left:50.00%;width:50.00%" in rules.text
+
+
+def test_recorded_arguments_and_variables(tmp_path):
+    """Arguments in full and the variables of a failure are on the page, if they were recorded."""
+    stepwise.configure(record_arguments=True, record_locals=True)
+    long_text = "x" * 1500
+    with pytest.raises(ValueError, match="no mail"):
+        agent(long_text)
+    (run,) = [each for each in stepwise.runs() if each.parent is None]
+    shown = Page(exported(run))
+    assert long_text in shown.one("details", id="s1").text
+    assert "Variables where it failed" in [each.text for each in shown.all("h2")]
 
 
 span = st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)).map(sorted)

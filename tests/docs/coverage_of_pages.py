@@ -27,7 +27,7 @@ import from_code  # noqa: E402 -- where that is
 import stepwise  # noqa: E402
 from stepwise import cli  # noqa: E402
 
-PACKAGES = ("", ".agent", ".graph", ".notebook", ".stores", ".testing", ".integrations.hive")
+PACKAGES = ("", ".agent", ".graph", ".notebook", ".stores", ".testing", ".ui", ".integrations.hive")
 PACKAGES += tuple(
     f".integrations.{name}" for name in ("openai_agents", "opentelemetry", "pydantic_ai", "ray")
 )

@@ -57,7 +57,7 @@ def test_progress_looks_so():
     doing.hear(event("step_completed", 4, "read", executed=3, skipped=1))
     doing.hear(event("step_started", 5, "read", "page='moon.html'", executed=3, skipped=1))
     page = Output(doing, None).html().replace("<br>", "\n")
-    page = re.sub(r"(?s)<style>.*?</style>|<small class=.sw-late.>.*?</small>|<[^>]+>", "", page)
+    page = re.sub(r"(?s)<style>.*?</style>|<small class=.late.>.*?</small>|<[^>]+>", "", page)
     assert [" ".join(line.split()) for line in html.unescape(page).splitlines()] == [
         " ".join(line.split()) for line in PROGRESS.splitlines()
     ]

@@ -43,6 +43,16 @@ def test_drawing_twice_gives_the_same_bytes(drawn):
 
 def test_each_picture_is_on_a_page():
     """Each picture is shown on a page, with a text for readers who do not see it."""
-    shown = re.compile(r"!\[([^\]]+)\]\((?:\.\./)*pictures/([\w-]+\.svg)\)")
-    pages = "".join(path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md"))
+    shown = re.compile(
+        r"!\[([^\]]+)\]\((?:\.\./|https://\S+/docs/)*pictures/([\w-]+\.(?:svg|png))\)"
+    )
+    readable = [*DOCS.rglob("*.md"), DOCS.parent / "README.md"]
+    pages = "".join(path.read_text(encoding="utf-8") for path in readable)
     assert {name for _, name in shown.findall(pages)} == {path.name for path in DRAWN.iterdir()}
+
+
+def test_pictures_of_pages_are_small():
+    """A picture of ``make pictures-ui`` has less than 200 KB."""
+    taken = [*DRAWN.glob("*.png")]
+    assert taken
+    assert max(each.stat().st_size for each in taken) < 200_000

@@ -746,6 +746,100 @@ _WAITS = [
     ),
 ]
 
+_PAGE = [
+    _mutant(
+        "the page answers under any name",
+        "ui/_access.py",
+        "self._hosts is not None and name not in self._hosts",
+        "self._hosts is None and not name",
+        "test_access.py::test_a_foreign_host_is_refused",
+    ),
+    _mutant(
+        "the page opens without its cookie",
+        "ui/_access.py",
+        'if _same(request.cookies.get(self.cookie, ""), self.session):',
+        "if True:",
+        "test_access.py::test_without_the_token_nothing_is_shown",
+    ),
+    _mutant(
+        "another site acts",
+        "ui/_access.py",
+        'if not origin or origin != request.headers.get("host"):',
+        "if False:",
+        "test_access.py::test_a_foreign_origin_does_nothing",
+    ),
+    _mutant(
+        "a form needs no token",
+        "ui/_access.py",
+        'if not _same(fields.get("token", [""])[0], self.form_token(who)):',
+        "if False:",
+        "test_access.py::test_a_forged_form_token_does_nothing",
+    ),
+    _mutant(
+        "the cookies of two servers are one",
+        "ui/_access.py",
+        "self.cookie = f\"stepwise-{self._sign('name')[:12]}\"",
+        'self.cookie = "stepwise"',
+        "test_access.py::test_two_processes_have_two_tokens",
+    ),
+    _mutant(
+        "the token leads to another site",
+        "ui/_app.py",
+        'for part in raw.partition(b"?")[0].split(b"/") if part]',
+        'for part in raw.partition(b"?")[0].split(b"/")[1:]]',
+        "test_access.py::test_the_token_leads_to_no_other_site",
+    ),
+    _mutant(
+        "a page to look at is written through",
+        "ui/_app.py",
+        "ReadOnlyStore(store) if read_only else store",
+        "store",
+        "test_access.py::test_a_page_to_look_at_changes_nothing",
+    ),
+    _mutant(
+        "who acts is the user of the server",
+        "ui/_actions.py",
+        "with acting_as(who):",
+        'with acting_as(""):',
+        "test_access.py::test_who_acts_is_recorded",
+    ),
+    _mutant(
+        "a run of a supervisor is started beside it",
+        "ui/_actions.py",
+        'if supervisor and status in ("crashed", "suspended", "cancelling"):',
+        "if False:",
+        "test_programs.py::test_a_run_of_a_supervisor_is_left_to_it",
+    ),
+    _mutant(
+        "a program is started twice",
+        "ui/_actions.py",
+        "if before is not None and not before.has_ended:",
+        "if False:",
+        "test_programs.py::test_a_program_is_started_once",
+    ),
+    _mutant(
+        "a page that is opened late misses what happened before",
+        "ui/_live.py",
+        "if found or each.is_new or",
+        "if found or",
+        "test_live.py::test_one_watcher_looks_for_all_pages",
+    ),
+    _mutant(
+        "an answered question stays in the inbox",
+        "ui/_reading.py",
+        "            self._forget(run_id)",
+        "            pass",
+        "test_open_matters.py::test_a_question_until_it_is_answered",
+    ),
+    _mutant(
+        "a page of a list begins with the last run of the page before",
+        "stores/_rows.py",
+        'which.append("place < (SELECT place FROM Heads WHERE run = ?)")',
+        'which.append("place <= (SELECT place FROM Heads WHERE run = ?)")',
+        "test_search.py::test_pages",
+    ),
+]
+
 _RECORDED = [
     _mutant(
         "a large argument that the body changes is recorded as it became",
@@ -799,6 +893,15 @@ _RECORDED = [
 ]
 
 MUTANTS = [
-    *(*_RESUME, *_CODE, *_VALUES, *_FAILURES, *_FORKS, *_STORES, *_GRAPH, *_LATER, *_WAITS),
+    *_RESUME,
+    *_CODE,
+    *_VALUES,
+    *_FAILURES,
+    *_FORKS,
+    *_STORES,
+    *_GRAPH,
+    *_LATER,
+    *_WAITS,
+    *_PAGE,
     *_RECORDED,
 ]

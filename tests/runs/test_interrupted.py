@@ -359,7 +359,7 @@ def test_it_is_shown():
     assert "ago, by Ctrl-C" in shown
     assert f"stepwise resume {run.id}" in shown
     assert "stopped by Ctrl-C" in run_text(run._shown(run._seen()))
-    assert 'class="sw-interrupted"' in run._repr_html_()
+    assert 'class="badge marked interrupted"' in run._repr_html_()
     assert "1 interrupted" in runner.invoke(cli.main, ["doctor"]).output
 
 

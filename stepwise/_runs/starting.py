@@ -1,0 +1,81 @@
+"""The command that starts the program of a run again."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from stepwise._journal.lease import describe_owner
+from stepwise._runs.run import Run, get_run
+from stepwise._runtime import settings
+from stepwise._runtime.messages import shell_word
+from stepwise._runtime.store_urls import with_password
+from stepwise._values.preview import HIDDEN
+from stepwise.errors import ConfigurationError, RunBusyError
+
+
+def top_of(run: Run) -> Run:
+    """Return the top-level run above a run: the run that the program starts."""
+    while run.parent is not None:
+        run = get_run(run.parent, store=run.store)
+    return run
+
+
+def refuse_running(run: Run) -> None:
+    """Refuse to start the program of a run that a process executes.
+
+    Raises:
+        RunBusyError: the message names the process.
+    """
+    owner = run.owner
+    if owner is not None:
+        raise RunBusyError(
+            f"run {run.id!r} is being executed {describe_owner(owner)}; to follow it: "
+            f"stepwise watch {shell_word(run.id)}",
+            run_id=run.id,
+            owner=owner,
+        )
+
+
+def environment_for(run: Run) -> dict[str, str]:
+    """Return the environment variables by which a started program finds its run."""
+    return {"STEPWISE_RESUME": run.id, "STEPWISE_STORE": with_password(run.store.url)}
+
+
+def check_start(run: Run) -> None:
+    """Refuse to start the recorded command of a run if records are not trusted.
+
+    Raises:
+        ConfigurationError: ``trust="data"`` is set.
+    """
+    if settings.trusts_data_only():
+        raise ConfigurationError(
+            "trust='data' starts no command line of a record, which somebody else with the key may "
+            "have written. Start the program yourself, or without STEPWISE_TRUST=data. If it does "
+            f"not find the run, set STEPWISE_RESUME={shell_word(run.id)}"
+        )
+
+
+def start_command(run: Run) -> tuple[tuple[str, ...], str]:
+    """Return the command that starts the program of a run, and the folder to start it in.
+
+    Raises:
+        ConfigurationError: the program is gone, or was not started from a command line.
+    """
+    program = run.program
+    command, folder = (program.command, program.cwd) if program is not None else ((), "")
+    script = program.file if program and run.workflow.startswith(f"{program.file}:") else ""
+    if script and not command:
+        command, folder = (sys.executable, script), os.path.dirname(script)
+    needed = (*command[:1], folder, *([script] if script else []))
+    missing = [part for part in needed if not os.path.exists(part)]
+    if command and not missing and not any(HIDDEN in part for part in command):
+        return command, folder
+    why = f"{missing[0]} is gone" if missing else "it was not started from a command line"
+    if any(HIDDEN in part for part in command):
+        why = "its command line held a secret, which is never stored"
+    raise ConfigurationError(
+        f"the program of run {run.id!r} cannot be started from here: {why}. Start it yourself (in "
+        f"a notebook, run the cell): the call {run.label}({run.arguments}) resumes. If it "
+        f"does not find the run, set STEPWISE_RESUME={shell_word(run.id)}"
+    )

@@ -1,0 +1,79 @@
+"""``stepwise ui``: the page of the runs, on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import webbrowser
+
+import click
+
+from stepwise.cli._command import command
+from stepwise.ui import serve
+
+_PORT = 8276
+
+
+@command(
+    "Look",
+    "stepwise ui\n"
+    "stepwise ui --port 0 --no-open  # any free port\n"
+    "stepwise ui --read-only --store disk:./runs",
+    name="ui",
+    short_help="Show the runs as a page in the browser.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=_PORT,
+    show_default=True,
+    help="The port; 0 takes a free one.",
+)
+@click.option("--read-only", is_flag=True, help="Show only: no action, and a store to read only.")
+@click.option("--open/--no-open", "opens", default=True, help="Open the browser; the default.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="HOST",
+    help="The address to listen at; another one than this machine's own needs --token.",
+)
+@click.option(
+    "--token",
+    "phrase",
+    default="",
+    metavar="TEXT",
+    help="The token that opens the page, instead of a random one; - reads it from stdin.",
+)
+def show_page(
+    *, port: int, read_only: bool, opens: bool, host: str, phrase: str, as_json: bool
+) -> None:
+    """Serve the page of the runs until Ctrl-C, and open it in the browser.
+
+    The first line on stdout is the address with its token.  Whoever has that address sees and
+    steers the runs, so give it to nobody.  With --json, the line is an object.
+    """
+    if phrase == "-":
+        phrase = sys.stdin.readline().strip()
+
+    def ready(address: str) -> None:
+        if as_json:
+            click.echo(json.dumps({"address": address, "pid": os.getpid()}))
+        else:
+            click.echo(address)
+        sys.stdout.flush()
+        if opens and not as_json and (sys.platform == "darwin" or _has_screen()):
+            # A thread: some browsers are waited for.
+            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+
+    try:
+        serve((host, port), ready, token=phrase, read_only=read_only)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _has_screen() -> bool:
+    """Return whether there is a screen; without one, a browser would open in the terminal."""
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -1,0 +1,158 @@
+"""Who may see the pages, and who may act: token, cookie, Host, Origin, form token.
+
+A browser sends a cookie to every port of a host, so the cookie's name depends on the secret: two
+servers on one machine do not take each other's cookies.  A cookie with ``SameSite=Strict`` is not
+sent by other sites.  A page of another site can still post a form, or let its own name point to
+this machine (DNS rebinding); the checks of ``Origin``, ``Host`` and the form token refuse both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import inspect
+import ipaddress
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+
+from stepwise._journal.inbox import this_person
+
+Authorize = Callable[[Request], Any]
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class RefusedError(Exception):
+    """A request that may not see the page, or may not act; the text says why."""
+
+
+class Access:
+    """The rules of one application.
+
+    Args:
+        authorize: called with each request; returns the person's name, or True for the user of this
+            process, or False to refuse.  It may be a coroutine function.  ``None``: the request
+            needs the token, or the cookie that the token gave.
+        token: the token; by default a random one.
+        key: signs the forms of a mounted application, which several processes may serve; by default
+            the token does.
+        hosts: the names under which this machine is reached; ``None`` if the application around
+            this one checks that.
+    """
+
+    def __init__(
+        self,
+        authorize: Authorize | None = None,
+        *,
+        token: str = "",
+        key: str = "",
+        hosts: frozenset[str] | None = None,
+    ) -> None:
+        self.token = token or secrets.token_urlsafe(32)
+        self._authorize, self._hosts = authorize, hosts
+        self._key = (key or self.token).encode()
+        self.cookie = f"stepwise-{self._sign('name')[:12]}"
+        self.session = self._sign("session")
+
+    def check_host(self, request: Request) -> None:
+        """Refuse a request for a host that is not this machine.
+
+        Raises:
+            RefusedError: the name in ``Host`` is not one of ours.
+        """
+        name = _name(request.headers.get("host", ""))
+        if self._hosts is not None and name not in self._hosts:
+            raise RefusedError(
+                "this server does not answer under that name. Open the address that stepwise ui "
+                "has printed"
+            )
+
+    def has_token(self, request: Request) -> bool:
+        """Return whether the address holds the token."""
+        given = request.query_params.get("token", "")
+        return self._authorize is None and _same(given, self.token)
+
+    async def person(self, request: Request) -> str:
+        """Return who looks.
+
+        Raises:
+            RefusedError: nobody who may.
+        """
+        if self._authorize is None:
+            if _same(request.cookies.get(self.cookie, ""), self.session):
+                return this_person()
+            raise RefusedError(
+                "this page opens with the token that stepwise ui has printed: open the whole "
+                "address, up to its end"
+            )
+        said = self._authorize(request)
+        if inspect.isawaitable(said):
+            said = await said
+        if not said:
+            raise RefusedError("the application does not let you see these runs")
+        return said if isinstance(said, str) else this_person()
+
+    def form_token(self, who: str) -> str:
+        """Return the value of the hidden field of the forms of a person."""
+        return self._sign(f"form {who}")
+
+    def check_action(self, request: Request, who: str, fields: Mapping[str, list[str]]) -> None:
+        """Refuse an action that does not come from one of our forms.
+
+        Raises:
+            RefusedError: ``Origin`` is missing or another one, or the form token is wrong.
+        """
+        origin = urlsplit(request.headers.get("origin", "")).netloc
+        if not origin or origin != request.headers.get("host"):
+            raise RefusedError("this action does not come from a page of this server")
+        if not _same(fields.get("token", [""])[0], self.form_token(who)):
+            raise RefusedError("this form is not of this server: load its page again")
+
+    def _sign(self, text: str) -> str:
+        data = text.encode("utf-8", "surrogatepass")
+        return hmac.new(self._key, data, hashlib.sha256).hexdigest()
+
+
+def _same(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), wanted.encode())
+
+
+def _name(host: str) -> str:
+    """Return the name in a ``Host`` header, without its port."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:  # an address in brackets that is none
+        return ""
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches a host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def headers(nonce: str) -> dict[str, str]:
+    """Return the headers of every page.
+
+    Args:
+        nonce: of the page's one style element.
+    """
+    policy = (
+        f"default-src 'none'; style-src 'self' 'nonce-{nonce}'; script-src 'self'; "
+        "img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+        "frame-ancestors 'none'"
+    )
+    return {
+        "Content-Security-Policy": policy,
+        "X-Content-Type-Options": "nosniff",
+        # Not no-referrer, with which a browser sends "Origin: null" with a form.
+        "Referrer-Policy": "same-origin",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Cache-Control": "no-store",
+    }

@@ -1,0 +1,369 @@
+"""The application: addresses, errors and limits.
+
+A request reads the store in a thread, never in the event loop.  Nothing is routed by Starlette: a
+run's id may hold a slash, which only the undecoded path tells from the slashes of an address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote_to_bytes, urlencode
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
+
+from stepwise._display import render
+from stepwise._display.markup import Markup
+from stepwise._runs.export import html_page
+from stepwise._runs.run import Run, get_run
+from stepwise._runtime import settings
+from stepwise._runtime.messages import notice
+from stepwise._runtime.store_urls import public_url
+from stepwise.errors import (
+    CorruptStoreError,
+    JournalLostError,
+    RunNotFoundError,
+    RunStopped,
+    StepwiseError,
+    StoreError,
+)
+from stepwise.stores import Store, open_store
+from stepwise.stores._read_only import ReadOnlyStore
+from stepwise.ui import _pages, _run_page
+from stepwise.ui._access import Access, Authorize, RefusedError, headers
+from stepwise.ui._actions import NAMES, Actions, BadFieldError, FormFields
+from stepwise.ui._live import RunWatcher
+from stepwise.ui._reading import RunReader
+from stepwise.ui._search import SearchPage, WrongWordsError, find, parsed
+from stepwise.ui._spending import WAYS, spending
+from stepwise.ui._view import View
+
+_LARGEST = 8_000_000  # bytes of a form
+_FIELDS = 10_000  # fields of a form
+_LONGEST = 8000  # characters of an address
+_STATIC = {
+    "page.css": (os.path.join(os.path.dirname(render.__file__), "page.css"), "text/css"),
+    "page.js": (os.path.join(os.path.dirname(__file__), "page.js"), "text/javascript"),
+}
+
+_logger = logging.getLogger("stepwise.ui")
+
+
+class _ProblemError(Exception):
+    """A request that gets a page with a problem."""
+
+    def __init__(self, status: int, title: str, text: str) -> None:
+        super().__init__(text)
+        self.status, self.title, self.text = status, title, text
+
+
+def mounted(where: Any, authorize: Authorize | None, *, read_only: bool) -> App:
+    """Return the application for :func:`stepwise.ui.app`."""
+    store = open_store(where if where is not None else settings.store())
+    made = App(store, Access(authorize), read_only=read_only)
+    if authorize is None:
+        notice(f"the page of runs opens with ?token={made.access.token} after its address")
+    else:
+        # Several processes may serve one application, so that the key is the store's.
+        made.access = Access(authorize, key=made.reader.seal.index("forms of the page of runs"))
+    return made
+
+
+class App:
+    """The ASGI application.
+
+    Args:
+        store: the store.
+        access: who may see it.
+        read_only: no action is possible.
+    """
+
+    def __init__(self, store: Store, access: Access, *, read_only: bool = False) -> None:
+        opened: Any = ReadOnlyStore(store) if read_only else store
+        self.access = access
+        self.reader = RunReader(opened)
+        self.watcher = RunWatcher(self.reader)
+        self._actions = Actions(self.reader)
+        self._store, self._read_only = opened, read_only
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request; see ASGI."""
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1000})
+            return
+        response = await self._answer(Request(scope, receive))
+        await response(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        root, parts = _place(request.scope)
+        nonce = secrets.token_urlsafe(16)
+        try:
+            self.access.check_host(request)
+            if request.method in ("GET", "HEAD") and self.access.has_token(request):
+                return self._enter(request, root, parts)
+            who = await self.access.person(request)
+            given, problem = await _form(request)
+            if request.method == "POST" and problem is None:
+                self.access.check_action(request, who, given)
+        except RefusedError as refused:
+            return PlainTextResponse(f"403: {refused}\n", 403, headers(nonce))
+        if parts[-1:] == ["live"] and request.method == "GET":
+            events = self.watcher.events(parts[1] if parts[:1] == ["runs"] else "")
+            more = {**headers(nonce), "X-Accel-Buffering": "no"}
+            return StreamingResponse(events, 200, more, "text/event-stream")
+        asked = _PageRequest(request, root, parts, who, nonce, FormFields(given))
+        return await run_in_threadpool(self._respond, asked, problem)
+
+    def _enter(self, request: Request, root: str, parts: list[str]) -> Response:
+        """Return the answer to an address with the token: the cookie, and the same address."""
+        query = [pair for pair in request.query_params.multi_items() if pair[0] != "token"]
+        path = "/".join(quote(part, safe="", errors="surrogatepass") for part in parts)
+        address = f"{root}/{path}{'?' * bool(query)}{urlencode(query, errors='replace')}"
+        response = RedirectResponse(address, 303, headers(""))
+        is_tls = request.url.scheme == "https"
+        response.set_cookie(
+            self.access.cookie,
+            self.access.session,
+            path=root or "/",
+            secure=is_tls,
+            httponly=True,
+            samesite="strict",
+        )
+        return response
+
+    # -- in a thread -----------------------------------------------------------------------------
+
+    def _respond(self, asked: _PageRequest, problem: _ProblemError | None) -> Response:
+        """Return the answer to a request of somebody who may see the page."""
+        try:
+            if problem is None:
+                return self._page(asked) if asked.request.method != "POST" else self._act(asked)
+            found = problem
+        except (StepwiseError, RunStopped, BadFieldError, WrongWordsError) as error:
+            found = _problem_of(error)
+        except _ProblemError as error:
+            found = error
+        except Exception:
+            _logger.exception("a page of runs failed: %s", asked.request.url.path)
+            text = "The server's log says more. The runs are not affected."
+            found = _ProblemError(500, "This page failed", text)
+        page = _pages.problem_page(self._view(asked), found.status, found.title, found.text)
+        return _html(page, asked, found.status)
+
+    def _view(self, asked: _PageRequest, run_id: str = "") -> View:
+        total, at_least = 0, True
+        with contextlib.suppress(StepwiseError, RunStopped):  # the page of the problem needs a view
+            total, at_least = self.reader.open_matters()
+        return View(
+            root=asked.root,
+            form_token=self.access.form_token(asked.who),
+            read_only=self._read_only,
+            open_matters=total,
+            nonce=asked.nonce,
+            who=asked.who,
+            store=public_url(self._store.url),
+            now=time.time(),
+            at_least=at_least,
+            output=self._actions.programs.output(run_id) if run_id else None,
+        )
+
+    def _page(self, asked: _PageRequest) -> Response:
+        match asked.parts:
+            case []:
+                page = self._runs(asked)
+            case ["static", name] if name in _STATIC:
+                return _static(asked, name)
+            case ["inbox"]:
+                page = _pages.inbox_page(self._view(asked), self.reader.inbox())
+            case ["spending"]:
+                by = asked.query("by") or WAYS[0]
+                if by not in WAYS:
+                    raise BadFieldError(f"by is none of {', '.join(WAYS)}")
+                page = _pages.spending_page(self._view(asked), spending(self.reader, by))
+            case ["compare"]:
+                one, other = (self._run(asked.query(name)) for name in ("a", "b"))
+                page = _pages.compare_page(self._view(asked), one, other)
+            case ["runs", run_id, *rest]:
+                return self._of_run(asked, self._run(run_id), rest)
+            case _:
+                raise _no_page()
+        return _html(page, asked)
+
+    def _of_run(self, asked: _PageRequest, run: Run, rest: list[str]) -> Response:
+        view, step = self._view(asked, run.id), asked.step()
+        match rest:
+            case []:
+                return _html(_run_page.run_page(view, run, step), asked)
+            case ["value"]:
+                if step is None:
+                    raise BadFieldError("the address of a value names its step: ?of=locals&step=3")
+                of, path = asked.query("of"), asked.query("path")
+                return _html(_run_page.value_page(view, run, of, step, path), asked)
+            case ["fork"]:
+                return _html(_run_page.fork_page(view, run, step, ""), asked)
+            case ["export"]:
+                name = re.sub(r"[^\w.-]", "-", run.id, flags=re.ASCII)[:100]
+                more = {"Content-Disposition": f'attachment; filename="{name}.html"'}
+                return _html(html_page(run), asked, more=more)
+        raise _no_page()
+
+    def _runs(self, asked: _PageRequest) -> Markup:
+        query, before, problem = asked.query("q"), asked.query("before"), ""
+        found = SearchPage([], None, "")
+        try:
+            search, rows = parsed(query, time.time()), self.reader.rows()
+            try:
+                found = find(self._store, search, before, rows)
+            except RunNotFoundError:
+                problem = f"The run {before}, after which this page begins, is gone."
+                found = find(self._store, search, "", rows)
+        except WrongWordsError as error:
+            problem = str(error)
+        view = self._view(asked)
+        return _pages.runs_page(view, found.rows, query, found.older, problem or found.note)
+
+    def _run(self, run_id: str) -> Run:
+        return get_run(run_id, store=self._store)
+
+    def _act(self, asked: _PageRequest) -> Response:
+        """Do what a form says, and go to the page that shows it."""
+        if self._read_only:
+            text = "This page was started with --read-only: it shows, and changes nothing."
+            raise _ProblemError(403, "Only to read", text)
+        view = self._view(asked)
+        match asked.parts:
+            case ["marked"]:
+                problems = self._actions.do_marked(asked.who, asked.fields)
+                if problems:
+                    raise _ProblemError(409, "Not all could be done", "\n".join(problems))
+                return RedirectResponse(view.at(), 303, headers(asked.nonce))
+            case ["runs", run_id, action] if action in NAMES:
+                run = self._run(run_id)
+                try:
+                    parts = self._actions.do(asked.who, action, run, asked.fields)
+                except (StepwiseError, BadFieldError) as error:
+                    if action != "fork":
+                        raise
+                    step = asked.fields.step() if asked.fields.one("step").isdecimal() else None
+                    return _html(_run_page.fork_page(view, run, step, str(error)), asked, 409)
+                return RedirectResponse(view.at(*parts), 303, headers(asked.nonce))
+        raise _no_page()
+
+
+# -- requests -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _PageRequest:
+    """A request of somebody who may see the page.
+
+    Args:
+        root: the path under which the application is mounted, quoted.
+        parts: the parts of the path below.
+        who: the person.
+        nonce: for the page's style element.
+        fields: of the form.
+    """
+
+    request: Request
+    root: str
+    parts: list[str]
+    who: str
+    nonce: str
+    fields: FormFields
+
+    def query(self, name: str) -> str:
+        """Return a parameter of the address; empty if it is missing."""
+        return self.request.query_params.get(name, "")
+
+    def step(self) -> int | None:
+        """Return the number of the step that the page shows; ``None`` for the newest."""
+        return FormFields({"step": [self.query("step")]}).step() if self.query("step") else None
+
+
+def _place(scope: Any) -> tuple[str, list[str]]:
+    """Return where the application is mounted, and the parts of the path below."""
+    above = scope.get("root_path", "").rstrip("/")
+    raw = scope.get("raw_path") or quote(scope["path"]).encode()
+    parts = [unquote_to_bytes(part) for part in raw.partition(b"?")[0].split(b"/") if part]
+    if above and f"{scope['path']}/".startswith(f"{above}/"):
+        parts = parts[len([part for part in above.split("/") if part]) :]
+    try:
+        return quote(above), [part.decode("utf-8", "surrogatepass") for part in parts]
+    except UnicodeDecodeError:
+        return quote(above), [part.decode("utf-8", "replace") for part in parts]
+
+
+async def _form(request: Request) -> tuple[dict[str, list[str]], _ProblemError | None]:
+    """Return the fields of a form, or what is wrong with it or with the address."""
+    if len(str(request.url)) > _LONGEST:
+        return {}, _ProblemError(414, "Too long", "The address is too long.")
+    if request.method in ("GET", "HEAD"):
+        return {}, None
+    if request.method != "POST":
+        return {}, _ProblemError(405, "Not possible", "This address can only be read.")
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > _LARGEST:
+            text = f"A form of {_LARGEST / 1e6:.0f} MB at most is taken. For a larger value: "
+            return {}, _ProblemError(413, "Too large", f"{text}stepwise send RUN NAME -")
+    try:
+        return parse_qs(
+            body.decode("ascii"),
+            keep_blank_values=True,
+            errors="surrogateescape",
+            max_num_fields=_FIELDS,
+        ), None
+    except ValueError:
+        return {}, _ProblemError(400, "Not a form", "The form that was sent cannot be read.")
+
+
+# -- answers --------------------------------------------------------------------------------------
+
+
+def _no_page() -> _ProblemError:
+    return _ProblemError(404, "No such page", "There is no page at this address.")
+
+
+def _problem_of(error: BaseException) -> _ProblemError:
+    """Return the page for an exception of the library, whose text says what to do."""
+    kinds: list[tuple[type | tuple[type, ...], int, str]] = [
+        (RunNotFoundError, 404, "No such run"),
+        ((BadFieldError, WrongWordsError), 400, "Not understood"),
+        ((CorruptStoreError, JournalLostError), 500, "Damaged"),
+        (StoreError, 503, "The store cannot be used"),
+    ]
+    for kind, status, title in kinds:
+        if isinstance(error, kind):
+            return _ProblemError(status, title, str(error))
+    return _ProblemError(409, "Not possible", str(error))
+
+
+def _html(
+    page: str, asked: _PageRequest, status: int = 200, more: Mapping[str, str] | None = None
+) -> Response:
+    data = page.encode("utf-8", "backslashreplace")
+    return Response(data, status, {**headers(asked.nonce), **(more or {})}, "text/html")
+
+
+def _static(asked: _PageRequest, name: str) -> Response:
+    """Return a file of ours; the browser asks each time whether its copy is still the same."""
+    path, kind = _STATIC[name]
+    with open(path, "rb") as file:
+        data = file.read()
+    tag = f'"{hashlib.sha256(data).hexdigest()[:20]}"'
+    same = asked.request.headers.get("if-none-match") == tag
+    known = {**headers(asked.nonce), "Cache-Control": "private, no-cache", "ETag": tag}
+    return Response(b"" if same else data, 304 if same else 200, known, kind)

@@ -1,0 +1,506 @@
+"""The pages of many runs: the list, the inbox, spending, two runs beside each other, problems."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from stepwise._display.markup import (
+    Content,
+    Markup,
+    badge,
+    block,
+    facts,
+    markup,
+    section,
+    table,
+    tag,
+    whole,
+)
+from stepwise._display.page import called, could_be, differences
+from stepwise._display.terminal import duration_text
+from stepwise._runs.export import StepDifference, first_step, first_variable
+from stepwise._runs.questions import Question
+from stepwise._runs.run import Run
+from stepwise._runs.steps import StepRecord, StoppedCall
+from stepwise.ui._shell import (
+    amounts,
+    area,
+    button,
+    counted,
+    field,
+    figures,
+    form,
+    hidden,
+    moment,
+    shell,
+    shortened,
+)
+from stepwise.ui._view import Awaited, Matters, RunRow, Spending, SpendingRow, View
+
+# -- runs -----------------------------------------------------------------------------------------
+
+
+_WORDS = (
+    ("status:crashed", "running, crashed, failed, suspended, completed and so on"),
+    ("workflow:agent", "a workflow"),
+    ("tag:customer=ann", "a tag"),
+    ("since:2d", "whose status changed in the last two days; also 30m, 6h, 2w"),
+    ("error:timeout", "a text in the error"),
+    ("cost:>1", "more than a dollar; also tokens:>5000"),
+    ("children:yes", "child runs, too"),
+    ("anything else", "a text in the name, the arguments, the id, the error or the tags"),
+)
+
+
+def runs_page(
+    view: View, listing: Sequence[RunRow], query: str, older: str | None, problem: str
+) -> Markup:
+    """Return the list of runs.
+
+    Args:
+        view: the facts of the request.
+        listing: the runs, newest first.
+        query: what is searched for.
+        older: the cursor of the next page; ``None`` on the last page.
+        problem: what is wrong with the search, or how far back it went; empty if nothing is.
+    """
+    search = tag("input", type="search", name="q", value=query, aria_label="search runs",
+                 placeholder="Search: words, status:crashed, workflow:agent, tag:a=b, cost:>1",
+                 aria_describedby="words", autocomplete="off")  # fmt: skip
+    words = tag("dl", [markup(tag("dt", tag("code", a)), tag("dd", b)) for a, b in _WORDS])
+    asked = tag("form", search, button("Search"), method="get", action=view.at(), cls="search")
+    found = _runs_table(view, listing) if listing else _no_runs(query)
+    following = tag("a", "older runs", href=view.at(q=query, before=older)) if older else None
+    return shell(
+        view,
+        "Runs",
+        tag("h1", "Runs"),
+        tag("search", asked),
+        tag("details", tag("summary", "what can be searched for"), words, id="words", cls="soft"),
+        tag("p", problem, cls="note", role="status") if problem else None,
+        tag("div", found, tag("p", following), data_live="runs"),
+        live=view.at("live"),
+    )
+
+
+def _no_runs(query: str) -> Markup:
+    if query:
+        return tag("p", "No run matches. Leave out a word, or look at all runs.", cls="empty")
+    example = "from stepwise import step, workflow\n\n@workflow\ndef hello(): ..."
+    about = "No runs yet. Call a function with @workflow, and its run appears here:"
+    return tag("div", tag("p", about), tag("pre", example), cls="empty")
+
+
+def _runs_table(view: View, listing: Sequence[RunRow]) -> Markup:
+    before: dict[str, str] = {}
+    rows = []
+    for run in reversed(listing):  # what differs is told from the run before
+        rows.append(_run_cells(view, run, before.get(run.workflow, "")))
+        before[run.workflow] = run.arguments
+    heads = ["mark", "status", "run", "steps", "began", "took", "spent"]
+    marked = not view.read_only
+    shown = [row if marked else row[1:] for row in reversed(rows)]
+    listed = table(heads if marked else heads[1:], shown, cls="cards runs")
+    sure = tag("label", tag("input", type="checkbox", required=True), " yes, delete them:")
+    acts = tag(
+        "div",
+        tag("span", "With the marked runs:", cls="soft"),
+        button("Resume", name="action", value="resume", formnovalidate=True),
+        button("Cancel", name="action", value="cancel", formnovalidate=True),
+        sure,
+        button("Forget", "danger", name="action", value="forget"),
+        cls="actions marked",
+    )
+    return form(view, view.at("marked"), listed, acts) or listed
+
+
+def _run_cells(view: View, run: RunRow, before: str) -> list[Content]:
+    mark = tag("input", type="checkbox", name="id", value=run.id, aria_label=f"mark {run.id}")
+    named = [f"{name}={value}" for name, value in run.tags.items()]
+    notes: dict[str, Content] = {
+        "error": tag("span", run.error[:300], cls="error-line") if run.error else "",
+        "waits": f"waits: {shortened(run.waits)}" if run.waits else "",
+        "served": f"left to {run.served_by}" if run.served_by and run.can_resume else "",
+        "fork": ("fork of ", tag("a", run.forked_from, href=view.at("runs", run.forked_from)))
+        if run.forked_from
+        else "",
+        "tags": shortened(named),
+    }
+    call = tag(
+        "a",
+        tag("b", run.label),
+        tag("code", "(", _differing(run.arguments[:300], before[:300]), ")"),
+        href=view.at("runs", run.id),
+        cls="call",
+    )
+    lines = [tag("div", text, cls="line") for text in notes.values() if text]
+    spent = run.spent
+    money = amounts(spent.usd, spent.tokens, at_least=spent.at_least) if spent else ""
+    took = run.duration if run.duration is not None else None
+    return [
+        mark,
+        badge(run.status),
+        markup(call, lines),
+        counted(run.counts),
+        moment(view, run.created_at),
+        duration_text(took),
+        money,
+    ]
+
+
+def _differing(text: str, before: str) -> Markup:
+    """Return arguments, with those that the run before had, too, in a soft colour."""
+    if not before or before == text:
+        return markup(text)
+    pieces, known = text.split(", "), set(before.split(", "))
+    shown: list[Content] = []
+    for n, each in enumerate(pieces):
+        comma = ", " if n else ""
+        shown.append(tag("span", comma + each, cls="soft") if each in known else comma + each)
+    return markup(shown)
+
+
+# -- inbox ----------------------------------------------------------------------------------------
+
+
+def inbox_page(view: View, matters: Matters) -> Markup:
+    """Return all that waits for a person."""
+    doubts = [
+        tag("article", run_line(view, each.run), doubt(view, each.run.id, each.step, "inbox"))
+        for each in matters.doubts
+    ]
+    stops = [
+        tag("article", run_line(view, each.run), stopped(view, each.run.id, each.call, "inbox"))
+        for each in matters.stops
+    ]
+    asked = [
+        tag("article", run_line(view, each.run),
+            question(view, each.question, each.before, "inbox"))
+        for each in matters.questions
+    ]  # fmt: skip
+    waits = [tag("article", run_line(view, each.run), _wait(view, each)) for each in matters.waits]
+    failed = [tag("article", _failed(view, each)) for each in matters.failed]
+    parts = {
+        "Approvals": asked,
+        "In doubt: did it happen?": doubts,
+        "Stopped: is it the same call?": stops,
+        "Messages that runs wait for": waits,
+        "Failed, and can be resumed": failed,
+    }
+    empty = tag("p", "Nothing waits for you.", cls="empty")
+    shown = [section((name, tag("small", f"{len(each)}")), each) for name, each in parts.items()]
+    return shell(
+        view,
+        "Inbox",
+        tag("h1", "Inbox"),
+        tag("p", matters.left_out, cls="note") if matters.left_out else None,
+        tag("div", shown if matters.total else empty, cls="inbox", data_live="inbox"),
+        live=view.at("live"),
+    )
+
+
+def run_line(view: View, run: RunRow) -> Markup:
+    """Return a run on one line, with a link to its page."""
+    link = tag("a", tag("code", f"{run.label}({run.arguments[:200]})"),
+               href=view.at("runs", run.id))  # fmt: skip
+    return tag("p", badge(run.status), " ", link, " ", moment(view, run.created_at), cls="run-line")
+
+
+def question(view: View, asked: Question, before: str, back: str) -> Markup:
+    """Return a question with everything that a yes covers, and the forms that answer it."""
+    fields = hidden(step=asked.step, ticket=asked.ticket, back=back)
+    where = view.at("runs", asked.run_id, "approve"), view.at("runs", asked.run_id, "deny")
+    signers = [tag("code", whole(each)) for each in asked.approvers]
+    changed = (
+        tag("details", tag("summary", "what changed since the last question"),
+            tag("pre", differences(before[:5000], asked.details[:5000])[1]), open=True)
+        if before and before != asked.details
+        else None
+    )  # fmt: skip
+    forms = tag(
+        "div",
+        form(view, where[0], fields, field("note", "note"), button("Approve", "primary")),
+        form(view, where[1], fields, field("reason", "reason", required=True),
+             button("Deny", "danger")),
+        cls="answers",
+    )  # fmt: skip
+    if signers:
+        command = f"stepwise approve {asked.run_id} {asked.step} {asked.ticket} --key FILE"
+        forms = tag("p", "An approver has to sign the answer (", signers, "), with the command ",
+                    tag("code", command))  # fmt: skip
+    until = f", until {duration_text(asked.until - view.now)} from now" if asked.until else ""
+    return tag(
+        "div",
+        tag("h3", whole(asked.text)),
+        tag("p", f"step {asked.step} {asked.name}, asked ", moment(view, asked.asked_at), until,
+            cls="soft"),
+        block(asked.details, whole(asked.details)) if asked.details else None,
+        changed,
+        forms,
+        cls="ask",
+    )  # fmt: skip
+
+
+def doubt(view: View, run_id: str, step: StepRecord, back: str) -> Markup:
+    """Return a step in doubt, with a form for each way out."""
+    about = (
+        f"Step {step.number} began and has no recorded end: it may or may not have happened. Look "
+        "outside, by its key, then say which."
+    )
+    landed = (
+        hidden(step=step.number, way="landed", back=back),
+        field("result (JSON)", "value", placeholder="null", spellcheck="false"),
+        button("It happened"),
+    )
+    missing = (
+        hidden(step=step.number, way="did_not_happen", back=back),
+        button("It did not happen"),
+    )
+    where = view.at("runs", run_id, "resolve")
+    return tag(
+        "div",
+        tag("h3", tag("code", called(step)), " ", badge("in_doubt")),
+        tag("p", about),
+        facts(
+            {
+                "key": tag("code", step.idempotency_key),
+                "called": (tag("code", step.site), ", ", moment(view, step.started_at)),
+            }
+        ),
+        tag("div", form(view, where, *landed), form(view, where, *missing), cls="answers"),
+        cls="ask",
+    )
+
+
+def stopped(view: View, run_id: str, call: StoppedCall, back: str) -> Markup:
+    """Return a call that could be a recorded side effect, with a form for each answer."""
+    where = view.at("runs", run_id, "resolve")
+    forms = []
+    for each in call.could_be:
+        fields = {"step": each.number, "stop": call.stop, "back": back}
+        same, another = f"Same as step {each.number}", f"Another than step {each.number}"
+        forms.append(form(view, where, hidden(**fields, way="same"), button(same)))
+        forms.append(form(view, where, hidden(**fields, way="another"), button(another)))
+    return tag(
+        "div",
+        tag("h3", tag("code", called(call))),
+        tag("p", f"Called at {call.site or '?'}. It could be a side effect that is recorded with "
+            "other arguments. The same call gets the recorded outcome; another one runs."),
+        tag("ul", [tag("li", tag("code", each)) for each in could_be(call)]),
+        tag("div", forms, cls="answers"),
+        cls="ask",
+    )  # fmt: skip
+
+
+def _wait(view: View, awaited: Awaited) -> Markup:
+    wait = awaited.wait
+    schema = awaited.schema or {}
+    return tag(
+        "div",
+        tag("h3", "waits for ", tag("code", wait.name)),
+        tag("p", f"{wait}", cls="soft"),
+        form(
+            view,
+            view.at("runs", wait.run_id, "send"),
+            hidden(name=wait.name, back="inbox"),
+            [*_schema_fields(schema)],
+            button("Send", "primary"),
+            cls="answers stacked",
+        ),
+        tag("details", tag("summary", "its schema"), block(json.dumps(schema, indent=2)))
+        if schema
+        else None,
+        cls="ask",
+    )
+
+
+def _schema_fields(schema: Mapping[str, Any]) -> Iterator[Markup]:
+    """Yield the fields of a form for a value with this JSON schema."""
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) or not properties:
+        kind = schema.get("type")
+        if kind == "string":
+            yield field("value", "value", required=True)
+        elif kind == "boolean":
+            yield _choice("value", "value", ["true", "false"])
+        else:
+            yield area("value (JSON)", "value", placeholder='{"id": 1}', required=True)
+        return
+    needed = schema.get("required", ())
+    for name, each in properties.items():
+        rule = each if isinstance(each, dict) else {}
+        yield _property(name, rule, required=name in needed)
+
+
+def _property(name: str, rule: Mapping[str, Any], *, required: bool) -> Markup:
+    kind, key = rule.get("type"), f"field:{name}"
+    title = str(rule.get("title", name)) + ("" if required else " (optional)")
+    if kind == "boolean":
+        return tag("label", tag("input", type="checkbox", name=key, value="true"), f" {title}")
+    if kind == "string" and isinstance(rule.get("enum"), list):
+        optional = [] if required else [""]
+        return _choice(title, key, [*optional, *map(str, rule["enum"])])
+    if kind in ("integer", "number"):
+        step = "1" if kind == "integer" else "any"
+        return field(title, key, type="number", step=step, required=required)
+    if kind == "string":
+        return field(title, key, required=required)
+    return area(f"{title}: JSON", key, required=required)
+
+
+def _choice(label: str, name: str, values: Sequence[str]) -> Markup:
+    options = [tag("option", each, value=each) for each in values]
+    return tag("label", tag("span", label), tag("select", options, name=name))
+
+
+def _failed(view: View, run: RunRow) -> Markup:
+    served = f"left to {run.served_by}, which starts it again" if run.served_by else ""
+    resume = form(view, view.at("runs", run.id, "resume"), hidden(back="inbox"), button("Resume"))
+    return markup(
+        run_line(view, run),
+        tag("p", run.error[:500], cls="error-line") if run.error else None,
+        tag("p", served, cls="soft") if served else tag("div", resume, cls="answers"),
+    )
+
+
+# -- spending -------------------------------------------------------------------------------------
+
+
+def spending_page(view: View, spending: Spending) -> Markup:
+    """Return what the runs have spent: money, tokens and time."""
+    ways = [
+        tag("a", way, href=view.at("spending", by=way),
+            aria_current="page" if way == spending.by else None)
+        for way in ("workflow", "model", "day", "tag")
+    ]  # fmt: skip
+    total, saved = spending.total, spending.total.saved
+    most = max((each.usd or each.tokens for each in spending.rows), default=0)
+    rows = [_spending_cells(view, each, most) for each in spending.rows]
+    heads = [spending.by, "runs", "steps", "time", "tokens", "money", "saved by resuming", "share"]
+    if spending.by == "model":
+        heads[2] = "requests"
+    listed = table(heads, rows) if rows else tag("p", "Nothing has been spent.", cls="empty")
+    return shell(
+        view,
+        "Spending",
+        tag("h1", "Spending"),
+        figures(
+            {
+                "spent": amounts(total.usd, 0, at_least=total.at_least) or "$0",
+                "tokens": f"{total.tokens:,}",
+                "time in steps": duration_text(total.seconds),
+                "runs": f"{total.runs:,}",
+                "saved by resuming": _saved(saved),
+            }
+        ),
+        tag("p", "by ", ways, cls="ways"),
+        tag("p", spending.left_out, cls="note") if spending.left_out else None,
+        tag("div", listed, data_live="spending"),
+    )
+
+
+def _spending_cells(view: View, row: SpendingRow, most: float) -> list[Content]:
+    name = tag("code", row.name)
+    share = f"{(row.usd or row.tokens) / most:.3f}" if most else ""
+    return [
+        tag("a", name, href=view.at(q=row.query)) if row.query else name,
+        f"{row.runs:,}" if row.runs else "",
+        f"{row.steps:,}",
+        duration_text(row.seconds),
+        f"{row.tokens:,}" if row.tokens else "",
+        amounts(row.usd, 0, at_least=row.at_least),
+        _saved(row.saved),
+        tag("meter", min=0, max=1, value=share, aria_label=f"share of {row.name}") if share else "",
+    ]
+
+
+def _saved(saved: Mapping[str, float]) -> str:
+    text = amounts(saved.get("usd", 0.0), saved.get("tokens", 0))
+    took = duration_text(saved["seconds"]) if saved.get("seconds") else ""
+    return ", ".join(filter(None, (text, took)))
+
+
+# -- two runs -------------------------------------------------------------------------------------
+
+
+def compare_page(view: View, one: Run, other: Run) -> Markup:
+    """Return two runs beside each other: where they part, and what each cost."""
+    step, variable = first_step(one, other), first_variable(one, other)
+    return shell(
+        view,
+        f"{one.id} and {other.id}",
+        tag("h1", "Two runs beside each other"),
+        section("Where they part", _parting(step) if step else tag("p", "All steps are the same.")),
+        section(
+            "The first variable that differs",
+            tag("p", tag("code", variable.name), f" after step {variable.step}, at ",
+                tag("code", variable.position)),
+            _beside([tag("pre", each) for each in differences(*variable.values)]),
+        )
+        if variable
+        else None,
+        _beside([_side(view, each) for each in (one, other)]),
+    )  # fmt: skip
+
+
+def _beside(parts: Sequence[Content]) -> Markup:
+    return tag("div", [tag("div", each) for each in parts], cls="columns even")
+
+
+def _parting(found: StepDifference) -> Markup:
+    what = {
+        "presence": "only one run has step",
+        "name": "they call different steps at step",
+        "arguments": "the arguments differ at step",
+        "status": "the status differs at step",
+        "result": "the result differs at step",
+    }[found.what]
+    texts = [_step_text(each) for each in found.steps]
+    shown = _beside(
+        [block(text, each) for text, each in zip(texts, differences(*texts), strict=True)]
+    )
+    return markup(tag("p", f"{what} {found.number}."), shown)
+
+
+def _step_text(step: StepRecord | None) -> str:
+    if step is None:
+        return "(no such step)"
+    return (
+        f"{called(step)[:2000]}\n{step.status} {duration_text(step.duration)}\n"
+        + (step.preview[:2000])
+    )
+
+
+def _side(view: View, run: Run) -> Markup:
+    spent = run.spent
+    about = facts(
+        {
+            "run": tag("a", run.id, href=view.at("runs", run.id)),
+            "fork of": run.forked_from or "",
+            "began": moment(view, run.created_at),
+            "took": duration_text(run.duration),
+            "steps": counted(run.counts),
+            "spent": amounts(spent.usd, spent.tokens, at_least=spent.at_least),
+            "time in steps": duration_text(spent.seconds),
+        }
+    )
+    call = f"{run.label}({run.arguments})"
+    return tag("section", tag("h2", tag("code", call[:200]), " ", badge(run.status)), about)
+
+
+# -- problems -------------------------------------------------------------------------------------
+
+
+def problem_page(view: View, status: int, title: str, text: str) -> Markup:
+    """Return a page that says why a request got no other.
+
+    Args:
+        view: the facts of the request.
+        status: the HTTP status.
+        title: what is wrong.
+        text: why, and the way out.
+    """
+    shown = tag("h1", title), tag("p", text), tag("p", tag("a", "all runs", href=view.at()))
+    return shell(view, title, tag("div", *shown, tag("small", f"{status}"), cls="problem"))

@@ -1,0 +1,673 @@
+"""The page of a run: where it stands, its timeline, source, variables and steps; and its fork form.
+
+A slider goes through the steps.  At each step the page shows what is recorded: the line that called
+it, the variables of the newest checkpoint up to it, its arguments, result and traceback.  Nothing
+is executed to find more, and only values that verify are loaded.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stepwise._checkpoints.checkpoints import Loaded
+from stepwise._display.markup import Content, Markup, Rules, badge, block, markup, section, tag
+from stepwise._display.page import (
+    RunPage,
+    SourceShown,
+    called,
+    compared,
+    frames,
+    run_facts,
+    source,
+    step_facts,
+    step_line,
+    title_of,
+    variables,
+)
+from stepwise._display.terminal import duration_text, shown_value
+from stepwise._display.timeline import RunBars, timeline
+from stepwise._execution.viewer import look_into
+from stepwise._runs.export import page_of, same_value, source_of
+from stepwise._runs.overview import Overview, steps_around
+from stepwise._runs.run import Run
+from stepwise._runs.steps import StepRecord, checkpoint_at, newest_checkpoint
+from stepwise.errors import RunNotFoundError, StepNotFoundError, UnreadableValueError
+from stepwise.ui._conversation import conversation
+from stepwise.ui._pages import doubt, question, stopped
+from stepwise.ui._shell import (
+    amounts,
+    area,
+    button,
+    counted,
+    field,
+    figures,
+    form,
+    moment,
+    shell,
+)
+from stepwise.ui._view import View
+
+_STEPS = 200  # of a page
+_CHILDREN = 5  # child runs in a timeline, of _CHILD_STEPS each
+_CHILD_STEPS = 40
+_VALUE = 1500  # characters of a variable
+_VALUES = 40_000  # characters of all variables
+_WHOLE = 1_000_000  # characters of a value on a page of its own
+_RESUMABLE = ("crashed", "stuck", "failed", "interrupted", "suspended", "ready", "cancelling")
+_ENDED = ("completed", "failed", "cancelled")
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """A run at one of its steps.
+
+    Args:
+        run: the run.
+        seen: its overview, with the steps near this one.
+        page: what the page of a run shows.
+        step: the number of the step; ``None`` for now.
+        chosen: the step in full.
+        here, before: the checkpoint of this moment, and the one before it.
+    """
+
+    run: Run
+    seen: Overview
+    page: RunPage
+    step: int | None
+    chosen: StepRecord | None
+    here: Loaded | None
+    before: Loaded | None
+
+
+def _moment_of(run: Run, step: int | None) -> _Moment:
+    """Read a run at one of its steps.
+
+    Raises:
+        StepNotFoundError: the run has no such step.
+    """
+    seen = run._seen(_STEPS)
+    steps = {each.number: each for each in seen.steps}
+    if step is not None and step not in steps:
+        near = steps_around(run.store, run._seal, run._facts(), seen, step, _STEPS)
+        steps = {each.number: each for each in near}
+        seen = replace(seen, steps=near)
+    if step is not None and step not in steps:  # a forgotten step leaves its number free
+        before_it = [each for each in steps if each < step]
+        if not before_it or step > max(steps):
+            raise StepNotFoundError(f"run {run.id!r} has no step {step}", run_id=run.id, step=step)
+        step = max(before_it)
+    place, course = (run.store, run._seal, run.id), seen.course
+    here = newest_checkpoint(*place) if step is None else checkpoint_at(*place, step, course)
+    until = here.state.step - 1 if here is not None else 0
+    before = checkpoint_at(*place, until, course) if here is not None else None
+    chosen = steps[step] if step is not None else _telling(seen.steps)
+    page = page_of(run, seen)
+    if step is not None:
+        page = replace(page, source=_source_at(page.source, run, here, chosen))
+    return _Moment(run, seen, page, step, chosen, here, before)
+
+
+def _telling(steps: Sequence[StepRecord]) -> StepRecord | None:
+    """Return the step that says most of where a run stands: one that did not complete, or last."""
+    open_ones = [each for each in steps if each.status not in ("completed", "compensated")]
+    return next(reversed(open_ones or steps), None) if steps else None
+
+
+def _source_at(
+    known: SourceShown | None, run: Run, here: Loaded | None, chosen: StepRecord | None
+) -> SourceShown | None:
+    """Return the source with the line that called a step, or that follows its checkpoint."""
+    if known is None or chosen is None:
+        return known
+    file, _, line = chosen.site.rpartition(":")
+    lines = range(known.first, known.first + len(known.lines))
+    if file == known.file and line.isdecimal() and int(line) in lines:
+        return replace(known, here=int(line))
+    return source_of(run, here, at_position=True)
+
+
+# -- the page of a run ----------------------------------------------------------------------------
+
+
+def run_page(view: View, run: Run, step: int | None) -> Markup:
+    """Return the page of a run.
+
+    Args:
+        view: the facts of the request.
+        run: the run.
+        step: the step that the slider is at; ``None`` for now.
+
+    Raises:
+        StepNotFoundError: the run has no such step.
+    """
+    at, rules = _moment_of(run, step), Rules()
+    shown = at.page.shown
+    return shell(
+        view,
+        f"{shown.call[:80]} {shown.status}",
+        tag("div", _head(view, at), data_live="head"),
+        tag("div", _asked(view, at), data_live="asked"),
+        tag("div", section("Timeline", _timeline(view, at, rules)), data_live="timeline"),
+        tag("div", _slider(view, at), data_live="slider"),
+        tag(
+            "div",
+            tag("div", section("Source", source(at.page, _link(view, run))), data_live="source"),
+            tag("div", section(_variables_title(at), _variables(view, at)), data_live="variables"),
+            cls="columns",
+        ),
+        tag("div", _chosen(view, at), data_live="step"),
+        tag("div", _steps(view, at), data_live="steps"),
+        rules=rules,
+        live=view.at("runs", run.id, "live"),
+    )
+
+
+def _link(view: View, run: Run) -> Any:
+    return lambda number: view.at("runs", run.id, step=number)
+
+
+def _head(view: View, at: _Moment) -> Markup:
+    shown, spent = at.page.shown, at.seen.spent
+    saved = spent.saved or {}
+    parts: dict[str, Content] = {
+        "spent": amounts(spent.usd, spent.tokens, at_least=spent.at_least),
+        "steps": f"{shown.total:,}" if shown.total else "",
+        "time in steps": duration_text(spent.seconds) if spent.seconds else "",
+        "saved by resuming": ", ".join(
+            filter(
+                None,
+                (
+                    amounts(saved.get("usd", 0), saved.get("tokens", 0)),
+                    duration_text(saved["seconds"]) if saved.get("seconds") else "",
+                ),
+            )
+        ),
+        "down": duration_text(shown.lost) if shown.lost else "",
+        "resumed": f"{at.page.resumed} times"
+        if at.page.resumed > 1
+        else "once"
+        if at.page.resumed
+        else "",
+    }
+    parent = at.run.parent
+    return markup(
+        tag("p", tag("a", "Runs", href=view.at()), " / ", tag("code", shown.id), cls="crumbs"),
+        title_of(shown),
+        tag(
+            "p",
+            ("begun ", moment(view, shown.created_at)),
+            (", executed by ", shown.owner) if shown.owner else None,
+            (", child of ", tag("a", parent, href=view.at("runs", parent))) if parent else None,
+            _fork_of(view, at.run),
+            (", resumes ", at.page.where) if at.page.where else None,
+            cls="soft",
+        ),
+        block(shown.error, cls="error") if shown.error else None,
+        [tag("p", each, cls="note") for each in shown.waits],
+        tag("p", shown.damage, cls="note bad") if shown.damage else None,
+        figures(parts),
+        _actions(view, at),
+        _output(view),
+        tag("details", tag("summary", "all facts"), run_facts(at.page), cls="facts"),
+        section("Variables where it failed", frames(at.page.frames)),
+    )
+
+
+def _fork_of(view: View, run: Run) -> Content:
+    source_id = run.forked_from
+    if not source_id:
+        return None
+    beside = view.at("compare", a=source_id, b=run.id)
+    return (
+        ", fork of ",
+        tag("a", source_id, href=view.at("runs", source_id)),
+        " (",
+        tag("a", "beside each other", href=beside),
+        ")",
+    )
+
+
+def _output(view: View) -> Markup | None:
+    """Return what the program printed that this server has started."""
+    output = view.output
+    if output is None:
+        return None
+    state = "runs" if output.exit_code is None else f"ended with {output.exit_code}"
+    return tag(
+        "details",
+        tag("summary", f"output of process {output.pid}, which {state}"),
+        tag("small", tag("code", output.command)),
+        block(output.text or "(nothing yet)"),
+        open=output.exit_code != 0,
+        cls="output",
+    )
+
+
+def _actions(view: View, at: _Moment) -> Markup:
+    run, status = at.run, at.page.shown.status
+
+    def to(action: str) -> str:
+        return view.at("runs", run.id, action)
+
+    starts = "Start" if status == "ready" else "Resume"
+    resume = form(view, to("resume"), button(starts, "primary"))
+    fork = tag("a", "Fork…", href=view.at("runs", run.id, "fork", step=at.step), cls="button")
+    reason = field("reason", "reason")
+    cancel = form(view, to("cancel"), reason, button("Cancel the run", "danger"))
+    awaited = [each.name for each in run.waits if each.kind == "signal"]
+    send = form(
+        view,
+        to("send"),
+        field("name", "name", required=True, value="".join(awaited[:1])),
+        area("value (JSON)", "value", "null"),
+        button("Send"),
+    )
+    undo = form(view, to("compensate"), _sure("undo its completed calls"), button("Undo"))
+    delete = form(view, to("delete"), _sure("delete the run and its child runs"),
+                  button("Delete", "danger"))  # fmt: skip
+    shown: list[Content] = [
+        resume if status in _RESUMABLE and not run.parent else None,
+        fork if not view.read_only else None,
+        tag("a", "Export", href=to("export"), cls="button"),
+    ]
+    folded: dict[str, Markup | None] = {
+        "Send…": send if status not in _ENDED else None,
+        "Cancel…": cancel if status not in _ENDED and not run.parent else None,
+        "Undo…": undo if status != "running" else None,
+        "Delete…": delete if status != "running" else None,
+    }
+    shown += [
+        tag("details", tag("summary", name, cls="button"), tag("div", each, cls="menu"))
+        for name, each in folded.items()
+        if each
+    ]
+    return tag("div", shown, cls="actions")
+
+
+def _sure(what: str) -> Markup:
+    box = tag("input", type="checkbox", required=True)
+    return tag("label", box, f" yes, {what}")
+
+
+def _asked(view: View, at: _Moment) -> Markup:
+    """Return what the run waits for from a person."""
+    run = at.run
+    asked = run._asked(at.seen)
+    return section(
+        "Waits for you",
+        [question(view, each, "", "") for each in asked],
+        [doubt(view, run.id, each, "") for each in at.seen.in_doubt],
+        [stopped(view, run.id, each, "") for each in at.seen.stops if each.said is None],
+    )
+
+
+# -- timeline and slider --------------------------------------------------------------------------
+
+
+def _timeline(view: View, at: _Moment, rules: Rules) -> Markup:
+    run, shown = at.run, at.page.shown
+    now = view.now if shown.status == "running" else None
+    chosen = at.chosen.number if at.chosen is not None else 0
+    groups = [RunBars("", shown.steps, _link(view, run), shown.begun, chosen)]
+    children = [each for each in shown.steps if each.child]
+    for each in children[-_CHILDREN:]:
+        child = Run(run.store, each.child, run._seal)
+        try:
+            seen = child._seen(_CHILD_STEPS)
+        except RunNotFoundError:
+            continue
+        groups.append(RunBars(each.name, seen.steps, _link(view, child), seen.course.begun))
+    drawn = timeline(groups, now, [moment for moment, _ in at.page.resumes], rules)
+    left_out = shown.total - len(shown.steps)
+    about = [
+        f"{len(shown.steps)} of {shown.total:,} steps" if left_out > 0 else "",
+        f"{_CHILDREN} of {len(children)} child runs" if len(children) > _CHILDREN else "",
+    ]
+    told = ", ".join(filter(None, about))
+    return markup(drawn, tag("p", tag("small", f"shown: {told}")) if told else None)
+
+
+def _slider(view: View, at: _Moment) -> Markup:
+    last = max([at.seen.total, *(each.number for each in at.seen.steps)], default=0)
+    if not last:
+        return Markup()
+    place = at.step if at.step is not None else last
+    link = _link(view, at.run)
+
+    def to(number: int, text: str, name: str, rel: str | None = None) -> Markup:
+        inside = 1 <= number <= last and number != place
+        where = link(number) if inside else None
+        kind = {"rel": rel} if inside else {"role": "link", "aria_disabled": "true"}
+        return tag("a", text, href=where, aria_label=name, **kind)
+
+    numbers = [each.number for each in at.seen.steps]
+    earlier = max((each for each in numbers if each < place), default=place - 1)
+    later = min((each for each in numbers if each > place), default=place + 1)
+    now = tag("a", "now", href=view.at("runs", at.run.id), rel="last") if at.step else None
+    return tag(
+        "form",
+        to(1, "«", "first step"),
+        to(earlier, "‹", "step before", "prev"),  # noqa: RUF001
+        tag("input", type="range", name="step", min=1, max=last, value=place, aria_label="step"),
+        to(later, "›", "step after", "next"),  # noqa: RUF001
+        to(last, "»", "last step"),
+        tag("output", f"step {place:,} of {last:,}" if at.step else f"now, after {last:,} steps"),
+        now,
+        button("Go"),
+        method="get",
+        action=view.at("runs", at.run.id),
+        cls="slider",
+        aria_label="slider through time",
+    )
+
+
+# -- variables ------------------------------------------------------------------------------------
+
+
+def _variables_title(at: _Moment) -> Content:
+    if at.here is None:
+        return "Variables"
+    state = at.here.state
+    return "Variables ", tag("small", f"after step {state.step}, at {state.file}:{state.line}")
+
+
+def _locals_of(run: Run, loaded: Loaded | None) -> tuple[dict[str, Any], str]:
+    """Return the variables of a checkpoint, and why they cannot be shown."""
+    if loaded is None:
+        return {}, ""
+    try:
+        return run._without_hidden(look_into(loaded)), ""
+    except UnreadableValueError as error:
+        return {}, str(error)
+
+
+def _variables(view: View, at: _Moment) -> Markup:
+    if at.here is None:
+        kept = "No checkpoint was kept up to this step." if at.step else "No checkpoint was kept."
+        return tag("p", f"{kept} ", _retention(at), cls="soft")
+    values, problem = _locals_of(at.run, at.here)
+    earlier, unknown = _locals_of(at.run, at.before)
+    marks = {}
+    if at.before is not None and not unknown:
+        marks = {
+            name: "changed" if name in earlier else "new"
+            for name, value in values.items()
+            if name not in earlier or not same_value(earlier[name], value)
+        }
+    limit = max(200, min(_VALUE, _VALUES // max(1, len(values))))
+    link = {"of": "locals", "step": at.here.state.step}
+    shown = {
+        name: _value(view, at.run, shown_value(value, _WHOLE), limit, **link, path=name)
+        for name, value in values.items()
+    }
+    gone = [name for name in earlier if name not in values] if marks else []
+    about = []
+    if at.step is not None and at.here.state.step < at.step:
+        about.append(
+            f"No checkpoint was kept at step {at.step}: these are the variables of the newest one "
+            "before it."
+        )
+    return markup(
+        tag("p", " ".join(about), " ", _retention(at), cls="soft") if about else None,
+        tag("p", problem, cls="note") if problem else None,
+        variables(shown, marks),
+        tag("p", f"no more: {', '.join(gone)}", cls="soft") if gone else None,
+        tag("small", f"marked: against the checkpoint after step {at.before.state.step}")
+        if at.before is not None and not unknown
+        else None,
+    )
+
+
+def _retention(at: _Moment) -> Content:
+    hint = (
+        "A checkpoint follows a statement, and a run keeps its newest three; ",
+        tag("code", '@workflow(retention="all")'),
+        " keeps all, ",
+        tag("code", '"thinned"'),
+        " ever fewer of the older ones.",
+    )
+    return hint if at.step is not None else None
+
+
+def _value(view: View, run: Run, text: str, limit: int, **link: object) -> Markup:
+    """Return a value; a long one is shortened, with a link to its page."""
+    if len(text) <= limit:
+        return block(text)
+    where = view.at("runs", run.id, "value", **link)
+    more = tag("a", f"whole, {len(text):,} characters", href=where, cls="whole")
+    return markup(block(text[:limit], (text[:limit], "…")), more)
+
+
+# -- steps ----------------------------------------------------------------------------------------
+
+
+def _chosen(view: View, at: _Moment) -> Markup:
+    """Return the chosen step in full."""
+    step = at.chosen
+    if step is None:
+        return Markup()
+    run = at.run
+    arguments = {each.number: each.arguments for each in at.page.shown.steps}
+    more: dict[str, Content] = {}
+    inputs = _inputs(view, run, step)
+    if inputs:
+        more["arguments"] = inputs
+    talk = conversation(step, at.page.shown.steps)
+    if step.status == "completed":
+        limit = 4 * _VALUE if not talk else 200  # the conversation says the same, for people
+        more["result"] = _result(view, run, step, limit)
+    forget = form(
+        view,
+        view.at("runs", run.id, "forget-step"),
+        tag("input", type="hidden", name="step", value=step.number),
+        button("Forget this step"),
+    )
+    fork = tag("a", "Fork from here…", href=view.at("runs", run.id, "fork", step=step.number),
+               cls="button")  # fmt: skip
+    acts = tag("div", fork, forget if at.page.shown.status != "running" else None, cls="actions")
+    again = compared(step, arguments.get(step.instead, ""), _link(view, run)(step.instead))
+    child = tag("a", step.child, href=view.at("runs", step.child)) if step.child else None
+    return section(
+        markup(f"Step {step.number} ", tag("code", step.name), " ", badge(step.status)),
+        talk,
+        step_facts(step, begun=at.page.shown.begun, again=again, child=child, **more),
+        acts if not view.read_only else None,
+        cls="chosen-step",
+        id="step",
+    )
+
+
+def _inputs(view: View, run: Run, step: StepRecord) -> Markup:
+    """Return the arguments in full, if they were recorded."""
+    if not step.has_inputs:
+        return Markup()
+    try:
+        values: Mapping[str, Any] = step.inputs
+    except UnreadableValueError as error:
+        return markup(block(step.arguments), tag("small", f"{error}"))
+    link = {"of": "inputs", "step": step.number}
+    return variables(
+        {
+            name: _value(view, run, shown_value(value, _WHOLE), _VALUE, **link, path=name)
+            for name, value in values.items()
+        }
+    )
+
+
+def _result(view: View, run: Run, step: StepRecord, limit: int) -> Markup:
+    try:
+        text = shown_value(step.result, _WHOLE)
+    except UnreadableValueError as error:
+        return markup(block(step.preview), tag("small", f"{error}"))
+    return _value(view, run, text, limit, of="result", step=step.number)
+
+
+def _steps(view: View, at: _Moment) -> Markup:
+    """Return the list of steps, each with a link to its moment."""
+    steps, link = at.page.shown.steps, _link(view, at.run)
+    if not steps:
+        return section("Steps", tag("p", "No step has begun.", cls="soft"))
+    chosen = at.chosen.number if at.chosen is not None else 0
+    rows = [
+        tag(
+            "a",
+            step_line(each),
+            href=link(each.number),
+            cls=f"step{' chosen' if each.number == chosen else ''}",
+            aria_current="step" if each.number == chosen else None,
+        )
+        for each in steps
+    ]
+    first, last = steps[0].number, steps[-1].number
+    if first > 1:
+        older = tag("a", f"earlier steps, to {first - 1:,}", href=link(max(1, first - 1)))
+        rows.insert(0, tag("p", older))
+    if last < at.seen.total:
+        rows.append(tag("p", tag("a", f"later steps, from {last + 1:,}", href=link(last + 1))))
+    about = tag("small", counted(at.seen.statuses))
+    return section(("Steps ", about), tag("div", Markup("\n".join(rows)), cls="rows"))
+
+
+# -- one value ------------------------------------------------------------------------------------
+
+
+def value_page(view: View, run: Run, of: str, step: int | None, path: str) -> Markup:
+    """Return one recorded value, whole.
+
+    Args:
+        view: the facts of the request.
+        run: the run.
+        of: ``locals``, ``result`` or ``inputs``.
+        step: the number of the step.
+        path: a variable or an argument, and a place inside it: ``notes[3]['text']``.
+
+    Raises:
+        StepNotFoundError: there is no such step, checkpoint or place.
+        UnreadableValueError: the value cannot be loaded here.
+    """
+    at = _moment_of(run, step)
+    value: Any
+    if of == "result" and at.chosen is not None:
+        value = at.chosen.result
+    elif of == "inputs" and at.chosen is not None:
+        value = at.chosen.inputs
+    else:
+        value = run._without_hidden(look_into(at.here)) if at.here is not None else {}
+    value = _inside(value, path, run.id, step)
+    text = shown_value(value, _WHOLE)
+    name = path or f"the result of step {step}"
+    back = tag("a", f"step {step}", href=_link(view, run)(step))
+    return shell(
+        view,
+        name[:80],
+        tag("p", tag("a", "Runs", href=view.at()), " / ",
+            tag("a", tag("code", run.id), href=view.at("runs", run.id)), " / ", back, cls="crumbs"),
+        tag("h1", tag("code", name), " ", tag("small", f"{len(text):,} characters")),
+        tag("pre", [text[n : n + 10_000] for n in range(0, len(text), 10_000)], cls="value",
+            data_live="value", tabindex="0", role="region", aria_label=name[:80]),
+    )  # fmt: skip
+
+
+def _inside(value: Any, path: str, run_id: str, step: int | None) -> Any:
+    """Return the value at a place; only items of plain containers are looked at."""
+    for name, index in re.findall(r"""([^\[\].]+)|\[('[^']*'|"[^"]*"|-?\d{1,9})\]""", path):
+        key: Any = name or ast.literal_eval(index)
+        try:
+            value = value[key] if type(value) in (dict, list, tuple) else vars(value)[key]
+        except (LookupError, TypeError) as error:
+            missing = f"there is no value at {path[:200]!r}"
+            raise StepNotFoundError(missing, run_id=run_id, step=step or 0) from error
+    return value
+
+
+# -- fork -----------------------------------------------------------------------------------------
+
+
+def fork_page(view: View, run: Run, step: int | None, problem: str) -> Markup:
+    """Return the form that makes a fork: other variables, other results.
+
+    Args:
+        view: the facts of the request.
+        run: the run.
+        step: the step up to which the fork shares the records; ``None`` for the newest checkpoint.
+        problem: why the last try was refused; empty on the first.
+    """
+    at = _moment_of(run, step)
+    values, unknown = _locals_of(run, at.here)
+    done = [each for each in at.seen.steps if each.status == "completed" and not each.child]
+    done = [each for each in done if step is None or each.number <= step][-20:]
+    place = at.here.state if at.here is not None else None
+    where = f"after {place.file}:{place.line} (step {place.step})" if place else "from the top"
+    about = (
+        f"The fork shares the steps up to {step}"
+        if step is not None
+        else "The fork shares the steps up to the newest checkpoint"
+    )
+    fields = [
+        tag("input", type="hidden", name="step", value=step) if step is not None else None,
+        tag("p", f"{about}, and resumes {where}. The run itself stays as it is. A field that "
+            "stays empty changes nothing."),
+        section("Variables", [_change(f"variable:{n}", n, v) for n, v in values.items()]),
+        tag("p", unknown, cls="note") if unknown else None,
+        tag(
+            "details",
+            tag("summary", f"Results of the newest {len(done)} steps"),
+            [_change_result(each) for each in reversed(done)],
+        )
+        if done
+        else None,
+        section(
+            "The fork",
+            field("its id (made if empty)", "id"),
+            tag("label", tag("input", type="checkbox", name="messages", value="1"),
+                " take the messages that the run had not taken, too"),
+            tag("label", tag("input", type="checkbox", name="start", value="1", checked=True),
+                " start its program at once"),
+        ),
+        tag("div", button("Make the fork", "primary"), tag("a", "back",
+            href=view.at("runs", run.id, step=step)), cls="actions"),
+    ]  # fmt: skip
+    made = form(view, view.at("runs", run.id, "fork"), fields, cls="fork")
+    return shell(
+        view,
+        f"Fork {run.label}",
+        tag("p", tag("a", "Runs", href=view.at()), " / ",
+            tag("a", tag("code", run.id), href=view.at("runs", run.id)), cls="crumbs"),
+        tag("h1", "Fork from ", f"step {step}" if step is not None else "here"),
+        tag("p", problem, cls="note bad", role="alert") if problem else None,
+        made or tag("p", "This page is read-only.", cls="note"),
+    )  # fmt: skip
+
+
+def _change(key: str, name: str, value: Any) -> Markup:
+    """Return the field of a variable: its value now, and a place for another."""
+    text = shown_value(value, 300)
+    label = tag("code", name), " ", tag("small", text)
+    return area(
+        label, key, data_value=_json_of(value), rows=1, placeholder="unchanged (JSON or text)"
+    )
+
+
+def _change_result(step: StepRecord) -> Markup:
+    label = (
+        tag("code", f"{step.number} {called(step)[:120]}"),
+        " ",
+        tag("small", step.preview[:300]),
+    )
+    return area(label, f"result:{step.number}", rows=1, placeholder="unchanged (JSON or text)")
+
+
+def _json_of(value: Any) -> str | None:
+    """Return a small plain value as JSON, for editing; ``None`` for other values."""
+    if type(value) not in (str, int, float, bool, list, dict, type(None)):
+        return None
+    try:
+        text = json.dumps(value, indent=None, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return text if len(text) < 5000 else None

@@ -1,0 +1,160 @@
+"""What the runs of a store have spent, by workflow, model, day or tag.
+
+The head of a run that ended says what it has spent, its child runs included.  Models are named by
+the records of steps only.  Both are read for a second at most, the newest runs first, and the page
+says how many runs that were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from stepwise._execution.budget import Spent
+from stepwise._runs.overview import overview
+from stepwise._runs.run import Listed, each_listed, number_of_runs
+from stepwise._runs.steps import StepRecord, each_step
+from stepwise.errors import RunStopped, StepwiseError
+from stepwise.ui._reading import RunReader
+from stepwise.ui._view import Spending, SpendingRow
+
+_SECONDS = 1.0  # that a page reads
+_ROWS = 200  # rows of a page
+_UNITS = ("usd", "tokens", "steps", "seconds")
+_NO_MODEL = "other steps"
+
+
+@dataclass
+class _Sum:
+    """The amounts of one row."""
+
+    runs: int = 0
+    usd: float = 0.0
+    tokens: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    saved: dict[str, float] = field(default_factory=dict)
+    at_least: bool = False
+
+    def add(self, spent: Spent) -> None:
+        """Add what a run has spent."""
+        self.runs += 1
+        self.usd += spent.usd
+        self.tokens += spent.tokens
+        self.steps += spent.steps
+        self.seconds += spent.seconds
+        self.at_least = self.at_least or spent.at_least
+        for unit, amount in (spent.saved or {}).items():
+            self.saved[unit] = self.saved.get(unit, 0) + amount
+
+
+def spending(reader: RunReader, by: str) -> Spending:
+    """Return what the runs of a store have spent.
+
+    Args:
+        by: one of ``WAYS``.
+    """
+    until = time.monotonic() + _SECONDS
+    sums: dict[str, _Sum] = {}
+    queries: dict[str, str] = {}
+    total, looked, children = _Sum(), 0, 0
+    for each in each_listed(store=reader.store):
+        if time.monotonic() > until:
+            break
+        looked += 1
+        if each.facts.parent:  # its parent has the same amounts
+            children += 1
+            continue
+        spent = _spent(reader, each)
+        if spent is None:
+            total.at_least = True
+            continue
+        total.add(spent)
+        for name, query, part in _BY[by](reader, each, spent):
+            sums.setdefault(name, _Sum()).add(part)
+            queries[name] = query
+    known = number_of_runs(reader.store)
+    left = max(0, known - looked) if known is not None else 0
+    told = [f"the newest {looked - children:,} runs are counted" if left else ""]
+    if len(sums) > _ROWS:
+        told.append(f"the largest {_ROWS} of {len(sums):,} rows are shown")
+    rows = [SpendingRow(name, **vars(each), query=queries[name]) for name, each in sums.items()]
+    rows.sort(key=_newest_day if by == "day" else _size, reverse=True)
+    whole = SpendingRow("all runs", **vars(total))
+    return Spending(by, rows[:_ROWS], whole, "; ".join(filter(None, told)))
+
+
+def _size(row: SpendingRow) -> tuple[float, ...]:
+    return row.usd, row.tokens, row.seconds
+
+
+def _newest_day(row: SpendingRow) -> str:
+    return row.name
+
+
+def _spent(reader: RunReader, each: Listed) -> Spent | None:
+    """Return what a run has spent; ``None`` if its journal cannot be read."""
+    tally = each.facts.tally
+    if each.facts.status != "running" and tally is not None:
+        return Spent(*tally.spent)
+    with contextlib.suppress(StepwiseError, RunStopped):
+        return overview(reader.store, reader.seal, each.facts, each.owner, count=1).spent
+    return None
+
+
+_Part = tuple[str, str, Spent]  # the name of a row, the search for its runs, and amounts
+
+
+def _quoted(word: str) -> str:
+    return f'"{word}"' if any(map(str.isspace, word)) else word
+
+
+def _by_workflow(_: RunReader, each: Listed, spent: Spent) -> Iterable[_Part]:
+    return [(each.facts.label, _quoted(f"workflow:{each.facts.label}"), spent)]
+
+
+def _by_day(_: RunReader, each: Listed, spent: Spent) -> Iterable[_Part]:
+    return [(time.strftime("%Y-%m-%d", time.localtime(each.facts.created_at)), "", spent)]
+
+
+def _by_tag(_: RunReader, each: Listed, spent: Spent) -> Iterable[_Part]:
+    tags = [f"{name}={text}" for name, text in each.facts.tags.items()]
+    return [(tag, _quoted(f"tag:{tag}"), spent) for tag in tags] or [("no tag", "", spent)]
+
+
+def _by_model(reader: RunReader, each: Listed, spent: Spent) -> Iterator[_Part]:
+    """Yield the amounts of each model that a run has asked, and of the remaining steps."""
+    found: dict[str, Spent] = {}
+    steps = each_step(reader.store, reader.seal, each.facts, ()) if spent.tokens else ()
+    with contextlib.suppress(StepwiseError, RunStopped):
+        for step in steps:
+            if step.usage:
+                name = str(step.usage.get("model") or "unknown model")
+                found[name] = _more(found.get(name, Spent()), step)
+    yield from ((name, "", part) for name, part in found.items())
+    rest = {n: getattr(spent, n) - sum(getattr(p, n) for p in found.values()) for n in _UNITS}
+    if not found or rest["steps"] > 0:
+        rest = {unit: max(0, amount) for unit, amount in rest.items()}
+        yield _NO_MODEL, "", replace(spent, **rest)
+
+
+def _more(before: Spent, step: StepRecord) -> Spent:
+    """Return amounts with those of a model request added."""
+    usage: Any = step.usage
+    tokens = sum(usage.get(f"{which}_tokens") or 0 for which in ("input", "output"))
+    usd = before.usd + (usage.get("cost_usd") or 0)
+    seconds = before.seconds + (step.duration or 0)
+    return Spent(usd, before.tokens + tokens, before.steps + 1, seconds)
+
+
+_BY: dict[str, Callable[[RunReader, Listed, Spent], Iterable[_Part]]] = {
+    "workflow": _by_workflow,
+    "model": _by_model,
+    "day": _by_day,
+    "tag": _by_tag,
+}
+WAYS = tuple(_BY)
+"""By what spending can be listed."""

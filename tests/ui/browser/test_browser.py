@@ -1,0 +1,227 @@
+"""The pages in a real browser: the story of a crash, by mouse, by keyboard, without JavaScript."""
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+
+def run_at(page, label):
+    """Go from the list to the page of the newest run of a workflow."""
+    page.locator("nav").get_by_role("link", name="Runs").click()
+    page.locator("a.call", has_text=label).first.click()
+
+
+def status(page, word):
+    """Wait until the run of the page has a status."""
+    expect(page.locator("h1 .badge")).to_have_text(word, timeout=30_000)
+
+
+# -- the story -------------------------------------------------------------------------------------
+
+
+def test_the_story_of_a_crash(story, visit):
+    """A killed run is found, looked into, forked with another variable, and finished."""
+    page = visit(story)
+    expect(page.locator("a.call")).to_have_count(1)
+    assert story.play("killed") < 0
+    expect(page.locator("a.call")).to_have_count(2)
+    page.keyboard.press("/")
+    page.keyboard.type("status:crashed workflow:write_article")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("q=status%3Acrashed"))
+    page.locator("a.call").click()
+    status(page, "crashed")
+    expect(page.locator(".source .here")).to_contain_text('dies_once("killed")')
+    expect(page.locator("[data-live=variables]")).to_contain_text("1. tides (vivid)")
+
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator(".slider output")).to_have_text("step 5 of 6")
+    expect(page.locator(".source .here")).to_contain_text("stepwise.map(research")
+    expect(page.locator("[data-live=variables]")).not_to_contain_text("1. tides (vivid)")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".slider output")).to_have_text("step 6 of 6")
+    expect(page.locator("[data-live=variables] ins")).to_have_text("new")
+
+    page.get_by_role("link", name="Fork from here…").click()
+    area = page.locator("textarea[name='variable:plan']")
+    area.focus()
+    expect(area).to_have_value(re.compile("1. tides"))
+    area.fill('["only the moon"]')
+    page.get_by_role("button", name="Make the fork").click()
+    status(page, "completed")
+    expect(page.locator("[data-live=head]")).to_contain_text("fork of")
+    page.locator(".facts summary").click()
+    expect(page.locator(".facts")).to_contain_text("Tides: only the moon")
+    page.get_by_role("link", name="beside each other").click()
+    expect(page.get_by_text("The first variable that differs")).to_be_visible()
+    expect(page.locator("main")).to_contain_text("only the moon")
+
+
+def test_an_approval_and_a_doubt(story, visit):
+    """A question is answered and a doubt settled in the inbox, and both runs are resumed there."""
+    story.play("asked")
+    story.play("paid")
+    page = visit(story)
+    assert page.title().startswith("(")
+    page.locator("nav").get_by_role("link", name="Inbox").click()
+    expect(page.locator("main")).to_contain_text("amount = 120")
+    page.get_by_label("note").fill("she is right")
+    page.get_by_role("button", name="Approve").click()
+    expect(page.locator("main")).not_to_contain_text("amount = 120")
+    page.get_by_label("result (JSON)").fill('"charged ann 42"')
+    page.get_by_role("button", name="It happened").click()
+    expect(page.get_by_role("button", name="It happened")).to_have_count(0)
+    for label, result in {"bill": "charged ann 42", "answer_ticket": "refunded 120"}.items():
+        run_at(page, label)
+        page.get_by_role("button", name="Resume").click()
+        status(page, "completed")
+        expect(page.locator("[data-live=step]")).to_contain_text(result)
+    run_at(page, "summarize")
+    page.get_by_text("Delete…").click()
+    page.get_by_label("yes, delete").check()
+    page.get_by_role("button", name="Delete").click()
+    page.locator("nav").get_by_role("link", name="Inbox").click()
+    expect(page.get_by_text("Nothing waits for you.")).to_be_visible()
+    expect(page).to_have_title("Inbox")
+
+
+def test_without_javascript(story, visit):
+    """Without the script each step of the story is a link or a form."""
+    story.play("killed")
+    story.play("asked")
+    page = visit(story, javascript=False)
+    page.get_by_label("search runs").fill("status:crashed")
+    page.get_by_role("button", name="Search").click()
+    page.locator("a.call").click()
+    page.get_by_role("link", name="step before").click()
+    expect(page.locator(".slider output")).to_have_text("step 5 of 6")
+    page.locator("input[type=range]").fill("2")
+    page.get_by_role("button", name="Go").click()
+    expect(page.locator(".slider output")).to_have_text("step 2 of 6")
+    page.get_by_role("link", name="Fork from here…").click()
+    page.get_by_label(re.compile("^ start its")).uncheck()
+    page.get_by_role("button", name="Make the fork").click()
+    status(page, "ready")
+    page.locator("nav").get_by_role("link", name="Inbox").click()
+    page.get_by_label("reason").fill("too much")
+    page.get_by_role("button", name="Deny").click()
+    expect(page.get_by_role("button", name="Deny")).to_have_count(0)
+
+
+def test_by_keyboard_alone(shown, visit):
+    """Each page is reached by keys, and what has the focus is seen to have it."""
+    page = visit(shown)
+    page.keyboard.press("Tab")
+    expect(page.get_by_text("skip to the page")).to_be_focused()
+    page.keyboard.press("?")
+    expect(page.locator("#keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#keys")).to_be_hidden()
+    for key, title in (("i", "Inbox"), ("s", "Spending"), ("r", "Runs")):
+        page.keyboard.press("g")
+        page.keyboard.press(key)
+        expect(page.locator("h1")).to_have_text(title)
+    page.keyboard.press("/")
+    page.keyboard.type("write_article")
+    page.keyboard.press("Enter")
+    call = page.locator("a.call").first
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if call.evaluate("e => e === document.activeElement"):
+            break
+    assert call.evaluate("e => getComputedStyle(e).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    status(page, "completed")
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator(".slider output")).to_have_text(re.compile("^step 6 of 7"))
+
+
+def test_marked_runs(story, visit):
+    """Marked runs are resumed at once, and deleted only by somebody who says so."""
+    story.play("killed")
+    page = visit(story)
+    page.get_by_label(re.compile("^mark summarize")).check()
+    page.get_by_role("button", name="Forget").click()
+    expect(page.locator("a.call")).to_have_count(2)
+    page.get_by_label("yes, delete them").check()
+    page.get_by_role("button", name="Forget").click()
+    expect(page.locator("a.call")).to_have_count(1)
+    page.get_by_label(re.compile("^mark write_article")).check()
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator("td .badge")).to_have_text("completed", timeout=30_000)
+
+
+# -- every page ------------------------------------------------------------------------------------
+
+
+def addresses(page):
+    """The address of every kind of page of the store."""
+    runs = [each.get_attribute("href") for each in page.locator("a.call").all()]
+    killed = next(each for each in runs if "write_article" in each)
+    yield from ("/", "/?q=status:nonsense", "/inbox", "/spending", "/spending?by=day", "/nothing")
+    yield from runs
+    yield from (f"{killed}?step=3", f"{killed}/fork?step=6", f"{killed}/value?of=result&step=1")
+    one, other = (each.rpartition("/")[2] for each in runs[:2])
+    yield f"/compare?a={one}&b={other}"
+
+
+@pytest.mark.parametrize("width", [1400, 360])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page(shown, visit, accessible, scheme, width):
+    """Each page fits, says nothing on the console, and axe finds no violation."""
+    page = visit(shown, scheme=scheme, width=width)
+    for address in [*addresses(page)]:
+        if address in ("/nothing", "/?q=status:nonsense"):
+            continue  # a browser reports the status itself
+        page.goto(shown.root + address)
+        accessible(page)
+        page.evaluate("document.querySelectorAll('details').forEach((e) => { e.open = true; })")
+        accessible(page)
+
+
+def test_a_run_looked_at_while_it_runs(story, visit):
+    """A fold that is open and a text that is typed stay as they are when the page changes."""
+    story.play("killed")
+    page = visit(story)
+    run_at(page, "write_article")
+    page.get_by_text("all facts").click()
+    page.get_by_text("Cancel…").click()
+    page.get_by_label("reason").fill("half a sent")
+    assert story.play("killed") == 0
+    status(page, "completed")
+    expect(page.locator(".facts")).to_have_attribute("open", "")
+
+
+def test_bars_are_seen(shown, visit):
+    """No bar of a timeline is thinner than six pixels, and answered steps are hollow."""
+    page = visit(shown, width=360)
+    run_at(page, "write_article")
+    expect(page.locator(".bar")).to_have_count(8)
+    sizes = page.locator(".bar").evaluate_all(
+        "all => all.map((e) => [e.offsetWidth, e.offsetHeight])"
+    )
+    assert min(min(each) for each in sizes) >= 6
+    expect(page.locator(".bar.answered")).to_have_count(6)
+    expect(page.locator(".lanes > .death")).to_have_count(1)
+
+
+def test_hostile_values(story, visit, accessible):
+    """Whatever is recorded in whatever field: nothing of it is executed or loaded, all is text."""
+    assert story.play("hostile") == 75
+    page = visit(story)
+    asked = page.locator("a.call", has_text="hostile").get_attribute("href")
+    steps = [f"{asked}?step={number}" for number in range(1, 11)]
+    others = (f"{asked}/fork", f"{asked}/value?of=locals&step=8&path=huge", "/?q=<script>")
+    for address in ("/", "/inbox", "/spending?by=tag", asked, *steps, *others):
+        page.goto(story.root + address)
+        html = page.content()
+        assert "owned" not in page.title().partition("hostile")[0]
+        assert page.locator("img, iframe, object, main script").count() == 0
+        assert page.locator("[onerror], [onload], [style]").count() == 0
+        assert len(html) < 150_000 or "/value" in address
+        assert all(each.isprintable() or each in "\n\t" for each in html)
+        accessible(page)
+    page.goto(story.root + asked + "?step=7")
+    page.locator("a.whole[href*='path=huge']").click()
+    expect(page.locator("pre.value")).to_contain_text("x" * 10_000)

@@ -1,0 +1,218 @@
+"""Live pages: one watcher looks for all of them, and the runs pay nothing."""
+
+import asyncio
+import json
+import threading
+
+import pytest
+
+import stepwise
+from stepwise import step, workflow
+from stepwise._runtime import settings
+from stepwise.stores import open_store
+from stepwise.testing import fresh_store
+from stepwise.ui import _live
+from stepwise.ui._live import RunWatcher
+from stepwise.ui._reading import RunReader
+
+
+@step
+def look(number):
+    return number
+
+
+@workflow
+def agent(number):
+    return look(number)
+
+
+@workflow
+def above(number):
+    return agent.options(run_id="below")(number)
+
+
+@workflow
+def waiting():
+    return stepwise.wait_for("go")
+
+
+class Reading:
+    """The events that a page gets."""
+
+    def __init__(self, watcher, run_id=""):
+        self.events = watcher.events(run_id)
+
+    async def open(self):
+        """Read what a page gets at once."""
+        assert await anext(self.events) == "retry: 1000\n\n"
+        assert (await self.next())["runs"] == []
+        return self
+
+    async def next(self):
+        """The facts of the next event."""
+        name, data, *rest = (await anext(self.events)).split("\n")
+        assert (name, rest) == ("event: changed", ["", ""])
+        return json.loads(data.removeprefix("data: "))
+
+    async def until(self, run_id):
+        """Read events until one names a run; return all that were named."""
+        seen = set()
+        while run_id not in seen:
+            seen |= set((await self.next())["runs"])
+        return seen
+
+    async def close(self):
+        await self.events.aclose()
+
+
+@pytest.fixture(params=["disk", "memory:live"])
+def store(request, tmp_path):
+    where = tmp_path / "store" if request.param == "disk" else request.param
+    with fresh_store(where) as made:
+        yield made
+
+
+def watching(store):
+    return RunWatcher(RunReader(store))
+
+
+def test_a_page_hears_of_new_and_changed_runs(store):
+    """The page of all runs hears of each run that begins, makes steps and ends."""
+
+    async def story():
+        reading = await Reading(watching(store)).open()
+        await asyncio.to_thread(agent.options(run_id="first"), 1)
+        await reading.until("first")
+        await asyncio.to_thread(agent.options(run_id="second"), 2)
+        assert await reading.until("second") <= {"first", "second"}
+        await reading.close()
+
+    asyncio.run(story())
+
+
+def test_each_step_of_a_run_in_progress_is_heard(store):
+    """The page of a run hears of each of its steps while they happen, and of no other run."""
+    began, went = asyncio.Event(), asyncio.Queue()
+    go = asyncio.Event()
+
+    @step
+    async def turn(number):
+        began.set()
+        await go.wait()
+        go.clear()
+        return number
+
+    @workflow(run_id="busy")
+    async def busy():
+        for number in range(3):
+            went.put_nowait(await turn(number))
+
+    async def story():
+        watcher = watching(store)
+        task = asyncio.create_task(busy())
+        await began.wait()
+        reading, other = await Reading(watcher, "busy").open(), Reading(watcher, "other")
+        await other.open()
+        for number in range(3):
+            go.set()
+            assert await went.get() == number
+            assert await reading.until("busy") == {"busy"}
+        await task
+        nothing = asyncio.create_task(other.next())
+        await asyncio.to_thread(agent.options(run_id="other"), 1)
+        assert (await nothing)["runs"] == ["other"]
+        await reading.close()
+        await other.close()
+
+    asyncio.run(story())
+
+
+def test_the_page_of_a_run_hears_of_its_child_runs(store):
+    """What a child run does is heard on the page of the run that called it."""
+
+    async def story():
+        reading = await Reading(watching(store), "above").open()
+        await asyncio.to_thread(above.options(run_id="above"), 1)
+        seen = set()
+        while seen != {"above", "below"}:
+            seen |= set((await reading.next())["runs"])
+        await reading.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.usefixtures("suspends")
+def test_a_page_hears_of_open_matters(store):
+    """The number of open matters comes with each event, and its change is an event."""
+
+    async def story():
+        reading = await Reading(watching(store)).open()
+        with pytest.raises(stepwise.RunSuspended):
+            await asyncio.to_thread(waiting.options(run_id="trip"))
+        while (await reading.next())["open"] != 1:
+            pass
+        stepwise.get_run("trip").send("go", 1)
+        while (await reading.next())["open"] != 0:
+            pass
+        await reading.close()
+
+    asyncio.run(story())
+
+
+def test_one_watcher_looks_for_all_pages(store, monkeypatch):
+    """However many pages are open, one thread looks, and it ends when the last page is closed."""
+
+    def watchers():
+        return [each for each in threading.enumerate() if each.name == "stepwise watches runs"]
+
+    async def story():
+        watcher = watching(store)
+        readings = [await Reading(watcher, run_id).open() for run_id in ("", "", "x", "y")]
+        (thread,) = watchers()
+        for each in readings:
+            await each.close()
+        await asyncio.to_thread(thread.join)
+        assert watchers() == []
+        again = await Reading(watcher).open()  # a page that is opened later is watched again
+        await again.close()
+
+    asyncio.run(story())
+
+
+def test_a_run_that_is_deleted_is_heard(store):
+    """The page of a run hears that the run was deleted."""
+
+    async def story():
+        await asyncio.to_thread(agent.options(run_id="gone"), 1)
+        reading = await Reading(watching(store), "gone").open()
+        stepwise.get_run("gone").delete()
+        assert await reading.until("gone") == {"gone"}
+        await reading.close()
+
+    asyncio.run(story())
+
+
+def test_nothing_to_tell(monkeypatch):
+    """A page without news gets a comment now and then, so that a broken connection is noticed."""
+    monkeypatch.setattr(_live, "_ALIVE", 0.01)
+
+    async def story():
+        watcher = watching(open_store(settings.store()))
+        reading = await Reading(watcher).open()
+        assert await anext(reading.events) == ":\n\n"
+        await reading.close()
+
+    asyncio.run(story())
+
+
+def test_the_end_of_the_server_ends_all_pages(store):
+    """When the server ends, no open page keeps it."""
+
+    async def story():
+        watcher = watching(store)
+        reading = await Reading(watcher).open()
+        watcher.end()
+        with pytest.raises(StopAsyncIteration):
+            await reading.next()
+
+    asyncio.run(story())

@@ -1,0 +1,229 @@
+"""The inbox: all that waits for a person, and nothing else."""
+
+import threading
+
+import pytest
+
+import stepwise
+from stepwise import step, tool, wait_for, workflow
+from stepwise._runtime import settings
+from stepwise.stores import open_store
+from stepwise.ui import _reading
+from stepwise.ui._reading import RunReader
+
+
+@step
+def look(number):
+    if number < 0:
+        raise ValueError(f"{number} is none")
+    return number
+
+
+@workflow
+def agent(number):
+    return look(number)
+
+
+@workflow
+def asking(topic):
+    return stepwise.approve("send it?", details={"topic": topic})
+
+
+@workflow
+def above(topic):
+    return asking(topic)
+
+
+@workflow
+def waiting(topic):
+    return wait_for("order", type=int)
+
+
+@tool(side_effect=True, approve=lambda amount: amount > 10)
+def pay(amount):
+    return f"paid {amount}"
+
+
+@workflow
+def paying():
+    return pay(prices[0])
+
+
+@workflow
+def sleeping():
+    stepwise.sleep(1000)
+
+
+prices = [20]
+
+
+@pytest.fixture
+def reader():
+    return RunReader(open_store(settings.store()))
+
+
+def suspended(call, *arguments, run_id="trip"):
+    with pytest.raises(stepwise.RunSuspended):
+        call.options(run_id=run_id)(*arguments)
+    return stepwise.get_run(run_id)
+
+
+def counts(inbox):
+    return {
+        name: len(getattr(inbox, name))
+        for name in ("questions", "doubts", "stops", "waits", "failed")
+        if getattr(inbox, name)
+    }
+
+
+@pytest.mark.usefixtures("suspends")
+def test_a_question_until_it_is_answered(reader):
+    """A question is in the inbox until somebody has answered it, though the run still waits."""
+    run = suspended(asking, "winds")
+    (asked,) = reader.inbox().questions
+    assert asked.question == run.questions[0]
+    assert (asked.run.id, asked.run.status, asked.before) == ("trip", "suspended", "")
+    asked.question.approve()
+    assert run.status == "suspended"
+    assert reader.inbox().total == 0
+
+
+@pytest.mark.usefixtures("suspends")
+def test_a_question_of_a_child_run_stands_once(reader):
+    """A question of a child run is listed once, and is gone once it is answered."""
+    suspended(above, "winds")
+    (asked,) = reader.inbox().questions
+    asked.question.deny("too windy")
+    assert counts(reader.inbox()) == {}
+
+
+@pytest.mark.usefixtures("suspends")
+def test_what_changed_since_the_last_question(reader):
+    """A call that asks again shows what it asked before."""
+    prices[0] = 20
+    suspended(paying)
+    (asked,) = reader.inbox().questions
+    assert ("20" in asked.question.details, asked.before) == (True, "")
+    prices[0] = 30
+    with pytest.raises(stepwise.RunSuspended):
+        paying.options(run_id="trip")()
+    (again,) = reader.inbox().questions
+    assert "30" in again.question.details
+    assert again.before == asked.question.details
+
+
+@pytest.mark.usefixtures("suspends")
+def test_a_wait_until_its_signal_is_sent(reader):
+    """A wait for a signal stands with the schema of its type until the signal is sent."""
+    run = suspended(waiting, "winds")
+    (wait,) = reader.inbox().waits
+    assert (wait.wait.name, wait.wait.step, wait.schema) == ("order", 1, {"type": "integer"})
+    run.send("order", 3)
+    assert counts(reader.inbox()) == {}
+
+
+@pytest.mark.usefixtures("suspends")
+def test_a_wait_for_a_time_is_not_for_a_person(reader):
+    """A run that sleeps, completed or was cancelled waits for nobody."""
+    suspended(sleeping, run_id="sleeps")
+    agent.options(run_id="done")(1)
+    suspended(waiting, "winds").cancel()
+    assert counts(reader.inbox()) == {}
+
+
+def test_a_question_in_a_process(reader):
+    """A run that waits in its process asks, too, and shows no way to start it."""
+    seen = []
+    thread = threading.Thread(target=asking, args=("winds",))
+    thread.start()
+    while not seen:
+        seen = reader.inbox().questions
+    seen[0].question.approve()
+    thread.join()
+    assert (seen[0].run.status, seen[0].run.can_resume) == ("running", False)
+
+
+def test_doubt(reader, killed):
+    """A side effect that may have happened stands until it is settled; its run can be resumed."""
+    run = killed("send")
+    inbox = reader.inbox()
+    assert counts(inbox) == {"doubts": 1, "failed": 1}
+    assert (inbox.doubts[0].run.id, inbox.doubts[0].step.number) == (run.id, 4)
+    run.resolve(4, landed="sent")
+    assert counts(reader.inbox()) == {"failed": 1}
+
+
+def test_failures(reader):
+    """A run that failed stands with its error until it has completed or is deleted."""
+    with pytest.raises(ValueError, match="none"):
+        agent.options(run_id="bad")(-1)
+    (row,) = reader.inbox().failed
+    assert (row.id, row.error, row.can_resume) == ("bad", "ValueError: -1 is none", True)
+    stepwise.get_run("bad").delete()
+    assert counts(reader.inbox()) == {}
+
+
+def test_a_run_is_read_again_only_if_it_changed(reader, monkeypatch):
+    """A look at runs that did not change reads no journal."""
+    read = []
+    known = _reading.overview
+    monkeypatch.setattr(
+        _reading, "overview", lambda *args, **how: read.append(args) or known(*args, **how)
+    )
+    for number in (1, 2):
+        with pytest.raises(ValueError, match="none"):
+            agent.options(run_id=f"bad {number}")(-number)
+    assert reader.inbox().total == 2
+    assert reader.inbox().total == 2
+    assert len(read) == 2
+    with pytest.raises(ValueError, match="none"):
+        agent.options(run_id="bad 1")(-1)
+    assert reader.inbox().total == 2
+    assert len(read) == 3
+
+
+def test_what_there_is_no_time_for_is_said(reader, monkeypatch):
+    """Runs for which a request has no time are counted as left out, and come with the next one."""
+    for number in range(3):
+        with pytest.raises(ValueError, match="none"):
+            agent.options(run_id=f"bad {number}")(-1)
+    monkeypatch.setattr(_reading, "_SECONDS", -1.0)
+    inbox = reader.inbox()
+    assert (inbox.total, inbox.left_out) == (
+        0,
+        "3 more unfinished runs are not read yet: load this page again",
+    )
+    assert reader.open_matters().at_least
+    monkeypatch.setattr(_reading, "_SECONDS", 60.0)
+    assert (reader.inbox().total, reader.inbox().left_out) == (3, "")
+    assert reader.open_matters() == (3, False)
+    monkeypatch.setattr(_reading, "_HEADS", 2)
+    assert (reader.inbox().total, reader.inbox().left_out) == (
+        2,
+        "only the newest 2 unfinished runs are looked at",
+    )
+
+
+def test_a_damaged_run_does_not_hide_the_others(reader, monkeypatch):
+    """A run that cannot be read stands with the reason, beside the others."""
+    known = _reading.overview
+
+    def read(store, seal, facts, owner, count):
+        if facts.run_id == "bad 0":
+            raise stepwise.CorruptStoreError("a record is damaged", run_id="bad 0")
+        return known(store, seal, facts, owner, count)
+
+    monkeypatch.setattr(_reading, "overview", read)
+    for number in range(2):
+        with pytest.raises(ValueError, match="none"):
+            agent.options(run_id=f"bad {number}")(-1)
+    assert [row.error for row in reader.inbox().failed] == [
+        "ValueError: -1 is none",
+        "a record is damaged",
+    ]
+
+
+def test_the_page_of_the_inbox(page, killed):
+    """The page shows the number of open matters in its title."""
+    killed("send")
+    assert "(2)" in page.get("/inbox").partition("</title>")[0]
