@@ -102,9 +102,7 @@ class SharedMemory:
         is_shared = id(owner) in self._shared or self._kept(owner) is not None
         if not is_shared or array.dtype.hasobject or not contiguous:
             return NotImplemented
-        start -= owner.__array_interface__["data"][0]
-        shape = array.dtype, array.shape, array.strides
-        return _view, (type(array), owner, start, *shape, array.flags.writeable)
+        return view_of(owner, array)
 
     def view(self, view: memoryview) -> Any:
         """Reduce a memoryview: of a whole object to a view of the object, of a part to a copy."""
@@ -178,6 +176,13 @@ class SharedMemory:
         if any(start < end and begin < start + size for begin, end in self._places[other]):
             raise SharedMemoryError(f"it shares the memory of another {other}", value)
         self._places[kind].append((start, start + size))
+
+
+def view_of(owner: Any, array: Any) -> tuple[Any, ...]:
+    """Return the reduced form of a view of the array that owns its memory."""
+    start = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
+    shape = array.dtype, array.shape, array.strides
+    return _view, (type(array), owner, start, *shape, array.flags.writeable)
 
 
 def _owner_of(array: Any) -> tuple[Any, Any]:

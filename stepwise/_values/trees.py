@@ -25,6 +25,7 @@ A *watch* tells whether mutable objects still hold the very same objects under t
 the same order.  The watch proves this, without sampling: it compares every slot by identity, so an
 equal value of another type does not pass.  A look is a few calls in C for any number of objects.
 An array that owns its memory is compared by a hash of its bytes, which is made anew at each look.
+A view is compared by its form, and in a tree together with the array that owns its memory.
 
 Rejected, with their costs here:
 
@@ -359,6 +360,9 @@ _CONSTANTS = {
     "uuid.UUID",
     "zoneinfo.ZoneInfo",
     *(f"{module}.{name}" for module in ("pathlib", "pathlib._local") for name in _PATHS),
+    *(f"numpy.{kind}{bits}" for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64)),
+    *(f"numpy.{name}" for name in ("bool", "bool_", "complex64", "complex128", "str_", "bytes_")),
+    *(f"numpy.{name}" for name in ("datetime64", "timedelta64")),
 }
 
 
@@ -438,24 +442,41 @@ def is_array(cls: Any) -> bool:
     return bool(cls.__module__ == "numpy" and cls.__name__ == "ndarray")
 
 
+def is_view(array: Any) -> bool:
+    """Return whether the memory of an array belongs to another array."""
+    return is_array(type(array.base))
+
+
+def is_owner(value: Any) -> bool:
+    """Return whether a value is an array that is no view."""
+    return is_array(type(value)) and not is_view(value)
+
+
 class _Array(Kind):
-    """The kind of arrays that own their memory; a watch compares them by a hash of their bytes."""
+    """The kind of arrays that own their memory, and of views, which hold the array that owns it.
+
+    A watch compares owners by a hash of their bytes, and views by their form alone.
+    """
 
     constant = False
 
     def size(self, value: Any) -> int:
-        size: int = value.nbytes
+        size: int = 64 if is_view(value) else value.nbytes
         return size
 
     def parts(self, value: Any) -> Sequence[Any] | None:
+        if is_view(value):
+            return (value.base,) if value.nbytes > 0 and value.dtype.names is None else None
         # numpy loads some arrays into the bytes of their pickle; nothing else uses these bytes.
         alone = value.base is None or (type(value.base) is bytes and value.flags.writeable)
         is_whole = alone and value.flags.forc and value.nbytes > 0
-        return () if is_whole and value.dtype.kind in _NUMERIC else None
+        return () if is_whole and not value.dtype.hasobject and value.dtype.kind != "T" else None
 
 
-_NUMERIC = frozenset("biufcmMSU")  # kinds of elements that hold nothing outside of the array
 _PIECE = 1 << 16  # bytes that are copied and hashed at a time: they fit a processor's cache
+
+
+_base, _form = attrgetter("base"), attrgetter("shape", "strides", "dtype", "flags.writeable")
 
 
 def _content(array: Any) -> tuple[object, ...]:
@@ -470,7 +491,8 @@ def _content(array: Any) -> tuple[object, ...]:
         flat = memoryview(array.ravel("K").view("B"))
         pieces = (bytes(flat[at : at + _PIECE]) for at in range(0, len(flat), _PIECE))
         hashed = hash((*map(hash, pieces),))
-    return hashed, array.shape, array.strides, array.dtype.str, array.flags.writeable
+    kind = array.dtype.str if array.dtype.names is None else repr(array.dtype)
+    return hashed, array.shape, array.strides, kind, array.flags.writeable
 
 
 class _Member(Kind):
@@ -662,6 +684,11 @@ class Tree(NamedTuple):
     numbers: Sequence[int] = ()
     classes: Collection[type] = ()
 
+    @property
+    def arrays(self) -> bool:
+        """True if arrays are in the tree."""
+        return any(map(is_array, self.classes))
+
     def numbered(self, places: Mapping[int, int]) -> Tree:
         """Return the tree with its nodes numbered by their places in a pickle; -1 for none.
 
@@ -845,15 +872,17 @@ class Watch:
     A container is compared with a copy of its contents.  The garbage collector shows the objects in
     the slots of an instance, all of which are set, and at the end the class.  The ``__dict__`` of
     an instance, which Python 3.13 does not show, is compared as a dict.  An array is compared by a
-    hash.
+    hash of its bytes, a view by the array under it and its form.
     """
 
     __slots__ = (
         "_arrays",
         "_attributes",
+        "_bases",
         "_contents",
         "_counts",
         "_dicts",
+        "_forms",
         "_inside",
         "_lengths",
         "_others",
@@ -861,6 +890,7 @@ class Watch:
         "_shown",
         "_sized",
         "_values",
+        "_views",
     )
 
     def __init__(self, nodes: Iterable[Any] = ()) -> None:
@@ -874,8 +904,12 @@ class Watch:
     def _look_at(self, mutable: list[Any]) -> None:
         sized = [each for each in mutable if type(each) in _SIZED]
         others = [each for each in mutable if type(each) not in _SIZED]
-        self._arrays = [each for each in others if is_array(type(each))]
+        arrays = [each for each in others if is_array(type(each))]
+        self._arrays = [*filter(is_owner, arrays)]
         self._contents = [*map(_content, self._arrays)]
+        self._views = [each for each in arrays if is_view(each)]
+        self._bases = [*map(_base, self._views)]
+        self._forms = [*map(_form, self._views)]
         self._others = [each for each in others if not is_array(type(each))]
         self._owners = [each for each in self._others if type(each).__dictoffset__]
         self._attributes = [*map(vars, self._owners)]
@@ -899,7 +933,9 @@ class Watch:
                 [*map(len, self._sized)] == self._lengths
                 and all(map(is_, chain.from_iterable(self._sized), self._inside))
                 and all(map(is_, chain.from_iterable(map(dict.values, self._dicts)), self._values))
-                and (not self._arrays or [*map(_content, self._arrays)] == self._contents)
+                and same([*map(_base, self._views)], self._bases)
+                and [*map(_form, self._views)] == self._forms
+                and [*map(_content, self._arrays)] == self._contents
             )
         except RuntimeError:  # another thread is changing a dict
             return False
@@ -930,8 +966,14 @@ class Watch:
                     found.add(id(each))
             arrays = zip(self._arrays, self._contents, strict=True)
             found.update(id(each) for each, content in arrays if _content(each) != content)
+            views = zip(self._views, self._bases, self._forms, strict=True)
+            found.update(
+                id(each)
+                for each, base, form in views
+                if each.base is not base or _form(each) != form
+            )
         except (RuntimeError, ValueError):  # another thread is changing a dict; a broken watch
-            found.update(map(id, chain(self._sized, self._others, self._arrays)))
+            found.update(map(id, chain(self._sized, self._others, self._arrays, self._views)))
         return found
 
     @classmethod
