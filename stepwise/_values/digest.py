@@ -737,7 +737,7 @@ def _elements(encoder: Any, value: Any) -> list[bytes]:
                 parts += [string(name), join(b"a", _elements(encoder, array[name]))]
         return parts
     if dtype.hasobject or dtype.kind == "T":
-        return [dtype.kind.encode(), shape, *encoder.items(array.ravel().tolist())]
+        return [dtype.kind.encode(), shape, *_cells(encoder, array.ravel().tolist())]
     if dtype.char == "G":
         return [b"G", *_elements(encoder, array.real), *_elements(encoder, array.imag)]
     if dtype.char == "g":  # extended floats differ by machine, and their bytes hold padding
@@ -748,6 +748,26 @@ def _elements(encoder: Any, value: Any) -> list[bytes]:
     if dtype.type.__module__ != "numpy":  # bfloat16: one of several types of two bytes
         name += class_name(dtype.type)
     return [string(name), shape, _hash_of_elements(array, little)]
+
+
+def _cells(encoder: Any, cells: list[Any]) -> list[bytes]:
+    """Encode cells; many texts together, in a fifth of the time that they take one by one."""
+    kinds = set(map(type, cells))
+    if str not in kinds or not kinds <= COMMON.keys() & encoder.atoms.keys():
+        return encoder.items(cells)  # type: ignore[no-any-return]
+    from array import array  # on use: few arrays hold texts
+
+    others = {}
+    if len(kinds) > 1:
+        others = {at: each for at, each in enumerate(cells) if type(each) is not str}
+        cells = ["" if at in others else each for at, each in enumerate(cells)]
+    numbers = array("Q", map(len, cells)), array("Q", others)
+    if sys.byteorder == "big":
+        for each in numbers:
+            each.byteswap()
+    hashed = hashlib.sha256(numbers[0])
+    hashed.update("".join(cells).encode("utf-8", "surrogatepass"))
+    return [b'"' + hashed.digest(), fold(numbers[1].tobytes()), *encoder.items(others.values())]
 
 
 def _hash_of_elements(array: Any, little: Any) -> bytes:
@@ -816,7 +836,7 @@ def _column(encoder: Any, array: Any) -> list[bytes]:
     if isinstance(dtype, pd.DatetimeTZDtype):
         return [name, *_elements(encoder, array.to_numpy(f"M8[{dtype.unit}]"))]
     if not isinstance(dtype, np.dtype) and not isinstance(array, pd.arrays.NumpyExtensionArray):
-        return [name, *encoder.items(array.to_numpy(object))]
+        return [name, *_cells(encoder, array.to_numpy(object).tolist())]
     return [name, *_elements(encoder, array.to_numpy())]
 
 
