@@ -281,7 +281,7 @@ def test_columns_of_numbers_are_digested_whole(monkeypatch):
 
 
 def test_columns_of_texts_are_digested_whole(monkeypatch):
-    """A column of texts is digested at once, and counts with each text, its length and its place."""
+    """A column of texts is digested at once, and counts with each text and its place."""
     cells = ["ab", "c", "", None, "d", math.nan, "\ud800", 1]
     others = [
         ["a", "bc", *cells[2:]],
