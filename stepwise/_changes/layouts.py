@@ -318,13 +318,9 @@ def _types_of(table: Any) -> list[Any]:
 
 
 def _table_apart(table: Any) -> Disassembled:
-    pandas: Any = sys.modules["pandas"]
     kinds = [table.dtype] if table.ndim == 1 else list(table.dtypes)
-    holds_atoms = all(
-        isinstance(each, pandas.StringDtype) or not getattr(each, "hasobject", True)
-        for each in kinds
-    )
-    return apart(table, fast=holds_atoms and not table.attrs)
+    fast = [type(e).__name__ == "StringDtype" or not getattr(e, "hasobject", True) for e in kinds]
+    return apart(table, fast=all(fast) and not table.attrs)
 
 
 def _table_copy(table: Any) -> Disassembled:

@@ -53,7 +53,8 @@ from stepwise._values.trees import (
     Watch,
     changes,
     few,
-    is_owner,
+    is_array,
+    is_view,
     same,
     starts_with,
     walk,
@@ -496,7 +497,7 @@ def _dump(
     """
     places: dict[int, int] | None = {} if tree.classes else None
     try:
-        payload = dump_tree(tree.root, refer, places, arrays=tree.arrays)
+        payload = dump_tree(tree, refer, places)
     except Exception:  # a class's __reduce__; storing the value whole reports the error
         return None
     if places is None:
@@ -571,7 +572,8 @@ class KnownValues:
     def arrays(self) -> Iterator[Any]:
         """Yield the arrays in known values."""
         for known in self._values.values():
-            yield from (each for each in known.tree.nodes if is_owner(each))
+            nodes = known.tree.nodes
+            yield from (each for each in nodes if is_array(type(each)) and not is_view(each))
 
     def has(self, chunks: Iterable[StoredValue]) -> bool:
         """Return whether these chunks are all still known."""
@@ -902,7 +904,6 @@ class References:
         self._buffers: list[int] = []
         self._met: set[bytes] = set()  # digests of buffers
         self._meeting: set[bytes] = set()
-        self._few: set[int] = set()  # ids of the first items of groups that are few
         self._is_empty = True  # as prepare_none() leaves it
 
     def __bool__(self) -> bool:
@@ -931,10 +932,9 @@ class References:
         self._apart.update(id(found) for found in lists if len(found) >= _LONG)
         self._meet(lists)
         before, self._lists = self._lists, {}
-        judged, self._few = self._few, set()
         for found in self._again:
             if len(found) >= _LONG:
-                self._split(found, before.get(id(found)), judged)
+                self._split(found, before.get(id(found)))
         for leaf in leaves:
             if id(leaf) in self._leaves or len(leaf) > _LARGEST:
                 self._known.make([leaf], self._apart)
@@ -1019,19 +1019,8 @@ class References:
         found = [each for each in lists.values() if id(each) not in self._elsewhere]
         return list(leaves.values()), found
 
-    def _split(
-        self,
-        value: list[Any],
-        before: _LongList | None,
-        judged: Container[int] = (),
-        *,
-        heavy: bool = False,
-    ) -> bool:
-        """Split a list into chunks and the items in between; return whether a chunk was made.
-
-        Args:
-            judged: ids of the first items of groups that were few at the last checkpoint.
-        """
+    def _split(self, value: list[Any], before: _LongList | None, *, heavy: bool = False) -> bool:
+        """Split a list into chunks and the items in between; return whether a chunk was made."""
         long, at = _LongList(value), 0
         first = before.first if before is not None else []
         if before is not None and self._known.has(first):
@@ -1045,10 +1034,10 @@ class References:
         for start, known in self._known.chunks_in(value, at):
             items = known.tree.root
             if start >= at and same(items, value[start : start + len(items)]):
-                made |= self._put(long, value[at:start], judged, heavy=heavy)
+                made |= self._put(long, value[at:start], heavy=heavy)
                 long.append(known)
                 at = start + len(items)
-        made |= self._put(long, value[at:], judged, heavy=heavy)
+        made |= self._put(long, value[at:], heavy=heavy)
         if not heavy:
             self._gather(long)
         if any(map(_is_chunk, long.parts)):
@@ -1057,9 +1046,7 @@ class References:
             self._lists[id(value)] = long
         return made
 
-    def _put(
-        self, long: _LongList, items: list[Any], judged: Container[int], *, heavy: bool
-    ) -> bool:
+    def _put(self, long: _LongList, items: list[Any], *, heavy: bool) -> bool:
         """Put new items into chunks, except the last few; return whether a chunk was made."""
         made, at, block = False, 0, _BLOCK
         while at < len(items):
@@ -1067,12 +1054,8 @@ class References:
             if len(some) < block and not heavy:
                 some = some[: _BLOCK if len(some) >= _BLOCK else _GROUP]
             at += len(some)
-            known, is_few = None, False
-            if len(some) == _GROUP and not heavy:
-                is_few = id(some[0]) in judged or few(some)
-            if is_few:
-                self._few.add(id(some[0]))
-            elif heavy or len(some) >= _GROUP:
+            known = None
+            if heavy or len(some) > _GROUP or (len(some) == _GROUP and not few(some)):
                 known = self._known.make(some, self._apart, HEAVY if heavy else 0)
             if known is not None:
                 made = True

@@ -449,7 +449,7 @@ class FrameUnpickler(Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name)
-        is_array = name == "_frombuffer" and module.partition(".")[0] == "numpy"
+        is_array = (module[:6], name) == ("numpy.", "_frombuffer")
         return functools.partial(_owning, found) if is_array else found
 
     def persistent_load(self, pid: Any) -> Any:

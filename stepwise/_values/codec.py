@@ -28,17 +28,10 @@ from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.limits import ran_out
 from stepwise._runtime.messages import fold, linked_to, members
 from stepwise._values import data as _data
+from stepwise._values import trees
 from stepwise._values.preview import NO_SECRETS, Secrets, error_text, short_repr
 from stepwise._values.reducers import Forms, NamespaceMetError
-from stepwise._values.trees import (
-    LARGE_LEAF,
-    NUMBERS,
-    by_name,
-    held_at,
-    is_array,
-    is_view,
-    place_of_dict,
-)
+from stepwise._values.trees import LARGE_LEAF, NUMBERS, by_name, held_at, is_view, place_of_dict
 from stepwise._values.unpickling import Data, Unpickler, collected, loads
 from stepwise.errors import NotRecordableError, StepFailedError, UnreadableValueError
 
@@ -299,10 +292,8 @@ class _TreePickler(pickle.Pickler):
     def persistent_id(self, obj: Any) -> Any:
         return self._refer(obj)
 
-
-class _ArrayPickler(_TreePickler):
     def reducer_override(self, obj: Any) -> Any:
-        if not is_array(type(obj)) or not is_view(obj):
+        if not is_view(obj):
             return NotImplemented
         from stepwise._values.memory import view_of  # on use: few values hold arrays
 
@@ -310,28 +301,23 @@ class _ArrayPickler(_TreePickler):
 
 
 def dump_tree(
-    tree: object,
-    refer: Callable[[Any], Any] | None,
-    places: dict[int, int] | None = None,
-    *,
-    arrays: bool = False,
+    tree: trees.Tree, refer: Callable[[Any], Any] | None, places: dict[int, int] | None = None
 ) -> Data:
     """Pickle a tree; without ``refer``, in the order of :func:`dump_plain`.
 
     Args:
         refer: may return a reference that replaces an object.  Views of arrays stay views then.
         places: receives the place of each object in the pickle, by the id of the object.
-        arrays: whether the tree holds arrays.
     """
     sink = _Sink()
     pickler: Any = pickle.Pickler(sink, PROTOCOL)
     if refer is not None:
-        pickler = (_ArrayPickler if arrays else _TreePickler)(sink, refer)
-    elif arrays:
-        forms = _dump_plain(tree, None)[1]
+        pickler = _TreePickler(sink, refer)
+    elif tree.arrays:
+        forms = _dump_plain(tree.root, None)[1]
         pickler = _Plain(sink, PROTOCOL)
         pickler.forms = forms if forms is not None and forms.shares() else None
-    pickler.dump(tree)
+    pickler.dump(tree.root)
     if places is not None:
         memo = pickler.memo.copy()
         places.update((here, place) for here, (place, _) in memo.items())

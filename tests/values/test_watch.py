@@ -318,12 +318,18 @@ def test_an_array_is_known_by_its_bytes(kind):
     assert not watch.holds()
 
 
+def fixed_below(view):
+    view.base.flags.writeable = False
+    return view
+
+
 @pytest.mark.parametrize(
     "array",
     [
         numpy.frombuffer(bytearray(8)),
         numpy.frombuffer(bytearray(80))[1:],
         numpy.zeros(3, dtype="i4,f8")[1:],
+        fixed_below(numpy.zeros(3)[1:]),
         numpy.frombuffer(bytes(8)),
         numpy.array([object()]),
         numpy.array(["text"], dtype=numpy.dtypes.StringDType()),
