@@ -467,14 +467,18 @@ class _Array(Kind):
 
     def parts(self, value: Any) -> Sequence[Any] | None:
         if is_view(value):  # the view of an array that is fixed comes back fixed
-            fits = value.flags.writeable <= value.base.flags.writeable and value.nbytes > 0
-            return (value.base,) if fits and value.dtype.names is None else None
+            owner, fits = value.base, value.nbytes > 0 and value.dtype.names is None
+            fits = fits and owner.nbytes <= _LARGE_OWNER
+            return (owner,) if fits and value.flags.writeable <= owner.flags.writeable else None
         # numpy loads some arrays into the bytes of their pickle; nothing else uses these bytes.
         alone = value.base is None or (type(value.base) is bytes and value.flags.writeable)
         is_whole = alone and value.flags.forc and value.nbytes > 0
-        return () if is_whole and not value.dtype.hasobject and value.dtype.kind != "T" else None
+        kind = value.dtype
+        is_flat = all(kind[name].base.names is None for name in kind.names or ())
+        return () if is_whole and is_flat and not kind.hasobject and kind.kind != "T" else None
 
 
+_LARGE_OWNER = 1 << 20  # bytes: a row of a larger array is stored without that array
 _PIECE = 1 << 16  # bytes that are copied and hashed at a time: they fit a processor's cache
 
 
@@ -493,8 +497,8 @@ def _content(array: Any) -> tuple[object, ...]:
         flat = memoryview(array.ravel("K").view("B"))
         pieces = (bytes(flat[at : at + _PIECE]) for at in range(0, len(flat), _PIECE))
         hashed = hash((*map(hash, pieces),))
-    kind = array.dtype.str if array.dtype.names is None else repr(array.dtype)
-    return hashed, array.shape, array.strides, kind, array.flags.writeable
+    kind = array.dtype
+    return hashed, array.shape, array.strides, kind.str, kind.names, array.flags.writeable
 
 
 class _Member(Kind):

@@ -330,6 +330,8 @@ def fixed_below(view):
         numpy.frombuffer(bytearray(80))[1:],
         numpy.zeros(3, dtype="i4,f8")[1:],
         fixed_below(numpy.zeros(3)[1:]),
+        numpy.zeros((1 << 17) + 1)[1:],
+        numpy.zeros(3, dtype=[("a", "i4,f8")]),
         numpy.frombuffer(bytes(8)),
         numpy.array([object()]),
         numpy.array(["text"], dtype=numpy.dtypes.StringDType()),
