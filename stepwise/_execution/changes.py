@@ -312,7 +312,7 @@ class Recorded(NamedTuple):
     state: tuple[str, ...]
     snapshot: Snapshot | None
     function: Callable[..., Any] | None = None
-    graph: _Graph | None = None
+    graph: _PickledChanges | None = None
 
     def kinds(self) -> dict[str, str]:
         """Return the paths of changed objects, each with the kind of change."""
@@ -351,7 +351,7 @@ class Recorded(NamedTuple):
         return Encoded(_codec.encode((*graph, beside)).data, PYTHON)
 
 
-class _Graph(NamedTuple):
+class _PickledChanges(NamedTuple):
     """The outline of some edits, the paths of the named objects, and the pickled new contents."""
 
     outline: bytes
@@ -359,7 +359,7 @@ class _Graph(NamedTuple):
     data: bytes
 
 
-def _graph(edits: Pairs, snapshot: Snapshot | None, value: Any) -> _Graph:
+def _graph(edits: Pairs, snapshot: Snapshot | None, value: Any) -> _PickledChanges:
     """Pickle edits together with the value of their call.
 
     Raises:
@@ -368,7 +368,7 @@ def _graph(edits: Pairs, snapshot: Snapshot | None, value: Any) -> _Graph:
     outline = [(path, tuple(edit._replace(put=None))) for path, edit in edits]
     names = _Names(snapshot)
     data = names.dump((value, [edit.put for _, edit in edits]))
-    return _Graph(bytes(_codec.encode(outline).data), names.paths, data)
+    return _PickledChanges(bytes(_codec.encode(outline).data), names.paths, data)
 
 
 class _Names:
@@ -440,7 +440,9 @@ def recordable(
     return Recorded(edits, changes.state, snapshot, function, graph), untold
 
 
-def _whole(codec: Codec, edits: Pairs, snapshot: Snapshot | None, value: Any) -> _Graph | None:
+def _whole(
+    codec: Codec, edits: Pairs, snapshot: Snapshot | None, value: Any
+) -> _PickledChanges | None:
     """Return pickled edits and value; ``None`` if a part does not pickle, or holds a secret."""
     try:
         graph = _graph(edits, snapshot, value)
