@@ -1043,12 +1043,12 @@ class Performance(NamedTuple):
             value,
             inner=inner.inner,
             attempts=inner.attempt,
-            changes=self._changes(call),
+            changes=self._changes(call, value),
             kind=self.performer.returns,
             shown=self.performer.shown_value(value),
         )
 
-    def _changes(self, call: Call) -> Recorded | None:
+    def _changes(self, call: Call, value: object = None) -> Recorded | None:
         """Return the changes that the call made to its arguments, as far as they can be recorded.
 
         Warn now, not on resume, of changes that cannot be repeated when a record answers the call.
@@ -1060,7 +1060,7 @@ class Performance(NamedTuple):
         from stepwise._execution.changes import recordable, tell_untold
 
         function = getattr(self.performer, "function", None)
-        recorded, untold = recordable(active.codec, found, function)
+        recorded, untold = recordable(active.codec, found, function, value)
         if untold or found.unwatched:
             tell_untold(call.name, untold, found.unwatched, active.is_first)
         return recorded

@@ -293,7 +293,7 @@ def _of_pandas(cls: Any) -> Whole | None:
         _table_copy,
         _table_fill,
         _table_size,
-        lambda table, before: apart(table) == before,
+        lambda table, before: _table_apart(table) == before,
         _table_shape,
     )
 
@@ -317,8 +317,14 @@ def _types_of(table: Any) -> list[Any]:
     return [each for each in types_ if isinstance(each, numpy.dtype)]
 
 
+def _table_apart(table: Any) -> Disassembled:
+    kinds = [table.dtype] if table.ndim == 1 else list(table.dtypes)
+    fast = [type(e).__name__ == "StringDtype" or not getattr(e, "hasobject", True) for e in kinds]
+    return apart(table, fast=all(fast) and not table.attrs)
+
+
 def _table_copy(table: Any) -> Disassembled:
-    head, buffers = apart(table)
+    head, buffers = _table_apart(table)
     return Disassembled(head, tuple(map(bytes, buffers)))
 
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain
-from operator import is_
+from itertools import chain, compress, repeat
+from operator import is_, not_
 from types import CellType
 from typing import Any
 
@@ -204,22 +204,22 @@ class Snapshot:
     def _open(self, objects: Iterable[Any]) -> None:
         """Copy the contents of objects and of all objects in them, depth by depth."""
         while True:
-            held = [each for each in objects if type(each) not in ATOMS]
-            fresh = set(map(id, held)).difference(self._met)
-            if not fresh:
+            objects = [*objects]
+            opens = map(not_, map(ATOMS.__contains__, map(type, objects)))
+            held = [*compress(objects, opens)]
+            level = dict(zip(map(id, held), held, strict=True))
+            for here in level.keys() & self._met.keys():
+                del level[here]
+            if not level:
                 return
-            level = {id(each): each for each in held if id(each) in fresh}
             if len(self._met) + len(level) > _MOST:
                 for each in self.roots.values():
                     self._refuse(each, f"which holds more than {_MOST:,} objects")
                 return
             self._met.update(level)
-            by_class: dict[type, list[Any]] = {}
-            for each in level.values():
-                by_class.setdefault(type(each), []).append(each)
-            block = _Level()
-            found: list[Any] = []
-            for cls, group in by_class.items():
+            block, found, fresh = _Level(), list[Any](), [*level.values()]
+            for cls in dict.fromkeys(map(type, fresh)):
+                group = [*compress(fresh, map(is_, map(type, fresh), repeat(cls)))]
                 found += self._look(block, cls, group)
             if len(block):
                 self._blocks.append(block)

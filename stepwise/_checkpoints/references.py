@@ -54,6 +54,7 @@ from stepwise._values.trees import (
     changes,
     few,
     is_array,
+    is_view,
     same,
     starts_with,
     walk,
@@ -496,7 +497,7 @@ def _dump(
     """
     places: dict[int, int] | None = {} if tree.classes else None
     try:
-        payload = dump_tree(tree.root, refer, places)
+        payload = dump_tree(tree, refer, places)
     except Exception:  # a class's __reduce__; storing the value whole reports the error
         return None
     if places is None:
@@ -571,7 +572,8 @@ class KnownValues:
     def arrays(self) -> Iterator[Any]:
         """Yield the arrays in known values."""
         for known in self._values.values():
-            yield from (node for node in known.tree.nodes if is_array(type(node)))
+            nodes = known.tree.nodes
+            yield from (each for each in nodes if is_array(type(each)) and not is_view(each))
 
     def has(self, chunks: Iterable[StoredValue]) -> bool:
         """Return whether these chunks are all still known."""
@@ -723,7 +725,7 @@ class KnownValues:
         alone = not any(here in self._nodes or here in apart for here in mutable)
         if alone:
             dumped = _dump(tree, watch) if tree.classes else (b"", tree) if watch.holds() else None
-            if dumped is not None:
+            if dumped is not None and -1 not in dumped[1].numbers:
                 known = StoredValue(number, dumped[1])
                 self._add(known)
                 self._watch(known, watch, set())
@@ -751,7 +753,7 @@ class KnownValues:
             return used.index(entry[0].number), entry[1]
 
         watch = Watch(tree.nodes[1:])  # no other code has the list
-        dumped = _dump(tree, watch, refer if tree.refers else None)
+        dumped = _dump(tree, watch, refer if tree.refers or tree.arrays else None)
         if dumped is None or self._refuses(dumped[0]):
             return None
         payload, tree = dumped

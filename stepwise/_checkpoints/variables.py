@@ -22,6 +22,7 @@ their names.
 
 from __future__ import annotations
 
+import functools
 import pickle
 import sys
 import types
@@ -446,6 +447,11 @@ class FrameUnpickler(Unpickler):
 
     reader: Reader | None = None
 
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        is_array = (module[:6], name) == ("numpy.", "_frombuffer")
+        return functools.partial(_owning, found) if is_array else found
+
     def persistent_load(self, pid: Any) -> Any:
         """Return an argument with its contents, a secret, or a value from the reader."""
         if pid[0] == preview.REFERENCE:
@@ -462,6 +468,14 @@ class FrameUnpickler(Unpickler):
     def secret(self, pid: Any) -> Any:
         """Return a secret of the call, or a text that contains a secret."""
         return preview.restored(pid, _around().secret)
+
+
+def _owning(make: Callable[..., Any], *parts: Any) -> Any:
+    """Make an array that owns its memory, as the pickled array did."""
+    made = make(*parts)
+    array = made.copy("A")
+    array.flags.writeable = made.flags.writeable
+    return array
 
 
 def load_values(

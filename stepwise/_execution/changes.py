@@ -31,6 +31,7 @@ from stepwise._checkpoints.variables import (
 from stepwise._matching.attributed import SHARED, CallChanges, undecided
 from stepwise._matching.held import Targets
 from stepwise._runtime.facts import NamedTuple
+from stepwise._runtime.limits import ran_out
 from stepwise._runtime.messages import reports, warn
 from stepwise._values import codec as _codec
 from stepwise._values import data as _data
@@ -302,12 +303,15 @@ class Recorded(NamedTuple):
         state: names of parts of the subject that the call changed, so that they are state.
         snapshot: finds the paths of objects that the call was given.
         function: the function whose parameters are the roots of the paths.
+        graph: the pickled value with the new contents, and the paths of the names in it; ``None``
+            if some of this does not pickle.
     """
 
     edits: Pairs
     state: tuple[str, ...]
     snapshot: Snapshot | None
     function: Callable[..., Any] | None = None
+    graph: _PickledChanges | None = None
 
     def kinds(self) -> dict[str, str]:
         """Return the paths of changed objects, each with the kind of change."""
@@ -332,9 +336,8 @@ class Recorded(NamedTuple):
                 "did": written_edits(self.edits, roots, self.function),
             }
             return Encoded(_data.json_bytes(data), encoded.form)
-        names = _Names(self.snapshot)
         try:
-            graph = names.dump((None if failed else value, [edit.put for _, edit in self.edits]))
+            graph = self.graph or _graph(self.edits, self.snapshot, None if failed else value)
         except MemoryError:
             raise
         except Exception:
@@ -342,19 +345,29 @@ class Recorded(NamedTuple):
             raise
         # The outcome is also stored alone, for a call that is given objects other than the named
         # ones.
-        plain = plainly() if failed or names.paths else None
-        outline = [(path, edit._replace(put=None)) for path, edit in self.edits]
+        plain = plainly() if failed or graph.paths else None
         beside = None if plain is None else (bytes(plain.data), plain.form)
-        whole = (_outline(outline), names.paths, graph, beside)
-        return Encoded(dump_graph(whole, lambda _: None), PYTHON)
+        return Encoded(_codec.encode((*graph, beside)).data, PYTHON)
 
 
-def _as_tuple(path: Path, edit: Edit) -> tuple[Any, ...]:
-    return path, tuple(edit)
+class _PickledChanges(NamedTuple):
+    """The outline of some edits, the paths of the named objects, and the pickled new contents."""
+
+    outline: bytes
+    paths: dict[str, Path]
+    data: bytes
 
 
-def _outline(edits: Pairs) -> bytes:
-    return bytes(dump_graph([_as_tuple(*each) for each in edits], lambda _: None))
+def _graph(edits: Pairs, snapshot: Snapshot | None, value: Any) -> _PickledChanges:
+    """Pickle edits together with the value of their call.
+
+    Raises:
+        Exception: some object does not pickle.
+    """
+    outline = [(path, tuple(edit._replace(put=None))) for path, edit in edits]
+    names = _Names(snapshot)
+    data = names.dump((value, [edit.put for _, edit in edits]))
+    return _PickledChanges(bytes(_codec.encode(outline).data), names.paths, data)
 
 
 class _Names:
@@ -401,25 +414,42 @@ class _Names:
 
 
 def recordable(
-    codec: Codec, changes: CallChanges, function: Callable[..., Any] | None
+    codec: Codec, changes: CallChanges, function: Callable[..., Any] | None, value: Any = None
 ) -> tuple[Recorded, list[tuple[str, str]]]:
     """Return the recordable changes of a call, and the paths of others with the reason.
 
     A lost ``cached_property`` value is not reported: it is computed again when it is read.
+
+    Args:
+        value: the returned value; usually all is pickled together, and once.
     """
-    edits, untold = changes.edits, list(changes.untold)
-    if edits and not _can_be(codec, edits, changes.snapshot, function):
+    edits, untold, snapshot = changes.edits, list(changes.untold), changes.snapshot
+    graph = None if codec.data_only or not edits else _whole(codec, edits, snapshot, value)
+    if edits and graph is None and not _can_be(codec, edits, snapshot, function):
         kept: Pairs = []
         for path, edit in edits:
             for each in _apart(edit):
-                if _can_be(codec, [(path, each)], changes.snapshot, function):
+                if _can_be(codec, [(path, each)], snapshot, function):
                     kept.append((path, each))
-                elif not _is_cached(path, each, changes.snapshot):
+                elif not _is_cached(path, each, snapshot):
                     untold += (
                         (name, "so that it cannot be recorded") for name in _names(path, each)
                     )
         edits = kept
-    return Recorded(edits, changes.state, changes.snapshot, function), untold
+    return Recorded(edits, changes.state, snapshot, function, graph), untold
+
+
+def _whole(
+    codec: Codec, edits: Pairs, snapshot: Snapshot | None, value: Any
+) -> _PickledChanges | None:
+    """Return pickled edits and value; ``None`` if a part does not pickle, or holds a secret."""
+    try:
+        graph = _graph(edits, snapshot, value)
+    except MemoryError as error:
+        raise ran_out("what a call returned and changed was recorded", error) from None
+    except Exception:
+        return None
+    return None if codec.secrets.found_in(graph.data) else graph
 
 
 def _apart(edit: Edit) -> Iterable[Edit]:
@@ -449,20 +479,15 @@ def _can_be(
     snapshot: Snapshot | None,
     function: Callable[..., Any] | None,
 ) -> bool:
+    if not codec.data_only:
+        return _whole(codec, edits, snapshot, None) is not None
     try:
-        if codec.data_only:
-            roots = snapshot.roots if snapshot is not None else {}
-            return not codec.secrets.found_in(
-                _data.json_bytes(written_edits(edits, roots, function))
-            )
-        _outline([(path, edit._replace(put=None)) for path, edit in edits])
-        data = _Names(snapshot).dump([edit.put for _, edit in edits])
-        return not codec.secrets.found_in(data)
+        roots = snapshot.roots if snapshot is not None else {}
+        return not codec.secrets.found_in(_data.json_bytes(written_edits(edits, roots, function)))
     except MemoryError:
         raise
     except Exception:
         return False
-    return True
 
 
 @reports

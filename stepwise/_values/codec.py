@@ -28,9 +28,10 @@ from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.limits import ran_out
 from stepwise._runtime.messages import fold, linked_to, members
 from stepwise._values import data as _data
+from stepwise._values import trees
 from stepwise._values.preview import NO_SECRETS, Secrets, error_text, short_repr
 from stepwise._values.reducers import Forms, NamespaceMetError
-from stepwise._values.trees import LARGE_LEAF, NUMBERS, by_name, held_at, place_of_dict
+from stepwise._values.trees import LARGE_LEAF, NUMBERS, by_name, held_at, is_view, place_of_dict
 from stepwise._values.unpickling import Data, Unpickler, collected, loads
 from stepwise.errors import NotRecordableError, StepFailedError, UnreadableValueError
 
@@ -291,30 +292,36 @@ class _TreePickler(pickle.Pickler):
     def persistent_id(self, obj: Any) -> Any:
         return self._refer(obj)
 
+    def reducer_override(self, obj: Any) -> Any:
+        if not is_view(obj):
+            return NotImplemented
+        from stepwise._values.memory import view_of  # on use: few values hold arrays
+
+        return view_of(obj.base, obj)
+
 
 def dump_tree(
-    tree: object, refer: Callable[[Any], Any] | None, places: dict[int, int] | None = None
+    tree: trees.Tree, refer: Callable[[Any], Any] | None, places: dict[int, int] | None = None
 ) -> Data:
-    """Pickle a tree; ``refer`` may return a reference that replaces an object.
+    """Pickle a tree; without ``refer``, in the order of :func:`dump_plain`.
 
     Args:
+        refer: may return a reference that replaces an object.  Views of arrays stay views then.
         places: receives the place of each object in the pickle, by the id of the object.
     """
     sink = _Sink()
-    pickler: Any = pickle.Pickler(sink, PROTOCOL) if refer is None else _TreePickler(sink, refer)
-    pickler.dump(tree)
+    pickler: Any = pickle.Pickler(sink, PROTOCOL)
+    if refer is not None:
+        pickler = _TreePickler(sink, refer)
+    elif tree.arrays:
+        forms = _dump_plain(tree.root, None)[1]
+        pickler = _Plain(sink, PROTOCOL)
+        pickler.forms = forms if forms is not None and forms.shares() else None
+    pickler.dump(tree.root)
     if places is not None:
         memo = pickler.memo.copy()
         places.update((here, place) for here, (place, _) in memo.items())
     return sink.data()
-
-
-def _owning(make: Callable[..., Any], *parts: Any) -> Any:
-    """Make an array that owns its memory, as the pickled array did."""
-    made = make(*parts)
-    array = made.copy("A")
-    array.flags.writeable = made.flags.writeable
-    return array
 
 
 class _TreeUnpickler(Unpickler):
@@ -331,9 +338,7 @@ class _TreeUnpickler(Unpickler):
         if self.find is None:
             raise pickle.UnpicklingError(f"plain data names {module}.{name}")
         self.named = True
-        found = self.find(module, name)
-        is_array = name == "_frombuffer" and module.partition(".")[0] == "numpy"
-        return functools.partial(_owning, found) if is_array else found
+        return self.find(module, name)
 
     def tree(self) -> tuple[Any, dict[int, Any] | None]:
         """Load the tree; see :func:`load_trees`."""

@@ -737,7 +737,7 @@ def _elements(encoder: Any, value: Any) -> list[bytes]:
                 parts += [string(name), join(b"a", _elements(encoder, array[name]))]
         return parts
     if dtype.hasobject or dtype.kind == "T":
-        return [dtype.kind.encode(), shape, *encoder.items(array.ravel().tolist())]
+        return [dtype.kind.encode(), shape, *_cells(encoder, array.ravel().tolist())]
     if dtype.char == "G":
         return [b"G", *_elements(encoder, array.real), *_elements(encoder, array.imag)]
     if dtype.char == "g":  # extended floats differ by machine, and their bytes hold padding
@@ -748,6 +748,20 @@ def _elements(encoder: Any, value: Any) -> list[bytes]:
     if dtype.type.__module__ != "numpy":  # bfloat16: one of several types of two bytes
         name += class_name(dtype.type)
     return [string(name), shape, _hash_of_elements(array, little)]
+
+
+def _cells(encoder: Any, cells: list[Any]) -> list[bytes]:
+    """Encode cells; many texts together, in a fifth of the time that they take one by one."""
+    kinds = set(map(type, cells))
+    if str in kinds and kinds <= COMMON.keys() & encoder.atoms.keys():
+        mixed = len(kinds) > 1
+        texts = [e if type(e) is str else "" for e in cells] if mixed else cells
+        joined = "\0".join(texts)
+        if joined.count("\0") < len(cells):  # no text holds one
+            others = {n: e for n, e in enumerate(cells if mixed else ()) if e is not texts[n]}
+            hashed = hashlib.sha256(joined.encode("utf-8", "surrogatepass")).digest()
+            return [b'"' + hashed, fold(repr([*others]).encode()), *encoder.items(others.values())]
+    return encoder.items(cells)  # type: ignore[no-any-return]
 
 
 def _hash_of_elements(array: Any, little: Any) -> bytes:
@@ -816,7 +830,7 @@ def _column(encoder: Any, array: Any) -> list[bytes]:
     if isinstance(dtype, pd.DatetimeTZDtype):
         return [name, *_elements(encoder, array.to_numpy(f"M8[{dtype.unit}]"))]
     if not isinstance(dtype, np.dtype) and not isinstance(array, pd.arrays.NumpyExtensionArray):
-        return [name, *encoder.items(array.to_numpy(object))]
+        return [name, *_cells(encoder, array.to_numpy(object).tolist())]
     return [name, *_elements(encoder, array.to_numpy())]
 
 

@@ -82,13 +82,11 @@ class SharedMemory:
         if type(array).__name__ == "memmap" or not array.size:
             return NotImplemented  # an empty array has nothing to share
         owner, memory = _owner_of(array)
-        start = array.__array_interface__["data"][0]
         if self.keeps_links:
             self._lies_at(owner, owner.__array_interface__["data"][0], owner.nbytes, "array")
         if type(memory) in _LINKED:
-            start -= sys.modules["numpy"].frombuffer(memory, "B").__array_interface__["data"][0]
-            shape = array.dtype, array.shape, array.strides
-            return _view, (type(array), memory, start, *shape, array.flags.writeable)
+            whole = sys.modules["numpy"].frombuffer(memory, "B")
+            return view_of(memory, array, whole)
         if self.keeps_links and owner.flags.writeable and _is_held_elsewhere(memory):
             kind = type(memory).__name__
             raise SharedMemoryError(
@@ -102,9 +100,7 @@ class SharedMemory:
         is_shared = id(owner) in self._shared or self._kept(owner) is not None
         if not is_shared or array.dtype.hasobject or not contiguous:
             return NotImplemented
-        start -= owner.__array_interface__["data"][0]
-        shape = array.dtype, array.shape, array.strides
-        return _view, (type(array), owner, start, *shape, array.flags.writeable)
+        return view_of(owner, array)
 
     def view(self, view: memoryview) -> Any:
         """Reduce a memoryview: of a whole object to a view of the object, of a part to a copy."""
@@ -178,6 +174,18 @@ class SharedMemory:
         if any(start < end and begin < start + size for begin, end in self._places[other]):
             raise SharedMemoryError(f"it shares the memory of another {other}", value)
         self._places[kind].append((start, start + size))
+
+
+def view_of(owner: Any, array: Any, whole: Any = None) -> tuple[Any, ...]:
+    """Return the reduced form of a view of the object that owns its memory.
+
+    Args:
+        whole: an array over all of the owner; by default, the owner is an array itself.
+    """
+    first = (owner if whole is None else whole).__array_interface__["data"][0]
+    start = array.__array_interface__["data"][0] - first
+    shape = array.dtype, array.shape, array.strides
+    return _view, (type(array), owner, start, *shape, array.flags.writeable)
 
 
 def _owner_of(array: Any) -> tuple[Any, Any]:

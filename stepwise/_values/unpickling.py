@@ -170,8 +170,16 @@ def stable(view: memoryview) -> memoryview:
     return view if alone or type(view.obj) is bytes else memoryview(bytes(view))
 
 
-def apart(value: object) -> Disassembled:
-    """Return the pickle of a value, with its buffers beside it, which are not copied."""
+def apart(value: object, *, fast: bool = False) -> Disassembled:
+    """Return the pickle of a value, with its buffers beside it, which are not copied.
+
+    Args:
+        fast: pickle a part that occurs twice twice, in a quarter of the time for many texts; only
+            for values in which nothing that can change occurs twice.
+    """
     buffers: list[pickle.PickleBuffer] = []
-    head = pickle.dumps(value, _WITH_BUFFERS, buffer_callback=buffers.append)
-    return Disassembled(head, tuple(each.raw() for each in buffers))
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, _WITH_BUFFERS, buffer_callback=buffers.append)
+    pickler.fast = fast
+    pickler.dump(value)
+    return Disassembled(file.getvalue(), tuple(each.raw() for each in buffers))

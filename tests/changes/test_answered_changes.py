@@ -94,6 +94,36 @@ def test_two_arguments_that_share_a_list_share_it_afterwards():
     assert killed_and_again(flow) == ([{"name": "changed"}, "new"], True, True)
 
 
+@step
+def relabel(table):
+    table.loc[1, "name"] = "new"
+    return 1
+
+
+@pytest.mark.parametrize("kind", ["str", "object"])
+def test_a_text_of_a_table_that_a_step_changes(kind):
+    """A text that a step writes into a table is there when its record answers, as in the first run.
+
+    What occurs twice in the table is one object then, too.
+    """
+    pandas = pytest.importorskip("pandas")
+    shared = ["shared"]
+
+    @workflow(checkpoint_every=100)
+    def flow():
+        columns = {"name": ["a", "b", None], "number": [1.0, 2.0, 3.0]}
+        if kind == "object":
+            columns["more"] = [shared, shared, None]
+        table = pandas.DataFrame(columns).astype({"name": kind})
+        relabel(table)
+        end()
+        more = [table["more"][0] is table["more"][1]] if kind == "object" else []
+        return [*table["name"].fillna("none"), *table["number"], *more]
+
+    again = [True] if kind == "object" else []
+    assert killed_and_again(flow) == ["a", "new", "none", 1.0, 2.0, 3.0, *again]
+
+
 class Agent:
     def __init__(self):
         self.history, self.extra = [], 1

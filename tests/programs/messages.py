@@ -121,7 +121,7 @@ KINDS = {each.__name__: each for each in (dict, *CLASSES, numpy.ndarray)}
 FAMILIES = {
     "data": ["dict"],
     "objects": [each.__name__ for each in CLASSES],
-    "arrays": ["ndarray"],
+    "arrays": ["ndarray", "row"],
 }
 
 
@@ -134,6 +134,8 @@ def message(kind, n, size=200):
     content = f"{n:02} " * size
     if kind == "ndarray":
         return numpy.full(size, n, "float64")
+    if kind == "row":  # a view
+        return numpy.full((3, size), n, "float64")[1]
     if kind == "dict":
         return {"role": "user", "content": content, "tools": [{"id": n}], "more": {"n": n}}
     more = {"at": AT + dt.timedelta(n), "id": uuid.UUID(int=n), "cost": decimal.Decimal(n), "n": n}

@@ -280,6 +280,31 @@ def test_columns_of_numbers_are_digested_whole(monkeypatch):
     assert digest(table(3, number=numbers)) == digest(table(3, number=equal))
 
 
+def test_columns_of_texts_are_digested_whole(monkeypatch):
+    """A column of texts is digested at once, and counts with each text and its place."""
+    cells = ["ab", "c", "", None, "d", math.nan, "\ud800", 1]
+    others = [
+        ["a", "bc", *cells[2:]],
+        [*cells[:2], None, "", *cells[4:]],
+        [*cells[:3], "", *cells[4:]],
+        [*cells[:7], True],
+        [*cells[:7], 1.0],
+        [*cells, ""],
+        ["ab", "c", b"", *cells[3:]],
+    ]
+    arrays = [np.array(each, object) for each in (cells, *others)]
+    found = [digest(each) for each in arrays]
+    assert len(set(found)) == len(found)
+    assert found == [digest(each.copy()) for each in arrays]
+    for column in (pd.Series(["a", "b", None]), pd.Series(["a", "b", None], dtype=object)):
+        assert digest(column) == digest(column.copy())
+        assert digest(column) != digest(column.fillna(""))
+        assert digest(column) != digest(column.replace("b", "c"))
+    monkeypatch.setattr(_digest.Encoder, "items", counted := mock.Mock(return_value=[]))
+    digest(table(1000, text=[str(each) for each in range(1000)]))
+    assert all(len(each.args[0]) < 10 for each in counted.call_args_list)
+
+
 @sweep
 @given(values, st.integers(0, 2**32))
 @example(-0.0, 0)

@@ -290,6 +290,7 @@ ARRAYS = {
     "texts": lambda: numpy.array(["a", "bc"]),
     "times": lambda: numpy.array(["2026-01-01"], dtype="M8[s]"),
     "one": lambda: numpy.array(5.0),
+    "fields": lambda: numpy.array([(1, 2.5), (3, 4.5)], dtype="i4,f8"),
 }
 
 
@@ -317,15 +318,23 @@ def test_an_array_is_known_by_its_bytes(kind):
     assert not watch.holds()
 
 
+def fixed_below(view):
+    view.base.flags.writeable = False
+    return view
+
+
 @pytest.mark.parametrize(
     "array",
     [
-        numpy.arange(5)[1:],
         numpy.frombuffer(bytearray(8)),
+        numpy.frombuffer(bytearray(80))[1:],
+        numpy.zeros(3, dtype="i4,f8")[1:],
+        fixed_below(numpy.zeros(3)[1:]),
+        numpy.zeros((1 << 17) + 1)[1:],
+        numpy.zeros(3, dtype=[("a", "i4,f8")]),
         numpy.frombuffer(bytes(8)),
         numpy.array([object()]),
         numpy.array(["text"], dtype=numpy.dtypes.StringDType()),
-        numpy.array([(1, 2)], dtype="i4,i8"),
         numpy.array([]),
         numpy.ma.array([1, 2]),
     ],
@@ -334,6 +343,40 @@ def test_arrays_that_a_hash_does_not_know(array):
     """An array whose items lie elsewhere, or are seen through another one, is in no tree."""
     assert walk([array], arrays=True) is None
     assert walk([numpy.arange(5)]) is None
+
+
+def test_a_view_is_known_by_its_form_and_by_the_array_under_it():
+    """A view that has another form has changed; what is written to it changes its owner."""
+    owner = numpy.ones((3, 4))
+    for view in (owner[1], owner[:, 2], owner.T, owner[::-1, 1:]):
+        tree = walk([view, "x" * 600], arrays=True)
+        assert tree is not None
+        assert {id(view), id(owner)} < set(map(id, tree.nodes))
+        watch = Watch(tree.nodes)
+        assert watch.holds()
+        view[0] += 1
+        assert not watch.holds()
+        assert watch.changed() == {id(owner)}
+        view[0] -= 1
+        assert watch.holds()
+        view.flags.writeable = False
+        assert not watch.holds()
+        assert watch.changed() == {id(view)}
+
+
+def test_numbers_of_numpy_never_change():
+    """A number of numpy is in a tree as a number of Python is, and no node."""
+    tree = walk([[numpy.float64(1), numpy.int32(2), numpy.datetime64("2026")], "x" * 600])
+    assert tree is not None
+    assert len(tree.nodes) == 3  # two lists and a text
+
+
+def test_a_field_with_another_name_is_noticed():
+    """Names of fields may be changed in place, in the type that an array shares."""
+    array = ARRAYS["fields"]()
+    watch = Watch([array])
+    array.dtype.names = ("a", "b")
+    assert not watch.holds()
 
 
 def test_an_array_that_numpy_loaded_into_bytes_is_watched():
