@@ -243,21 +243,24 @@ class Checkpoints:
         """
         over = {name, name + _READS_FILES}  # the latter was taken in a loop that has ended
         replaced = over.intersection(self._names)
-        names = [*(each for each in self._names if each not in replaced), name]
+        names = [*self._names, name]
+        if replaced:
+            names = [each for each in self._names if each not in replaced] + [name]
         pruned, needed = names[: -self._keep] if self._keep else [], set[str]()
+        kept = names[len(pruned) :]
         if reads_files or self._before:
             self._before.pop(name, None)
             if reads_files:
                 last = names[-2] if names[1:] else ""
                 self._before[name] = self._before.get(last, last)
-            kept = names[len(pruned) :]
             needed = {self._before[each] for each in kept if each in self._before}
             pruned = [each for each in pruned if each not in needed]
-        kept = [each for each in names if each not in pruned]
-        self._before = {each: self._before[each] for each in kept if each in self._before}
-        gone = [*pruned, *({*self._refused, *replaced} - {name})]
+            kept = [each for each in names if each not in pruned]
+            self._before = {each: self._before[each] for each in kept if each in self._before}
+        if replaced or self._refused:
+            pruned = [*pruned, *({*self._refused, *replaced} - {name})]
         # Without the checkpoint to fall back to, the whole journal is needed.
-        return kept, gone, not self.prunes_journal or not needed <= {*kept}
+        return kept, pruned, not self.prunes_journal or not needed <= {*kept}
 
     def _behind(self, kept: list[str], state: State) -> int:
         """Return the last record that neither the oldest checkpoint nor an unused call needs.

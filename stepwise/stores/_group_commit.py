@@ -238,20 +238,32 @@ class Commits:
                 share.error = share.chain.error
             else:
                 runs.setdefault(share.wanted[:2], []).append(share)
-        wanted = [(*run, _merged(them)) for run, them in runs.items()]
-        for them, error in zip(runs.values(), self._written(wanted), strict=True):
-            for share in them:
-                share.error = error
+        write_all = write_all_of(self._store) if len(runs) > 1 else None
+        if write_all is None:
+            for them in runs.values():
+                self._write_run(them)
+        else:
+            self._write_runs(write_all, list(runs.values()))
         _end(shares)
 
-    def _written(self, wanted: list[Wanted]) -> Sequence[BaseException | None]:
-        write_all = write_all_of(self._store) if len(wanted) > 1 else None
-        if write_all is None:
-            return [error_of(self._store.write, *each) for each in wanted]
+    def _write_run(self, shares: list[Share]) -> None:
+        """Write shares of one run; note the error."""
         try:
-            return write_all(wanted)
+            run_id, epoch, batch = shares[0].wanted
+            self._store.write(run_id, epoch, batch if len(shares) == 1 else _merged(shares))
         except (Exception, RunStopped) as error:
-            return [error] * len(wanted)
+            for share in shares:
+                share.error = error
+
+    def _write_runs(self, write_all: WriteAll, runs: list[list[Share]]) -> None:
+        """Write shares of several runs; note the error of each."""
+        try:
+            errors = write_all([(*them[0].wanted[:2], _merged(them)) for them in runs])
+        except (Exception, RunStopped) as error:
+            errors = [error] * len(runs)
+        for them, of_run in zip(runs, errors, strict=True):
+            for share in them:
+                share.error = of_run
 
     def refused(self) -> StoreError:
         """Return the error for code that writes in the middle of a write of its own thread."""
@@ -292,14 +304,15 @@ def _merged(shares: Sequence[Share]) -> Batch:
 
 def _end(shares: Sequence[Share]) -> None:
     """Mark shares as done, wake the waiting threads, and notify each event loop once."""
+    loops: dict[Any, list[Any]] = {}
     for share in shares:
         share.done = True
         share.ended()
-    loops: dict[Any, list[Any]] = {}
     for share in shares:
-        share.ring()
         if share.future is not None:
             loops.setdefault(share.future.get_loop(), []).append(share.future)
+        elif share.bell is not None:
+            share.ring()
     for loop, futures in loops.items():
         with contextlib.suppress(RuntimeError):  # a closed loop has no waiters
             loop.call_soon_threadsafe(_settle, futures)

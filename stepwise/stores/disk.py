@@ -282,26 +282,17 @@ class DiskStore:
     def _fits(self, wanted: Wanted) -> bool:
         """Return whether a batch goes into the log."""
         run_id, epoch, batch = wanted
-        return (
-            batch.head is None
-            and not batch.prune
-            and self._logs_run(run_id, epoch, batch.durable)
-            and weight(batch) <= LARGEST_BATCH
-        )
-
-    def _logs_run(self, run_id: str, epoch: int, durable: bool) -> bool:
-        """Return whether small batches of a run go into the log.
-
-        A durable batch does not while a power cut could undo the commit that gave the run its epoch
-        and generation.
-        """
         held, log = self._held.get(run_id), self._logs.own
         return (
             held is not None
             and held.epoch == epoch
             and held.log is log
             and not log.failed
-            and (not durable or held.commit <= self._flushed)
+            and batch.head is None
+            and not batch.prune
+            # A power cut must not undo the commit that gave the run its epoch and generation.
+            and (not batch.durable or held.commit <= self._flushed)
+            and weight(batch) <= LARGEST_BATCH
         )
 
     def _write_log(self, wanted: Sequence[Wanted]) -> None:
