@@ -914,7 +914,7 @@ class Journal:
     def put(
         self,
         name: str,
-        header: dict[str, Any] | str,
+        header: dict[str, Any],
         payload: Data,
         *,
         also: Mapping[str, Data] | None = None,

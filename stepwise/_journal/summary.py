@@ -353,9 +353,10 @@ class SummaryKeeper:
             return
         for number, (record, _) in zip(numbers, items, strict=True):
             self._new[number] = record
-        self._last = max(self._last, numbers[-1])
+        if number > self._last:
+            self._last = number
         self._due = self._due or _next_due(numbers[0] - 1)
-        if len(self._new) >= _BUNCH or self._last >= self._due:
+        if len(self._new) >= _BUNCH or number >= self._due:
             self._sum_up()
 
     @reports
