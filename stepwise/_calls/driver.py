@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import inspect
 import math
 import threading
@@ -173,6 +174,11 @@ class Unfinished(NamedTuple):
     value: Any = None
 
 
+@functools.lru_cache(maxsize=256)  # for most classes, the answer is an AttributeError inside
+def _is_awaitable(cls: type) -> bool:
+    return hasattr(cls, "__await__")
+
+
 def drive_on(core: Core) -> Result | Unfinished:
     """Execute a call until it ends, or until it has to be awaited."""
     goes_on = False
@@ -181,7 +187,7 @@ def drive_on(core: Core) -> Result | Unfinished:
         while True:
             if isinstance(operation, Attempt):
                 done = run(operation)
-                if hasattr(type(done.value), "__await__"):
+                if _is_awaitable(type(done.value)):
                     goes_on = True
                     return Unfinished(core, operation, done.value)
             elif isinstance(operation, Cancelled) and operation.awaited:

@@ -673,6 +673,7 @@ class Records(Share):
     """
 
     __slots__ = ("anchors", "durable", "end", "head", "items", "journal", "numbers")
+    end: Position
 
     def __init__(
         self,
@@ -689,7 +690,6 @@ class Records(Share):
         self.durable = durable
         self.head = head
         self.numbers: list[int] = []
-        self.end = Position()
         self.anchors = False
 
     def join(self, commits: Commits) -> None:

@@ -563,9 +563,12 @@ class DiskStore:
 
     def note(self, run_id: str, epoch: int, note: bytes) -> None:
         held = self._held.get(run_id)
-        if held is not None and held.epoch == epoch:
-            with contextlib.suppress(OSError):  # only displays read it
-                self._marks.note(held.key, note)
+        if held is None or held.epoch != epoch:
+            return
+        try:
+            self._marks.note(held.key, note)
+        except OSError:
+            return  # only displays read it
 
     @_locked
     def noted(self, run_id: str) -> bytes:
