@@ -111,9 +111,10 @@ class State(NamedTuple):
 
     def header(self) -> dict[str, Any]:
         """Return the state for a header, without fields at their usual value."""
-        rest = zip(_MOSTLY, self[_FIRST:], _USUAL, strict=True)
-        unusual = {name: value for name, value, usual in rest if value != usual}
-        return dict(zip(_ALWAYS, self, strict=False)) | unusual
+        header = dict(zip(_ALWAYS, self))  # noqa: B905 -- parsing strict= takes half the time
+        rest = zip(_MOSTLY, self[_FIRST:], _USUAL)  # noqa: B905 -- likewise
+        header.update({name: value for name, value, usual in rest if value != usual})
+        return header
 
 
 _MOSTLY = [*State._field_defaults]

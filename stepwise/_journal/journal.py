@@ -582,9 +582,9 @@ _FIELD, _CALL = "\x1f", "\x1e"  # separators of the fields of a call, and of cal
 def shown_call(call: Call) -> str:
     """Serialize a call for a note."""
     number, name, module, digest, ordinal = call[:5]
-    begun = f"{number}{_FIELD}{name}{_FIELD}{module}{_FIELD}{digest}{_FIELD}{ordinal}{_FIELD}"
     at = int(call.at * 1e6) + 1  # formatting a float takes twenty times as long
-    return f"{begun}{call.branch}{_FIELD}{at}{_FIELD}{call.site}{_FIELD}{call.arguments}"
+    front = str(number), name, module, digest, str(ordinal), call.branch, str(at)
+    return _FIELD.join((*front, call.site, call.arguments))
 
 
 def noter(

@@ -102,8 +102,10 @@ def lengthened(children: Iterable[bytes]) -> bytes:
 
 def framed(part: bytes | str) -> bytes:
     """Return a folded part behind its length, to be digested with other parts."""
-    folded = fold(part.encode() if isinstance(part, str) else part)
-    return LENGTH[len(folded)] + folded
+    encoded = part.encode() if isinstance(part, str) else part
+    if len(encoded) > FOLD:
+        encoded = fold(encoded)
+    return LENGTH[len(encoded)] + encoded
 
 
 def module_key(module: str | None) -> str:
