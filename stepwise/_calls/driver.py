@@ -187,7 +187,8 @@ def drive_on(core: Core) -> Result | Unfinished:
         while True:
             if isinstance(operation, Attempt):
                 done = run(operation)
-                if _is_awaitable(type(done.value)):
+                cls: Any = type(done.value)
+                if _is_awaitable(cls):
                     goes_on = True
                     return Unfinished(core, operation, done.value)
             elif isinstance(operation, Cancelled) and operation.awaited:
