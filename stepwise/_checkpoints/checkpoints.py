@@ -113,7 +113,9 @@ class State(NamedTuple):
         """Return the state for a header, without fields at their usual value."""
         header = dict(zip(_ALWAYS, self))  # noqa: B905 -- parsing strict= takes half the time
         rest = zip(_MOSTLY, self[_FIRST:], _USUAL)  # noqa: B905 -- likewise
-        header.update({name: value for name, value, usual in rest if value != usual})
+        header.update(
+            {name: value for name, value, usual in rest if value is not usual and value != usual}
+        )
         return header
 
 
