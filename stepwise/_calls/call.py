@@ -696,7 +696,7 @@ class Performance(NamedTuple):
         try:
             settled = None
             if match.verdict is Verdict.DOUBT:
-                settled = yield from self.decided(call, match)
+                settled = yield from self.decided(call, match.recorded[0])
             if settled is None and call.effect:
                 settled = yield from self.announced(call, match)
             return settled or (yield from self.carried_out(call, origin, match))
@@ -721,12 +721,6 @@ class Performance(NamedTuple):
             account.left(number)
         if sigterms.draining:
             let_go(active, later=True)
-
-    def decided(self, call: Call, match: Match) -> _Settling:
-        """Settle a call that is in doubt; return ``None`` if the call must run."""
-        if match.verdict is not Verdict.DOUBT:
-            return None
-        return (yield from self._decide(call, match.recorded[0]))
 
     def carried_out(self, call: Call, origin: Origin, match: Match) -> Core:
         """Execute an announced call, and record its outcome."""
@@ -882,9 +876,9 @@ class Performance(NamedTuple):
             "happened after the backup was made"
         )
         unknown = RecordedCall(call, "open", entry, entry)
-        return (yield from self._decide(call, unknown, why))
+        return (yield from self.decided(call, unknown, why))
 
-    def _decide(self, call: Call, recorded: RecordedCall, why: str = "") -> _Settling:
+    def decided(self, call: Call, recorded: RecordedCall, why: str = "") -> _Settling:
         """Settle a call in doubt by the policy of its tool; ``None`` if the call must run (again).
 
         Args:
@@ -956,8 +950,7 @@ class Performance(NamedTuple):
             )
             awaited = result.awaited or awaited
             if result.error is None:
-                frame = active.frame if scope.call is None and performer.hands_out else None
-                looked = frame.look(result.value) if frame is not None else None
+                looked = active.look(scope, result.value) if performer.hands_out else None
                 if number > 1:
                     end_attempts(inner)
                 try:

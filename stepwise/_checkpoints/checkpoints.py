@@ -111,12 +111,9 @@ class State(NamedTuple):
 
     def header(self) -> dict[str, Any]:
         """Return the state for a header, without fields at their usual value."""
-        header = dict(zip(_ALWAYS, self))  # noqa: B905 -- parsing strict= takes half the time
-        rest = zip(_MOSTLY, self[_FIRST:], _USUAL)  # noqa: B905 -- likewise
-        header.update(
-            {name: value for name, value, usual in rest if value is not usual and value != usual}
-        )
-        return header
+        rest = zip(_MOSTLY, self[_FIRST:], _USUAL)  # noqa: B905 -- parsing it takes as long
+        unusual = {name: value for name, value, usual in rest if value != usual}
+        return dict(zip(_ALWAYS, self)) | unusual  # noqa: B905 -- likewise
 
 
 _MOSTLY = [*State._field_defaults]
@@ -246,9 +243,7 @@ class Checkpoints:
         """
         over = {name, name + _READS_FILES}  # the latter was taken in a loop that has ended
         replaced = over.intersection(self._names)
-        names = [*self._names, name]
-        if replaced:
-            names = [each for each in self._names if each not in replaced] + [name]
+        names = [each for each in self._names if each not in replaced] + [name]
         pruned, needed = names[: -self._keep] if self._keep else [], set[str]()
         kept = names[len(pruned) :]
         if reads_files or self._before:

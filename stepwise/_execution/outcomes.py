@@ -92,11 +92,8 @@ def outcome(
             raise ran_out(doing, error) from None
     if not (secrets.are_none or failed) and (name := secrets.found_in(encoded.data)):
         _tell_of_secret(call, name)
-    if shown is not None:
-        text, usage = shown
-    else:
-        masks, usage = failed or not secrets.are_none, _NOTHING
-        text = secrets.preview(value) if masks else preview(value)
+    masks = failed or not secrets.are_none
+    text, usage = shown or (secrets.preview(value) if masks else preview(value), _NOTHING)
     record = Outcome(  # by position, like a Call
         call,
         status,

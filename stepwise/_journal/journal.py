@@ -76,7 +76,7 @@ from stepwise._values.unpickling import Data
 from stepwise.errors import ConfigurationError, JournalLostError, StoreError
 from stepwise.stores import Batch, Head, Store
 from stepwise.stores._cells import KEY, FileCell
-from stepwise.stores._group_commit import Chain, Commits, Share, commits_of, interrupted
+from stepwise.stores._group_commit import Chain, Commits, Share, commits_of, interrupted, refused
 from stepwise.stores.base import has_words
 
 # -- heads ----------------------------------------------------------------------------------------
@@ -843,7 +843,7 @@ class Journal:
     def _refuse_inside(self) -> None:
         """Raise ``StoreError`` if this thread is sealing or writing already."""
         if self._sealing._is_owned():
-            raise self._commits.refused()
+            raise refused(self.store.url)
 
     def reached(self, share: Records) -> None:
         """Advance the journal's end past written records, and write their anchor if needed."""

@@ -102,10 +102,8 @@ def lengthened(children: Iterable[bytes]) -> bytes:
 
 def framed(part: bytes | str) -> bytes:
     """Return a folded part behind its length, to be digested with other parts."""
-    encoded = part.encode() if isinstance(part, str) else part
-    if len(encoded) > FOLD:
-        encoded = fold(encoded)
-    return LENGTH[len(encoded)] + encoded
+    folded = fold(part.encode() if isinstance(part, str) else part)
+    return LENGTH[len(folded)] + folded
 
 
 def module_key(module: str | None) -> str:

@@ -462,7 +462,7 @@ class Outlook:
         self.reach, self.drawn = Reach.NOTHING, False
         # What the outlook rests on; ``None`` if that is more than the names alone.
         self._kinds: list[tuple[str, type]] = []  # of local variables
-        self._named: list[tuple[str, Any, Any]] | None = []  # globals, each with its step
+        self._named: list[tuple[str, Any, Any]] | None = [] if ahead.inner is None else None
         self.at(ahead, entered)
 
     def holds(self, values: Mapping[str, Any]) -> bool:
@@ -498,8 +498,6 @@ class Outlook:
                 iterable = self.value(ahead.iterable)
             if type(iterable) not in _CONTAINERS:
                 self.at(ahead.inner, entered)
-        if ahead.inner is not None:
-            self._named = None
 
     def found(self, reach: int, *, drawn: bool = False) -> None:
         self.reach = max(self.reach, reach)

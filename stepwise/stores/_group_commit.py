@@ -132,7 +132,7 @@ class Commits:
         """
         with self._lock:
             if self._writing:
-                raise self.refused()
+                raise refused(self._store.url)
             try:
                 self._writing = True
                 return function(*args)
@@ -172,7 +172,7 @@ class Commits:
     def check(self, share: Share) -> None:
         """Raise ``StoreError`` if the share's thread is in the middle of a write already."""
         if self._leader == share.thread and share.future is None:
-            raise self.refused()
+            raise refused(self._store.url)
 
     def join(self, share: Share) -> None:
         """Add a share to the waiting shares; its caller leads if no thread does."""
@@ -239,35 +239,23 @@ class Commits:
             else:
                 runs.setdefault(share.wanted[:2], []).append(share)
         write_all = write_all_of(self._store) if len(runs) > 1 else None
-        if write_all is None:
-            for them in runs.values():
-                self._write_run(them)
+        if write_all is not None:
+            self._write_runs(write_all, runs)
         else:
-            self._write_runs(write_all, list(runs.values()))
+            for (run_id, epoch), them in runs.items():
+                error = error_of(self._store.write, run_id, epoch, _merged(them))
+                for share in them:
+                    share.error = error
         _end(shares)
 
-    def _write_run(self, shares: list[Share]) -> None:
-        """Write shares of one run; note the error."""
+    def _write_runs(self, write_all: WriteAll, runs: dict[tuple[str, int], list[Share]]) -> None:
         try:
-            run_id, epoch, batch = shares[0].wanted
-            self._store.write(run_id, epoch, batch if len(shares) == 1 else _merged(shares))
-        except (Exception, RunStopped) as error:
-            for share in shares:
-                share.error = error
-
-    def _write_runs(self, write_all: WriteAll, runs: list[list[Share]]) -> None:
-        """Write shares of several runs; note the error of each."""
-        try:
-            errors = write_all([(*them[0].wanted[:2], _merged(them)) for them in runs])
+            errors = write_all([(*run, _merged(them)) for run, them in runs.items()])
         except (Exception, RunStopped) as error:
             errors = [error] * len(runs)
-        for them, of_run in zip(runs, errors, strict=True):
+        for them, of_run in zip(runs.values(), errors, strict=True):
             for share in them:
                 share.error = of_run
-
-    def refused(self) -> StoreError:
-        """Return the error for code that writes in the middle of a write of its own thread."""
-        return refused(self._store.url)
 
 
 def refused(where: str) -> StoreError:

@@ -64,7 +64,6 @@ _CHECKED = struct.Struct("<QQQQIIII")
 _RECORD = struct.Struct("<QI")
 _OBJECT = struct.Struct("<II")
 _NAME = struct.Struct("<I")
-_NAMED = 32  # bytes that a number or a name takes, approximately
 _TRIES = 10  # attempts to read a log that is being written
 _WRITABLE = 0o200  # the bit of the mode that a fence takes away
 
@@ -303,7 +302,7 @@ def fence(path: str) -> None:
 def weight(batch: Batch) -> int:
     """Return the approximate size of a batch in bytes."""
     records, put, delete, _, _, _, _ = batch  # unpacking is faster than attribute access
-    found = _NAMED * (len(records) + len(put) + len(delete)) + sum(map(len, put.values()))
+    found = _RECORD.size * (len(records) + len(put) + len(delete)) + sum(map(len, put.values()))
     for _, data in records:
         found += len(data)
     return found
