@@ -950,7 +950,8 @@ class Performance(NamedTuple):
             )
             awaited = result.awaited or awaited
             if result.error is None:
-                looked = active.look(scope, result.value) if performer.hands_out else None
+                frame = active.frame if scope.call is None and performer.hands_out else None
+                looked = frame.look(result.value) if frame is not None else None
                 if number > 1:
                     end_attempts(inner)
                 try:

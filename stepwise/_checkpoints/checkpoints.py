@@ -241,8 +241,8 @@ class Checkpoints:
 
         The third value says whether the whole journal is needed.
         """
-        over = {name, name + _READS_FILES}  # the latter was taken in a loop that has ended
-        replaced = over.intersection(self._names)
+        # The second was taken in a loop that has ended.
+        replaced = {name, name + _READS_FILES}.intersection(self._names)
         names = [each for each in self._names if each not in replaced] + [name]
         pruned, needed = names[: -self._keep] if self._keep else [], set[str]()
         kept = names[len(pruned) :]
