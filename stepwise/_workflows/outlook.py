@@ -462,7 +462,8 @@ class Outlook:
         self.reach, self.drawn = Reach.NOTHING, False
         # What the outlook rests on; ``None`` if that is more than the names alone.
         self._kinds: list[tuple[str, type]] = []  # of local variables
-        self._named: list[tuple[str, Any, Any]] | None = [] if ahead.inner is None else None
+        self._named: list[tuple[str, Any]] | None = [] if ahead.inner is None else None  # globals
+        self._steps: list[tuple[Any, Any]] = []  # of functions; a reloader may replace them
         self.at(ahead, entered)
 
     def holds(self, values: Mapping[str, Any]) -> bool:
@@ -476,9 +477,12 @@ class Outlook:
         for name, cls in self._kinds:
             if type(values.get(name)) is not cls:
                 return False
-        for name, value, step in self._named:
-            if self.value(name) is not value or (step is not None and step_of(value) is not step):
-                return False  # a reloader may have replaced the step of a function
+        for name, value in self._named:
+            if self.value(name) is not value:
+                return False
+        for function, step in self._steps:  # noqa: SIM110 -- a generator takes twice as long
+            if step_of(function) is not step:
+                return False
         return True
 
     def at(self, ahead: Ahead, entered: Collection[str | int]) -> None:
@@ -525,7 +529,7 @@ class Outlook:
         if attributes or self.is_local(root):
             self._named = None
         elif self._named is not None:
-            self._named.append((root, value, step_of(value)))
+            self._named.append((root, value))
         for number, name in enumerate(attributes):
             if _is_workflow(type(value)):
                 break
@@ -555,6 +559,7 @@ class Outlook:
         elif cls is types.FunctionType and value in may_wait:
             self.found(Reach.WAIT)
         elif cls is types.FunctionType and (step := step_of(value)) is not None:
+            self._steps.append((value, step))
             waits = Reach.WAIT if step.approve else Reach.EFFECT  # for a person's answer
             self.found(waits if step.effect else Reach.STEP)
         elif issubclass(cls, types.ModuleType):

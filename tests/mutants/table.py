@@ -126,8 +126,8 @@ _CODE = [
     _mutant(
         "a statement is expected to do what it did, although a name denotes something else",
         "_workflows/outlook.py",
-        "if self.value(name) is not value or",
-        "if",
+        "if self.value(name) is not value:",
+        "if self.value(name) is not self.value(name):",
         "test_statements.py::test_what_was_drawn_comes_back",
     ),
     _mutant(
