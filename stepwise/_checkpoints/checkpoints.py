@@ -244,7 +244,8 @@ class Checkpoints:
         # The second was taken in a loop that has ended.
         replaced = {name, name + _READS_FILES}.intersection(self._names)
         names = [each for each in self._names if each not in replaced] + [name]
-        pruned, needed = names[: -self._keep] if self._keep else [], set[str]()
+        pruned = names[: -self._keep] if self._keep else []
+        needed: set[str] = set()
         kept = names[len(pruned) :]
         if reads_files or self._before:
             self._before.pop(name, None)

@@ -262,7 +262,8 @@ class DiskStore:
             self._leases.keep()
         if self._logs.own.failed:
             self._settled()
-        in_rows, in_log = list[Wanted](), list[Wanted]()
+        in_rows: list[Wanted] = []
+        in_log: list[Wanted] = []
         for each in wanted:  # asked once: a release, or a failing log, would change the answer
             (in_log if self._fits(each) else in_rows).append(each)
         if in_rows:
