@@ -363,7 +363,9 @@ class ApprovedCall(Performance):
 
     def conduct(self, call: Call, origin: Origin, match: Match) -> Core:
         """Ask for permission, run the call, and record its outcome."""
-        active, answer = self.scope.run, (yield from self.decided(call, match))
+        active, answer = self.scope.run, None
+        if match.verdict is Verdict.DOUBT:
+            answer = yield from self.decided(call, match.recorded[0])
         while answer is None:
             permission = yield from self._permission(call, match)
             if isinstance(permission, Result):

@@ -700,7 +700,7 @@ class Performance(NamedTuple):
         try:
             settled = None
             if match.verdict is Verdict.DOUBT:
-                settled = yield from self.decided(call, match)
+                settled = yield from self.decided(call, match.recorded[0])
             if settled is None and call.effect:
                 settled = yield from self.announced(call, match)
             return settled or (yield from self.carried_out(call, origin, match))
@@ -725,12 +725,6 @@ class Performance(NamedTuple):
             account.left(number)
         if sigterms.draining:
             let_go(active, later=True)
-
-    def decided(self, call: Call, match: Match) -> _Settling:
-        """Settle a call that is in doubt; return ``None`` if the call must run."""
-        if match.verdict is not Verdict.DOUBT:
-            return None
-        return (yield from self._decide(call, match.recorded[0]))
 
     def carried_out(self, call: Call, origin: Origin, match: Match) -> Core:
         """Execute an announced call, and record its outcome."""
@@ -886,9 +880,9 @@ class Performance(NamedTuple):
             "happened after the backup was made"
         )
         unknown = RecordedCall(call, "open", entry, entry)
-        return (yield from self._decide(call, unknown, why))
+        return (yield from self.decided(call, unknown, why))
 
-    def _decide(self, call: Call, recorded: RecordedCall, why: str = "") -> _Settling:
+    def decided(self, call: Call, recorded: RecordedCall, why: str = "") -> _Settling:
         """Settle a call in doubt by the policy of its tool; ``None`` if the call must run (again).
 
         Args:

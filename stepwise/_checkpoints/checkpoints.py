@@ -120,9 +120,9 @@ class State(NamedTuple):
 
     def header(self) -> dict[str, Any]:
         """Return the state for a header, without fields at their usual value."""
-        rest = zip(_MOSTLY, self[_FIRST:], _USUAL, strict=True)
+        rest = zip(_MOSTLY, self[_FIRST:], _USUAL)  # noqa: B905 -- parsing it takes as long
         unusual = {name: value for name, value, usual in rest if value != usual}
-        return dict(zip(_ALWAYS, self, strict=False)) | unusual
+        return dict(zip(_ALWAYS, self)) | unusual  # noqa: B905 -- likewise
 
 
 _MOSTLY = [*State._field_defaults]
@@ -254,23 +254,25 @@ class Checkpoints:
 
         The third value says whether the whole journal is needed.
         """
-        over = {name, name + _READS_FILES}  # the latter was taken in a loop that has ended
-        replaced = over.intersection(self._names)
-        names = [*(each for each in self._names if each not in replaced), name]
-        pruned, needed = names[: -self._keep] if self._keep else self._older(names), set[str]()
+        # The second was taken in a loop that has ended.
+        replaced = {name, name + _READS_FILES}.intersection(self._names)
+        names = [each for each in self._names if each not in replaced] + [name]
+        pruned = names[: -self._keep] if self._keep else self._older(names)
+        needed: set[str] = set()
+        kept = [each for each in names if each not in pruned]
         if reads_files or self._before:
             self._before.pop(name, None)
             if reads_files:
                 last = names[-2] if names[1:] else ""
                 self._before[name] = self._before.get(last, last)
-            kept = [each for each in names if each not in pruned]
             needed = {self._before[each] for each in kept if each in self._before}
             pruned = [each for each in pruned if each not in needed]
-        kept = [each for each in names if each not in pruned]
-        self._before = {each: self._before[each] for each in kept if each in self._before}
-        gone = [*pruned, *({*self._refused, *replaced} - {name})]
+            kept = [each for each in names if each not in pruned]
+            self._before = {each: self._before[each] for each in kept if each in self._before}
+        if replaced or self._refused:
+            pruned = [*pruned, *({*self._refused, *replaced} - {name})]
         # Without the checkpoint to fall back to, the whole journal is needed.
-        return kept, gone, not self.prunes_journal or not needed <= {*kept}
+        return kept, pruned, not self.prunes_journal or not needed <= {*kept}
 
     def _older(self, names: list[str]) -> list[str]:
         """Return the checkpoints to delete if no fixed number is kept."""

@@ -135,6 +135,7 @@ class Needs(NamedTuple):
 
 
 _PACKED = ("records", "chunks", "all_chunks", "buffers")
+_NOTHING_NEEDED = Needs()
 
 
 def chunk_name(number: int) -> str:
@@ -1153,7 +1154,7 @@ class References:
     def needs(self) -> tuple[Needs, dict[int, Data]]:
         """Return the references of the pickled variables, and the chunks that must be stored."""
         if self._is_empty:
-            return Needs(), {}
+            return _NOTHING_NEEDED, {}
         found = {number: self._known.chunk(number) for number in self._used.chunks}
         waiting = list(found.values())
         while waiting:

@@ -947,9 +947,8 @@ class ActiveRun:
     def answered(self, scope: Scope, recorded: RecordedCall, value: Any = None) -> None:
         """Update the run after the journal answered a call, which returned ``value``."""
         outcome, frame = recorded.outcome, self.frame if scope.call is None else None
-        looked = frame.look(value) if frame is not None else None
         if frame is not None:
-            frame.recorded(recorded.entry.number, recorded.entry.record, looked)
+            frame.recorded(recorded.entry.number, recorded.entry.record, frame.look(value))
         inner = outcome.inner if outcome is not None else ()
         self._note(scope, recorded.call.number, inner)
         if scope.around:

@@ -92,10 +92,8 @@ def outcome(
             raise ran_out(doing, error) from None
     if not (secrets.are_none or failed) and (name := secrets.found_in(encoded.data)):
         _tell_of_secret(call, name)
-    if shown is None:
-        masks = failed or not secrets.are_none
-        shown = ShownValue(secrets.preview(value) if masks else preview(value), _NOTHING)
-    text = shown.preview
+    masks = failed or not secrets.are_none
+    text, usage = shown or (secrets.preview(value) if masks else preview(value), _NOTHING)
     record = Outcome(  # by position, like a Call
         call,
         status,
@@ -109,7 +107,7 @@ def outcome(
         time.time(),
         changes.state if changes is not None else (),
         "",
-        shown.usage,
+        usage,
     )
     return record, encoded.data
 

@@ -77,7 +77,7 @@ from stepwise._values.unpickling import Data
 from stepwise.errors import ConfigurationError, JournalLostError, StoreError
 from stepwise.stores import Batch, Head, Store
 from stepwise.stores._cells import KEY, FileCell
-from stepwise.stores._group_commit import Chain, Commits, Share, commits_of, interrupted
+from stepwise.stores._group_commit import Chain, Commits, Share, commits_of, interrupted, refused
 from stepwise.stores.base import has_words
 
 # -- heads ----------------------------------------------------------------------------------------
@@ -583,9 +583,9 @@ _FIELD, _CALL = "\x1f", "\x1e"  # separators of the fields of a call, and of cal
 def shown_call(call: Call) -> str:
     """Serialize a call for a note."""
     number, name, module, digest, ordinal = call[:5]
-    begun = f"{number}{_FIELD}{name}{_FIELD}{module}{_FIELD}{digest}{_FIELD}{ordinal}{_FIELD}"
     at = int(call.at * 1e6) + 1  # formatting a float takes twenty times as long
-    return f"{begun}{call.branch}{_FIELD}{at}{_FIELD}{call.site}{_FIELD}{call.arguments}"
+    front = str(number), name, module, digest, str(ordinal), call.branch, str(at)
+    return _FIELD.join((*front, call.site, call.arguments))
 
 
 def noter(
@@ -684,6 +684,7 @@ class Records(Share):
     """
 
     __slots__ = ("anchors", "durable", "end", "head", "items", "journal", "numbers")
+    end: Position
 
     def __init__(
         self,
@@ -700,7 +701,6 @@ class Records(Share):
         self.durable = durable
         self.head = head
         self.numbers: list[int] = []
-        self.end = Position()
         self.anchors = False
 
     def join(self, commits: Commits) -> None:
@@ -863,7 +863,7 @@ class Journal:
     def _refuse_inside(self) -> None:
         """Raise ``StoreError`` if this thread is sealing or writing already."""
         if self._sealing._is_owned():
-            raise self._commits.refused()
+            raise refused(self.store.url)
 
     def reached(self, share: Records) -> None:
         """Advance the journal's end past written records, and write their anchor if needed."""
@@ -934,7 +934,7 @@ class Journal:
     def put(
         self,
         name: str,
-        header: dict[str, Any] | str,
+        header: dict[str, Any],
         payload: Data,
         *,
         also: Mapping[str, Data] | None = None,

@@ -71,10 +71,10 @@ def _approver(text: str, what: str) -> Approver:
 
 def statement(run_id: str, waiting: Waiting, *, approved: bool, note: str) -> bytes:
     """Return the bytes that an approver signs: the answer, the question, and everything shown."""
-    shown = to_json([waiting.name, waiting.details]).encode("utf-8", "surrogatepass")
+    shown = to_json([waiting.name, waiting.details])
     digests = [hashlib.sha256(each).hexdigest() for each in (shown, waiting.digest.encode())]
     said = [run_id, waiting.call.number, waiting.call.name, waiting.ticket, *digests]
-    return to_json(["stepwise approval", 1, *said, approved, note]).encode("utf-8", "surrogatepass")
+    return to_json(["stepwise approval", 1, *said, approved, note])
 
 
 def why_unsigned(approvers: Iterable[Approver], said: bytes, signature: str) -> str:

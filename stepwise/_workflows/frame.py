@@ -815,6 +815,7 @@ class WorkflowFrame(Frame):
         # Caches, by everything that their values depend on: see _state() and _shape().
         self.prefixes: dict[tuple[int, int], tuple[list[str], str | None]] = {}
         self.shapes: dict[tuple[object, ...], tuple[set[int], list[str]]] = {}
+        self.outlooks: dict[int, Outlook] = {}  # by point
         self.visited: set[int] = set()  # branches
         self.asking = [number in rewritten.ahead for number in range(len(rewritten.points) + 1)]
         self.asked = 0  # the last point before which something may have called a step
@@ -1048,8 +1049,9 @@ class WorkflowFrame(Frame):
         checkpoint that is due is taken early if no value was drawn: no second one is necessary.
         """
         rewritten, before = self.rewritten, self.drawn
-        ahead = rewritten.ahead[number]
-        outlook = Outlook(ahead, values, rewritten, self.entered)
+        ahead, outlook = rewritten.ahead[number], self.outlooks.get(number)
+        if outlook is None or not outlook.holds(values):
+            outlook = self.outlooks[number] = Outlook(ahead, values, rewritten, self.entered)
         reach, self.drawn = outlook.reach, before or outlook.drawn
         self.guesses, seen, new = False, number in self.seen, number not in self.tried
         if reach > Reach.UNSURE:

@@ -460,16 +460,42 @@ class Outlook:
         self.values, self.namespace = values, rewritten.function.__globals__
         self.is_local = rewritten.variables.__contains__
         self.reach, self.drawn = Reach.NOTHING, False
+        # What the outlook rests on; ``None`` if that is more than the names alone.
+        self._kinds: list[tuple[str, type]] = []  # of local variables
+        self._named: list[tuple[str, Any]] | None = [] if ahead.inner is None else None  # globals
+        self._steps: list[tuple[Any, Any]] = []  # of functions; a reloader may replace them
         self.at(ahead, entered)
+
+    def holds(self, values: Mapping[str, Any]) -> bool:
+        """Return whether all names denote what they did, so that the outlook is the same now.
+
+        Examining the names takes five times as long, and a loop passes the same ones each time.
+        """
+        if self._named is None:
+            return False
+        self.values = values
+        for name, cls in self._kinds:
+            if type(values.get(name)) is not cls:
+                return False
+        for name, value in self._named:
+            if self.value(name) is not value:
+                return False
+        for function, step in self._steps:  # noqa: SIM110 -- a generator takes twice as long
+            if step_of(function) is not step:
+                return False
+        return True
 
     def at(self, ahead: Ahead, entered: Collection[str | int]) -> None:
         """Examine the code ahead; a body only if no checkpoint may be taken inside."""
         if ahead.unknown or ahead.generates:
             self.found(Reach.PERHAPS if ahead.unknown else Reach.UNSURE, drawn=True)
-        for dotted in ahead.called:
-            self.name(dotted, called=True)
-        for dotted in ahead.used:
-            self.name(dotted, called=False)
+        for names, called in ((ahead.called, True), (ahead.used, False)):
+            for dotted in names:
+                cls = type(self.values.get(dotted))
+                if cls in _INERT:  # most names are local variables
+                    self._kinds.append((dotted, cls))
+                else:
+                    self.name(dotted, called=called)
         if ahead.inner is not None and ahead.key not in entered:
             iterable: Any = () if ahead.iterable == "" else _MISSING
             if ahead.iterable:
@@ -492,15 +518,18 @@ class Outlook:
 
     def name(self, dotted: str, *, called: bool) -> None:
         """Examine the object that a dotted name denotes."""
-        if type(self.values.get(dotted)) in _INERT:
-            return  # most names are local variables
         root, *attributes = dotted.split(".")
         if root[0] == "@":  # the iterator of a loop
             cls = type(self.values.get(root))
+            self._kinds.append((root, cls))
             plain = cls in _PLAIN_ITERATORS or cls is Counted
             self.found(Reach.NOTHING if plain else Reach.PERHAPS, drawn=cls is _SET_ITERATOR)
             return
         value = self.value(root)
+        if attributes or self.is_local(root):
+            self._named = None
+        elif self._named is not None:
+            self._named.append((root, value))
         for number, name in enumerate(attributes):
             if _is_workflow(type(value)):
                 break
@@ -530,11 +559,13 @@ class Outlook:
         elif cls is types.FunctionType and value in may_wait:
             self.found(Reach.WAIT)
         elif cls is types.FunctionType and (step := step_of(value)) is not None:
+            self._steps.append((value, step))
             waits = Reach.WAIT if step.approve else Reach.EFFECT  # for a person's answer
             self.found(waits if step.effect else Reach.STEP)
         elif issubclass(cls, types.ModuleType):
             self.found(Reach.NOTHING)
         elif issubclass(cls, functools.partial):
+            self._named = None
             self.found(Reach.PERHAPS, drawn=True)
             self.held(value.func, called=True, attribute=False)
         elif _is_workflow(cls):

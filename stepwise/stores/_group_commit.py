@@ -132,7 +132,7 @@ class Commits:
         """
         with self._lock:
             if self._writing:
-                raise self.refused()
+                raise refused(self._store.url)
             try:
                 self._writing = True
                 return function(*args)
@@ -172,7 +172,7 @@ class Commits:
     def check(self, share: Share) -> None:
         """Raise ``StoreError`` if the share's thread is in the middle of a write already."""
         if self._leader == share.thread and share.future is None:
-            raise self.refused()
+            raise refused(self._store.url)
 
     def join(self, share: Share) -> None:
         """Add a share to the waiting shares; its caller leads if no thread does."""
@@ -238,24 +238,24 @@ class Commits:
                 share.error = share.chain.error
             else:
                 runs.setdefault(share.wanted[:2], []).append(share)
-        wanted = [(*run, _merged(them)) for run, them in runs.items()]
-        for them, error in zip(runs.values(), self._written(wanted), strict=True):
-            for share in them:
-                share.error = error
+        write_all = write_all_of(self._store) if len(runs) > 1 else None
+        if write_all is not None:
+            self._write_runs(write_all, runs)
+        else:
+            for (run_id, epoch), them in runs.items():
+                error = error_of(self._store.write, run_id, epoch, _merged(them))
+                for share in them:
+                    share.error = error
         _end(shares)
 
-    def _written(self, wanted: list[Wanted]) -> Sequence[BaseException | None]:
-        write_all = write_all_of(self._store) if len(wanted) > 1 else None
-        if write_all is None:
-            return [error_of(self._store.write, *each) for each in wanted]
+    def _write_runs(self, write_all: WriteAll, runs: dict[tuple[str, int], list[Share]]) -> None:
         try:
-            return write_all(wanted)
+            errors = write_all([(*run, _merged(them)) for run, them in runs.items()])
         except (Exception, RunStopped) as error:
-            return [error] * len(wanted)
-
-    def refused(self) -> StoreError:
-        """Return the error for code that writes in the middle of a write of its own thread."""
-        return refused(self._store.url)
+            errors = [error] * len(runs)
+        for them, of_run in zip(runs.values(), errors, strict=True):
+            for share in them:
+                share.error = of_run
 
 
 def refused(where: str) -> StoreError:
@@ -293,14 +293,15 @@ def _merged(shares: Sequence[Share]) -> Batch:
 
 def _end(shares: Sequence[Share]) -> None:
     """Mark shares as done, wake the waiting threads, and notify each event loop once."""
+    loops: dict[Any, list[Any]] = {}
     for share in shares:
         share.done = True
         share.ended()
-    loops: dict[Any, list[Any]] = {}
     for share in shares:
-        share.ring()
         if share.future is not None:
             loops.setdefault(share.future.get_loop(), []).append(share.future)
+        elif share.bell is not None:
+            share.ring()
     for loop, futures in loops.items():
         with contextlib.suppress(RuntimeError):  # a closed loop has no waiters
             loop.call_soon_threadsafe(_settle, futures)

@@ -301,16 +301,10 @@ def fence(path: str) -> None:
 
 def weight(batch: Batch) -> int:
     """Return the approximate size of a batch in bytes."""
-    records, put, delete = batch.records, batch.put, batch.delete
-    if len(records) == 1 and not (put or delete):  # the usual batch
-        return len(records[0][1])
-    found = _RECORD.size * (len(records) + len(put) + len(delete))
+    records, put, delete, _, _, _, _ = batch  # unpacking is faster than attribute access
+    found = _RECORD.size * (len(records) + len(put) + len(delete)) + sum(map(len, put.values()))
     for _, data in records:
         found += len(data)
-    for name, data in put.items():
-        found += len(name) + len(data)
-    for name in delete:
-        found += len(name)
     return found
 
 
@@ -325,7 +319,7 @@ def _seed(path: str) -> int:
 def _encode(seed: int, numbers: tuple[int, int, int, int], run_id: str, batch: Batch) -> bytes:
     """Serialize a batch into a frame."""
     number, flushed, epoch, generation = numbers
-    records, put, delete, _, _, _, _ = batch  # unpacking is faster than attribute access
+    records, put, delete, _, _, _, _ = batch
     run = run_id.encode("utf-8", "surrogatepass")
     of, also, less = len(records), len(put), len(delete)
     parts = [_CHECKED.pack(number, flushed, epoch, generation, len(run), of, also, less), run]

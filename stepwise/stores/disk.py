@@ -213,20 +213,18 @@ class DiskStore:
     # -- writing ---------------------------------------------------------------------------------
 
     def write(self, run_id: str, epoch: int, batch: Batch) -> None:
-        wanted = run_id, epoch, batch
         # A batch that need not be durable does not wait for another run's flush.
-        if batch.durable or not self._is_logged(wanted):
-            self._write(wanted)
+        if batch.durable or not self._is_logged(run_id, epoch, batch):
+            self._write((run_id, epoch, batch))
 
-    def _is_logged(self, wanted: Wanted) -> bool:
+    def _is_logged(self, run_id: str, epoch: int, batch: Batch) -> bool:
         """Write a batch that need not be durable into the log; return whether that succeeded."""
         self._refuse_inside()
-        run_id, epoch, batch = wanted
         log = self._logs.own
         try:
             with log.mutex:
                 held = self._held.get(run_id)
-                if held is None or not self._fits(wanted):
+                if held is None or not self._fits((run_id, epoch, batch)):
                     return False
                 if not log.add(run_id, epoch, held.generation, batch):
                     return False
@@ -282,49 +280,37 @@ class DiskStore:
     def _fits(self, wanted: Wanted) -> bool:
         """Return whether a batch goes into the log."""
         run_id, epoch, batch = wanted
-        return (
-            batch.head is None
-            and not batch.prune
-            and self._logs_run(run_id, epoch, batch.durable)
-            and weight(batch) <= LARGEST_BATCH
-        )
-
-    def _logs_run(self, run_id: str, epoch: int, durable: bool) -> bool:
-        """Return whether small batches of a run go into the log.
-
-        A durable batch does not while a power cut could undo the commit that gave the run its epoch
-        and generation.
-        """
         held, log = self._held.get(run_id), self._logs.own
         return (
             held is not None
             and held.epoch == epoch
             and held.log is log
             and not log.failed
-            and (not durable or held.commit <= self._flushed)
+            and batch.head is None
+            and not batch.prune
+            # A power cut must not undo the commit that gave the run its epoch and generation.
+            and (not batch.durable or held.commit <= self._flushed)
+            and weight(batch) <= LARGEST_BATCH
         )
 
     def _write_log(self, wanted: Sequence[Wanted]) -> None:
-        durable = False
+        log, durable = self._logs.own, False
         try:
             for run_id, epoch, batch in wanted:
-                while not self._add(run_id, epoch, batch):
-                    with self._logs.own.mutex:
+                with log.mutex:
+                    while (held := self._held.get(run_id)) is not None:
+                        if log.add(run_id, epoch, held.generation, batch):
+                            break
                         self._take_in_all()
-                        self._logs.own.empty()
+                        log.empty()
+                if held is None:  # released meanwhile
+                    raise LogTakenError  # noqa: TRY301
                 durable = durable or batch.durable
             if durable:
-                self._logs.own.flush()
+                log.flush()
         except BaseException:  # a durable batch may not be read before it is on the disk
-            self._logs.own.fail(wanted)
+            log.fail(wanted)
             raise
-
-    def _add(self, run_id: str, epoch: int, batch: Batch) -> bool:
-        with self._logs.own.mutex:
-            held = self._held.get(run_id)
-            if held is None:  # released meanwhile
-                raise LogTakenError
-            return self._logs.own.add(run_id, epoch, held.generation, batch)
 
     def _write_rows(self, rows: Rows, wanted: Sequence[Wanted]) -> None:
         """Write batches into the database in one transaction, each after the tail of its run."""
@@ -575,9 +561,11 @@ class DiskStore:
 
     def note(self, run_id: str, epoch: int, note: bytes) -> None:
         held = self._held.get(run_id)
-        if held is not None and held.epoch == epoch:
-            with contextlib.suppress(OSError):  # only displays read it
+        try:
+            if held is not None and held.epoch == epoch:
                 self._marks.note(held.key, note)
+        except OSError:
+            return  # only displays read it
 
     @_locked
     def noted(self, run_id: str) -> bytes:

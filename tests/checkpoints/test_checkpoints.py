@@ -8,6 +8,7 @@ import os
 import re
 import time
 import types
+import typing
 import warnings
 
 import pytest
@@ -15,6 +16,7 @@ from killed import Killed, forget_process, line_of
 
 import stepwise
 from stepwise import step, tool, workflow
+from stepwise._calls.call import DECORATED
 from stepwise._checkpoints.checkpoints import PREFIX, number_of, thinned_out
 from stepwise._execution import viewer
 from stepwise._workflows import frame as _frames
@@ -500,3 +502,33 @@ def test_what_cannot_be_helped_is_not_told(agent):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         agent()
+
+
+class Proxy:
+    """An object whose attributes are made by code of the user."""
+
+    looked: typing.ClassVar[list[str]] = []
+
+    def __getattr__(self, name):
+        self.looked.append(name)
+        raise AttributeError(name)
+
+
+proxy = Proxy()
+
+
+@step
+def told(answer):
+    return answer
+
+
+def test_no_code_of_an_object_that_a_statement_names_is_called():
+    """Whether a statement calls a step is found without asking the objects that it names."""
+
+    @workflow
+    def naming():
+        for _ in range(3):
+            told(proxy is None)
+
+    naming()
+    assert DECORATED not in Proxy.looked

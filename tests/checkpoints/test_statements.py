@@ -49,6 +49,11 @@ TOOLS = """
         def now(self):
             return draw()
 
+    @step
+    def act(number):
+        globals()["act"] = lambda _: draw()
+        return number
+
     TOOLS = {"pay": pay, "draw": draw}
     clock = Clock()
 """
@@ -98,6 +103,8 @@ DRAWN = {
     "deleted": ["cents = [draw()]", "del cents[pay(*cents) is None]"],
     "for another function of the kind": ["call = work if random else pay", "call(1)"]
     + ["cents = draw()", "call = pay", "call(cents)"],
+    "by what a name denotes at the next pass": ["for i in range(2):", "    cents = act(i)"]
+    + ["    if i:", "        pay(cents)"],
 }
 
 

@@ -124,6 +124,13 @@ _CODE = [
         "test_resume_loops.py::test_a_loop_over_a_variable_that_changes",
     ),
     _mutant(
+        "a statement is expected to do what it did, although a name denotes something else",
+        "_workflows/outlook.py",
+        "if self.value(name) is not value:",
+        "if self.value(name) is not self.value(name):",
+        "test_statements.py::test_what_was_drawn_comes_back",
+    ),
+    _mutant(
         "a file is skipped although what was read of it has changed",
         "_workflows/outlook.py",
         "before.digest != self._digest.digest()",

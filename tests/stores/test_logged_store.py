@@ -335,9 +335,9 @@ def test_a_run_that_is_released_before_its_frame_is_written(store, monkeypatch, 
     (epoch,) = begin(store, "a")
     real, released = getattr(type(store), name), []
 
-    def overtaken(self, wanted):
+    def overtaken(self, *wanted):
         released.append(store.release("a", epoch))
-        return real(self, wanted)
+        return real(self, *wanted)
 
     monkeypatch.setattr(type(store), name, overtaken)
     store.write("a", epoch, Batch(((3, b"3"),), durable=durable))
