@@ -32,6 +32,7 @@ from stepwise._display.page import (
 from stepwise._display.terminal import duration_text, shown_value
 from stepwise._display.timeline import RunBars, timeline
 from stepwise._execution.viewer import look_into
+from stepwise._journal.records import RunFacts
 from stepwise._runs.export import page_of, same_value, source_of
 from stepwise._runs.overview import Overview, steps_around
 from stepwise._runs.run import Run
@@ -62,6 +63,17 @@ _RESUMABLE = ("crashed", "stuck", "failed", "interrupted", "suspended", "ready",
 _ENDED = ("completed", "failed", "cancelled")
 
 
+class _Glance(Run):
+    """A run whose facts are read once for a page: a crashed run derives them from its records."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run.store, run.id, run._seal)
+        self._known = run._facts()
+
+    def _facts(self) -> RunFacts:
+        return self._known
+
+
 @dataclass(frozen=True)
 class _Moment:
     """A run at one of its steps.
@@ -90,6 +102,7 @@ def _moment_of(run: Run, step: int | None) -> _Moment:
     Raises:
         StepNotFoundError: the run has no such step.
     """
+    run = _Glance(run)
     seen = run._seen(_STEPS)
     steps = {each.number: each for each in seen.steps}
     if step is not None and step not in steps:
@@ -557,7 +570,7 @@ def value_page(view: View, run: Run, of: str, step: int | None, path: str) -> Ma
     elif of == "inputs" and at.chosen is not None:
         value = at.chosen.inputs
     else:
-        value = run._without_hidden(look_into(at.here)) if at.here is not None else {}
+        value = at.run._without_hidden(look_into(at.here)) if at.here is not None else {}
     value = _inside(value, path, run.id, step)
     text = shown_value(value, _WHOLE)
     name = path or f"the result of step {step}"
@@ -598,7 +611,7 @@ def fork_page(view: View, run: Run, step: int | None, problem: str) -> Markup:
         problem: why the last try was refused; empty on the first.
     """
     at = _moment_of(run, step)
-    values, unknown = _locals_of(run, at.here)
+    values, unknown = _locals_of(at.run, at.here)
     done = [each for each in at.seen.steps if each.status == "completed" and not each.child]
     done = [each for each in done if step is None or each.number <= step][-20:]
     place = at.here.state if at.here is not None else None
