@@ -73,7 +73,7 @@ from stepwise._runtime import asyncio_state
 from stepwise._runtime.events import heard
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.interrupts import sigterms
-from stepwise._runtime.limits import stopped
+from stepwise._runtime.limits import ran_out, stopped
 from stepwise._runtime.messages import count, notice, reports, warn
 from stepwise._runtime.retries import Attempts
 from stepwise._values.codec import Codec, Encoded
@@ -1054,7 +1054,10 @@ class Performance(NamedTuple):
         from stepwise._execution.changes import recordable, tell_untold
 
         function = getattr(self.performer, "function", None)
-        recorded, untold = recordable(active.codec, found, function, value)
+        try:
+            recorded, untold = recordable(active.codec, found, function, value)
+        except MemoryError as error:
+            raise ran_out(f"what {call.name!r} returned and changed was recorded", error) from None
         if untold or found.unwatched:
             tell_untold(call.name, untold, found.unwatched, active.is_first)
         return recorded

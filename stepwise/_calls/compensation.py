@@ -10,6 +10,8 @@ are still answered from the journal.
 from __future__ import annotations
 
 import contextlib
+import inspect
+import os
 import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
@@ -236,10 +238,23 @@ def _ask(
     return None, None
 
 
+def _is_of_module(tool: Step, call: Call) -> bool:
+    """Return whether a tool's file is the module of a call, under whatever name."""
+    code = getattr(inspect.unwrap(tool.function), "__code__", None)
+    file = os.path.basename(code.co_filename) if code is not None else ""
+    if call.module == "__main__":
+        return call.site.rpartition(":")[0] == file
+    return call.module.rpartition(".")[2] == os.path.splitext(file)[0]
+
+
 def _tool(call: Call) -> Step:
     tool = compensated_tools.get((call.module, call.name))
     if tool is None:  # the script may be imported now instead of being __main__
-        named = [each for (_, name), each in compensated_tools.items() if name == call.name]
+        named = [
+            each
+            for (_, name), each in compensated_tools.items()
+            if name == call.name and _is_of_module(each, call)
+        ]
         tool = named[0] if len(named) == 1 else None
     if tool is None:
         defined = f"the module that defines it ({call.module})"

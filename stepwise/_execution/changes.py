@@ -31,7 +31,6 @@ from stepwise._checkpoints.variables import (
 from stepwise._matching.attributed import SHARED, CallChanges, undecided
 from stepwise._matching.held import Targets
 from stepwise._runtime.facts import NamedTuple
-from stepwise._runtime.limits import ran_out
 from stepwise._runtime.messages import reports, warn
 from stepwise._values import codec as _codec
 from stepwise._values import data as _data
@@ -445,8 +444,8 @@ def _whole(
     """Return pickled edits and value; ``None`` if a part does not pickle, or holds a secret."""
     try:
         graph = _graph(edits, snapshot, value)
-    except MemoryError as error:
-        raise ran_out("what a call returned and changed was recorded", error) from None
+    except MemoryError:
+        raise
     except Exception:
         return None
     return None if codec.secrets.found_in(graph.data) else graph

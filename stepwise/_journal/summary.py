@@ -356,7 +356,7 @@ class SummaryKeeper:
         if number > self._last:  # noqa: PLR1730 -- max() takes ten times as long
             self._last = number
         self._due = self._due or _next_due(numbers[0] - 1)
-        if len(self._new) >= _BUNCH or number >= self._due:
+        if len(self._new) >= _BUNCH or self._last >= self._due:
             self._sum_up()
 
     @reports

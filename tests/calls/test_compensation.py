@@ -517,6 +517,38 @@ def test_a_tool_of_a_script_that_is_gone(tmp_path, home):
         run.compensate()
 
 
+SHARED = """
+    from stepwise import tool, workflow
+
+    @tool(side_effect=True, compensate=lambda call: print("undone in", __file__))
+    def book_for_two(what):
+        return what
+
+    @workflow
+    def order():
+        return book_for_two("a")
+
+    if __name__ == "__main__":
+        order()
+"""
+
+
+@pytest.mark.parametrize("runs_as", ["a script", "a module"])
+def test_a_tool_of_the_same_name_elsewhere(tmp_path, home, runs_as):
+    """Only the tool of the file that was called undoes a call, under whatever name it is loaded."""
+    for name in ("order.py", "other.py"):
+        (tmp_path / name).write_text(textwrap.dedent(SHARED))
+    undo = "import stepwise, {0}; (run,) = stepwise.runs(); run.compensate()"
+    start = ("order.py",) if runs_as == "a script" else ("-c", "import order; order.order()")
+    done = python(*start, cwd=tmp_path, env={**os.environ})
+    assert done.returncode == 0, done.stderr
+    done = python("-c", undo.format("other"), cwd=tmp_path, env={**os.environ})
+    assert "this program has no tool" in done.stderr
+    assert done.stdout == ""
+    done = python("-c", undo.format("order"), cwd=tmp_path, env={**os.environ})
+    assert done.stdout == f"undone in {tmp_path / 'order.py'}\n"
+
+
 # -- killed --------------------------------------------------------------------------------------
 
 PLACES = [

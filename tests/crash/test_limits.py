@@ -12,7 +12,7 @@ from harness import python
 import stepwise
 from stepwise import StepInDoubtError, StoreError, step, tool, workflow
 from stepwise._identity.identity import digest_part
-from stepwise._journal import seal
+from stepwise._runtime import limits
 from stepwise.stores import _files, _locks
 
 
@@ -391,8 +391,8 @@ def test_what_ran_out(code, sqlite, way, tmp_path, monkeypatch):
 
 def test_no_open_files_left(home):
     """A lock or key file that cannot be opened since too many files are open says so."""
-    for make in (_locks._failed, seal._unusable):
-        told = make(str(home / "file"), OSError(errno.EMFILE, "Too many open files"))
+    error, path = OSError(errno.EMFILE, "Too many open files"), str(home / "file")
+    for told in (_locks._failed(path, error), limits.unusable("key file", path, error, "a way")):
         assert "too many open files: a limit of the process (ulimit -n)" in str(told)
         assert "another folder" not in str(told)
         assert "STEPWISE_HOME" not in str(told)
