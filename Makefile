@@ -73,12 +73,12 @@ test-cluster: .venv-cluster/installed  ## run the tests with a real Postgres ser
 frameworks-table: $(FRAMEWORKS)/newest/installed  ## the same, and what came of it into docs/reference/frameworks.md (STEPWISE_WHOLE=1)
 	$(FRAMEWORKS)/newest/bin/python tests/frameworks/table.py -n $(JOBS)
 
-# Debian's chromium; whoever is not root gets the sentence that says how, and the tests skip.
+# Debian's chromium; where it cannot be installed, a sentence says how, and the tests skip.
 browser: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test-ui]"
-	@command -v chromium >/dev/null || if [ "$$(id -u)" = 0 ]; then \
-		apt-get update -q >/dev/null && apt-get install -y -q chromium >/dev/null; else \
-		echo "there is no chromium here: run make test-ui as root, or apt-get install chromium"; fi
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && \
+		timeout 600 sh -c "apt-get update -q && apt-get install -y -q chromium" >/dev/null 2>&1; } || \
+		echo "there is no chromium here: run make test-ui as root, or apt-get install chromium"
 
 test-ui: browser  ## run the tests of the pages in a real browser
 	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q $(OF_BROWSER)
