@@ -11,6 +11,7 @@ import pytest
 
 HERE = pathlib.Path(__file__).parent
 BROWSER = shutil.which("chromium")
+PATIENCE = 120_000  # milliseconds; a busy machine is slow, and then the test has failed
 WITHOUT = (
     "the pages need a browser: make test-ui installs it as root; else apt-get install chromium, "
     "and pip install playwright axe-playwright-python"
@@ -18,7 +19,7 @@ WITHOUT = (
 
 try:
     from axe_playwright_python.sync_playwright import Axe
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 except ImportError:
     BROWSER = None
 
@@ -51,7 +52,7 @@ class Story:
             yield self
         finally:
             server.terminate()
-            server.communicate(timeout=30)
+            server.communicate(timeout=120)
 
 
 @pytest.fixture(scope="session")
@@ -59,8 +60,11 @@ def browser():
     """The browser, for all tests."""
     if BROWSER is None:
         pytest.skip(WITHOUT)
+    expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        started = playwright.chromium.launch(
+            executable_path=BROWSER, args=["--no-sandbox"], timeout=PATIENCE
+        )
         yield started
         started.close()
 
@@ -96,7 +100,7 @@ def visit(browser):
             java_script_enabled=javascript,
         )
         tabs.append(context)
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(PATIENCE)
         page = context.new_page()
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))

@@ -14,7 +14,13 @@ def run_at(page, label):
 
 def status(page, word):
     """Wait until the run of the page has a status."""
-    expect(page.locator("h1 .badge")).to_have_text(word, timeout=30_000)
+    expect(page.locator("h1 .badge")).to_have_text(word)
+
+
+def press(page, key):
+    """Press a key once the script of the page listens."""
+    expect(page.locator("body.scripted")).to_be_attached()
+    page.keyboard.press(key)
 
 
 # -- the story -------------------------------------------------------------------------------------
@@ -26,20 +32,20 @@ def test_the_story_of_a_crash(story, visit):
     expect(page.locator("a.call")).to_have_count(1)
     assert story.play("killed") < 0
     expect(page.locator("a.call")).to_have_count(2)
-    page.keyboard.press("/")
+    press(page, "/")
     page.keyboard.type("status:crashed workflow:write_article")
-    page.keyboard.press("Enter")
+    press(page, "Enter")
     expect(page).to_have_url(re.compile("q=status%3Acrashed"))
     page.locator("a.call").click()
     status(page, "crashed")
     expect(page.locator(".source .here")).to_contain_text('dies_once("killed")')
     expect(page.locator("[data-live=variables]")).to_contain_text("1. tides (vivid)")
 
-    page.keyboard.press("ArrowLeft")
+    press(page, "ArrowLeft")
     expect(page.locator(".slider output")).to_have_text("step 5 of 6")
     expect(page.locator(".source .here")).to_contain_text("stepwise.map(research")
     expect(page.locator("[data-live=variables]")).not_to_contain_text("1. tides (vivid)")
-    page.keyboard.press("ArrowRight")
+    press(page, "ArrowRight")
     expect(page.locator(".slider output")).to_have_text("step 6 of 6")
     expect(page.locator("[data-live=variables] ins")).to_have_text("new")
 
@@ -112,28 +118,29 @@ def test_without_javascript(story, visit):
 def test_by_keyboard_alone(shown, visit):
     """Each page is reached by keys, and what has the focus is seen to have it."""
     page = visit(shown)
-    page.keyboard.press("Tab")
+    press(page, "Tab")
     expect(page.get_by_text("skip to the page")).to_be_focused()
-    page.keyboard.press("?")
+    press(page, "?")
     expect(page.locator("#keys")).to_be_visible()
-    page.keyboard.press("Escape")
+    press(page, "Escape")
     expect(page.locator("#keys")).to_be_hidden()
     for key, title in (("i", "Inbox"), ("s", "Spending"), ("r", "Runs")):
-        page.keyboard.press("g")
-        page.keyboard.press(key)
+        press(page, "g")
+        press(page, key)
         expect(page.locator("h1")).to_have_text(title)
-    page.keyboard.press("/")
+    press(page, "/")
     page.keyboard.type("write_article")
-    page.keyboard.press("Enter")
+    press(page, "Enter")
+    expect(page).to_have_url(re.compile("q=write_article"))
     call = page.locator("a.call").first
     for _ in range(40):
-        page.keyboard.press("Tab")
+        press(page, "Tab")
         if call.evaluate("e => e === document.activeElement"):
             break
     assert call.evaluate("e => getComputedStyle(e).outlineStyle") == "solid"
-    page.keyboard.press("Enter")
+    press(page, "Enter")
     status(page, "completed")
-    page.keyboard.press("ArrowLeft")
+    press(page, "ArrowLeft")
     expect(page.locator(".slider output")).to_have_text(re.compile("^step 6 of 7"))
 
 
@@ -149,7 +156,7 @@ def test_marked_runs(story, visit):
     expect(page.locator("a.call")).to_have_count(1)
     page.get_by_label(re.compile("^mark write_article")).check()
     page.get_by_role("button", name="Resume").click()
-    expect(page.locator("td .badge")).to_have_text("completed", timeout=30_000)
+    expect(page.locator("td .badge")).to_have_text("completed")
 
 
 # -- every page ------------------------------------------------------------------------------------
