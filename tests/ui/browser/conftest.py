@@ -11,7 +11,7 @@ import pytest
 
 HERE = pathlib.Path(__file__).parent
 BROWSER = shutil.which("chromium")
-PATIENCE = 120_000  # milliseconds; a busy machine is slow, and then the test has failed
+PATIENCE = 120_000  # milliseconds; time decides nothing: what has not come by then is broken
 WITHOUT = (
     "the pages need a browser: make test-ui installs it as root; else apt-get install chromium, "
     "and pip install playwright axe-playwright-python"
