@@ -779,6 +779,8 @@ class Journal:
             else:
                 entries.append(entry)
                 self.count(entry)
+        # A call that was cut off may have left objects: its number is not given to another call.
+        self.calls = max(self.calls, *names_beside(self.store, self.run_id).values(), 0)
         self._begin_chain()
         known = given_up(entries)
         self.lost = [number for number in self.lost if number not in known]

@@ -654,6 +654,55 @@ def test_a_resumed_run(at):
     assert found[4]["n"]["last"]["n"]["n"] == 3
 
 
+CUT_OFF = """
+import asyncio, os, stepwise
+from stepwise import step, workflow
+
+again = os.path.exists("died")
+
+@step
+async def first(ready):
+    await ready.wait()
+
+@step(record_arguments=True)
+async def cut_off(x, ready):
+    ready.set()
+    if not again:
+        while not stepwise.current_run().steps:  # until a record is written
+            await asyncio.sleep(0)
+        open("died", "w").close()
+        os.kill(os.getpid(), 9)
+
+@step
+async def other(y):
+    pass
+
+def calls():
+    ready = asyncio.Event()
+    between = [other(2)] if again else []
+    return [first(ready), *between, cut_off(1, ready)]
+
+@workflow(store="disk:store")
+async def flow():
+    await asyncio.gather(*calls())
+
+asyncio.run(flow())
+"""
+
+
+def test_a_call_that_was_cut_off(tmp_path):
+    """The arguments of a call without any record are never those of a later call."""
+    script = tmp_path / "main.py"
+    script.write_text(CUT_OFF)
+    environment = {**os.environ, "STEPWISE_HOME": str(tmp_path / "home")}
+    assert python(script, cwd=tmp_path, env=environment).returncode == -signal.SIGKILL
+    assert python(script, cwd=tmp_path, env=environment).returncode == 0
+    os.environ["STEPWISE_HOME"] = str(tmp_path / "home")
+    (run,) = stepwise.runs(store=f"disk:{tmp_path}/store")
+    found = {each.name: each.has_inputs and each.inputs["x"] for each in run.steps}
+    assert found == {"first": False, "other": False, "cut_off": 1}
+
+
 def test_data_only():
     """With ``codec="json"`` arguments are recorded as data, and are shown without a pickle."""
 
