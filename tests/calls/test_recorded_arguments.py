@@ -469,6 +469,28 @@ def test_no_byte_of_a_secret_is_on_the_disk(tmp_path, options, die):
     assert three.status == ("in_doubt" if die else "completed")
 
 
+@pytest.mark.parametrize("codec", ["pickle", "json"])
+def test_a_secret_of_several_lines(codec):
+    """A secret with line breaks, quotes and accents is masked like any other."""
+    key = '-----BEGIN-----\nMIIEowIBAA"quoted"\\clé\n'
+
+    @step(record_arguments=True, secret=["key"])
+    def login(key):
+        pass
+
+    @step(record_arguments=True)
+    def think(message, n):
+        pass
+
+    @workflow(codec=codec)
+    def flow():
+        login(key)
+        think({"text": f"use {key}."}, 1)
+
+    flow()
+    assert steps(flow)[1].inputs == {"message": {"text": "use <secret>."}, "n": 1}
+
+
 # -- each way to make a call -----------------------------------------------------------------------
 
 
