@@ -2,7 +2,8 @@
 
 An object ``inputs/CALL`` holds the arguments as they were when the call began.  It is written in
 the batch of the run's next record: of the intent of a side effect, or of the outcome of a plain
-step.  So it costs no flush, and no record needs another form.
+step.  So it costs no flush, and no record needs another form.  If many calls begin before the next
+record, their arguments are written earlier: they do not wait in memory.
 
 A part of an argument that an earlier step returned, and that has not changed since, is a reference
 to the record of that step, as in a checkpoint.  Chunks are not referred to: they are deleted with

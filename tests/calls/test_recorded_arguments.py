@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -511,6 +512,31 @@ def test_asynchronous_steps(where, tmp_path):
     run = asyncio.run(flow.execute())
     found = {each.inputs["number"]: each.inputs["seen"] for each in run.steps}
     assert found == {n: [n] for n in range(20)}
+
+
+def test_many_large_arguments_do_not_wait_in_memory(tmp_path):
+    """Calls that begin before any of them ends hold a few of their recorded arguments at most."""
+    text = "x" * (1 << 20)
+
+    @step(record_arguments=True, ignore=["gate"])
+    async def wait(n, text, gate):
+        if n < 39:
+            return await gate.wait()
+        gate.set()
+        return tracemalloc.get_traced_memory()[0] / (1 << 20)
+
+    @workflow(store=f"disk:{tmp_path}")
+    async def flow():
+        gate = asyncio.Event()
+        return await asyncio.gather(*(wait(n, text, gate) for n in range(40)))
+
+    tracemalloc.start()
+    try:
+        run = asyncio.run(flow.execute())
+    finally:
+        tracemalloc.stop()
+    assert run.result[39] < 20
+    assert [each.inputs["n"] for each in run.steps] == [*range(40)]
 
 
 def test_steps_in_threads():
