@@ -7,7 +7,7 @@ own code are left out.
 
 Plain values and containers are shown by their content, other objects by their type alone: no code
 of the user is called.  What is masked elsewhere is not shown here: hidden arguments by their names,
-and the same objects under other names; names and texts of secrets and credentials.
+and the same plain values under other names; names and texts of secrets and credentials.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stepwise._identity.clients import is_foreign_module
 from stepwise._journal.journal import FRAMES, Journal
 from stepwise._runtime.messages import is_ours, reports
 from stepwise._values.credentials import is_secret_name, is_suspect, is_suspect_name
-from stepwise._values.preview import HIDDEN, Hiding, PlainPreview, Secrets, is_plain, type_name
+from stepwise._values.preview import HIDDEN, Hiding, PlainPreview, Secrets, is_plain
 
 _MOST_FRAMES = 20  # the innermost ones
 _MOST_VARIABLES = 50  # of a frame
@@ -79,7 +79,8 @@ class FrameRecorder:
             text = hiding.instead(name, value)
             if text is not None:
                 self._names[name] = text
-                if not any(value is each for each in _SHARED):
+                # Another object is shown by its type, and might be large.
+                if is_plain(value) and not any(value is each for each in _SHARED):
                     self._objects[id(value)] = value, text
         for first in [*self._objects][:-_MOST_HIDDEN]:
             del self._objects[first]
@@ -122,15 +123,22 @@ class FrameRecorder:
         return shown
 
     def _text(self, name: str, value: Any, until: float) -> str:
+        shows = PlainPreview(self._secrets.cleaned_text, self._instead, until)
+        return self._instead(name, value) or shows.of(value)
+
+    def _instead(self, name: str, value: Any) -> str:
+        """Return the text in place of a hidden value; an empty one for a value to show.
+
+        Args:
+            name: the name of the variable or the key; empty for another part of a value.
+        """
         known = self._objects.get(id(value))
         if name in self._names or known is not None:
             return self._names.get(name) or (known[1] if known is not None else _NOT_SHOWN)
         if not is_plain(value):
-            return f"<{type_name(value)}>"
+            return ""
         random = type(value) is str and is_suspect_name(name) and is_suspect(value)
-        if random or is_secret_name(name) or self._secrets.holds(value):
-            return HIDDEN
-        return PlainPreview(self._secrets.cleaned_text, is_secret_name, until).of(value)
+        return HIDDEN if random or is_secret_name(name) or self._secrets.holds(value) else ""
 
 
 def _users_frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:

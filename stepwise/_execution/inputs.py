@@ -2,7 +2,8 @@
 
 An object ``inputs/CALL`` holds the arguments as they were when the call began.  It is written in
 the batch of the run's next record: of the intent of a side effect, or of the outcome of a plain
-step.  So it costs no flush, and no record needs another form.
+step.  So it costs no flush, and no record needs another form.  If many calls begin before the next
+record, their arguments are written earlier: they do not wait in memory.
 
 A part of an argument that an earlier step returned, and that has not changed since, is a reference
 to the record of that step, as in a checkpoint.  Chunks are not referred to: they are deleted with
@@ -11,7 +12,6 @@ the checkpoints that need them.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -122,7 +122,7 @@ class _InputPickle:
 
 
 class _InputTexts:
-    """Arguments as data: the JSON of each, by name."""
+    """Arguments as data: the JSON of each, a line each, as a search for secrets knows it."""
 
     name = JSON
     references = None
@@ -132,14 +132,13 @@ class _InputTexts:
         self._kinds = parameter_types(function) if function is not None else {}
 
     def dump(self, values: Mapping[str, Any]) -> bytes:
-        """Return the JSON.
+        """Return the lines.
 
         Raises:
             NotRecordableError: an argument would not come back as it is.
         """
-        texts = {}
-        for name, value in values.items():
-            kind = self._kinds.get(name, Any)
-            encoded = self._codec.encode(value, f"the argument {name!r}", kind)
-            texts[name] = bytes(encoded.data).decode("utf-8", "surrogatepass")
-        return json.dumps(texts).encode()
+        kinds, encode = self._kinds, self._codec.encode
+        return b"\n".join(
+            bytes(encode(value, f"the argument {name!r}", kinds.get(name, Any)).data)
+            for name, value in values.items()
+        )

@@ -247,19 +247,20 @@ def view_inputs(store: Store, seal: Seal, run_id: str, call: int) -> dict[str, A
     except DamagedError as error:
         raise _damaged(run_id, call, "does not verify") from error
     header = opened.header
+    instead = {name: NotShown(text) for name, text in header["instead"].items()}
     needs = Needs(records=header["records"])
     if not vault.holds(needs):
         raise _damaged(run_id, call, "refers to a record that does not verify")
     if header["form"] == JSON:
-        texts = json.loads(bytes(opened.payload))
-        values = {n: decode(t.encode("utf-8", "surrogatepass"), JSON) for n, t in texts.items()}
+        names = (name for name in header["names"] if name not in instead)
+        lines = bytes(opened.payload).split(b"\n")
+        values = {name: decode(line, JSON) for name, line in zip(names, lines, strict=False)}
     else:
         reader = Reader(vault, needs)
         values = decode_with(
             lambda: load_values(opened.payload, Surroundings(), reader, _ViewingUnpickler),
             header["form"],
         )
-    instead = {name: NotShown(text) for name, text in header["instead"].items()}
     return {name: instead[name] if name in instead else values[name] for name in header["names"]}
 
 

@@ -663,6 +663,7 @@ def names_beside(store: Store, run_id: str) -> dict[str, int]:
     return {name: int(name.split("/")[1]) for name in names}
 
 
+_MOST_BESIDE = 8 << 20  # bytes of objects that wait for a record
 COPYING = "copying"
 """The name of an object beside the records of a run whose copy is not complete yet."""
 _ephemeral = ephemeral_seal()
@@ -780,6 +781,8 @@ class Journal:
             else:
                 entries.append(entry)
                 self.count(entry)
+        # A call that was cut off may have left objects: its number is not given to another call.
+        self.calls = max(self.calls, *names_beside(self.store, self.run_id).values(), 0)
         self._begin_chain()
         known = given_up(entries)
         self.lost = [number for number in self.lost if number not in known]
@@ -966,10 +969,14 @@ class Journal:
         return seal_head(self.seal, head, at.last, at.link or b"")
 
     def put_with_next(self, name: str, header: Any, payload: bytes) -> None:
-        """Write an object beside the records, in the batch of the run's next record."""
+        """Write an object beside the records, in the batch of the run's next record or earlier."""
         data, _ = self.seal.close(named(name, self.run_id), header, payload)
         with self._sealing:
-            self._beside = {**self._beside, name: data}
+            beside = {**self._beside, name: data}
+            is_much = sum(map(len, beside.values())) > _MOST_BESIDE
+            self._beside = _NO_OBJECTS if is_much else beside
+        if is_much:  # many calls may begin before one of them ends
+            self._put(Batch(put=beside, durable=False))
 
     def drop(self, names: tuple[str, ...]) -> None:
         """Delete objects beside the records."""

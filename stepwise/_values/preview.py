@@ -308,13 +308,14 @@ class PlainPreview(_Repr):
 
     Args:
         mask: replaces hidden parts of a text.
-        is_secret: returns whether a key of a dict names a secret.
+        instead: returns the text in place of a hidden value, else an empty text, by the key of a
+            dict (else an empty text) and the value.
         until: the time, by ``time.perf_counter()``, after which parts are left out.
     """
 
-    def __init__(self, mask: Mask, is_secret: Callable[[str], bool], until: float) -> None:
+    def __init__(self, mask: Mask, instead: Callable[[str, object], str], until: float) -> None:
         super().__init__(_TEXT, mask)
-        self._is_secret, self._until = is_secret, until
+        self._instead, self._until = instead, until
 
     def of(self, value: object, limit: int = 200) -> str:
         """Return the text of a value, in at most ``limit`` characters; never raise."""
@@ -332,6 +333,8 @@ class PlainPreview(_Repr):
         cls = type(x)
         if time.perf_counter() > self._until:
             return "..."
+        if text := self._instead("", x):
+            return text
         if cls is str and len(x) > _LONGEST:
             return f"<a text of {len(x):,} characters>"
         if cls is dict:
@@ -339,14 +342,13 @@ class PlainPreview(_Repr):
         return super().repr1(x, level, room)
 
     def repr_dict(self, x: dict[Any, Any], level: int, room: int = _ALL) -> str:
-        """Return the text of a dict, without the values of secrets."""
+        """Return the text of a dict, without hidden values."""
         if level <= 0 and x:
             return "{...}"
         shown = []
         for key, item in itertools.islice(x.items(), _PAIRS):
-            hidden = type(key) is str and self._is_secret(key)
-            text = HIDDEN if hidden else self.repr1(item, level - 1)
-            shown.append(f"{self.repr1(key, level - 1)}: {text}")
+            hidden = self._instead(key, item) if type(key) is str else ""
+            shown.append(f"{self.repr1(key, level - 1)}: {hidden or self.repr1(item, level - 1)}")
         return f"{{{', '.join(shown + ['...'] * (len(x) > _PAIRS))}}}"
 
 
@@ -509,7 +511,8 @@ class Secrets:
         if known is not None and known[0] is value:
             return True
         if isinstance(value, (bytes, bytearray)):
-            value = value.decode("utf-8", "replace")
+            most = 4 * max(map(len, self._texts), default=0)  # bytes of the longest
+            value = value[: most + 1].decode("utf-8", "replace")
         return type(value) in (str, int, float) and str(value) in self._texts
 
     def found_in(self, data: Data) -> str:

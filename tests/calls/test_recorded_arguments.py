@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -469,6 +470,28 @@ def test_no_byte_of_a_secret_is_on_the_disk(tmp_path, options, die):
     assert three.status == ("in_doubt" if die else "completed")
 
 
+@pytest.mark.parametrize("codec", ["pickle", "json"])
+def test_a_secret_of_several_lines(codec):
+    """A secret with line breaks, quotes and accents is masked like any other."""
+    key = '-----BEGIN-----\nMIIEowIBAA"quoted"\\clé\n'
+
+    @step(record_arguments=True, secret=["key"])
+    def login(key):
+        pass
+
+    @step(record_arguments=True)
+    def think(message, n):
+        pass
+
+    @workflow(codec=codec)
+    def flow():
+        login(key)
+        think({"text": f"use {key}."}, 1)
+
+    flow()
+    assert steps(flow)[1].inputs == {"message": {"text": "use <secret>."}, "n": 1}
+
+
 # -- each way to make a call -----------------------------------------------------------------------
 
 
@@ -489,6 +512,31 @@ def test_asynchronous_steps(where, tmp_path):
     run = asyncio.run(flow.execute())
     found = {each.inputs["number"]: each.inputs["seen"] for each in run.steps}
     assert found == {n: [n] for n in range(20)}
+
+
+def test_many_large_arguments_do_not_wait_in_memory(tmp_path):
+    """Calls that begin before any of them ends hold a few of their recorded arguments at most."""
+    text = "x" * (1 << 20)
+
+    @step(record_arguments=True, ignore=["gate"])
+    async def wait(n, text, gate):
+        if n < 39:
+            return await gate.wait()
+        gate.set()
+        return tracemalloc.get_traced_memory()[0] / (1 << 20)
+
+    @workflow(store=f"disk:{tmp_path}")
+    async def flow():
+        gate = asyncio.Event()
+        return await asyncio.gather(*(wait(n, text, gate) for n in range(40)))
+
+    tracemalloc.start()
+    try:
+        run = asyncio.run(flow.execute())
+    finally:
+        tracemalloc.stop()
+    assert run.result[39] < 20
+    assert [each.inputs["n"] for each in run.steps] == [*range(40)]
 
 
 def test_steps_in_threads():
@@ -652,6 +700,55 @@ def test_a_resumed_run(at):
     assert [len(each["items"]) for each in found] == [0, 1, 2, 3, 4]
     assert [each["n"]["n"] for each in found] == [0, 1, 2, 3, 4]
     assert found[4]["n"]["last"]["n"]["n"] == 3
+
+
+CUT_OFF = """
+import asyncio, os, stepwise
+from stepwise import step, workflow
+
+again = os.path.exists("died")
+
+@step
+async def first(ready):
+    await ready.wait()
+
+@step(record_arguments=True)
+async def cut_off(x, ready):
+    ready.set()
+    if not again:
+        while not stepwise.current_run().steps:  # until a record is written
+            await asyncio.sleep(0)
+        open("died", "w").close()
+        os.kill(os.getpid(), 9)
+
+@step
+async def other(y):
+    pass
+
+def calls():
+    ready = asyncio.Event()
+    between = [other(2)] if again else []
+    return [first(ready), *between, cut_off(1, ready)]
+
+@workflow(store="disk:store")
+async def flow():
+    await asyncio.gather(*calls())
+
+asyncio.run(flow())
+"""
+
+
+def test_a_call_that_was_cut_off(tmp_path):
+    """The arguments of a call without any record are never those of a later call."""
+    script = tmp_path / "main.py"
+    script.write_text(CUT_OFF)
+    environment = {**os.environ, "STEPWISE_HOME": str(tmp_path / "home")}
+    assert python(script, cwd=tmp_path, env=environment).returncode == -signal.SIGKILL
+    assert python(script, cwd=tmp_path, env=environment).returncode == 0
+    os.environ["STEPWISE_HOME"] = str(tmp_path / "home")
+    (run,) = stepwise.runs(store=f"disk:{tmp_path}/store")
+    found = {each.name: each.has_inputs and each.inputs["x"] for each in run.steps}
+    assert found == {"first": False, "other": False, "cut_off": 1}
 
 
 def test_data_only():

@@ -1,9 +1,13 @@
 """``record_locals=True``: failures are recorded with short forms of the user's local variables."""
 
 import asyncio
+import contextlib
+import functools
+import gc
 import json
 import os
 import time
+import weakref
 
 import pytest
 from harness import python
@@ -11,7 +15,7 @@ from harness import python
 import stepwise
 from stepwise import step, workflow
 from stepwise._execution import frames
-from stepwise._values.preview import HIDDEN, NotShown, PlainPreview
+from stepwise._values.preview import HIDDEN, NotShown, PlainPreview, Secrets
 from stepwise.testing import fresh_store
 
 SECRET = "sk-S3CR3T-0123456789"
@@ -301,6 +305,60 @@ def test_hidden_arguments():
     assert again == step_frame
 
 
+def test_hidden_arguments_inside_containers():
+    """A hidden value is shown in no container, be it by its key or by the object."""
+
+    def wrapped(function):
+        @functools.wraps(function)
+        def wrapper(*args, **named):
+            return function(*args, **named)
+
+        return wrapper
+
+    @step(redact=["number", "note"])
+    @wrapped
+    def pay(number, note):
+        box = {"number": f"4111 {len(note)}", "all": [number, (note, 1)]}
+        raise ValueError(f"no {len(box)}")
+
+    @workflow
+    def flow():
+        pay(f"4111 1111 {len(SECRET)}", note="for ann")
+
+    outer, inner = failed(flow).steps[0].frames
+    assert outer.variables["args"] == "(<redacted>,)"
+    assert outer.variables["named"] == "{'note': <redacted>}"
+    assert inner.variables["box"] == (
+        "{'number': <redacted>, 'all': [<redacted>, (<redacted>, 1)]}"
+    )
+
+
+def test_large_hidden_objects_are_let_go():
+    """The run keeps no argument alive because it is hidden, if it is shown by its type anyway."""
+
+    class Client:
+        pass
+
+    alive = weakref.WeakSet()
+
+    @step(ignore=["client"])
+    def call(client):
+        raise ValueError("no")
+
+    @workflow
+    def flow():
+        for _ in range(3):
+            client = Client()
+            alive.add(client)
+            with contextlib.suppress(ValueError):
+                call(client)
+            del client
+        gc.collect()
+        return len(alive)
+
+    assert flow() == 0
+
+
 def test_names_and_texts_of_credentials():
     """A variable or a key with a secret's name, and a text with its shape, are masked."""
 
@@ -394,15 +452,35 @@ def test_time_is_bounded(monkeypatch):
 
 def test_a_value_past_its_time_is_cut():
     """Inside a value, too, the time is looked at."""
-    text = PlainPreview(str, lambda _: False, time.perf_counter() - 1).of([1, 2])
+    text = PlainPreview(str, lambda *_: "", time.perf_counter() - 1).of([1, 2])
     assert text == "..."
+
+
+def test_large_bytes_are_not_read():
+    """To see that large bytes are no secret, no more of them is decoded than a secret has."""
+
+    class Large(bytes):
+        def __getitem__(self, part):
+            taken.append(part)
+            return super().__getitem__(part)
+
+        def decode(self, *_):
+            raise AssertionError
+
+    taken: list = []
+    secrets = Secrets()
+    secrets.add({"key": "clé-4711"})
+    assert not secrets.holds(Large("clé-4711".encode().ljust(1000)))
+    assert taken == [slice(None, 33)]
+    assert secrets.holds("clé-4711".encode())
+    assert secrets.holds(bytearray("clé-4711", "utf-8"))
 
 
 def test_deep_and_cyclic_values():
     """A value that holds itself, or is nested deeply, is shown as far as it goes."""
     cyclic: list = []
     cyclic.append(cyclic)
-    shows = PlainPreview(str, lambda _: False, time.perf_counter() + 9)
+    shows = PlainPreview(str, lambda *_: "", time.perf_counter() + 9)
     assert shows.of(cyclic) == "[[[[[...]]]]]"
     assert shows.of(object()) == "<object>"
     assert (

@@ -884,6 +884,13 @@ _RECORDED = [
         "test_recorded_locals.py::test_hidden_arguments",
     ),
     _mutant(
+        "the arguments of a call that was cut off are those of a later call",
+        "_journal/journal.py",
+        "self.calls = max(self.calls, *names_beside(self.store, self.run_id).values(), 0)",
+        "pass",
+        "test_recorded_arguments.py::test_a_call_that_was_cut_off",
+    ),
+    _mutant(
         "the class of a variable is asked for its name",
         "_values/preview.py",
         "text: str = _name_of_type(type(value))",
