@@ -118,8 +118,9 @@ class App:
                 self.access.check_action(request, who, given)
         except RefusedError as refused:
             return PlainTextResponse(f"403: {refused}\n", 403, headers(nonce))
-        if parts[-1:] == ["live"] and request.method == "GET":
-            events = self.watcher.events(parts[1] if parts[:1] == ["runs"] else "")
+        watched = _watched(parts) if request.method == "GET" and problem is None else None
+        if watched is not None:
+            events = self.watcher.events(watched)
             more = {**headers(nonce), "X-Accel-Buffering": "no"}
             return StreamingResponse(events, 200, more, "text/event-stream")
         asked = _PageRequest(request, root, parts, who, nonce, FormFields(given))
@@ -303,6 +304,16 @@ def _place(scope: Any) -> tuple[str, list[str]]:
         return quote(above), [part.decode("utf-8", "surrogatepass") for part in parts]
     except UnicodeDecodeError:
         return quote(above), [part.decode("utf-8", "replace") for part in parts]
+
+
+def _watched(parts: list[str]) -> str | None:
+    """Return the run whose changes an address tells, empty for all; ``None`` for a page."""
+    match parts:
+        case ["live"]:
+            return ""
+        case ["runs", run_id, "live"]:
+            return run_id
+    return None
 
 
 async def _form(request: Request) -> tuple[dict[str, list[str]], _ProblemError | None]:
