@@ -74,8 +74,8 @@ def mounted(where: Any, authorize: Authorize | None, *, read_only: bool) -> App:
     if authorize is None:
         notice(f"the page of runs opens with ?token={made.access.token} after its address")
     else:
-        # Several processes may serve one application, so that the key is the store's.
-        made.access = Access(authorize, key=made.reader.seal.index("forms of the page of runs"))
+        # Several processes may serve one application, so that the store's key makes it.
+        made.access = Access(authorize, key=made.reader.seal.tag("forms of the page", b"").hex())
     return made
 
 

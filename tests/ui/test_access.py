@@ -286,6 +286,19 @@ def test_processes_of_one_application_take_each_others_forms():
     assert done.status_code == 303
 
 
+def test_the_form_token_of_an_application_is_no_public_text():
+    """Who knows the source but not the store's key cannot make the form token of a person."""
+    app = stepwise.ui.app(authorize=lambda request: "ann")
+    guessed = {
+        app.reader.seal.index(text) for text in ("forms of the page of runs", "forms of the page")
+    }
+    for key in guessed:
+        assert Access(lambda request: "ann", key=key).form_token("ann") != app.access.form_token(
+            "ann"
+        )
+    assert app.access.form_token("ann") == stepwise.ui.app(authorize=print).access.form_token("ann")
+
+
 def test_mounted_without_a_rule(capfd, monkeypatch):
     """An application without ``authorize=`` needs a token, which a notice shows."""
     monkeypatch.setenv("STEPWISE_QUIET", "")
