@@ -105,7 +105,7 @@ class Access:
         Raises:
             RefusedError: ``Origin`` is missing or another one, or the form token is wrong.
         """
-        origin = urlsplit(request.headers.get("origin", "")).netloc
+        origin = request.headers.get("origin", "").partition("://")[2]
         if not origin or origin != request.headers.get("host"):
             raise RefusedError("this action does not come from a page of this server")
         if not _same(fields.get("token", [""])[0], self.form_token(who)):
@@ -133,7 +133,7 @@ def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        return host.lower() == "localhost"
 
 
 def headers(nonce: str) -> dict[str, str]:

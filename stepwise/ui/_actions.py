@@ -235,7 +235,7 @@ class Actions:
             fields.step() if fields.one("step") else None,
             fields.one("id") or None,
             variables,
-            {int(name) if name.isdecimal() else name: value for name, value in results.items()},
+            {int(n) if n.isdecimal() and len(n) < 10 else n: v for n, v in results.items()},
             messages=bool(fields.one("messages")),
         )
         if fields.one("start"):

@@ -45,7 +45,7 @@ def serve(
     listening = _listen(*place)
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    hosts = LOOPBACK
+    hosts = LOOPBACK | {host}
     if not is_loopback(place[0]):
         hosts |= {place[0].lower(), *_own_names()}
         shown = place[0] if place[0] not in ("0.0.0.0", "::") else socket.gethostname()  # noqa: S104

@@ -130,7 +130,15 @@ def test_the_token_leads_to_no_other_site(app, path):
 
 @pytest.mark.parametrize(
     "origin",
-    [None, "", "null", "http://evil.example", "http://127.0.0.1:9999", "http://localhost:8276"],
+    [
+        None,
+        "",
+        "null",
+        "http://evil.example",
+        "http://127.0.0.1:9999",
+        "http://localhost:8276",
+        "http://[",
+    ],
 )
 def test_a_foreign_origin_does_nothing(page, origin):
     """A form of another site, port or name does nothing, even with our form token."""

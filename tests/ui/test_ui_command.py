@@ -170,6 +170,15 @@ def test_a_store_that_is_not_there(tmp_path):
     assert "in the memory of one process" in done.stderr
 
 
+@pytest.mark.parametrize("host", ["127.0.0.2", "LOCALHOST"])
+def test_another_name_of_this_machine(serve, host):
+    """The printed address opens the page for each address that only this machine reaches."""
+    agent("tides")
+    served = serve("--host", host)
+    with served.browser() as browser:
+        assert "tides" in browser.get("/").text
+
+
 @pytest.mark.parametrize("token", ["", "short", "with spaces in the middle"])
 def test_a_host_that_others_reach_needs_a_token(token):
     """An address that others reach is refused without a token of 16 letters and digits."""
