@@ -7,6 +7,7 @@ run's id may hold a slash, which only the undecoded path tells from the slashes 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -95,6 +96,8 @@ class App:
         self.watcher = RunWatcher(self.reader)
         self._actions = Actions(self.reader)
         self._store, self._read_only = opened, read_only
+        self._folder = getattr(store, "path", "")
+        self._has_folder = os.path.isdir(self._folder)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request; see ASGI."""
@@ -149,6 +152,7 @@ class App:
         """Return the answer to a request of somebody who may see the page."""
         try:
             if problem is None:
+                self._check_folder()
                 return self._page(asked) if asked.request.method != "POST" else self._act(asked)
             found = problem
         except (StepwiseError, RunStopped, BadFieldError, WrongWordsError) as error:
@@ -161,6 +165,22 @@ class App:
             found = _ProblemError(500, "This page failed", text)
         page = _pages.problem_page(self._view(asked), found.status, found.title, found.text)
         return _html(page, asked, found.status)
+
+    def _check_folder(self) -> None:
+        """Refuse to show a store that is gone: without its folder, a store reads as an empty one.
+
+        Raises:
+            StoreError: the folder was there.
+        """
+        if os.path.isdir(self._folder):
+            self._has_folder = True
+        elif self._has_folder:
+            raise StoreError(
+                f"the store {self._store.url} is gone: its folder was deleted or moved, or its "
+                "disk is not there. Bring it back, or end this server",
+                path=self._folder,
+                errno=errno.ENOENT,
+            )
 
     def _view(self, asked: _PageRequest, run_id: str = "") -> View:
         total, at_least = 0, True
