@@ -79,6 +79,23 @@ def test_the_first_line_opens_the_page(serve):
     assert served.end() == ("", "", 130)
 
 
+def test_the_command_line_of_a_browser_opens_the_page_once(serve, tmp_path):
+    """The browser gets a token that works once: a list of processes shows none that opens more."""
+    agent("tides")
+    browser, seen = tmp_path / "browser", tmp_path / "seen"
+    os.mkfifo(seen)
+    browser.write_text(f'#!/bin/sh\necho "$1" >{seen}\n')
+    browser.chmod(0o700)
+    opening = {**os.environ, "DISPLAY": ":0", "BROWSER": f"{browser} %s"}
+    served = serve("--open", env=opening)
+    address = seen.read_text().strip()
+    assert address != served.line
+    with served.browser(address) as entered:
+        assert "tides" in entered.get("/").text
+    assert httpx.get(address).status_code == 403
+    assert httpx.get(served.line).status_code == 303
+
+
 def test_an_open_page_does_not_keep_the_server(serve):
     """Ctrl-C ends the server at once, though a page is open and waits for events."""
     agent("tides")
