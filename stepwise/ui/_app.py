@@ -211,7 +211,10 @@ class App:
                 by = asked.query("by") or WAYS[0]
                 if by not in WAYS:
                     raise BadFieldError(f"by is none of {', '.join(WAYS)}")
-                page = _pages.spending_page(self._view(asked), spending(self.reader, by))
+                page = _pages.spending_page(
+                    self._view(asked),
+                    spending(self.reader, by, longer=asked.query("longer") == "1"),
+                )
             case ["compare"]:
                 one, other = (self._run(asked.query(name)) for name in ("a", "b"))
                 page = _pages.compare_page(self._view(asked), one, other)
