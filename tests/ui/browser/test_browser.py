@@ -109,6 +109,22 @@ def test_without_javascript(story, visit):
     expect(page.get_by_role("button", name="Deny")).to_have_count(0)
 
 
+def test_many_tabs(shown, visit):
+    """More tabs than a browser has connections to a server load; one that is seen again is new."""
+    page = visit(shown)
+    tabs = [page]
+    seen = """seen => {
+        Object.defineProperty(document, "hidden", {value: !seen, configurable: true});
+        document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    for _ in range(8):
+        tabs[-1].evaluate(seen, False)  # Playwright's tabs are all seen
+        tabs.append(page.context.new_page())
+        tabs[-1].goto(shown.root)
+    with tabs[0].expect_response(shown.root + "/"):
+        tabs[0].evaluate(seen, True)
+
+
 def test_by_keyboard_alone(shown, visit):
     """Each page is reached by keys, and what has the focus is seen to have it."""
     page = visit(shown)
