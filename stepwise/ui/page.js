@@ -115,6 +115,14 @@ if (events) {
   setInterval(() => { if ($(".bar.started, .bar.running") && !document.hidden) { show(location.href); } }, 2000);
 }
 
+// A second click, before the next page has come, would send a message or make a fork twice.
+addEventListener("submit", (event) => {
+  const form = event.target, now = Date.now();
+  if (form.method !== "post") { return; }
+  if (now - (form.dataset.sent ?? 0) < 5000) { event.preventDefault(); }
+  else { form.dataset.sent = now; }
+});
+
 // -- the slider ----------------------------------------------------------------------------------
 
 function toLine() {
