@@ -859,14 +859,15 @@ def each_listed(
     tags: Mapping[str, str] | None = None,
     *,
     where: Callable[[RunFacts], bool] | None = None,
-    begins: str = "",
+    ids: Callable[[str], bool] | None = None,
     before: str = "",
     oldest: bool = False,
 ) -> Iterator[Listed]:
     """Yield the runs of :func:`listed` one by one, newest first, in the order of the store.
 
     Args:
-        begins: yield only runs whose id begins with this text.
+        ids: called with the id of each run that is looked at, before its head is opened; returns
+            whether the run can be meant.
         before: yield only runs that follow the run with this id in the listing.
         oldest: True to yield roughly the oldest first, if the store has an order at all.
     """
@@ -880,7 +881,7 @@ def each_listed(
     words = words_for(seal, name, kept, tags or {})
     heads = opened.heads(unfinished=unfinished) if oldest else None
     for head in heads or newest_heads(opened, seal, before, unfinished=unfinished, words=words):
-        if not head.run_id.startswith(begins):
+        if ids is not None and not ids(head.run_id):
             continue
         facts = open_head(seal, head) or facts_of(opened, seal, head.run_id)
         if facts is None or not _is_of(opened, seal, facts, workflow):

@@ -343,7 +343,9 @@ def _ids(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionIt
     try:
         return [
             CompletionItem(each.facts.run_id, help=f"{each.status} {call_text(each.facts)}")
-            for each in itertools.islice(each_listed(begins=begun), _COMPLETED)
+            for each in itertools.islice(
+                each_listed(ids=lambda run_id: run_id.startswith(begun)), _COMPLETED
+            )
             if (begun or not each.facts.parent) and each.facts.run_id.isprintable()
         ]
     except (stepwise.StepwiseError, stepwise.RunStopped):
@@ -387,7 +389,7 @@ def find_run(run_id: str | None) -> Run:
     try:
         return stepwise.get_run(run_id)
     except stepwise.RunNotFoundError:
-        begun = [*each_listed(begins=run_id)]
+        begun = [*each_listed(ids=lambda each: each.startswith(run_id))]
         found = [each for each in begun if not each.facts.parent] or begun
         if not run_id or not found:
             raise

@@ -58,7 +58,7 @@ def show_page(
     if phrase == "-":
         phrase = sys.stdin.readline().strip()
 
-    def ready(address: str) -> None:
+    def ready(address: str, once: str) -> None:
         if as_json:
             click.echo(json.dumps({"address": address, "pid": os.getpid()}))
         else:
@@ -66,7 +66,7 @@ def show_page(
         sys.stdout.flush()
         if opens and not as_json and (sys.platform == "darwin" or _has_screen()):
             # A thread: some browsers are waited for.
-            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+            threading.Thread(target=webbrowser.open, args=(once,), daemon=True).start()
 
     try:
         serve((host, port), ready, token=phrase, read_only=read_only)

@@ -44,7 +44,7 @@ def app(
     return mounted(store, authorize, read_only=read_only)
 
 
-def serve(place: tuple[str, int], ready: Callable[[str], None], **how: Any) -> None:
+def serve(place: tuple[str, int], ready: Callable[[str, str], None], **how: Any) -> None:
     """Serve the page of the configured store; see :func:`._server.serve`.
 
     Raises:

@@ -53,6 +53,7 @@ class Access:
     ) -> None:
         self.token = token or secrets.token_urlsafe(32)
         self._authorize, self._hosts = authorize, hosts
+        self._once: set[str] = set()
         self._key = (key or self.token).encode()
         self.cookie = f"stepwise-{self._sign('name')[:12]}"
         self.session = self._sign("session")
@@ -71,9 +72,23 @@ class Access:
             )
 
     def has_token(self, request: Request) -> bool:
-        """Return whether the address holds the token."""
+        """Return whether the address holds the token, or one of :meth:`once`, which it uses up."""
         given = request.query_params.get("token", "")
-        return self._authorize is None and _same(given, self.token)
+        if self._authorize is not None:
+            return False
+        if given in self._once:
+            self._once.remove(given)
+            return True
+        return _same(given, self.token)
+
+    def once(self) -> str:
+        """Return a token for one request.
+
+        The command line of a browser holds it, which other users of this machine can see.
+        """
+        made = secrets.token_urlsafe(32)
+        self._once.add(made)
+        return made
 
     async def person(self, request: Request) -> str:
         """Return who looks.
@@ -105,7 +120,7 @@ class Access:
         Raises:
             RefusedError: ``Origin`` is missing or another one, or the form token is wrong.
         """
-        origin = urlsplit(request.headers.get("origin", "")).netloc
+        origin = request.headers.get("origin", "").partition("://")[2]
         if not origin or origin != request.headers.get("host"):
             raise RefusedError("this action does not come from a page of this server")
         if not _same(fields.get("token", [""])[0], self.form_token(who)):
@@ -133,7 +148,7 @@ def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        return host.lower() == "localhost"
 
 
 def headers(nonce: str) -> dict[str, str]:

@@ -231,11 +231,14 @@ class Actions:
 
     def _fork(self, run: Run, fields: FormFields) -> Run:
         variables, results = _changes(fields, "variable:"), _changes(fields, "result:")
+        if fields.one("start"):  # before the fork is made, which has the same program
+            start_command(run)
+            check_start(run)
         made = run.fork(
             fields.step() if fields.one("step") else None,
             fields.one("id") or None,
             variables,
-            {int(name) if name.isdecimal() else name: value for name, value in results.items()},
+            {int(n) if n.isdecimal() and len(n) < 10 else n: v for n, v in results.items()},
             messages=bool(fields.one("messages")),
         )
         if fields.one("start"):
@@ -316,15 +319,21 @@ class _Launched:
         self._lock, self._text = threading.Lock(), b""
         self._file: BinaryIO = open(path, "a+b", buffering=0)  # noqa: SIM115 -- closed at its end
         os.unlink(path)
-        self.process = subprocess.Popen(  # noqa: S603
-            command,
-            cwd=folder or None,
-            env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=self._file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # a Ctrl-C for the server is none for the program
-        )
+        try:
+            self.process = subprocess.Popen(  # noqa: S603
+                command,
+                cwd=folder or None,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=self._file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a Ctrl-C for the server is none for the program
+            )
+        except OSError as error:
+            self._file.close()
+            raise ConfigurationError(
+                f"the program cannot be started: {error}. It is: {shlex.join(command)}"
+            ) from error
         name = f"stepwise output of {self.process.pid}"
         self.watcher = threading.Thread(target=self._watch, name=name, daemon=True)
         self.watcher.start()

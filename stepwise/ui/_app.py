@@ -7,6 +7,7 @@ run's id may hold a slash, which only the undecoded path tells from the slashes 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -74,8 +75,8 @@ def mounted(where: Any, authorize: Authorize | None, *, read_only: bool) -> App:
     if authorize is None:
         notice(f"the page of runs opens with ?token={made.access.token} after its address")
     else:
-        # Several processes may serve one application, so that the key is the store's.
-        made.access = Access(authorize, key=made.reader.seal.index("forms of the page of runs"))
+        # Several processes may serve one application, so that the store's key makes it.
+        made.access = Access(authorize, key=made.reader.seal.tag("forms of the page", b"").hex())
     return made
 
 
@@ -95,6 +96,8 @@ class App:
         self.watcher = RunWatcher(self.reader)
         self._actions = Actions(self.reader)
         self._store, self._read_only = opened, read_only
+        self._folder = getattr(store, "path", "")
+        self._has_folder = os.path.isdir(self._folder)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request; see ASGI."""
@@ -118,8 +121,9 @@ class App:
                 self.access.check_action(request, who, given)
         except RefusedError as refused:
             return PlainTextResponse(f"403: {refused}\n", 403, headers(nonce))
-        if parts[-1:] == ["live"] and request.method == "GET":
-            events = self.watcher.events(parts[1] if parts[:1] == ["runs"] else "")
+        watched = _watched(parts) if request.method == "GET" and problem is None else None
+        if watched is not None:
+            events = self.watcher.events(watched)
             more = {**headers(nonce), "X-Accel-Buffering": "no"}
             return StreamingResponse(events, 200, more, "text/event-stream")
         asked = _PageRequest(request, root, parts, who, nonce, FormFields(given))
@@ -148,6 +152,7 @@ class App:
         """Return the answer to a request of somebody who may see the page."""
         try:
             if problem is None:
+                self._check_folder()
                 return self._page(asked) if asked.request.method != "POST" else self._act(asked)
             found = problem
         except (StepwiseError, RunStopped, BadFieldError, WrongWordsError) as error:
@@ -160,6 +165,22 @@ class App:
             found = _ProblemError(500, "This page failed", text)
         page = _pages.problem_page(self._view(asked), found.status, found.title, found.text)
         return _html(page, asked, found.status)
+
+    def _check_folder(self) -> None:
+        """Refuse to show a store that is gone: without its folder, a store reads as an empty one.
+
+        Raises:
+            StoreError: the folder was there.
+        """
+        if os.path.isdir(self._folder):
+            self._has_folder = True
+        elif self._has_folder:
+            raise StoreError(
+                f"the store {self._store.url} is gone: its folder was deleted or moved, or its "
+                "disk is not there. Bring it back, or end this server",
+                path=self._folder,
+                errno=errno.ENOENT,
+            )
 
     def _view(self, asked: _PageRequest, run_id: str = "") -> View:
         total, at_least = 0, True
@@ -190,7 +211,10 @@ class App:
                 by = asked.query("by") or WAYS[0]
                 if by not in WAYS:
                     raise BadFieldError(f"by is none of {', '.join(WAYS)}")
-                page = _pages.spending_page(self._view(asked), spending(self.reader, by))
+                page = _pages.spending_page(
+                    self._view(asked),
+                    spending(self.reader, by, longer=asked.query("longer") == "1"),
+                )
             case ["compare"]:
                 one, other = (self._run(asked.query(name)) for name in ("a", "b"))
                 page = _pages.compare_page(self._view(asked), one, other)
@@ -303,6 +327,16 @@ def _place(scope: Any) -> tuple[str, list[str]]:
         return quote(above), [part.decode("utf-8", "surrogatepass") for part in parts]
     except UnicodeDecodeError:
         return quote(above), [part.decode("utf-8", "replace") for part in parts]
+
+
+def _watched(parts: list[str]) -> str | None:
+    """Return the run whose changes an address tells, empty for all; ``None`` for a page."""
+    match parts:
+        case ["live"]:
+            return ""
+        case ["runs", run_id, "live"]:
+            return run_id
+    return None
 
 
 async def _form(request: Request) -> tuple[dict[str, list[str]], _ProblemError | None]:

@@ -382,6 +382,10 @@ def spending_page(view: View, spending: Spending) -> Markup:
     if spending.by == "model":
         heads[2] = "requests"
     listed = table(heads, rows) if rows else tag("p", "Nothing has been spent.", cls="empty")
+    older = tag(
+        "a", "count the older ones, too", href=view.at("spending", by=spending.by, longer=1)
+    )
+    more = ["; ", older, " (some seconds)"] if spending.more else ""
     return shell(
         view,
         "Spending",
@@ -396,7 +400,7 @@ def spending_page(view: View, spending: Spending) -> Markup:
             }
         ),
         tag("p", "by ", ways, cls="ways"),
-        tag("p", spending.left_out, cls="note") if spending.left_out else None,
+        tag("p", spending.left_out, more, cls="note") if spending.left_out else None,
         tag("div", listed, data_live="spending"),
     )
 

@@ -64,7 +64,8 @@ class Search(NamedTuple):
     """What runs are looked for; see the module.
 
     Args:
-        workflow, status, tags, begins: as of ``each_listed``.
+        workflow, status, tags: as of ``each_listed``.
+        begins: the beginning of the ids.
         children: child runs, too.
         where: further conditions.
     """
@@ -204,16 +205,16 @@ def find(
     until, last, looked = time.monotonic() + _SECONDS, "", 0
     rows: list[RunRow] = []
 
-    def is_meant(facts: RunFacts) -> bool:
+    def can_be(run_id: str) -> bool:
         nonlocal last, looked
         if len(rows) == PAGE or (looked and time.monotonic() > until):
             raise _EnoughError
-        last, looked = facts.run_id, looked + 1
-        return search.is_meant(facts)
+        last, looked = run_id, looked + 1
+        return run_id.startswith(search.begins)
 
     asked = search.workflow, search.status, store, search.tags
     try:
-        for each in each_listed(*asked, where=is_meant, begins=search.begins, before=before):
+        for each in each_listed(*asked, where=search.is_meant, ids=can_be, before=before):
             with contextlib.suppress(RunNotFoundError):  # deleted meanwhile
                 rows.append(row_of(each))
     except _EnoughError:

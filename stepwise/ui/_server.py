@@ -23,7 +23,7 @@ _GRACE = 2  # seconds that requests in progress have at the end
 
 def serve(
     place: tuple[str, int],
-    ready: Callable[[str], None],
+    ready: Callable[[str, str], None],
     *,
     token: str = "",
     read_only: bool = False,
@@ -32,7 +32,8 @@ def serve(
 
     Args:
         place: the host to listen at, and the port; 0 for a free one.
-        ready: called with the address, with its token, once the port is open.
+        ready: called with the address, with its token, once the port is open; and with an address
+            that opens the page one time, for the command line of a browser.
         token: opens the page; empty for a random one.
         read_only: no action is possible.
 
@@ -45,7 +46,7 @@ def serve(
     listening = _listen(*place)
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    hosts = LOOPBACK
+    hosts = LOOPBACK | {host}
     if not is_loopback(place[0]):
         hosts |= {place[0].lower(), *_own_names()}
         shown = place[0] if place[0] not in ("0.0.0.0", "::") else socket.gethostname()  # noqa: S104
@@ -62,7 +63,8 @@ def serve(
         server_header=False,
         timeout_graceful_shutdown=_GRACE,
     )
-    ready(f"http://{shown}:{port}/?token={app.access.token}")
+    address = f"http://{shown}:{port}/?token="
+    ready(address + app.access.token, address + app.access.once())
     _Server(config, app).run(sockets=[listening])
 
 

@@ -238,9 +238,11 @@ class Spending:
         rows: the rows, the largest amounts first; days are newest first.
         total: all runs together.
         left_out: a sentence that says which runs are not counted; empty if all are.
+        more: True if a page that reads for longer counts more of them.
     """
 
     by: str
     rows: Sequence[SpendingRow]
     total: SpendingRow
     left_out: str = ""
+    more: bool = False

@@ -94,23 +94,33 @@ async function show(address, { moved = false } = {}) {
   }
 }
 
-let due = null;
-function changed() {
-  document.body.classList.remove("offline");
-  if (document.hidden) { due = true; return; }
-  show(location.href);
-}
-document.addEventListener("visibilitychange", () => { if (due && !document.hidden) { due = null; changed(); } });
-
 const events = document.body.dataset.events;
 if (events) {
-  const source = new EventSource(events);
-  source.addEventListener("changed", changed);
-  source.addEventListener("error", () => document.body.classList.add("offline"));
-  source.addEventListener("open", () => document.body.classList.remove("offline"));
-  for (const leaving of ["submit", "pagehide"]) { addEventListener(leaving, () => source.close()); }
+  const { classList } = document.body;
+  let source = null;
+  // A browser has six connections to a server: a tab that nobody sees leaves its one to the others.
+  // The first event after that is told for whatever happened meanwhile.
+  const listen = () => {
+    source?.close();
+    if (document.hidden) { return; }
+    source = new EventSource(events);
+    source.addEventListener("changed", () => { classList.remove("offline"); show(location.href); });
+    source.addEventListener("error", () => classList.add("offline"));
+    source.addEventListener("open", () => classList.remove("offline"));
+  };
+  listen();
+  document.addEventListener("visibilitychange", listen);
+  for (const leaving of ["submit", "pagehide"]) { addEventListener(leaving, () => source?.close()); }
   setInterval(() => { if ($(".bar.started, .bar.running") && !document.hidden) { show(location.href); } }, 2000);
 }
+
+// A second click, before the next page has come, would send a message or make a fork twice.
+addEventListener("submit", (event) => {
+  const form = event.target, now = Date.now();
+  if (form.method !== "post") { return; }
+  if (now - (form.dataset.sent ?? 0) < 5000) { event.preventDefault(); }
+  else { form.dataset.sent = now; }
+});
 
 // -- the slider ----------------------------------------------------------------------------------
 

@@ -130,7 +130,15 @@ def test_the_token_leads_to_no_other_site(app, path):
 
 @pytest.mark.parametrize(
     "origin",
-    [None, "", "null", "http://evil.example", "http://127.0.0.1:9999", "http://localhost:8276"],
+    [
+        None,
+        "",
+        "null",
+        "http://evil.example",
+        "http://127.0.0.1:9999",
+        "http://localhost:8276",
+        "http://[",
+    ],
 )
 def test_a_foreign_origin_does_nothing(page, origin):
     """A form of another site, port or name does nothing, even with our form token."""
@@ -284,6 +292,19 @@ def test_processes_of_one_application_take_each_others_forms():
         headers={"origin": "https://app.example"},
     )
     assert done.status_code == 303
+
+
+def test_the_form_token_of_an_application_is_no_public_text():
+    """Who knows the source but not the store's key cannot make the form token of a person."""
+    app = stepwise.ui.app(authorize=lambda request: "ann")
+    guessed = {
+        app.reader.seal.index(text) for text in ("forms of the page of runs", "forms of the page")
+    }
+    for key in guessed:
+        assert Access(lambda request: "ann", key=key).form_token("ann") != app.access.form_token(
+            "ann"
+        )
+    assert app.access.form_token("ann") == stepwise.ui.app(authorize=print).access.form_token("ann")
 
 
 def test_mounted_without_a_rule(capfd, monkeypatch):

@@ -230,6 +230,9 @@ def test_a_fork_that_is_refused(page):
     agent.options(run_id="trip")("winds")
     text = page.post("/runs/trip/fork", 409, **{"step": "3", "variable:moods": "1"})
     assert "moods" in text
+    assert "9" * 5000 in page.post(
+        "/runs/trip/fork", 409, **{"step": "3", "result:" + "9" * 5000: "1"}
+    )
     assert 'name="variable:mood"' in text
     page.post("/runs/trip/fork", 409, step="x")
 

@@ -216,3 +216,11 @@ def test_the_end_of_the_server_ends_all_pages(store):
             await reading.next()
 
     asyncio.run(story())
+
+
+def test_a_run_may_have_the_name_of_an_address(page):
+    """The page of a run that is called live is a page, and no other address tells of changes."""
+    agent.options(run_id="live")(1)
+    assert "agent" in page.get("/runs/live")
+    page.get("/inbox/live", 404)
+    page.get("/runs/live/value/live", 404)

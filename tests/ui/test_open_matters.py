@@ -1,5 +1,6 @@
 """The inbox: all that waits for a person, and nothing else."""
 
+import pathlib
 import threading
 
 import pytest
@@ -227,3 +228,15 @@ def test_the_page_of_the_inbox(page, killed):
     """The page shows the number of open matters in its title."""
     killed("send")
     assert "(2)" in page.get("/inbox").partition("</title>")[0]
+
+
+def test_a_store_that_is_gone_is_not_shown_as_empty(page, tmp_path):
+    """Once the folder of the store was there, a page without it says so, until it is back."""
+    agent.options(run_id="trip")(1)
+    assert "trip" in page.get("/")
+    folder = pathlib.Path(page.app.reader.store.path)
+    folder.rename(tmp_path / "elsewhere")
+    for path in ("/", "/inbox", "/spending", "/runs/trip"):
+        assert "is gone" in page.get(path, 503)
+    (tmp_path / "elsewhere").rename(folder)
+    assert "trip" in page.get("/")

@@ -1,6 +1,7 @@
 """``resume`` starts the recorded program, and shows what it prints."""
 
 import os
+import pathlib
 import subprocess
 
 import pytest
@@ -99,6 +100,18 @@ def test_a_program_that_cannot_be_started(page, killed, tmp_path):
     run = killed("3")
     os.unlink(tmp_path / "agent.py")
     assert "agent.py is gone" in page.post(f"/runs/{run.id}/resume", 409)
+    before = stepwise.runs()
+    assert "agent.py is gone" in page.post(f"/runs/{run.id}/fork", 409, start="1")
+    assert stepwise.runs() == before  # a form that is sent again would make a second fork
+
+
+def test_a_command_that_the_system_refuses(page, killed, monkeypatch):
+    """A command line that the system does not start is a page that says why."""
+    run = killed("3")
+    refused = str(pathlib.Path(__file__)), "--x"
+    monkeypatch.setattr(_actions, "start_command", lambda _: (refused, ""))
+    assert "Permission denied" in page.post(f"/runs/{run.id}/resume", 409)
+    assert page.app._actions.programs.output(run.id) is None
 
 
 def test_records_that_are_not_trusted_start_nothing(page, killed, monkeypatch):

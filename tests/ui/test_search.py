@@ -149,12 +149,13 @@ def test_a_page_that_begins_after_a_run_that_is_gone(page, monkeypatch):
     assert "run 3" in text
 
 
-def test_a_search_that_takes_long(page, monkeypatch):
+@pytest.mark.parametrize("words", ["run", "id:run"])
+def test_a_search_that_takes_long(page, monkeypatch, words):
     """A search looks for a moment, says how far that went, and goes on from there by a link."""
     for number in range(6):
         agent.options(run_id=f"run {number}")(number)
     monkeypatch.setattr(_search, "_SECONDS", -1.0)  # there is time for one run
-    path, seen = "/?q=run", []
+    path, seen = f"/?q={words}", []
     while path:
         text = page.get(path)
         seen += re.findall(r'href="/runs/run%20(\d)"', text)
@@ -162,3 +163,11 @@ def test_a_search_that_takes_long(page, monkeypatch):
         assert ("searched 1 run;" in text) == bool(older)
         path = older[1].replace("&amp;", "&") if older else ""
     assert seen == ["5", "4", "3", "2", "1", "0"]
+
+
+def test_runs_with_other_ids_take_time_too(page, monkeypatch):
+    """A search for an id that no run has ends after a moment, and says how far that went."""
+    for number in range(2):
+        agent.options(run_id=f"run {number}")(number)
+    monkeypatch.setattr(_search, "_SECONDS", -1.0)
+    assert "searched 1 run;" in page.get("/?q=id:other")

@@ -1,5 +1,7 @@
 """What the runs of a store have spent, by workflow, model, day and tag."""
 
+import re
+
 import pytest
 
 import stepwise
@@ -105,13 +107,19 @@ def test_by_model(monkeypatch):
     assert (named["other steps"].usd, named["other steps"].tokens) == (2.5, 250)
 
 
-def test_what_there_is_no_time_for_is_said(monkeypatch):
-    """Spending is read for a second; the page says how many runs that were."""
+def test_what_there_is_no_time_for_is_said(page, monkeypatch):
+    """Spending is read for a moment; the page says how many runs that were, and can read on."""
     for usd in (1.0, 2.0):
         agent(usd)
     monkeypatch.setattr(_spending, "_SECONDS", -1.0)
     found, _ = rows("workflow")
     assert (found.total.runs, found.left_out) == (0, "the newest 0 runs are counted")
+    text = page.get("/spending?by=tag")
+    assert "$5.00" not in text
+    path = re.search(r'href="([^"]*longer=[^"]*)"', text)[1].replace("&amp;", "&")
+    text = page.get(path)
+    assert "$5.00" in text
+    assert "longer=" not in text
 
 
 def test_a_run_in_progress_counts():

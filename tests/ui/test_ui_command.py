@@ -79,6 +79,23 @@ def test_the_first_line_opens_the_page(serve):
     assert served.end() == ("", "", 130)
 
 
+def test_the_command_line_of_a_browser_opens_the_page_once(serve, tmp_path):
+    """The browser gets a token that works once: a list of processes shows none that opens more."""
+    agent("tides")
+    browser, seen = tmp_path / "browser", tmp_path / "seen"
+    os.mkfifo(seen)
+    browser.write_text(f'#!/bin/sh\necho "$1" >{seen}\n')
+    browser.chmod(0o700)
+    opening = {**os.environ, "DISPLAY": ":0", "BROWSER": f"{browser} %s"}
+    served = serve("--open", env=opening)
+    address = seen.read_text().strip()
+    assert address != served.line
+    with served.browser(address) as entered:
+        assert "tides" in entered.get("/").text
+    assert httpx.get(address).status_code == 403
+    assert httpx.get(served.line).status_code == 303
+
+
 def test_an_open_page_does_not_keep_the_server(serve):
     """Ctrl-C ends the server at once, though a page is open and waits for events."""
     agent("tides")
@@ -168,6 +185,15 @@ def test_a_store_that_is_not_there(tmp_path):
     assert not (tmp_path / "nothing").exists()
     done = process("ui", "--no-open", "--store", "memory:")
     assert "in the memory of one process" in done.stderr
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "LOCALHOST"])
+def test_another_name_of_this_machine(serve, host):
+    """The printed address opens the page for each address that only this machine reaches."""
+    agent("tides")
+    served = serve("--host", host)
+    with served.browser() as browser:
+        assert "tides" in browser.get("/").text
 
 
 @pytest.mark.parametrize("token", ["", "short", "with spaces in the middle"])

@@ -115,6 +115,39 @@ def test_without_javascript(story, visit):
     expect(page.get_by_role("button", name="Deny")).to_have_count(0)
 
 
+def test_many_tabs(shown, visit):
+    """More tabs than a browser has connections to a server load; one that is seen again is new."""
+    page = visit(shown)
+    tabs = [page]
+    seen = """seen => {
+        Object.defineProperty(document, "hidden", {value: !seen, configurable: true});
+        document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    for _ in range(8):
+        tabs[-1].evaluate(seen, False)  # Playwright's tabs are all seen
+        tabs.append(page.context.new_page())
+        tabs[-1].goto(shown.root)
+    with tabs[0].expect_response(shown.root + "/"):
+        tabs[0].evaluate(seen, True)
+
+
+def test_a_second_click_acts_no_second_time(story, visit):
+    """A form that is sent again, before the next page has come, makes one fork."""
+    page = visit(story)
+    page.locator("a.call").click()
+    page.get_by_role("link", name="Fork…").click()
+    prevented = """button => {
+        const found = [];
+        addEventListener("submit", (event) => { found.push(event.defaultPrevented); });
+        for (const _ of [1, 2]) { button.form.requestSubmit(button); }
+        return found;
+    }"""
+    assert page.get_by_role("button", name="Make the fork").evaluate(prevented) == [False, True]
+    expect(page.locator("[data-live=head]")).to_contain_text("fork of")
+    page.goto(story.root)
+    expect(page.locator("a.call")).to_have_count(2)
+
+
 def test_by_keyboard_alone(shown, visit):
     """Each page is reached by keys, and what has the focus is seen to have it."""
     page = visit(shown)
