@@ -31,7 +31,7 @@ _MOST_VARIABLES = 50  # of a frame
 _ROOM = 32_000  # characters of all variables of a failure
 _MOST_HIDDEN = 200  # objects that are remembered
 _LINE = 300  # characters of a line of source
-_SECONDS = 0.05  # for all variables of a failure
+_SECONDS = 0.05  # of processor time, for all variables of a failure
 _SHARED = (None, True, False, "", 0, 1)  # many variables hold the same object
 _NOT_SHOWN = "<not shown>"
 _LEFT_OUT = "..."
@@ -95,7 +95,7 @@ class FrameRecorder:
         entries = [*_users_frames(_traceback_of(error))][-_MOST_FRAMES:]
         if not entries or not isinstance(error, Exception):
             return
-        room, until = _ROOM, time.perf_counter() + _SECONDS
+        room, until = _ROOM, time.thread_time() + _SECONDS
         found: list[list[Any]] = []
         for frame, line in reversed(entries):  # the innermost frames get their room first
             variables = self._variables(frame, room, until)
@@ -115,7 +115,7 @@ class FrameRecorder:
         for name, value in dict(frame.f_locals).items():
             if not name.isidentifier():  # of the rewrite, or of a comprehension
                 continue
-            if len(shown) >= _MOST_VARIABLES or room < 0 or time.perf_counter() > until:
+            if len(shown) >= _MOST_VARIABLES or room < 0 or time.thread_time() > until:
                 shown[_LEFT_OUT] = _LEFT_OUT
                 break
             shown[name] = text = self._text(name, value, until)
