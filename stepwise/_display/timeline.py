@@ -229,7 +229,8 @@ def did(step: Any, begun: int) -> str:
 
 
 def _told(pause: Pause) -> str:
-    return f"{'down' if pause.down else 'no step'} for {duration_text(pause.seconds)}"
+    took = duration_text(pause.seconds)
+    return f"resumed after {took}" if pause.down else f"no step for {took}"
 
 
 def _pause(pause: Pause, rules: Rules) -> Markup:
