@@ -109,7 +109,7 @@ if (events) {
   source.addEventListener("error", () => document.body.classList.add("offline"));
   source.addEventListener("open", () => document.body.classList.remove("offline"));
   for (const leaving of ["submit", "pagehide"]) { addEventListener(leaving, () => source.close()); }
-  setInterval(() => { if ($(".bar.started, .bar.running") && !document.hidden) { show(location.href); } }, 2000);
+  setInterval(() => { if ($(".bar.started, .bar.running, .output.alive") && !document.hidden) { show(location.href); } }, 2000);
 }
 
 // -- the slider ----------------------------------------------------------------------------------
