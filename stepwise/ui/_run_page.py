@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,7 +57,7 @@ from stepwise.ui._view import View
 _STEPS = 200  # of a page
 _CHILDREN = 5  # child runs in a timeline, of _CHILD_STEPS each
 _CHILD_STEPS = 40
-_VALUE = 1500  # characters of a variable
+_VALUE = 600  # characters of a variable
 _VALUES = 40_000  # characters of all variables
 _WHOLE = 1_000_000  # characters of a value on a page of its own
 _RESUMABLE = ("crashed", "stuck", "failed", "interrupted", "suspended", "ready", "cancelling")
@@ -227,7 +227,7 @@ def _head(view: View, at: _Moment) -> Markup:
             cls="soft",
         ),
         block(shown.error, cls="error") if shown.error else None,
-        [tag("p", each, cls="note") for each in _waits(at)],
+        [tag("p", each, cls="note") for each in _waits(view, at)],
         tag("p", shown.damage, cls="note bad") if shown.damage else None,
         figures(parts),
         _actions(view, at),
@@ -237,12 +237,22 @@ def _head(view: View, at: _Moment) -> Markup:
     )
 
 
-def _waits(at: _Moment) -> Sequence[str]:
-    """Return what a run waits for; after the last answer, that it can be resumed."""
+def _waits(view: View, at: _Moment) -> Iterator[Content]:
+    """Yield what a run waits for; if all of it has come, that the run can be resumed."""
     waits = at.run.waits if at.page.shown.waits else []
-    if waits and not at.asked and all(each.kind == "approval" for each in waits):
-        return ["All its questions are answered: it goes on when it is resumed."]
-    return at.page.shown.waits
+    inbox = at.run.inbox if waits else []
+    sent = {each.name for each in inbox if (each.kind, each.status) == ("signal", "kept")}
+    asked = {(each.run_id, each.step) for each in at.asked}
+    open_ones = [
+        each
+        for each in waits
+        if ((each.run_id, each.step) in asked if each.kind == "approval" else each.name not in sent)
+    ]
+    if waits and not open_ones:
+        yield "All that it waited for has come: it goes on when it is resumed."
+    for each in open_ones:
+        to = tag("a", "send it in the inbox", href=view.at("inbox"))
+        yield (f"waits {each}", (", ", to) if each.kind == "signal" else None)
 
 
 def _fork_of(view: View, run: Run) -> Content:
@@ -497,7 +507,7 @@ def _chosen(view: View, at: _Moment) -> Markup:
         more["arguments"] = inputs
     talk = conversation(step, at.page.shown.steps)
     if step.status == "completed":
-        limit = 4 * _VALUE if not talk else 200  # the conversation says the same, for people
+        limit = 10 * _VALUE if not talk else 200  # the conversation says the same, for people
         more["result"] = _result(view, run, step, limit)
     forget = form(
         view,
@@ -653,11 +663,12 @@ def fork_page(
         tag("input", type="hidden", name="step", value=step) if step is not None else None,
         tag("p", f"{about}, and resumes {where}. The run itself stays as it is. A field that "
             "stays empty changes nothing."),
-        section("Variables", [_change(n, v, given) for n, v in values.items()]),
+        section("Variables", [_change(n, v, given) for n, v in values.items()])
+        or tag("p", "There are no variables to change: no checkpoint was kept up to here."),
         tag("p", unknown, cls="note") if unknown else None,
         tag(
             "details",
-            tag("summary", f"Results of the newest {len(done)} steps"),
+            tag("summary", f"Results of steps, the newest {len(done)}"),
             [_change_result(each, given) for each in reversed(done)],
             open=any(given.get(f"result:{each.number}") for each in done),
         )

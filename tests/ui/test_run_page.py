@@ -133,7 +133,7 @@ def test_a_run_that_waits():
     assert "return pay(7)" in here[0]
     stepwise.get_run("paid").questions[0].approve()
     text = Text(_run_page.run_page(view(), stepwise.get_run("paid"), None)).text
-    assert "All its questions are answered" in text
+    assert "All that it waited for has come" in text
     assert "now, after 1 step" in text
 
 
