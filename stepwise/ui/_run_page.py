@@ -674,16 +674,7 @@ def fork_page(
         )
         if done
         else None,
-        section(
-            "The fork",
-            field("its id (made if empty)", "id", value=given.get("id")),
-            tag("label", tag("input", type="checkbox", name="messages", value="1",
-                checked=bool(given.get("messages"))),
-                " take the messages that the run had not taken, too"),
-            tag("label", tag("input", type="checkbox", name="start", value="1",
-                checked=not given or bool(given.get("start"))),
-                " start its program at once"),
-        ),
+        section("The fork", _fork_options(given)),
         tag("div", button("Make the fork", "primary"), tag("a", "back",
             href=view.at("runs", run.id, step=step), cls="button"), cls="actions"),
     ]  # fmt: skip
@@ -697,6 +688,20 @@ def fork_page(
         tag("p", problem, cls="note bad", role="alert") if problem else None,
         made or tag("p", "This page is read-only.", cls="note"),
     )  # fmt: skip
+
+
+def _fork_options(given: Mapping[str, str]) -> list[Markup]:
+    def box(name: str, text: str, *, checked: bool) -> Markup:
+        return tag(
+            "label", tag("input", type="checkbox", name=name, value="1", checked=checked), text
+        )
+
+    taken, started = bool(given.get("messages")), not given or bool(given.get("start"))
+    return [
+        field("its id (made if empty)", "id", value=given.get("id")),
+        box("messages", " take the messages that the run had not taken, too", checked=taken),
+        box("start", " start its program at once", checked=started),
+    ]
 
 
 def _change(name: str, value: Any, given: Mapping[str, str]) -> Markup:
