@@ -233,7 +233,7 @@ def run_facts(run: RunPage) -> Markup:
             "started": when(shown.created_at),
             "ended" if ended else "updated": when(shown.updated_at),
             "took": duration_text(max(0.0, shown.updated_at - shown.created_at)) if ended else "",
-            "executed by": shown.owner,
+            "executed": shown.owner,
             **{name: tag("code", text) for name, text in run.facts.items() if text},
             "waits": [tag("div", each) for each in shown.waits],
             "resumed": resumes,

@@ -23,6 +23,7 @@ _LANE, _THINNEST = 22, 8  # pixels
 _HIGH = 528  # pixels that many lanes share
 _LETTER = 0.85  # percent of the width for a letter of a label, about
 _APART = 20.0  # percent between two labels
+_EDGE = 24.0  # percent: the half of a label, on the narrowest page
 
 
 class Pause(NamedTuple):
@@ -229,7 +230,8 @@ def did(step: Any, begun: int) -> str:
 
 
 def _told(pause: Pause) -> str:
-    return f"{'down' if pause.down else 'no step'} for {duration_text(pause.seconds)}"
+    took = duration_text(pause.seconds)
+    return f"resumed after {took}" if pause.down else f"no step for {took}"
 
 
 def _pause(pause: Pause, rules: Rules) -> Markup:
@@ -244,7 +246,7 @@ def _labels(pauses: Iterable[Pause], rules: Rules) -> Markup:
         middle = pause.left + pause.width / 2
         if pause.down and middle - last >= _APART:
             last = middle
-            side = "start" if middle < _APART / 2 else "end" if middle > 100 - _APART / 2 else ""
+            side = "start" if middle < _EDGE else "end" if middle > 100 - _EDGE else ""
             place = rules.at(left=f"{middle:.2f}%")
             found.append(tag("small", _told(pause), cls=f"label {side} {place}"))
     return tag("div", found, cls="labels") if found else Markup()

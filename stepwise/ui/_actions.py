@@ -105,6 +105,8 @@ def _json_or_text(text: str) -> Any:
     try:
         return parsed_json(text)
     except ValueError:
+        if text[:1] in ("[", "{", '"'):  # a slip in a list must not make a text of it
+            return _json(text, f"the value {text[:80]}")
         return text
 
 

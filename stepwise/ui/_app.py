@@ -235,7 +235,7 @@ class App:
                 of, path = asked.query("of"), asked.query("path")
                 return _html(_run_page.value_page(view, run, of, step, path), asked)
             case ["fork"]:
-                return _html(_run_page.fork_page(view, run, step, ""), asked)
+                return _html(_run_page.fork_page(view, run, step), asked)
             case ["export"]:
                 name = re.sub(r"[^\w.-]", "-", run.id, flags=re.ASCII)[:100]
                 more = {"Content-Disposition": f'attachment; filename="{name}.html"'}
@@ -280,7 +280,9 @@ class App:
                     if action != "fork":
                         raise
                     step = asked.fields.step() if asked.fields.one("step").isdecimal() else None
-                    return _html(_run_page.fork_page(view, run, step, str(error)), asked, 409)
+                    given = asked.fields.below("")
+                    page = _run_page.fork_page(view, run, step, str(error), given)
+                    return _html(page, asked, 409)
                 return RedirectResponse(view.at(*parts), 303, headers(asked.nonce))
         raise _no_page()
 

@@ -177,7 +177,7 @@ def inbox_page(view: View, matters: Matters) -> Markup:
     ]
     asked = [
         tag("article", run_line(view, each.run),
-            question(view, each.question, each.before, "inbox"))
+            question(view, each.question, each.before, "inbox"), _after_answer(each.run))
         for each in matters.questions
     ]  # fmt: skip
     waits = [tag("article", run_line(view, each.run), _wait(view, each)) for each in matters.waits]
@@ -199,6 +199,14 @@ def inbox_page(view: View, matters: Matters) -> Markup:
         tag("div", shown if matters.total else empty, cls="inbox", data_live="inbox"),
         live=view.at("live"),
     )
+
+
+def _after_answer(run: RunRow) -> Markup | None:
+    """Return who resumes a suspended run once it is answered."""
+    if run.status != "suspended":
+        return None
+    then = f"{run.served_by} resumes it" if run.served_by else "resume it on its page"
+    return tag("p", f"After the answer, {then}.", cls="soft")
 
 
 def run_line(view: View, run: RunRow) -> Markup:

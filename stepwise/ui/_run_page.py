@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +35,7 @@ from stepwise._execution.viewer import look_into
 from stepwise._journal.records import RunFacts
 from stepwise._runs.export import page_of, same_value, source_of
 from stepwise._runs.overview import Overview, steps_around
+from stepwise._runs.questions import Question
 from stepwise._runs.run import Run
 from stepwise._runs.steps import StepRecord, checkpoint_at, newest_checkpoint
 from stepwise.errors import RunNotFoundError, StepNotFoundError, UnreadableValueError
@@ -56,11 +57,13 @@ from stepwise.ui._view import View
 _STEPS = 200  # of a page
 _CHILDREN = 5  # child runs in a timeline, of _CHILD_STEPS each
 _CHILD_STEPS = 40
-_VALUE = 1500  # characters of a variable
+_VALUE = 600  # characters of a variable
 _VALUES = 40_000  # characters of all variables
 _WHOLE = 1_000_000  # characters of a value on a page of its own
 _RESUMABLE = ("crashed", "stuck", "failed", "interrupted", "suspended", "ready", "cancelling")
+_NONE: Mapping[str, str] = {}
 _ENDED = ("completed", "failed", "cancelled")
+_OPEN = ("started", "waiting", "in_doubt")  # steps at which a run stands
 
 
 class _Glance(Run):
@@ -85,6 +88,7 @@ class _Moment:
         step: the number of the step; ``None`` for now.
         chosen: the step in full.
         here, before: the checkpoint of this moment, and the one before it.
+        asked: the questions that wait for an answer.
     """
 
     run: Run
@@ -94,6 +98,7 @@ class _Moment:
     chosen: StepRecord | None
     here: Loaded | None
     before: Loaded | None
+    asked: Sequence[Question]
 
 
 def _moment_of(run: Run, step: int | None) -> _Moment:
@@ -120,9 +125,10 @@ def _moment_of(run: Run, step: int | None) -> _Moment:
     before = checkpoint_at(*place, until, course) if here is not None else None
     chosen = steps[step] if step is not None else _telling(seen.steps)
     page = page_of(run, seen)
-    if step is not None:
-        page = replace(page, source=_source_at(page.source, run, here, chosen))
-    return _Moment(run, seen, page, step, chosen, here, before)
+    at_step = chosen if step is not None or (chosen and chosen.status in _OPEN) else None
+    if at_step is not None or page.shown.status == "running":
+        page = replace(page, source=_source_at(page.source, run, here, at_step))
+    return _Moment(run, seen, page, step, chosen, here, before, run._asked(seen))
 
 
 def _telling(steps: Sequence[StepRecord]) -> StepRecord | None:
@@ -135,9 +141,9 @@ def _source_at(
     known: SourceShown | None, run: Run, here: Loaded | None, chosen: StepRecord | None
 ) -> SourceShown | None:
     """Return the source with the line that called a step, or that follows its checkpoint."""
-    if known is None or chosen is None:
+    if known is None:
         return known
-    file, _, line = chosen.site.rpartition(":")
+    file, _, line = chosen.site.rpartition(":") if chosen is not None else ("", "", "")
     lines = range(known.first, known.first + len(known.lines))
     if file == known.file and line.isdecimal() and int(line) in lines:
         return replace(known, here=int(line))
@@ -214,14 +220,14 @@ def _head(view: View, at: _Moment) -> Markup:
         tag(
             "p",
             ("begun ", moment(view, shown.created_at)),
-            (", executed by ", shown.owner) if shown.owner else None,
+            (", executed ", shown.owner) if shown.owner else None,
             (", child of ", tag("a", parent, href=view.at("runs", parent))) if parent else None,
             _fork_of(view, at.run),
             (", resumes ", at.page.where) if at.page.where else None,
             cls="soft",
         ),
         block(shown.error, cls="error") if shown.error else None,
-        [tag("p", each, cls="note") for each in shown.waits],
+        [tag("p", each, cls="note") for each in _waits(view, at)],
         tag("p", shown.damage, cls="note bad") if shown.damage else None,
         figures(parts),
         _actions(view, at),
@@ -229,6 +235,24 @@ def _head(view: View, at: _Moment) -> Markup:
         tag("details", tag("summary", "all facts"), run_facts(at.page), cls="facts"),
         section("Variables where it failed", frames(at.page.frames)),
     )
+
+
+def _waits(view: View, at: _Moment) -> Iterator[Content]:
+    """Yield what a run waits for; if all of it has come, that the run can be resumed."""
+    waits = at.run.waits if at.page.shown.waits else []
+    inbox = at.run.inbox if waits else []
+    sent = {each.name for each in inbox if (each.kind, each.status) == ("signal", "kept")}
+    asked = {(each.run_id, each.step) for each in at.asked}
+    open_ones = [
+        each
+        for each in waits
+        if ((each.run_id, each.step) in asked if each.kind == "approval" else each.name not in sent)
+    ]
+    if waits and not open_ones:
+        yield "All that it waited for has come: it goes on when it is resumed."
+    for each in open_ones:
+        to = tag("a", "send it in the inbox", href=view.at("inbox"))
+        yield (f"waits {each}", (", ", to) if each.kind == "signal" else None)
 
 
 def _fork_of(view: View, run: Run) -> Content:
@@ -257,7 +281,7 @@ def _output(view: View) -> Markup | None:
         tag("small", tag("code", output.command)),
         block(output.text or "(nothing yet)"),
         open=output.exit_code != 0,
-        cls="output",
+        cls="output" if output.exit_code is not None else "output alive",
     )
 
 
@@ -280,6 +304,14 @@ def _actions(view: View, at: _Moment) -> Markup:
         area("value (JSON)", "value", "null"),
         button("Send"),
     )
+    beside = tag(
+        "form",
+        tag("input", type="hidden", name="a", value=run.id),
+        field("id of another run", "b", required=True),
+        button("Show both"),
+        method="get",
+        action=view.at("compare"),
+    )
     undo = form(view, to("compensate"), _sure("undo its completed calls"), button("Undo"))
     delete = form(view, to("delete"), _sure("delete the run and its child runs"),
                   button("Delete", "danger"))  # fmt: skip
@@ -289,6 +321,7 @@ def _actions(view: View, at: _Moment) -> Markup:
         tag("a", "Export", href=to("export"), cls="button"),
     ]
     folded: dict[str, Markup | None] = {
+        "Compare…": beside,
         "Send…": send if status not in _ENDED else None,
         "Cancel…": cancel if status not in _ENDED and not run.parent else None,
         "Undo…": undo if status != "running" else None,
@@ -310,10 +343,9 @@ def _sure(what: str) -> Markup:
 def _asked(view: View, at: _Moment) -> Markup:
     """Return what the run waits for from a person."""
     run = at.run
-    asked = run._asked(at.seen)
     return section(
         "Waits for you",
-        [question(view, each, "", "") for each in asked],
+        [question(view, each, each._asked.before, "") for each in at.asked],
         [doubt(view, run.id, each, "") for each in at.seen.in_doubt],
         [stopped(view, run.id, each, "") for each in at.seen.stops if each.said is None],
     )
@@ -334,7 +366,8 @@ def _timeline(view: View, at: _Moment, rules: Rules) -> Markup:
             seen = child._seen(_CHILD_STEPS)
         except RunNotFoundError:
             continue
-        groups.append(RunBars(each.name, seen.steps, _link(view, child), seen.course.begun))
+        label, begun = called(each)[:120], seen.course.begun
+        groups.append(RunBars(label, seen.steps, _link(view, child), begun))
     drawn = timeline(groups, now, [moment for moment, _ in at.page.resumes], rules)
     left_out = shown.total - len(shown.steps)
     about = [
@@ -362,6 +395,7 @@ def _slider(view: View, at: _Moment) -> Markup:
     earlier = max((each for each in numbers if each < place), default=place - 1)
     later = min((each for each in numbers if each > place), default=place + 1)
     now = tag("a", "now", href=view.at("runs", at.run.id), rel="last") if at.step else None
+    steps = f"{last:,} steps" if last > 1 else "1 step"
     return tag(
         "form",
         to(1, "«", "first step"),
@@ -369,7 +403,7 @@ def _slider(view: View, at: _Moment) -> Markup:
         tag("input", type="range", name="step", min=1, max=last, value=place, aria_label="step"),
         to(later, "›", "step after", "next"),  # noqa: RUF001
         to(last, "»", "last step"),
-        tag("output", f"step {place:,} of {last:,}" if at.step else f"now, after {last:,} steps"),
+        tag("output", f"step {place:,} of {last:,}" if at.step else f"now, after {steps}"),
         now,
         button("Go"),
         method="get",
@@ -419,6 +453,7 @@ def _variables(view: View, at: _Moment) -> Markup:
         for name, value in values.items()
     }
     gone = [name for name in earlier if name not in values] if marks else []
+    told = "marked: against" if marks else "unchanged since"
     about = []
     if at.step is not None and at.here.state.step < at.step:
         about.append(
@@ -430,7 +465,7 @@ def _variables(view: View, at: _Moment) -> Markup:
         tag("p", problem, cls="note") if problem else None,
         variables(shown, marks),
         tag("p", f"no more: {', '.join(gone)}", cls="soft") if gone else None,
-        tag("small", f"marked: against the checkpoint after step {at.before.state.step}")
+        tag("small", f"{told} the checkpoint after step {at.before.state.step}")
         if at.before is not None and not unknown
         else None,
     )
@@ -472,7 +507,7 @@ def _chosen(view: View, at: _Moment) -> Markup:
         more["arguments"] = inputs
     talk = conversation(step, at.page.shown.steps)
     if step.status == "completed":
-        limit = 4 * _VALUE if not talk else 200  # the conversation says the same, for people
+        limit = 10 * _VALUE if not talk else 200  # the conversation says the same, for people
         more["result"] = _result(view, run, step, limit)
     forget = form(
         view,
@@ -601,7 +636,9 @@ def _inside(value: Any, path: str, run_id: str, step: int | None) -> Any:
 # -- fork -----------------------------------------------------------------------------------------
 
 
-def fork_page(view: View, run: Run, step: int | None, problem: str) -> Markup:
+def fork_page(
+    view: View, run: Run, step: int | None, problem: str = "", given: Mapping[str, str] = _NONE
+) -> Markup:
     """Return the form that makes a fork: other variables, other results.
 
     Args:
@@ -609,6 +646,7 @@ def fork_page(view: View, run: Run, step: int | None, problem: str) -> Markup:
         run: the run.
         step: the step up to which the fork shares the records; ``None`` for the newest checkpoint.
         problem: why the last try was refused; empty on the first.
+        given: the fields of the last try, by name.
     """
     at = _moment_of(run, step)
     values, unknown = _locals_of(at.run, at.here)
@@ -625,25 +663,20 @@ def fork_page(view: View, run: Run, step: int | None, problem: str) -> Markup:
         tag("input", type="hidden", name="step", value=step) if step is not None else None,
         tag("p", f"{about}, and resumes {where}. The run itself stays as it is. A field that "
             "stays empty changes nothing."),
-        section("Variables", [_change(f"variable:{n}", n, v) for n, v in values.items()]),
+        section("Variables", [_change(n, v, given) for n, v in values.items()])
+        or tag("p", "There are no variables to change: no checkpoint was kept up to here."),
         tag("p", unknown, cls="note") if unknown else None,
         tag(
             "details",
-            tag("summary", f"Results of the newest {len(done)} steps"),
-            [_change_result(each) for each in reversed(done)],
+            tag("summary", f"Results of steps, the newest {len(done)}"),
+            [_change_result(each, given) for each in reversed(done)],
+            open=any(given.get(f"result:{each.number}") for each in done),
         )
         if done
         else None,
-        section(
-            "The fork",
-            field("its id (made if empty)", "id"),
-            tag("label", tag("input", type="checkbox", name="messages", value="1"),
-                " take the messages that the run had not taken, too"),
-            tag("label", tag("input", type="checkbox", name="start", value="1", checked=True),
-                " start its program at once"),
-        ),
+        section("The fork", _fork_options(given)),
         tag("div", button("Make the fork", "primary"), tag("a", "back",
-            href=view.at("runs", run.id, step=step)), cls="actions"),
+            href=view.at("runs", run.id, step=step), cls="button"), cls="actions"),
     ]  # fmt: skip
     made = form(view, view.at("runs", run.id, "fork"), fields, cls="fork")
     return shell(
@@ -657,22 +690,36 @@ def fork_page(view: View, run: Run, step: int | None, problem: str) -> Markup:
     )  # fmt: skip
 
 
-def _change(key: str, name: str, value: Any) -> Markup:
+def _fork_options(given: Mapping[str, str]) -> list[Markup]:
+    def box(name: str, text: str, *, checked: bool) -> Markup:
+        return tag(
+            "label", tag("input", type="checkbox", name=name, value="1", checked=checked), text
+        )
+
+    taken, started = bool(given.get("messages")), not given or bool(given.get("start"))
+    return [
+        field("its id (made if empty)", "id", value=given.get("id")),
+        box("messages", " take the messages that the run had not taken, too", checked=taken),
+        box("start", " start its program at once", checked=started),
+    ]
+
+
+def _change(name: str, value: Any, given: Mapping[str, str]) -> Markup:
     """Return the field of a variable: its value now, and a place for another."""
-    text = shown_value(value, 300)
+    text, key = shown_value(value, 300), f"variable:{name}"
+    more = {"data_value": _json_of(value), "rows": 1, "placeholder": "unchanged (JSON or text)"}
     label = tag("code", name), " ", tag("small", text)
-    return area(
-        label, key, data_value=_json_of(value), rows=1, placeholder="unchanged (JSON or text)"
-    )
+    return area(label, key, given.get(key, ""), **more)
 
 
-def _change_result(step: StepRecord) -> Markup:
+def _change_result(step: StepRecord, given: Mapping[str, str]) -> Markup:
+    key = f"result:{step.number}"
     label = (
         tag("code", f"{step.number} {called(step)[:120]}"),
         " ",
         tag("small", step.preview[:300]),
     )
-    return area(label, f"result:{step.number}", rows=1, placeholder="unchanged (JSON or text)")
+    return area(label, key, given.get(key, ""), rows=1, placeholder="unchanged (JSON or text)")
 
 
 def _json_of(value: Any) -> str | None:

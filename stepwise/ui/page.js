@@ -111,7 +111,7 @@ if (events) {
   listen();
   document.addEventListener("visibilitychange", listen);
   for (const leaving of ["submit", "pagehide"]) { addEventListener(leaving, () => source?.close()); }
-  setInterval(() => { if ($(".bar.started, .bar.running") && !document.hidden) { show(location.href); } }, 2000);
+  setInterval(() => { if ($(".bar.started, .bar.running, .output.alive") && !document.hidden) { show(location.href); } }, 2000);
 }
 
 // A second click, before the next page has come, would send a message or make a fork twice.

@@ -309,7 +309,7 @@ def bars(*steps, now=None, resumes=()):
         )
         for each in found
     ]
-    labels = [each.text for each in drawn.all("small") if each.text.startswith("down")]
+    labels = [each.text for each in drawn.all("small") if each.text.startswith("resumed after")]
     return spans, labels
 
 
@@ -332,14 +332,14 @@ def test_many_parallel_steps():
 def test_a_time_in_which_it_was_down():
     """The time between two attempts is shortened and named."""
     spans, labels = bars(step_of(1), step_of(2, start=3600, end=3601), resumes=[3600.0])
-    assert labels == ["down for 59 min 59 s"]
+    assert labels == ["resumed after 59 min 59 s"]
     assert spans[1][0] - spans[0][1] < 5
 
 
 def test_attempts_that_did_nothing():
     """Attempts that were killed before their first step belong to one time of being down."""
     _, labels = bars(step_of(1), step_of(2, start=60, end=61), resumes=[20.0, 40.0, 60.0])
-    assert labels == ["down for 59.0 s"]
+    assert labels == ["resumed after 59.0 s"]
 
 
 def test_a_step_that_was_executed_again():

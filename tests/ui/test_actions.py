@@ -226,7 +226,7 @@ def test_a_fork(page):
 
 
 def test_a_fork_that_is_refused(page):
-    """A fork that cannot be made shows its form again, with the reason."""
+    """A fork that cannot be made shows its form again, with the reason and what was typed."""
     agent.options(run_id="trip")("winds")
     text = page.post("/runs/trip/fork", 409, **{"step": "3", "variable:moods": "1"})
     assert "moods" in text
@@ -234,6 +234,11 @@ def test_a_fork_that_is_refused(page):
         "/runs/trip/fork", 409, **{"step": "3", "result:" + "9" * 5000: "1"}
     )
     assert 'name="variable:mood"' in text
+    slip = {"step": "3", "variable:mood": '["wild"', "result:2": "5", "id": "other"}
+    text = page.post("/runs/trip/fork", 409, **slip)
+    assert "is not JSON" in text
+    for typed_text in ("[&quot;wild&quot;</textarea>", ">5</textarea>", 'value="other"'):
+        assert typed_text in text
     page.post("/runs/trip/fork", 409, step="x")
 
 

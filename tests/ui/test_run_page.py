@@ -113,6 +113,30 @@ def test_a_moment_without_a_checkpoint():
     assert '@workflow(retention="all") keeps all' in shown
 
 
+@stepwise.tool(side_effect=True, approve=True)
+def pay(amount):
+    return amount
+
+
+@stepwise.workflow
+def paid():
+    return pay(7)
+
+
+def test_a_run_that_waits():
+    """The line of the open call is marked without a checkpoint, and an answered run can go on."""
+    stepwise.configure(suspend_after=0)
+    with pytest.raises(stepwise.RunSuspended):
+        paid.options(run_id="paid")()
+    run = stepwise.get_run("paid")
+    here = re.search(r'<tr class="here".*?</tr>', _run_page.run_page(view(), run, None))
+    assert "return pay(7)" in here[0]
+    stepwise.get_run("paid").questions[0].approve()
+    text = Text(_run_page.run_page(view(), stepwise.get_run("paid"), None)).text
+    assert "All that it waited for has come" in text
+    assert "now, after 1 step" in text
+
+
 def test_a_read_only_page_has_no_form():
     """A page that only shows has the slider and the search as forms, and no other."""
     run = agent.execute("tides")
