@@ -341,6 +341,7 @@ def _table_fill(table: Any, content: Disassembled) -> None:
             table.isetitem(place, made.iloc[:, place])
     else:
         raise ValueError("it has other columns now")
+    table.attrs = made.attrs
 
 
 _OF_MODULES: dict[str, Callable[[Any], Whole | None]] = {

@@ -194,6 +194,8 @@ def _owner_of(array: Any) -> tuple[Any, Any]:
         memory = array.base
         while type(memory) is memoryview:
             memory = memory.obj
+        if type(memory).__name__ == "DummyArray":  # of numpy's as_strided, sliding_window_view
+            memory = memory.base
         if type(memory) is not type(array):
             return array, memory
         array = memory

@@ -214,6 +214,8 @@ def _synchronizer(cls: Any, kind: str, parties: int | None) -> Any:
 # -- reducers -------------------------------------------------------------------------------------
 
 
+_BLOCKS = "pandas.core.internals.blocks"
+_COPIES_ON_WRITE = 3  # version of pandas; before, what is written to a view reaches the DataFrame
 _ASYNCIO = ("asyncio.locks", "asyncio.queues")
 _FUTURES = ("_asyncio", "asyncio.futures", "asyncio.tasks", "concurrent.futures._base")
 _ModuleSpec = type(sys.__spec__)
@@ -271,7 +273,7 @@ class Forms:
             return (_running_loop, ()) if obj is asyncio._get_running_loop() else NotImplemented
         if _may_share_memory(cls):
             return self.of_memory(obj)
-        make = _REDUCED.get(cls)
+        make = _own_block if cls.__module__ == _BLOCKS else _REDUCED.get(cls)
         return form_of(obj) if make is None else make(obj)
 
 
@@ -279,6 +281,18 @@ def _may_share_memory(cls: Any) -> bool:
     is_array = cls.__module__ == "numpy" and cls.__name__ in ("ndarray", "memmap")
     is_data = cls is memoryview or type(cls).__module__ == "_ctypes"
     return is_array or is_data or hasattr(cls, "untyped_storage")
+
+
+def _own_block(block: Any) -> Any:
+    """Reduce a block of a DataFrame that pandas would copy before a write, since another shares it.
+
+    Only pandas knows that, and not after loading: a write would change the other as well.
+    """
+    older = int(sys.modules["pandas"].__version__.split(".")[0]) < _COPIES_ON_WRITE
+    if older or not block.refs.has_reference():
+        return NotImplemented
+    make, (values, *rest) = block.__reduce__()
+    return make, (values.copy(), *rest)
 
 
 def _is_of_namespace(obj: Any, cls: Any) -> bool:

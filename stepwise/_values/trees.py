@@ -498,7 +498,7 @@ def _content(array: Any) -> tuple[object, ...]:
         pieces = (bytes(flat[at : at + _PIECE]) for at in range(0, len(flat), _PIECE))
         hashed = hash((*map(hash, pieces),))
     kind = array.dtype
-    return hashed, array.shape, array.strides, kind.str, kind.names, array.flags.writeable
+    return hashed, array.shape, array.strides, kind, kind.names, array.flags.writeable
 
 
 class _Member(Kind):

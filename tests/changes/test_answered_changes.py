@@ -124,6 +124,25 @@ def test_a_text_of_a_table_that_a_step_changes(kind):
     assert killed_and_again(flow) == ["a", "new", "none", 1.0, 2.0, 3.0, *again]
 
 
+@step
+def label(table):
+    table.attrs["unit"] = "m"
+
+
+def test_the_attrs_of_a_table_that_a_step_changes():
+    """What a step puts into the ``attrs`` of a table is there when its record answers."""
+    pandas = pytest.importorskip("pandas")
+
+    @workflow(checkpoint_every=100)
+    def flow():
+        table = pandas.DataFrame({"name": ["a"]}, index=["x"])
+        label(table)
+        end()
+        return table.attrs
+
+    assert killed_and_again(flow) == {"unit": "m"}
+
+
 class Agent:
     def __init__(self):
         self.history, self.extra = [], 1

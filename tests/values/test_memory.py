@@ -8,6 +8,7 @@ import io
 import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from stepwise._values.codec import Reducers, dump
@@ -44,6 +45,23 @@ def test_arrays_over_bytes_that_change():
         assert bytes(same) == bytes([1, 0, 0, 0, 2, 0, 0, 0])
         assert view.obj is same
         assert (view.format, view.shape) == (memoryview(memory).format, memoryview(memory).shape)
+
+
+def test_tables_that_pandas_would_copy_before_a_write():
+    """After loading, a write to a DataFrame does not change another over the same memory."""
+    table = pd.DataFrame({"a": [1.0, 2.0], "b": ["x", "y"]})
+    table, other, column = through(table, table.rename(columns={"a": "c"}), table["b"])
+    table.loc[0, "a"], table.loc[0, "b"] = 9.0, "z"
+    assert [other.loc[0, "c"], other.loc[0, "b"], column[0]] == [1.0, "x", "x"]
+
+
+def test_windows_over_an_array():
+    """Windows that overlap still see what is written to their array."""
+    array = np.arange(5)
+    array, windows = through(array, np.lib.stride_tricks.sliding_window_view(array, 2))
+    array[1] = 9
+    assert windows.tolist() == [[0, 9], [9, 2], [2, 3], [3, 4]]
+    assert not windows.flags.writeable
 
 
 def test_empty_arrays_share_nothing():

@@ -379,6 +379,17 @@ def test_a_field_with_another_name_is_noticed():
     assert not watch.holds()
 
 
+def test_fields_of_another_type_are_noticed():
+    """An array whose fields have other types or places under the same names has changed."""
+    for other in ("f4,i4", {"names": ["f0", "f1"], "formats": ["i4", "i4"], "offsets": [4, 0]}):
+        array = numpy.zeros(3, dtype="i4,i4")
+        watch = Watch([array])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numpy 2.5 discourages it
+            array.dtype = other
+        assert not watch.holds()
+
+
 def test_an_array_that_numpy_loaded_into_bytes_is_watched():
     """An array over the bytes of its pickle, which it may write, has these to itself."""
     array = pickle.loads(pickle.dumps(numpy.arange(600).astype("M8[s]")))
