@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import inspect
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from stepwise._calls.awaitables import coroutine_of
@@ -104,6 +104,23 @@ def _finder(step: Any, executor: Any) -> Callable[[], Any] | None:
     if own is not None and (executor is None or executor == own.executor):
         return own.find  # with the resources of the step
     return None if executor is None else lambda: find_executor(executor)
+
+
+class _NotBegunError(Exception):
+    """A call of a map was not begun, since another one had failed.
+
+    The thread or task that waits for the calls hears of a failure later than the next one would
+    begin.
+    """
+
+
+def _outcomes(ended: Sequence[Any]) -> list[Any]:
+    """Return the results of ended futures or tasks; raise the first exception of a call."""
+    for each in ended:
+        error = None if each.cancelled() else each.exception()
+        if error is not None and not isinstance(error, _NotBegunError):
+            raise error
+    return [each.result() for each in ended]
 
 
 class _Begun:
@@ -209,10 +226,21 @@ def _map(
         jobs = [_plain(step, item) for item in items]
     else:
         jobs = [*begun]
+    failed = threading.Event()
+
+    def one(job: Callable[[], Any]) -> Any:
+        if failed.is_set():
+            raise _NotBegunError
+        try:
+            return job()
+        except BaseException:
+            failed.set()
+            raise
+
     pool = ThreadPoolExecutor(max_workers, thread_name_prefix="stepwise map")
     try:
         futures: list[Future[Any]] = [
-            pool.submit(contextvars.copy_context().run, job) for job in jobs
+            pool.submit(contextvars.copy_context().run, one, job) for job in jobs
         ]
         if find is not None and hasattr(find(), "lend"):
             find().lend(lambda: _settled(futures))
@@ -221,10 +249,7 @@ def _map(
         # After a failure or Ctrl-C, calls that have begun end and are recorded.
         pool.shutdown(wait=True, cancel_futures=True)
         _close(begun)
-    for future in futures:
-        if not future.cancelled() and (error := future.exception()) is not None:
-            raise error
-    return [future.result() for future in futures]
+    return _outcomes(futures)
 
 
 def _settled(futures: list[Any]) -> bool:
@@ -259,15 +284,21 @@ async def _awaited(
 
     begun = _begin(step, items, _finder(step, executor))
     outside = find_executor(executor) if begun is None and executor is not None else None
-    places = asyncio.Semaphore(max_workers)
+    places, failed = asyncio.Semaphore(max_workers), asyncio.Event()
 
     async def one(index: int) -> Any:
         async with places:
-            if begun is not None:
-                return await begun[index].acall()
-            if outside is None:
-                return await step(items[index])
-            return await asyncio.wrap_future(outside.submit(call_plainly, step, items[index]))
+            if failed.is_set():
+                raise _NotBegunError
+            try:
+                if begun is not None:
+                    return await begun[index].acall()
+                if outside is None:
+                    return await step(items[index])
+                return await asyncio.wrap_future(outside.submit(call_plainly, step, items[index]))
+            except BaseException:
+                failed.set()
+                raise
 
     tasks = [asyncio.ensure_future(one(index)) for index in range(len(items))]
     if not tasks:
@@ -279,7 +310,4 @@ async def _awaited(
             task.cancel()
         await asyncio.wait(tasks)
         _close(begun)
-    for task in tasks:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            raise error
-    return [task.result() for task in tasks]
+    return _outcomes(tasks)

@@ -310,7 +310,7 @@ class PlainPreview(_Repr):
         mask: replaces hidden parts of a text.
         instead: returns the text in place of a hidden value, else an empty text, by the key of a
             dict (else an empty text) and the value.
-        until: the time, by ``time.perf_counter()``, after which parts are left out.
+        until: the time, by ``time.thread_time()``, after which parts are left out.
     """
 
     def __init__(self, mask: Mask, instead: Callable[[str, object], str], until: float) -> None:
@@ -331,7 +331,7 @@ class PlainPreview(_Repr):
         if not is_plain(x):
             return f"<{type_name(x)}>"
         cls = type(x)
-        if time.perf_counter() > self._until:
+        if time.thread_time() > self._until:
             return "..."
         if text := self._instead("", x):
             return text

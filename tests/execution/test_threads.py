@@ -1,6 +1,7 @@
 """Threads, pools and processes beside a run: what belongs to it, what does not, who owns it."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import os
 import subprocess
@@ -444,3 +445,35 @@ def test_the_method_of_an_instance_is_mapped():
     """``stepwise.map`` calls a bound method, or awaits it, and records each call."""
     assert asyncio.run(mapping(Model("gpt"))) == (["gpt: a", "gpt: b"], ["gpt: a", "gpt: b"])
     assert names() == [*["Model.complete"] * 2, *["Model.acomplete"] * 2]
+
+
+@pytest.mark.parametrize("waits", ["in a thread", "in a task"])
+def test_no_call_of_a_map_begins_after_a_failure(waits, monkeypatch):
+    """Once a call has failed, no other one begins, however late the map hears of it."""
+    wait, done = concurrent.futures.wait, Log()
+    monkeypatch.setattr(concurrent.futures, "wait", lambda futures, return_when: wait(futures))
+
+    def body(number):
+        done.append(number)
+        if number == 1:
+            raise LookupError(number)
+
+    @step
+    def work(number):
+        body(number)
+
+    @step
+    async def awork(number):
+        body(number)
+
+    @workflow
+    def flow():
+        stepwise.map(work, range(4), max_workers=1)
+
+    @workflow
+    async def aflow():
+        await stepwise.map(awork, range(4), max_workers=1)
+
+    with pytest.raises(LookupError):
+        flow() if waits == "in a thread" else asyncio.run(aflow())
+    assert done == [0, 1]
