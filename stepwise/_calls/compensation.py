@@ -52,11 +52,13 @@ class _Effects:
 
     Attributes:
         undone: True if something was undone since the run's last attempt.
+        by: who asked for the undoing; empty if the run undoes its own calls.
     """
 
-    def __init__(self, entries: list[Entry], codec: Codec) -> None:
+    def __init__(self, entries: list[Entry], codec: Codec, by: str = "") -> None:
         calls = Calls(entries)
         self.codec = codec
+        self.by = by
         self.undone = calls.undone
         self.announced = announcements(entries)
         self._around: dict[int, list[Call]] = {}
@@ -90,11 +92,14 @@ class _Effects:
         return tuple(sorted({call.number for call in around}))
 
 
-def compensate(journal: Journal, facts: RunFacts) -> Core:
+def compensate(journal: Journal, facts: RunFacts, by: str = "") -> Core:
     """Undo the side effects of a run and of its child runs, newest first.
 
     The value of the result is the number of undone side effects.  Its error is what a compensation
     raised; older side effects then stay.
+
+    Args:
+        by: who asked for it; empty if the run undoes its own calls.
     """
     if facts.pruned:
         return Result(
@@ -103,7 +108,7 @@ def compensate(journal: Journal, facts: RunFacts) -> Core:
                 "(prune_journal=True), so that its side effects are no longer known"
             )
         )
-    effects = _Effects(journal.load(Position()), Codec(facts.codec))
+    effects = _Effects(journal.load(Position()), Codec(facts.codec), by)
     ended: Any = "cancelled" if facts.status == "cancelled" else "failed"
     end = facts.end if facts.status == ended else 0
     undone = facts.undone + (not facts.undoing)
@@ -141,10 +146,10 @@ def _compensate_child(
         if any(its.can_be_undone(each) or each.call.child for each in its.newest_first):
             # If this process dies meanwhile, the caller's next resume finishes the undoing first.
             journal.append(head=_touched(facts))
-        done: int = (yield from compensate(*child)).unwrap()
+        done: int = (yield from compensate(*child, effects.by)).unwrap()
     # A partly undone child run is left for the next attempt at undoing it.
     if its.undone or done:
-        compensated = Compensated(effect.call.number, at=time.time())
+        compensated = Compensated(effect.call.number, at=time.time(), by=effects.by)
         journal.append(*_undoing(effects, effect.call, compensated), head=_touched(facts))
     return done
 
@@ -185,7 +190,7 @@ def _compensate_one(
     key = compensation_key(call.key)
     # The steps around the call are forgotten now.  If this process dies and a person settles the
     # call as undone, nothing else would show that these steps have to run again.
-    announced = Compensating(call.number, key, time.time())
+    announced = Compensating(call.number, key, time.time(), effects.by)
     journal.append(*_undoing(effects, call, announced), head=_touched(facts))
     question = CompletedCall(
         call.name,
@@ -207,7 +212,7 @@ def _compensate_one(
             f"{preview(result.error)}; older side effects were not undone"
         )
         raise result.error
-    compensated = Compensated(call.number, preview(result.value), time.time())
+    compensated = Compensated(call.number, preview(result.value), time.time(), effects.by)
     journal.append((compensated, b""), head=_touched(facts))
     return 1
 

@@ -397,6 +397,7 @@ def step_facts(step: Any, *, begun: int, again: Content, child: Content, **more:
             "called": ("at ", tag("code", step.site), ", ", began) if step.site else began,
             "took": duration_text(step.duration),
             "tries": f"{step.attempts}" if step.attempts > 1 else "",
+            "decided by": step.by,
             "model": usage_text(step.usage),
             "idempotency key": tag("code", step.idempotency_key) if step.side_effect else "",
             "child run": child,

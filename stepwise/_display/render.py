@@ -195,6 +195,7 @@ def _unfolding(step: Any) -> Markup:
         f"from {step.site}" if step.site else "",
         f"attempt {step.attempts}" if step.attempts > 1 else "",
         f"idempotency key {step.idempotency_key}" if step.side_effect else "",
+        f"decided by {step.by}" if step.by else "",
         f"child run {step.child}" if step.child else "",
         usage_text(step.usage),
         f"begun {when(step.started_at)}",

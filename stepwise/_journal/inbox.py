@@ -74,7 +74,7 @@ _acting: ContextVar[str] = ContextVar("person whom stepwise records", default=""
 
 @contextlib.contextmanager
 def acting_as(who: str) -> Iterator[None]:
-    """Record this person, within the block, for what is sent, answered and asked for."""
+    """Record this person, within the block, for what is sent, answered, settled and asked for."""
     token = _acting.set(who)
     try:
         yield

@@ -320,14 +320,14 @@ class Places(Projection):
     Attributes:
         first, last: the numbers of the call's first and last record, by the call's number; 0 in
             ``first`` for a call that does not count.
-        undone: the numbers of the calls that were undone.
+        undone: who had each undone call undone, by its number; empty if the run did.
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         from array import array  # on use: only inspecting a run needs it
 
         self.first, self.last = array("Q"), array("Q")
-        self.undone: set[int] = set()
+        self.undone: dict[int, str] = {}
         self._undoing: set[int] = set()
         for entry in entries:
             self.take(entry)
@@ -349,7 +349,8 @@ class Places(Projection):
     def on_settled(self, entry: Entry, record: Settled) -> None:
         if record.number in self._undoing:
             self._undoing.discard(record.number)
-            self.undone.update({record.number} if record.landed else ())
+            if record.landed:
+                self.undone[record.number] = record.by
         elif record.number < len(self.last):
             self.last[record.number] = entry.number
 
@@ -358,7 +359,7 @@ class Places(Projection):
 
     def on_compensated(self, entry: Entry, record: Compensated) -> None:
         self._undoing.discard(record.number)
-        self.undone.add(record.number)
+        self.undone[record.number] = record.by
 
     def on_forgotten(self, entry: Entry, record: Forgotten) -> None:
         for number in record.numbers:

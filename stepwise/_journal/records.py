@@ -371,6 +371,7 @@ class Settled(NamedTuple):
     Args:
         spent: amounts of a call that landed and has no outcome, as in :class:`Outcome`; such a call
             counts as a step.
+        by: who settled it (``user@host``); empty if the program did, with ``reconcile``.
     """
 
     number: int
@@ -379,6 +380,7 @@ class Settled(NamedTuple):
     form: str | None = None
     at: float = 0.0
     spent: Mapping[str, float] = _NO_USAGE
+    by: str = ""
 
 
 class Stopped(NamedTuple):
@@ -404,6 +406,7 @@ class Ruled(NamedTuple):
         same: whether the stopped call is the call in ``steps``.
         beside: the calls differ, and the stopped tool had been called when the steps were made.  So
             it is another tool, not the same tool with a new name.
+        by: who decided (``user@host``).
     """
 
     call: Call
@@ -411,29 +414,45 @@ class Ruled(NamedTuple):
     same: bool
     at: float = 0.0
     beside: bool = False
+    by: str = ""
 
 
 class Forgotten(NamedTuple):
-    """These calls will run again."""
+    """These calls will run again.
+
+    Args:
+        by: who had them forgotten (``user@host``); empty if the program did.
+    """
 
     numbers: tuple[int, ...]
     at: float = 0.0
+    by: str = ""
 
 
 class Compensating(NamedTuple):
-    """A call is about to be undone; ``key`` is the compensation's own idempotency key."""
+    """A call is about to be undone; ``key`` is the compensation's own idempotency key.
+
+    Args:
+        by: who asked for it (``user@host``); empty if the run undoes its own calls.
+    """
 
     number: int
     key: str
     at: float = 0.0
+    by: str = ""
 
 
 class Compensated(NamedTuple):
-    """A call was undone, and counts as not made."""
+    """A call was undone, and counts as not made.
+
+    Args:
+        by: as in :class:`Compensating`.
+    """
 
     number: int
     preview: str = ""
     at: float = 0.0
+    by: str = ""
 
 
 class Restored(NamedTuple):
@@ -658,6 +677,11 @@ class Entry(NamedTuple):
     def landed(self) -> bool:
         """True if the record is a person's finding that the call happened."""
         return isinstance(self.record, Settled) and self.record.landed
+
+    @property
+    def settled_by(self) -> str:
+        """The person who settled the call; empty for other records."""
+        return self.record.by if isinstance(self.record, Settled) else ""
 
     @property
     def step(self) -> int:

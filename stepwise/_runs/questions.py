@@ -459,7 +459,10 @@ def to_record(
     ]
     recorded = choose(run_id, step, among, "in doubt")
     happened, is_open = bool(said.happened), recorded.outcome is None
-    return [settled(codec, recorded.call, landed=happened, value=said.value, is_open=is_open)]
+    record, payload = settled(
+        codec, recorded.call, landed=happened, value=said.value, is_open=is_open
+    )
+    return [(record._replace(by=this_person()), payload)]
 
 
 # -- stopped calls -------------------------------------------------------------------------------
@@ -489,7 +492,8 @@ def _ruling(
                 f"stepwise resolve {shell_word(run_id)} {number} --another --stop {other.number}"
             )
     beside = not same and _were_beside(chosen, entries)
-    ruled = Ruled(chosen.call, (number,) if same else chosen.steps, same, time.time(), beside)
+    said = (number,) if same else chosen.steps, same, time.time(), beside, this_person()
+    ruled = Ruled(chosen.call, *said)
     return None if ruled[1:3] == (chosen.ruled or ())[1:3] else ruled
 
 

@@ -33,6 +33,7 @@ from stepwise._execution.outcomes import load_inputs
 from stepwise._execution.process_memory import known_workflow
 from stepwise._execution.suspension import PendingWait, pending
 from stepwise._execution.viewer import error_of, look_into, result_of
+from stepwise._journal.inbox import this_person
 from stepwise._journal.journal import (
     Journal,
     Position,
@@ -625,7 +626,7 @@ class Run:
             recorded = choose(self.id, step, [*Calls(entries)], "recorded")
             outcome = recorded.outcome
             inner = outcome.inner if outcome is not None else ()
-            forgotten = Forgotten((recorded.call.number, *inner), time.time())
+            forgotten = Forgotten((recorded.call.number, *inner), time.time(), this_person())
             facts = self._facts()
             facts = facts.reopened(facts.updated_at if is_ready(facts) else time.time())
             journal.append((forgotten, b""), head=facts)
@@ -646,7 +647,7 @@ class Run:
             ConfigurationError: a tool whose call must be undone is not defined in this program.
         """
         with self._journal() as (journal, _):
-            result = drive(compensate(journal, self._facts()))
+            result = drive(compensate(journal, self._facts(), this_person()))
         done: int = result.unwrap() or 0
         return done
 

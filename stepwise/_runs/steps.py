@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from stepwise._calls.doubt import ruling_commands
@@ -281,6 +281,7 @@ class StoppedCall:
         could_be: the recorded side effects that the call could be.
         said: the answer, ``same`` or ``another``; ``None`` while there is no answer.
         step: the number of the recorded step that the call is, if the answer is ``same``.
+        by: the person who gave the answer (``user@host``); empty while there is no answer.
         commands: the commands that give an answer.
         meanings: the meaning of each command, in the same order.
     """
@@ -293,6 +294,7 @@ class StoppedCall:
     could_be: tuple[PossibleStep, ...]
     said: str | None
     step: int | None
+    by: str
     commands: tuple[str, ...]
     meanings: tuple[str, ...]
 
@@ -337,6 +339,7 @@ def _stopped(run_id: str, stop: Stop, others: list[Call], stops: list[Stop]) -> 
         ),
         said=said,
         step=ruled.steps[0] if ruled is not None and ruled.same else None,
+        by=ruled.by if ruled is not None else "",
         commands=tuple(command for command, _ in answers),
         meanings=tuple(meaning for _, meaning in answers),
     )
@@ -455,6 +458,7 @@ class StepRecord:
         differs: the parts of the call (arguments by name) in which it differs from that step.
         usage: for a model request, the known values of ``model``, ``provider``, ``input_tokens``,
             ``output_tokens``, ``cached_input_tokens`` and ``cost_usd`` (US dollars).
+        by: the person (``user@host``) who settled the step or had it undone; empty if nobody did.
     """
 
     number: int
@@ -474,6 +478,7 @@ class StepRecord:
     instead: int = 0
     differs: tuple[str, ...] = ()
     usage: Mapping[str, Any] = field(default_factory=dict)
+    by: str = ""
 
     @property
     def duration(self) -> float | None:
@@ -618,7 +623,8 @@ def _steps(
         derived = "compensated" if number in places.undone else derived
         before = places.first[call.instead] if call.instead < len(places.first) else 0
         other = get(before) if before else None
-        yield step_record(place, call, entry, derived, other.call if other is not None else None)
+        step = step_record(place, call, entry, derived, other.call if other is not None else None)
+        yield replace(step, by=places.undone[number]) if number in places.undone else step
 
 
 def step_record(
@@ -654,6 +660,7 @@ def step_record(
         instead=call.instead,
         differs=tuple(differing(call, other)) if other is not None else (),
         usage=outcome.usage if outcome is not None else {},
+        by=entry.settled_by,
     )
 
 

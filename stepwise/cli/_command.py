@@ -237,7 +237,7 @@ def show_stops(stops: Iterable[StoppedCall]) -> None:
             say(f"  step {step.number}  {call}{f'  differs: {step.why}' if step.why else ''}")
         if stop.said is not None:
             act = f"step {stop.step}" if stop.said == "same" else "another act"
-            say(f"  resolved: it is {act}; run the program again")
+            say(f"  resolved: it is {act}, says {printable(stop.by)}; run the program again")
         for command, meaning in zip(stop.commands, stop.meanings, strict=True):
             say(f"  {command}    ({meaning})")
 

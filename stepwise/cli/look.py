@@ -382,6 +382,7 @@ def _show_step(run: Run, number: int, *, as_json: bool) -> None:
     _say("step", f"{number}  ", Word(step.status), f"  {took(step)}".rstrip())
     _say("from", printable(step.site))
     _say("attempts", str(step.attempts) if step.attempts > 1 else "")
+    _say("by", printable(step.by))
     _say("key", printable(step.idempotency_key) if step.side_effect else "")
     _say("child", printable(step.child))
     _say("model", printable(usage_text(step.usage)))

@@ -93,7 +93,7 @@ def step_of(number, *, start=0.0, end=1.0, **facts):
     """A step as a page gets it."""
     default = {
         "name": "work", "status": "completed", "arguments": "x=1", "preview": "1", "attempts": 1,
-        "side_effect": False, "idempotency_key": "", "site": "", "child": "", "traceback": "",
+        "side_effect": False, "idempotency_key": "", "site": "", "by": "", "child": "", "traceback": "",
         "instead": 0, "why": "", "usage": {}, "failures": {},
     }  # fmt: skip
     ended = {"finished_at": end, "duration": None if end is None else end - start}
@@ -417,6 +417,7 @@ steps = st.builds(
     st.integers(1, 5),
     **dict.fromkeys(("name", "arguments", "preview", "site", "child", "traceback"), text),
     idempotency_key=text,
+    by=text,
     instead=st.integers(0, 2),
     why=text,
     status=st.sampled_from(["completed", "failed", "in_doubt", "started", "cancelled"]),

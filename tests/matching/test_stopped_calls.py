@@ -23,6 +23,7 @@ from stepwise._calls.driver import Wait, drive
 from stepwise._execution import process_memory
 from stepwise._execution.concurrency import Flows
 from stepwise._journal.course import stops_in
+from stepwise._journal.inbox import acting_as
 from stepwise._journal.records import (
     Call,
     Entry,
@@ -395,6 +396,18 @@ def test_listings():
     command(*shlex.split(rows[1]["commands"][0])[1:])
     assert "resolved: it is step 1" in command("show", run.id)
     assert json.loads(command("in-doubt", "--json"))[1]["said"] == "same"
+
+
+@pytest.mark.parametrize("way", ["same", "another"])
+def test_who_decides_is_named(way):
+    """``show`` names who said which act a stopped call is."""
+    run = killed(letters, at="before bob")
+    stopped(letters)
+    with acting_as("ann@example.org"):
+        run.resolve(1, **{way: True})
+    (stop,) = json.loads(command("show", run.id, "--json"))["stops"]
+    assert (stop["said"], stop["by"]) == (way, "ann@example.org")
+    assert ", says ann@example.org; run the program again" in command("show", run.id)
 
 
 def test_nothing_that_happened_is_to_be_forgotten():

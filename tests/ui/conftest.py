@@ -9,6 +9,7 @@ from harness import python
 from starlette.testclient import TestClient
 
 import stepwise
+import stepwise.ui
 from stepwise._runtime import settings
 from stepwise.stores import open_store
 from stepwise.ui._access import LOOPBACK, Access
@@ -107,6 +108,12 @@ def browse():
 def page(browse):
     """The page of the store of the test, in a browser."""
     return browse()
+
+
+@pytest.fixture
+def page_of_ann():
+    """The page in an application that names its user Ann."""
+    return Browser(stepwise.ui.app(authorize=lambda request: "ann@example.org"))
 
 
 @pytest.fixture

@@ -2,10 +2,13 @@
 
 import pydantic
 import pytest
+from click.testing import CliRunner
 
 import stepwise
-from stepwise import step, tool, workflow
+from stepwise import cli, step, tool, workflow
 from stepwise._journal.inbox import this_person
+from stepwise._journal.journal import Position, read_entries
+from stepwise._journal.records import Compensated, Compensating, Forgotten, Settled
 from stepwise.ui._actions import BadFieldError, FormFields, typed
 
 
@@ -186,6 +189,70 @@ def test_forget_a_step(page):
     assert page.post("/runs/trip/forget-step", step=2) == "/runs/trip"
     assert [each.number for each in run.steps] == [1, 3, 4]
     assert "is not a step" in page.post("/runs/trip/forget-step", 409, step=77)
+
+
+ANN = "ann@example.org"
+
+
+def shown(run, number):
+    """Return what ``stepwise show`` prints of a step."""
+    done = CliRunner().invoke(cli.main, ["show", run.id, str(number)])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def decisions(run):
+    """Return who made each recorded decision about a run, by the kind of the record."""
+    entries = read_entries(run.store, run._seal, run.id, Position())
+    kinds = Settled, Forgotten, Compensating, Compensated
+    return [(type(each.record), each.record.by) for each in entries if type(each.record) in kinds]
+
+
+@pytest.mark.parametrize(
+    ("way", "status"), [("landed", "completed"), ("did_not_happen", "started")]
+)
+def test_who_settles_a_step_is_recorded(page_of_ann, killed, way, status):
+    """The journal names who settled a step in doubt, and so do the step, its page and ``show``."""
+    run = killed("send")
+    assert "decided by" not in page_of_ann.get(f"/runs/{run.id}?at=4")
+    page_of_ann.post(f"/runs/{run.id}/resolve", step=4, way=way, value='"it went"')
+    assert decisions(run) == [(Settled, ANN)]
+    assert [(each.status, each.by) for each in run.steps][2:] == [("completed", ""), (status, ANN)]
+    assert run.steps[3].to_dict()["by"] == ANN
+    assert f"<dt>decided by</dt><dd>{ANN}</dd>" in page_of_ann.get(f"/runs/{run.id}?at=4")
+    assert f"by        {ANN}" in shown(run, 4)
+    assert "by  " not in shown(run, 3)
+
+
+def test_who_forgets_and_undoes_is_recorded(page_of_ann):
+    """The journal names who forgot a step or had calls undone; an undone step names her, too."""
+    run = agent.options(run_id="trip").execute("winds")
+    page_of_ann.post("/runs/trip/forget-step", step=2)
+    page_of_ann.post("/runs/trip/compensate")
+    assert decisions(run) == [(Forgotten, ANN), (Compensating, ANN), (Compensated, ANN)]
+    assert [(each.status, each.by) for each in run.steps][-1] == ("compensated", ANN)
+
+
+def test_the_commands_record_who_decides(killed):
+    """Without a page, the user and machine of the process are recorded, as for an answer."""
+    run = killed("send")
+    run.resolve(4, landed="it went")
+    run.forget(2)
+    assert decisions(run) == [(Settled, this_person()), (Forgotten, this_person())]
+
+
+def test_what_a_program_decides_is_nobodys():
+    """A run that undoes its own calls names nobody."""
+
+    @workflow(compensate_on_failure=True)
+    def failing():
+        mail("hello")
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        failing.options(run_id="trip")()
+    run = stepwise.get_run("trip")
+    assert decisions(run) == [(Compensating, ""), (Compensated, "")]
 
 
 def test_delete(page, caplog):
