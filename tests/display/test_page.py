@@ -93,8 +93,8 @@ def step_of(number, *, start=0.0, end=1.0, **facts):
     """A step as a page gets it."""
     default = {
         "name": "work", "status": "completed", "arguments": "x=1", "preview": "1", "attempts": 1,
-        "side_effect": False, "idempotency_key": "", "site": "", "by": "", "child": "", "traceback": "",
-        "instead": 0, "why": "", "usage": {}, "failures": {},
+        "side_effect": False, "idempotency_key": "", "site": "", "child": "", "traceback": "",
+        "instead": 0, "why": "", "usage": {}, "by": "", "failures": {},
     }  # fmt: skip
     ended = {"finished_at": end, "duration": None if end is None else end - start}
     entry = types.SimpleNamespace(number=number, call=None)
