@@ -285,6 +285,19 @@ def _is_over(at: float, entry: Entry) -> bool:
 # -- the run -------------------------------------------------------------------------------------
 
 
+def own_seconds(record: Outcome, allowed: float) -> float:
+    """Return how long the workflow's own call took, without its wait for a person.
+
+    Args:
+        record: the outcome; only that of a completed call counts, and of no mere wait.
+        allowed: when the run took the person's yes to the call; 0 for a call that asked nobody.
+    """
+    call = record.call
+    if record.status != "completed" or call.scope or call.is_wait:
+        return 0.0
+    return max(0.0, record.at - max(call.at, allowed))
+
+
 class Course(Projection):
     """The attempts of a run: time, losses, answered steps.
 
@@ -296,7 +309,10 @@ class Course(Projection):
         resumes: the last few resumes: number of the record, when, and how.
         resumed: how many times the run was resumed.
         at: when the last record was made.
-        taken: seconds taken by the completed steps that the workflow called directly.
+        taken: seconds taken by the completed steps that the workflow called directly, without their
+            waits for a person.
+        allowed: for each uncompleted call that a person allowed, by number: when the run took the
+            answer.
         saved: the part of these seconds that the last attempt need not spend again.
         lost: seconds from the last record of each attempt to the beginning of the next.
         resumed_from, executed, skipped: of the last attempt; see :class:`stepwise.Run`.
@@ -324,6 +340,7 @@ class Course(Projection):
         self.resumed = 0
         self.at = 0.0
         self.taken = 0.0
+        self.allowed: dict[str, float] = {}
         self.saved = 0.0
         self.lost = 0.0
         self.resumed_from: int | None = None
@@ -351,8 +368,9 @@ class Course(Projection):
         if self.stops and _is_over(self.stopped, entry):
             self.stops = []
         call, at = record.call, record.at
-        if record.status == "completed" and not (call.scope or call.is_wait) and at > call.at:
-            self.taken += at - call.at
+        if record.status == "completed":
+            allowed = self.allowed.pop(str(call.number), 0.0) if self.allowed else 0.0
+            self.taken += own_seconds(record, allowed)
         if record.spent:
             self._note_spent(record)
         if not self.forked or at > self.born:  # the run's own record; this runs for every step
@@ -371,6 +389,11 @@ class Course(Projection):
         elif number in self.children:
             child, said = self.children[number]
             self.children[number] = [child, plus(Sums(*said), spent)]
+
+    def on_answered(self, entry: Entry, record: Answered) -> None:
+        if record.approved:
+            self.allowed[str(record.number)] = record.at
+        self.at = max(self.at, record.at)
 
     def on_intent(self, entry: Entry, record: Intent) -> None:
         if self.stops and _is_over(self.stopped, entry):

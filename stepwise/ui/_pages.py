@@ -181,13 +181,13 @@ def inbox_page(view: View, matters: Matters) -> Markup:
         for each in matters.questions
     ]  # fmt: skip
     waits = [tag("article", run_line(view, each.run), _wait(view, each)) for each in matters.waits]
-    failed = [tag("article", _failed(view, each)) for each in matters.failed]
+    resumable = [tag("article", _resumable(view, each)) for each in matters.resumable]
     parts = {
         "Approvals": asked,
         "In doubt: did it happen?": doubts,
         "Stopped: is it the same call?": stops,
         "Messages that runs wait for": waits,
-        "Failed, and can be resumed": failed,
+        "Stopped, and can be resumed": resumable,
     }
     empty = tag("p", "Nothing waits for you.", cls="empty")
     shown = [section((name, tag("small", f"{len(each)}")), each) for name, each in parts.items()]
@@ -363,12 +363,14 @@ def _choice(label: str, name: str, values: Sequence[str]) -> Markup:
     return tag("label", tag("span", label), tag("select", options, name=name))
 
 
-def _failed(view: View, run: RunRow) -> Markup:
+def _resumable(view: View, run: RunRow) -> Markup:
     served = f"left to {run.served_by}, which starts it again" if run.served_by else ""
+    come = "What it waited for has come: it goes on when it is resumed."
     resume = form(view, view.at("runs", run.id, "resume"), hidden(back="inbox"), button("Resume"))
     return markup(
         run_line(view, run),
         tag("p", run.error[:500], cls="error-line") if run.error else None,
+        tag("p", come, cls="soft") if run.status == "suspended" else None,
         tag("p", served, cls="soft") if served else tag("div", resume, cls="answers"),
     )
 

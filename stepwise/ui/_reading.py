@@ -29,6 +29,7 @@ from stepwise._runs.questions import questions_of
 from stepwise._runs.run import Listed, Run, newest_heads
 from stepwise._runs.steps import UNFINISHED, duration_of, error_line
 from stepwise._runtime.facts import NamedTuple
+from stepwise._workflows.handles import UnfinishedRun
 from stepwise._workflows.up import supervisor_name
 from stepwise.errors import RunStopped, StepwiseError
 from stepwise.stores import Head, Store
@@ -153,7 +154,7 @@ class RunReader:
                 else "",
                 f"only the newest {_HEADS:,} unfinished runs are looked at" if self._more else "",
             ]
-        names = ("questions", "doubts", "stops", "waits", "failed")
+        names = ("questions", "doubts", "stops", "waits", "resumable")
         parts = {n: [each for part in found for each in getattr(part, n)] for n in names}
         if max(map(len, parts.values())) > _SHOWN:
             told.append(f"the newest {_SHOWN} of each kind are shown")
@@ -180,6 +181,13 @@ class RunReader:
                 self._unread += 1
             elif known.matters.total:
                 self._open.append(known)
+        # A run whose child run waits for a person is listed by what the child run waits for.
+        waiting = {above for known in self._open for above in self._above(known.row.parent)}
+        self._open = [
+            known
+            for known in self._open
+            if not (known.matters.resumable and known.row.id in waiting)
+        ]
         self._looked = time.monotonic()
 
     def _facts(self, head: Head) -> tuple[bytes, RunFacts]:
@@ -191,8 +199,13 @@ class RunReader:
 
     def _forget(self, run_id: str) -> None:
         """Read a run, and those above it, at the next look: its inbox has a new message."""
+        for each in self._above(run_id):
+            self._known.pop(each, None)
+
+    def _above(self, run_id: str) -> Iterator[str]:
+        """Yield a run and those above it, by the heads of the last look."""
         while run_id:
-            self._known.pop(run_id, None)
+            yield run_id
             run_id = self._opened[run_id][1].parent if run_id in self._opened else ""
 
     def _listed(self, facts: RunFacts) -> Listed:
@@ -218,7 +231,7 @@ class RunReader:
             row, matters = self._read(each)
         except (StepwiseError, RunStopped) as problem:  # one damaged run does not hide the others
             row = replace(_bare(facts), error=str(problem))
-            matters = Matters(failed=[row])
+            matters = Matters(resumable=[row])
         found = _ReadRun(data, is_owned, version, row, matters)
         if len(self._known) >= _KEPT:
             self._known.pop(next(iter(self._known)))
@@ -231,7 +244,7 @@ class RunReader:
         seen = overview(*place, facts, each.owner, count=1)
         row = self._row(each, seen.statuses, seen.spent)
         is_waiting, is_stopped = "waiting" in seen.statuses, row.status in UNFINISHED
-        waits = is_waiting and row.status in ("running", "suspended")
+        waits = is_waiting and row.status not in (*ENDED, "cancelling")
         # A child run has a head of its own, and its questions with it.
         asked = questions_of(*place, facts) if is_waiting else []
         matters = Matters(
@@ -239,9 +252,16 @@ class RunReader:
             doubts=[InDoubt(row, step) for step in seen.in_doubt] if is_stopped else (),
             stops=[StoppedAt(row, call) for call in seen.stops if call.said is None],
             waits=[*_signals(*place, row, facts)] if waits else (),
-            failed=[row] if row.status in _RESUMABLE and row.can_resume else (),
         )
+        if not matters.total and row.can_resume and self._goes_on(facts, row):
+            matters = Matters(resumable=[row])
         return row, matters
+
+    def _goes_on(self, facts: RunFacts, row: RunRow) -> bool:
+        """Return whether starting the program of a stopped run has it do more than wait."""
+        if row.status == "suspended":
+            return UnfinishedRun(self.store, self.seal, facts).has_message()
+        return row.status in _RESUMABLE
 
 
 class _RowMaker:

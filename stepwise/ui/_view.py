@@ -181,7 +181,8 @@ class Matters:
         doubts: steps in doubt.
         stops: calls at which a run stopped.
         waits: signals that runs wait for.
-        failed: runs that failed, crashed or were interrupted, and could be resumed.
+        resumable: runs that wait for nothing else than being resumed: they failed, crashed or were
+            interrupted, or what they waited for has come.
         left_out: a sentence that says what is not listed; empty if everything is.
     """
 
@@ -189,13 +190,13 @@ class Matters:
     doubts: Sequence[InDoubt] = ()
     stops: Sequence[StoppedAt] = ()
     waits: Sequence[Awaited] = ()
-    failed: Sequence[RunRow] = ()
+    resumable: Sequence[RunRow] = ()
     left_out: str = ""
 
     @property
     def total(self) -> int:
         """The number of open matters that are listed."""
-        parts = self.questions, self.doubts, self.stops, self.waits, self.failed
+        parts = self.questions, self.doubts, self.stops, self.waits, self.resumable
         return sum(map(len, parts))
 
 

@@ -5,7 +5,9 @@ import contextlib
 import json
 import os
 import sys
+import time
 import tracemalloc
+from concurrent import futures
 
 import click
 import pytest
@@ -61,6 +63,22 @@ def forgiving(upto):
         except ValueError:
             total -= 1
     return total
+
+
+@tool(side_effect=True, approve=True)
+def pay(number):
+    if number in broken:
+        raise ConnectionError(number)
+    return number
+
+
+@workflow(durability="os")
+def paying(upto):
+    for number in range(upto):
+        count(number)
+    pay(upto)
+    for number in range(upto + 1, 2 * upto):
+        count(number)
 
 
 broken: set[int] = set()
@@ -129,6 +147,36 @@ def test_failures_that_were_handled():
     """Failed steps that the workflow went on from are counted as failed."""
     run = run_of(forgiving, 100, fails=(5, 50, 98))
     assert same(run).statuses == {"completed": 97, "failed": 3}
+
+
+@pytest.mark.parametrize("suspends", [True, False])
+@pytest.mark.parametrize("upto", [14, 15, 16, 17, 40])
+def test_the_time_of_a_person_is_not_saved(upto, suspends, monkeypatch):
+    """The time that a person took to allow a call counts neither as the call's time nor as saved.
+
+    The yes lies in the summary, or after it; the process waits for it, or ends until then.
+    """
+    stepwise.configure(suspend_after=0 if suspends else None)
+    broken.add(2 * upto - 1)
+    call, now = paying.options(run_id="pays"), time.time
+    with futures.ThreadPoolExecutor(1) as pool:
+        with monkeypatch.context() as earlier:
+            earlier.setattr(time, "time", lambda: now() - 1000)
+            first = pool.submit(call, upto)
+            if suspends:
+                assert type(first.exception()) is stepwise.RunSuspended
+            while not stepwise.runs() or not (asked := stepwise.get_run("pays").questions):
+                pass
+        asked[0].approve()
+        if suspends:
+            first = pool.submit(call, upto)
+        assert type(first.exception()) is ValueError
+    run = stepwise.get_run("pays")
+    assert run.steps[upto].duration > 900
+    same(run)
+    broken.clear()
+    call(upto)
+    assert 0 < same(run).course.saved < 500
 
 
 @pytest.mark.parametrize("at", [40, 59, 60, 61, 88])

@@ -1,9 +1,11 @@
 """The inbox: all that waits for a person, and nothing else."""
 
 import pathlib
+import signal
 import threading
 
 import pytest
+from harness import python
 
 import stepwise
 from stepwise import step, tool, wait_for, workflow
@@ -57,6 +59,36 @@ def sleeping():
 
 prices = [20]
 
+KILLED = """
+import os, signal, threading
+import stepwise
+from stepwise import wait_for, workflow
+
+@workflow
+def asking(topic):
+    return stepwise.approve("send it?")
+
+@workflow
+def above(topic):
+    return asking(topic)
+
+@workflow
+def waiting(topic):
+    return wait_for("order", type=int)
+
+def waits():
+    run = stepwise.get_run("trip")
+    return run.questions or any(each.status == "waiting" for each in run.steps)
+
+def kill():
+    while not stepwise.runs() or not waits():
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+
+threading.Thread(target=kill, daemon=True).start()
+{call}.options(run_id="trip")("winds")
+"""
+
 
 @pytest.fixture
 def reader():
@@ -72,30 +104,35 @@ def suspended(call, *arguments, run_id="trip"):
 def counts(inbox):
     return {
         name: len(getattr(inbox, name))
-        for name in ("questions", "doubts", "stops", "waits", "failed")
+        for name in ("questions", "doubts", "stops", "waits", "resumable")
         if getattr(inbox, name)
     }
 
 
 @pytest.mark.usefixtures("suspends")
 def test_a_question_until_it_is_answered(reader):
-    """A question is in the inbox until somebody has answered it, though the run still waits."""
+    """Once a question is answered, its run stands as one to resume until it was resumed."""
     run = suspended(asking, "winds")
     (asked,) = reader.inbox().questions
     assert asked.question == run.questions[0]
     assert (asked.run.id, asked.run.status, asked.before) == ("trip", "suspended", "")
     asked.question.approve()
     assert run.status == "suspended"
+    assert counts(reader.inbox()) == {"resumable": 1}
+    asking.options(run_id="trip")("winds")
     assert reader.inbox().total == 0
 
 
 @pytest.mark.usefixtures("suspends")
 def test_a_question_of_a_child_run_stands_once(reader):
-    """A question of a child run is listed once, and is gone once it is answered."""
+    """A question of a child run is listed once; once it is answered, the run above is resumed."""
     suspended(above, "winds")
     (asked,) = reader.inbox().questions
+    assert counts(reader.inbox()) == {"questions": 1}
     asked.question.deny("too windy")
-    assert counts(reader.inbox()) == {}
+    inbox = reader.inbox()
+    assert counts(inbox) == {"resumable": 1}
+    assert inbox.resumable[0].id == "trip"
 
 
 @pytest.mark.usefixtures("suspends")
@@ -120,6 +157,8 @@ def test_a_wait_until_its_signal_is_sent(reader):
     (wait,) = reader.inbox().waits
     assert (wait.wait.name, wait.wait.step, wait.schema) == ("order", 1, {"type": "integer"})
     run.send("order", 3)
+    assert counts(reader.inbox()) == {"resumable": 1}
+    waiting.options(run_id="trip")("winds")
     assert counts(reader.inbox()) == {}
 
 
@@ -145,20 +184,39 @@ def test_a_question_in_a_process(reader):
 
 
 def test_doubt(reader, killed):
-    """A side effect that may have happened stands until it is settled; its run can be resumed."""
+    """A side effect that may have happened stands alone until it is settled, then its run."""
     run = killed("send")
     inbox = reader.inbox()
-    assert counts(inbox) == {"doubts": 1, "failed": 1}
+    assert counts(inbox) == {"doubts": 1}
     assert (inbox.doubts[0].run.id, inbox.doubts[0].step.number) == (run.id, 4)
     run.resolve(4, landed="sent")
-    assert counts(reader.inbox()) == {"failed": 1}
+    assert counts(reader.inbox()) == {"resumable": 1}
+
+
+@pytest.mark.parametrize(("call", "kind"), [("above", "questions"), ("waiting", "waits")])
+def test_what_a_killed_run_waits_for(reader, tmp_path, call, kind):
+    """A run whose process was killed while it, or its child run, waits for a person stands once."""
+    script = tmp_path / "asks.py"
+    script.write_text(KILLED.format(call=call))
+    ended = python(script)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    inbox = reader.inbox()
+    assert counts(inbox) == {kind: 1}
+    (matter,) = getattr(inbox, kind)
+    if kind == "questions":
+        matter.question.approve()
+    else:
+        stepwise.get_run("trip").send("order", 3)
+    inbox = reader.inbox()
+    assert counts(inbox) == {"resumable": 1}
+    assert (inbox.resumable[0].id, inbox.resumable[0].status) == ("trip", "crashed")
 
 
 def test_failures(reader):
     """A run that failed stands with its error until it has completed or is deleted."""
     with pytest.raises(ValueError, match="none"):
         agent.options(run_id="bad")(-1)
-    (row,) = reader.inbox().failed
+    (row,) = reader.inbox().resumable
     assert (row.id, row.error, row.can_resume) == ("bad", "ValueError: -1 is none", True)
     stepwise.get_run("bad").delete()
     assert counts(reader.inbox()) == {}
@@ -218,7 +276,7 @@ def test_a_damaged_run_does_not_hide_the_others(reader, monkeypatch):
     for number in range(2):
         with pytest.raises(ValueError, match="none"):
             agent.options(run_id=f"bad {number}")(-1)
-    assert [row.error for row in reader.inbox().failed] == [
+    assert [row.error for row in reader.inbox().resumable] == [
         "ValueError: -1 is none",
         "a record is damaged",
     ]
@@ -227,7 +285,7 @@ def test_a_damaged_run_does_not_hide_the_others(reader, monkeypatch):
 def test_the_page_of_the_inbox(page, killed):
     """The page shows the number of open matters in its title."""
     killed("send")
-    assert "(2)" in page.get("/inbox").partition("</title>")[0]
+    assert "(1)" in page.get("/inbox").partition("</title>")[0]
 
 
 def test_a_store_that_is_gone_is_not_shown_as_empty(page, tmp_path):

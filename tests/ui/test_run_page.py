@@ -390,7 +390,7 @@ spent = st.builds(SpendingRow, text, query=text, usd=st.floats(0, 1e9), tokens=s
 def pages(listing, query, money):
     """The pages of many runs."""
     yield _pages.runs_page(view(), listing, query, query, query)
-    yield _pages.inbox_page(view(open_matters=3), Matters(failed=listing, left_out=query))
+    yield _pages.inbox_page(view(open_matters=3), Matters(resumable=listing, left_out=query))
     yield _pages.spending_page(view(), Spending(query, money, SpendingRow("all"), query))
     yield _pages.problem_page(view(store=query, who=query), 404, query, query)
 
