@@ -200,7 +200,7 @@ def test_another_format_that_cannot_be_written(begun, monkeypatch):
     edit(store, f"PRAGMA user_version = {FORMAT}")
 
 
-@pytest.mark.parametrize("found", [0, 2, 3, 4, 99])
+@pytest.mark.parametrize("found", [0, 2, 3, 4, 5, 99])
 def test_another_format(begun, found):
     """A store of another format is refused, left as it is, and the way out is said."""
     store, epoch = begun
