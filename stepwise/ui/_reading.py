@@ -29,7 +29,6 @@ from stepwise._runs.questions import questions_of
 from stepwise._runs.run import Listed, Run, newest_heads
 from stepwise._runs.steps import UNFINISHED, duration_of, error_line
 from stepwise._runtime.facts import NamedTuple
-from stepwise._workflows.handles import UnfinishedRun
 from stepwise._workflows.up import supervisor_name
 from stepwise.errors import RunStopped, StepwiseError
 from stepwise.stores import Head, Store
@@ -253,15 +252,11 @@ class RunReader:
             stops=[StoppedAt(row, call) for call in seen.stops if call.said is None],
             waits=[*_signals(*place, row, facts)] if waits else (),
         )
-        if not matters.total and row.can_resume and self._goes_on(facts, row):
+        # Of what a suspended run waits for, nothing is open any more.
+        has_come = row.status == "suspended" and any(each.kind != "time" for each in facts.waits)
+        if not matters.total and row.can_resume and (has_come or row.status in _RESUMABLE):
             matters = Matters(resumable=[row])
         return row, matters
-
-    def _goes_on(self, facts: RunFacts, row: RunRow) -> bool:
-        """Return whether starting the program of a stopped run has it do more than wait."""
-        if row.status == "suspended":
-            return UnfinishedRun(self.store, self.seal, facts).has_message()
-        return row.status in _RESUMABLE
 
 
 class _RowMaker:

@@ -152,6 +152,7 @@ def test_a_page_hears_of_open_matters(store):
         while (await reading.next())["open"] != 1:
             pass
         stepwise.get_run("trip").send("go", 1)
+        await asyncio.to_thread(waiting.options(run_id="trip"))
         while (await reading.next())["open"] != 0:
             pass
         await reading.close()
