@@ -393,7 +393,7 @@ def failures_of(place: Place, call: int) -> dict[int, tuple[RecordedFrame, ...]]
 
 
 class _Beside:
-    """What is recorded beside a step, read when it is asked for.
+    """The objects beside the records of a step, read when they are asked for.
 
     A pickle of a step has nothing of it: a seal holds the key of the store.
     """

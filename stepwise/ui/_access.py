@@ -1,4 +1,4 @@
-"""Who may see the pages, and who may act: token, cookie, Host, Origin, form token.
+"""Access to the pages and their actions: token, cookie, Host, Origin, form token.
 
 A browser sends a cookie to every port of a host, so the cookie's name depends on the secret: two
 servers on one machine do not take each other's cookies.  A cookie with ``SameSite=Strict`` is not

@@ -184,7 +184,7 @@ _MARKED = {"resume": "resume", "cancel": "cancel", "forget": "delete"}
 
 
 class Actions:
-    """What the forms of one application do."""
+    """The actions of the forms of one application."""
 
     def __init__(self, reader: RunReader) -> None:
         self._reader = reader

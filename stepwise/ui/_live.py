@@ -31,7 +31,7 @@ _ALIVE = 15.0  # seconds after which a reader without news gets a comment
 
 
 class _SeenState(NamedTuple):
-    """What is compared of a run at each look.
+    """The facts of a run that are compared at each look.
 
     Args:
         head: its head.

@@ -61,7 +61,7 @@ class SearchPage(NamedTuple):
 
 
 class Search(NamedTuple):
-    """What runs are looked for; see the module.
+    """The conditions of a search; see the module.
 
     Args:
         workflow, status, tags: as of ``each_listed``.

@@ -1,4 +1,4 @@
-"""What the runs of a store have spent, by workflow, model, day or tag.
+"""The spending of the runs of a store, by workflow, model, day or tag.
 
 The head of a run that ended says what it has spent, its child runs included.  Models are named by
 the records of steps only.  Both are read for a tenth of a second, the newest runs first; the page

@@ -1,4 +1,4 @@
-"""What the pages show, as plain data: a request's facts, rows of runs, open matters, spending."""
+"""The data of the pages: a request's facts, rows of runs, open matters, spending."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stepwise._runs.steps import RunStatus, StepRecord, StoppedCall
 
 @dataclass(frozen=True)
 class ProgramOutput:
-    """What a program printed that the page has started.
+    """The output of a program that the page has started.
 
     Args:
         command: the command line.
@@ -205,7 +205,7 @@ class Matters:
 
 @dataclass(frozen=True)
 class SpendingRow:
-    """What the runs of one workflow, model, day or tag have spent.
+    """The spending of the runs of one workflow, model, day or tag.
 
     Args:
         name: the workflow, the model, the day (``2025-11-29``), or the tag (``customer=ann``).
@@ -232,7 +232,7 @@ class SpendingRow:
 
 @dataclass(frozen=True)
 class Spending:
-    """What the runs of a store have spent.
+    """The spending of the runs of a store.
 
     Args:
         by: ``workflow``, ``model``, ``day`` or ``tag``.
