@@ -298,3 +298,18 @@ def test_a_store_that_is_gone_is_not_shown_as_empty(page, tmp_path):
         assert "is gone" in page.get(path, 503)
     (tmp_path / "elsewhere").rename(folder)
     assert "trip" in page.get("/")
+
+
+@pytest.mark.usefixtures("suspends")
+def test_no_time_is_left_for_a_run_that_was_never_read(reader, monkeypatch):
+    """Once the time of a request is over, the store is not asked about the runs left unread."""
+    for topic in ("winds", "waves", "rain"):
+        suspended(asking, topic, run_id=topic)
+    asked = []
+    marks = type(reader.store).marks
+    monkeypatch.setattr(
+        type(reader.store), "marks", lambda self, name: asked.append(name) or marks(self, name)
+    )
+    monkeypatch.setattr(_reading, "_SECONDS", -1.0)
+    assert "3 more unfinished runs are not read yet" in reader.inbox().left_out
+    assert not {"winds", "waves", "rain"} & {*asked}
