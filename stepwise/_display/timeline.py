@@ -138,7 +138,7 @@ class RunBars(NamedTuple):
     chosen: int = 0
 
 
-class _Part(NamedTuple):
+class _Stretch(NamedTuple):
     """A part of a step's time: an attempt, or a wait.
 
     Args:
@@ -191,25 +191,28 @@ def timeline(
     drawn = [
         _group(group, theirs, axis, rules) for group, theirs in zip(groups, parts, strict=True)
     ]
+    legend = "; ".join(_legend(axis, ends.values()))
     total = sum(len(each.steps) for each in groups)
     return tag(
         "div",
         tag(
             "div",
             [_pause(pause, rules) for pause in axis.pauses],
-            [_turn(end, axis.at(at), rules) for at, end in ends.items()],
+            [_cut(end, axis.at(at), rules) for at, end in ends.items()],
             drawn,
             cls="lanes",
         ),
         _labels(axis.pauses, rules),
-        tag("small", "pauses are shortened") if axis.pauses else None,
+        tag("small", legend) if legend else None,
         cls="timeline",
         role="group",
         aria_label=f"timeline of {total} steps",
     )
 
 
-def _group(group: RunBars, parts: Sequence[Sequence[_Part]], axis: _Axis, rules: Rules) -> Markup:
+def _group(
+    group: RunBars, parts: Sequence[Sequence[_Stretch]], axis: _Axis, rules: Rules
+) -> Markup:
     lanes = _lanes([(each[0].start, each[-1].end) for each in parts])
     each = min(_LANE, max(_THINNEST, _HIGH // (max(lanes) + 1)))
     most = _HIGH // each
@@ -226,30 +229,30 @@ def _group(group: RunBars, parts: Sequence[Sequence[_Part]], axis: _Axis, rules:
     return tag("div", label, tag("div", bars, cls=f"bars {height}"), cls=kind)
 
 
-def _parts(step: Any, now: float | None, resumes: Iterable[float]) -> list[_Part]:
+def _parts(step: Any, now: float | None, resumes: Iterable[float]) -> list[_Stretch]:
     """Return the parts of a step's time, oldest first; the last one stands for the step."""
     begun, end = float(step.started_at), step.finished_at
     if is_waiting(step):
-        return [_Part(begun, max(begun, end or now or begun), "waits")]
-    found: list[_Part] = []
+        return [_Stretch(begun, max(begun, end or now or begun), "waits")]
+    found: list[_Stretch] = []
     tries = step.tries if step.attempts > 1 else ()
     start = begun + step.waited
     if step.waited:
-        found.append(_Part(begun, start, "wait", f"waited {duration_text(step.waited)}"))
+        found.append(_Stretch(begun, start, "wait", f"waited {duration_text(step.waited)}"))
     if tries and tries[0].number > 1:
         told = f"{tries[0].number - 1:,} attempts before"
-        found.append(_Part(start, max(start, tries[0].started_at), "rest", told))
+        found.append(_Stretch(start, max(start, tries[0].started_at), "rest", told))
     for one, other in itertools.pairwise(tries):
         over = one.started_at if one.finished_at is None else one.finished_at
-        found.append(_Part(one.started_at, over, one.status, attempt_text(one)))
+        found.append(_Stretch(one.started_at, over, one.status, attempt_text(one)))
         told = f"next attempt after {duration_text(max(0.0, other.started_at - over))}"
-        found.append(_Part(over, max(over, other.started_at), "rest", told))
+        found.append(_Stretch(over, max(over, other.started_at), "rest", told))
     if tries:
         start = tries[-1].started_at
     elif end is not None:
         start = end - (step.duration or 0.0)
         start = max([start, *(at for at in resumes if start < at < end)])
-    return [*found, _Part(start, max(start, end or now or start), "own")]
+    return [*found, _Stretch(start, max(start, end or now or start), "own")]
 
 
 def last_span(step: Any, now: float) -> tuple[float, float]:
@@ -260,7 +263,7 @@ def last_span(step: Any, now: float) -> tuple[float, float]:
 def _bar(
     group: RunBars,
     step: Any,
-    part: _Part,
+    part: _Stretch,
     span: tuple[float, float],
     lane: tuple[int, int],
     rules: Rules,
@@ -317,11 +320,24 @@ def _pause(pause: Pause, rules: Rules) -> Markup:
     return tag("i", cls=f"{kind} {place}", title=pause.told)
 
 
-def _turn(end: str, left: float, rules: Rules) -> Markup:
+_LINES = {"died": ("death", "solid"), "suspended": ("sleep", "dotted")}
+_LINE = "stop", "dashed"
+
+
+def _cut(end: str, left: float, rules: Rules) -> Markup:
     """Return the line where one attempt of a run had ended and the next one began."""
-    kind = {"died": "death", "suspended": "sleep"}.get(end, "stop")
     told = f"{ended_text(end)}, then resumed" if end else "resumed"
-    return tag("i", cls=f"turn {kind} {rules.at(left=f'{left:.2f}%')}", title=told)
+    place = rules.at(left=f"{left:.2f}%")
+    return tag("i", cls=f"cut {_LINES.get(end, _LINE)[0]} {place}", title=told)
+
+
+def _legend(axis: _Axis, ends: Iterable[str]) -> list[str]:
+    """Return in words what the lines of the resumes mean, and that pauses are shortened."""
+    told: dict[str, list[str]] = {}
+    for end in sorted({*ends}):
+        told.setdefault(_LINES.get(end, _LINE)[1], []).append(ended_text(end) or "resumed")
+    lines = [f"{style} line: {' or '.join(words)}" for style, words in told.items()]
+    return [*lines, *(["pauses are shortened"] if axis.pauses else [])]
 
 
 def _labels(pauses: Iterable[Pause], rules: Rules) -> Markup:

@@ -16,7 +16,7 @@ from typing import Any
 
 from stepwise._execution.budget import Spent
 from stepwise._journal.journal import Position, newest_mark, read_entries
-from stepwise._journal.records import Outcome
+from stepwise._journal.records import Entry
 from stepwise._journal.summary import kept_summary
 from stepwise._runs.overview import overview
 from stepwise._runs.run import Listed, each_listed, number_of_runs
@@ -163,7 +163,7 @@ def _by_model(reader: RunReader, each: Listed, spent: Spent, until: float) -> It
             record = entry.outcome  # a fork has not spent what its source spent
             if record is not None and record.usage and record.spent.get("steps", 1):
                 name = str(record.usage.get("model") or "unknown model")
-                found[name] = _more(found.get(name, Spent()), record)
+                found[name] = _more(found.get(name, Spent()), entry)
     yield from ((name, "", part) for name, part in found.items())
     rest = {n: getattr(spent, n) - sum(getattr(p, n) for p in found.values()) for n in _UNITS}
     if not found or rest["steps"] > 0:
@@ -171,9 +171,10 @@ def _by_model(reader: RunReader, each: Listed, spent: Spent, until: float) -> It
         yield remaining, "", replace(spent, **rest)
 
 
-def _more(before: Spent, record: Outcome) -> Spent:
+def _more(before: Spent, entry: Entry) -> Spent:
     """Return amounts with those of a model request added."""
-    usage: Any = record.usage
+    record: Any = entry.outcome
+    usage = record.usage
     tokens = sum(usage.get(f"{which}_tokens") or 0 for which in ("input", "output"))
     usd = before.usd + (usage.get("cost_usd") or 0)
     seconds = before.seconds + max(0.0, record.at - record.call.at)

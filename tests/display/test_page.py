@@ -362,11 +362,13 @@ def test_the_line_of_a_resume():
     ends = {5.0: "died", 6.0: "suspended", 7.0: "interrupted"}
     steps = [step_of(1), step_of(2, start=9, end=10)]
     drawn = Page(timeline([RunBars("", steps, "#s{}".format)], None, [*ends.items()], Rules()))
-    lines = [vars(each)["with"] for each in drawn.all("i") if "turn" in vars(each)["with"]["class"]]
+    lines = [vars(each)["with"] for each in drawn.all("i") if "cut" in vars(each)["with"]["class"]]
     assert [each["class"].split()[1] for each in lines] == ["death", "sleep", "stop"]
     assert [each["title"] for each in lines] == [
         "process died, then resumed", "suspended, then resumed", "interrupted, then resumed",
     ]  # fmt: skip
+    for words in ("solid line: process died", "dotted line: suspended", "dashed line: interrupted"):
+        assert words in drawn.text
 
 
 def tried(number, status, started_at, finished_at, error=""):
