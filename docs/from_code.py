@@ -58,7 +58,7 @@ TYPES = {  # private aliases, in words
 RETURNED = {  # users get these, and make none
     *("AsyncHandle", "CompletedCall", "CurrentStep", "Event", "Handle", "InDoubtCall", "Program"),
     *("InboxMessage", "PendingWait", "Question", "RecordedFrame", "Recovered", "Run"),
-    *("RunCheckpoint", "Spent", "StepRecord", "Verification", "Workflow"),
+    *("RunCheckpoint", "Spent", "StepAttempt", "StepRecord", "Verification", "Workflow"),
 }
 OF_ONE_CALL = ("run_id", "fresh")
 

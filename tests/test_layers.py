@@ -547,6 +547,7 @@ FRONT_DOOR = """
     RunBusyError
     RunCancelled RunCheckpoint RunConflictError RunEndedError RunNotFoundError RunOwnedError
     RunSkipped RunStopped RunSuspended RunTimeoutError RunWarning SignalRefusedError Spent
+    StepAttempt
     StepFailedError StepInDoubtError StepNotFoundError StepRecord StepTimeoutError StepwiseError
     StepwiseWarning StoppedCall StoreError StreamChangedError ThreadMovedOnError
     UnreadableValueError UnrecordedCallWarning UnusedRecordWarning Verification WaitTimeoutError

@@ -39,6 +39,7 @@ from stepwise._execution.active_run import (
     OpenStream,
     Scope,
     branches,
+    own_frames,
 )
 from stepwise._execution.failures import handled
 from stepwise._execution.location import Helper, Origin
@@ -99,6 +100,10 @@ if TYPE_CHECKING:
 # -- retrying -------------------------------------------------------------------------------------
 
 
+Tries = tuple[tuple[float, float, str], ...]
+"""The attempts of a call so far; see :class:`Outcome`."""
+
+_TRIES = 21  # attempts that a record holds: the newest 20 that failed, and the last one
 _PATIENCE = 5.0  # seconds after which a retry reports the side effects that it waits for
 
 
@@ -407,6 +412,7 @@ def record_failure(
     clean: bool,
     helper: Helper | None,
     child: Sums | None = None,
+    tries: Tries = (),
 ) -> Recording:
     """Record the exception of a call, unless it stops the run.
 
@@ -417,6 +423,7 @@ def record_failure(
         clean: whether the exception means that the call had no effect.
         helper: the helper through which the workflow made the call.
         child: the totals that a child run has spent.
+        tries: the attempts, if the call took several.
     """
     active, call, error = scope.run, inner.call, result.error
     assert call is not None and error is not None  # noqa: PT018
@@ -441,6 +448,7 @@ def record_failure(
                 attempts=inner.attempt,
                 clean=clean,
                 changes=changes() if changes is not None else None,
+                tries=tries,
             )
         except NotRecordableError as problem:  # the call stays open
             notice(f"run {active.run_id}: how {call.name} failed is not recorded, since {problem}")
@@ -617,6 +625,8 @@ class Performance(NamedTuple):
         name, effect, digest, unwinding = performer.name, performer.effect, identity.digest, None
         helped = around is None and active.frame is not None
         origin = active.locator.origin(effect=effect, helped=helped)
+        if not (origin.site or effect):
+            origin = origin._replace(site=active.locator.waiting_at(own_frames(active)))
         counted, key = counted_as(name, branch) if branch else name, ""
         ordinal = active.ordinals.of_call(counted)
         if effect:
@@ -947,6 +957,7 @@ class Performance(NamedTuple):
         function = performer.body(call)
         attempts: Attempts | None = None  # created when the first attempt fails
         number, awaited = 1, ""
+        tries: Tries = ()
         while True:
             inner = Scope(active, call, around, number, [], scope.branch, scope)
             result = yield Attempt(
@@ -959,7 +970,7 @@ class Performance(NamedTuple):
                 if number > 1:
                     end_attempts(inner)
                 try:
-                    record = self._completed(call, result.value, inner)
+                    record = self._completed(call, result.value, inner, tries)
                 except NotRecordableError as error:
                     if call.child:  # its own journal can produce the result again
                         return result
@@ -989,15 +1000,18 @@ class Performance(NamedTuple):
                     _tell_failure(active, call, result.error)
                     active.account.cut_off |= not isinstance(result.error, (Exception, RunStopped))
                 elif delay is None:
-                    yield from self._failed(inner, result, helper, clean=clean)
+                    yield from self._failed(inner, result, helper, tries, clean=clean)
             if delay is None:
                 return result
+            began, text = tries[-1][0] if tries else call.at, active.secrets.preview(result.error)
+            failed = began, time.time(), text
             yield from fail_attempt(inner, result.error, again=True)
             number = attempts.number
             yield from self._rest(call, delay)
+            tries = (*tries[:-1], failed, (time.time(), 0.0, ""))[-_TRIES:]
 
     def _failed(
-        self, inner: Scope, result: Result, helper: Helper | None, *, clean: bool
+        self, inner: Scope, result: Result, helper: Helper | None, tries: Tries, *, clean: bool
     ) -> Generator[Any, Result, None]:
         """Record the exception of the last attempt of a call."""
         call = inner.call
@@ -1012,6 +1026,7 @@ class Performance(NamedTuple):
             clean=clean,
             helper=helper,
             child=self.performer.child_spent(call) if call.child else None,
+            tries=tries,
         )
 
     def _rest(self, call: Call, seconds: float) -> Generator[Any, Result, None]:
@@ -1024,7 +1039,9 @@ class Performance(NamedTuple):
         if thread is not None:
             in_flight[call.number] = thread
 
-    def _completed(self, call: Call, value: object, inner: Scope) -> tuple[Outcome, Data]:
+    def _completed(
+        self, call: Call, value: object, inner: Scope, tries: Tries
+    ) -> tuple[Outcome, Data]:
         """Build the record of a call that returned.
 
         Raises:
@@ -1040,6 +1057,7 @@ class Performance(NamedTuple):
             changes=self._changes(call, value),
             kind=self.performer.returns,
             shown=self.performer.shown_value(value),
+            tries=tries,
         )
 
     def _changes(self, call: Call, value: object = None) -> Recorded | None:

@@ -36,6 +36,7 @@ from stepwise._display.markup import (
 from stepwise._display.render import RunShown, usage_text
 from stepwise._display.terminal import duration_text, when
 from stepwise._display.timeline import RunBars, timeline
+from stepwise._display.words import resume_text, took_text, tries_text
 from stepwise._runtime.messages import shell_word
 from stepwise.errors import UnreadableValueError
 
@@ -84,7 +85,7 @@ class RunPage:
     Args:
         shown: the facts that every display shows.
         facts: further facts by name.
-        resumes: time and manner of the last few resumes.
+        resumes: time and manner of the last few resumes, and how the attempt before had ended.
         resumed: how many times the run was resumed.
         result: the returned value as text; empty if the run did not return.
         where, line: the place where the run resumes, and its source; empty for a run that has
@@ -101,7 +102,7 @@ class RunPage:
 
     shown: RunShown
     facts: Mapping[str, str] = field(default_factory=dict)
-    resumes: Sequence[tuple[float, str]] = ()
+    resumes: Sequence[tuple[float, str, str]] = ()
     resumed: int = 0
     result: str = ""
     where: str = ""
@@ -222,7 +223,7 @@ def run_facts(run: RunPage) -> Markup:
     shown = run.shown
     ended = shown.status in ("completed", "failed")
     earlier = run.resumed - len(run.resumes)
-    resumes = [tag("div", f"{when(at)}, {how}") for at, how in run.resumes]
+    resumes = [tag("div", resume_text(*each)) for each in run.resumes]
     if earlier > 0:
         resumes.append(tag("small", f"and {earlier:,} times before"))
     where = tag("div", run.where), block(run.line) if run.line else None
@@ -295,7 +296,7 @@ def called(step: Any) -> str:
 def _picture(run: RunPage, prefix: str, rules: Rules) -> Markup:
     now = time.time() if run.shown.status == "running" else None
     group = RunBars("", run.shown.steps, lambda number: f"#{prefix}s{number}", run.shown.begun)
-    return timeline([group], now, [at for at, _ in run.resumes], rules)
+    return timeline([group], now, [(at, end) for at, _, end in run.resumes], rules)
 
 
 # -- steps -----------------------------------------------------------------------------------------
@@ -369,7 +370,7 @@ def step_line(step: Any) -> Markup:
         tag("code", called(step)[:300]),
         badge(step.status),
         tag("i", step.preview[:200]),
-        tag("u", tries, duration_text(step.duration)),
+        tag("u", tries, took_text(step)),
     )
 
 
@@ -395,8 +396,8 @@ def step_facts(step: Any, *, begun: int, again: Content, child: Content, **more:
             "variables": failed_frames(step),
             "ran again": again,
             "called": ("at ", tag("code", step.site), ", ", began) if step.site else began,
-            "took": duration_text(step.duration),
-            "tries": f"{step.attempts}" if step.attempts > 1 else "",
+            "took": took_text(step),
+            "tries": [tag("div", each) for each in tries_text(step)],
             "decided by": step.by,
             "model": usage_text(step.usage),
             "idempotency key": tag("code", step.idempotency_key) if step.side_effect else "",

@@ -19,7 +19,8 @@ from typing import Any
 
 from stepwise._display.markup import Content, Markup, markup, sheet, tag, whole
 from stepwise._display.terminal import Column, Terminal, duration_text, line_of, one_line, when
-from stepwise._display.timeline import did, placed
+from stepwise._display.timeline import did, last_span, placed
+from stepwise._display.words import took_text
 from stepwise._runtime.messages import printable, publisher, shell_word
 from stepwise.errors import StepwiseError
 
@@ -152,25 +153,18 @@ def _table(heads: Mapping[str, str], rows: Iterable[Iterable[Content]]) -> Marku
 def _steps_table(run: RunShown) -> Markup:
     steps = run.steps
     now = time.time() if run.status == "running" else run.updated_at
-    bars = placed([(s.started_at, s.started_at + _length(s, now)) for s in steps])
+    bars = placed([last_span(s, now) for s in steps])
     rows: list[list[Content]] = []
     for step, (left, width) in zip(steps, bars, strict=True):
         status = did(step, run.begun)
         bar = tag("i", style=f"left:{left:.2f}%;width:{width:.2f}%")
         track = tag("span", bar, cls=f"track {status}")
-        took = duration_text(step.duration)
+        took = took_text(step)
         rows.append([f"{step.number}", _unfolding(step), status_of(status), track, took])
     if run.earlier:
         rows.insert(0, ["…", tag("small", f"{run.earlier:,} earlier steps"), "", "", ""])
     heads = {"step": "", "call": "wide", "status": "", "timeline": "when", "time": ""}
     return _table(heads, rows)
-
-
-def _length(step: Any, now: float) -> float:
-    """Return the seconds of a step in the timeline; 0 for a step that a person settled."""
-    if step.duration is None and step.finished_at is None:
-        return max(0.0, now - float(step.started_at))
-    return step.duration or 0.0
 
 
 def usage_text(usage: Mapping[str, Any]) -> str:
@@ -227,7 +221,7 @@ def runs_html(runs: Iterable[RunShown], more: int = 0) -> str:
 
 def step_html(step: Any) -> str:
     """Return the HTML of one step, with its arguments and result."""
-    took = duration_text(step.duration) or "unfinished"
+    took = took_text(step) or "unfinished"
     about = tag("small", f"step {step.number}, {took}")
     return framed(tag("div", status_of(step.status), " ", about), _unfolding(step))
 
@@ -285,7 +279,7 @@ def run_text(run: RunShown) -> str:
             each.number,
             f"{each.name}({each.arguments})",
             did(each, run.begun),
-            duration_text(each.duration),
+            took_text(each),
             each.preview,
         ]
         for each in run.steps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import sys
+from collections.abc import Iterable
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
@@ -186,6 +187,18 @@ class Locator:
                 whole = Origin(site, path, place.once)
             spot = self._spots[here] = _Spot(code, site, place, origin, whole)
         return spot
+
+    def waiting_at(self, frames: Iterable[FrameType]) -> str:
+        """Return ``file:line`` of the statement at which the workflow waits for tasks or threads.
+
+        Only people use it, for plain calls.  Effects are matched by site and place: if those of one
+        ``gather`` were at its statement, each could be the other one with a new name.
+
+        Args:
+            frames: the frames of the workflow's own flow of control.
+        """
+        frame = next((each for each in frames if each.f_code is self._code), None)
+        return self._site(frame) if frame is not None else ""
 
     def close(self) -> None:
         """Release the workflow's frame."""

@@ -68,6 +68,7 @@ def outcome(
     changes: Recorded | None = None,
     kind: Any = Any,
     shown: ShownValue | None = None,
+    tries: tuple[Any, ...] = (),
 ) -> tuple[Outcome, Data]:
     """Build the record of the outcome of a call.
 
@@ -76,6 +77,7 @@ def outcome(
         changes: the changes that the call made to its arguments.
         kind: the annotated type of the value.
         shown: the text for listings, instead of a preview of the value.
+        tries: see :class:`Outcome`.
 
     Raises:
         NotRecordableError: the value cannot be recorded.
@@ -108,6 +110,9 @@ def outcome(
         changes.state if changes is not None else (),
         "",
         usage,
+        0,
+        _NOTHING,
+        tries,
     )
     return record, encoded.data
 

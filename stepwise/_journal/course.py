@@ -8,6 +8,7 @@ from typing import Any
 from stepwise._journal.projection import CallKey, Projection, call_key
 from stepwise._journal.records import (
     NO_SUMS,
+    SUBMITTED,
     Answered,
     Call,
     Cancelling,
@@ -307,6 +308,10 @@ class Course(Projection):
         started, command: numbers of the records that hold the workflow's definition, and the last
             start command of its program.
         resumes: the last few resumes: number of the record, when, and how.
+        ends: how the attempt before each of these resumes had ended: ``died``, ``suspended``,
+            ``interrupted`` (on purpose), ``stopped``, ``submitted``, or the status of its end;
+            shorter than ``resumes`` if an older version summed up the run.
+        ended: how the last attempt ended; empty while it is open.
         resumed: how many times the run was resumed.
         at: when the last record was made.
         taken: seconds taken by the completed steps that the workflow called directly, without their
@@ -328,7 +333,6 @@ class Course(Projection):
         open: the last attempt has not ended in good order: it is still running, or it died.
         deaths: how many attempts before the last one died in a row.
         stuck: how many of these died before any step had ended, with the same code.
-        asleep: the last attempt ended since nothing was left but to wait.
     """
 
     def __init__(self, **facts: Any) -> None:
@@ -337,6 +341,8 @@ class Course(Projection):
         self.started = 0
         self.command = 0
         self.resumes: list[list[Any]] = []
+        self.ends: list[str] = []
+        self.ended = ""
         self.resumed = 0
         self.at = 0.0
         self.taken = 0.0
@@ -356,13 +362,20 @@ class Course(Projection):
         self.open = False
         self.deaths = 0
         self.stuck = 0
-        self.asleep = False
+        if facts.pop("asleep", False):  # as an older version summed up a suspended run
+            facts["ended"] = "suspended"
         vars(self).update(facts)
 
     @property
     def begun(self) -> int:
         """Number of the record that began the last attempt; 0 for the first attempt."""
         return self.resumes[-1][0] if self.resumes else 0
+
+    @property
+    def resumptions(self) -> list[tuple[float, str, str]]:
+        """The last few resumes: when, how, and how the attempt before had ended, if known."""
+        ends = [*[""] * (len(self.resumes) - len(self.ends)), *self.ends]
+        return [(at, how, end) for (_, at, how), end in zip(self.resumes, ends, strict=True)]
 
     def on_outcome(self, entry: Entry, record: Outcome) -> None:
         if self.stops and _is_over(self.stopped, entry):
@@ -415,9 +428,10 @@ class Course(Projection):
         self._note_command(entry, record)
         self.stops = []
         if self._is_own(record.at):
-            if not self.asleep:
+            if self.ended != "suspended":
                 self.lost += max(0.0, record.at - max(self.at, self.born))
-            self.asleep = False
+            end = self.ended or ("died" if self.open else "")
+            self.ends, self.ended = [*self.ends, end][-_RESUMES:], ""
             self.resumed += 1
             self.resumes = [*self.resumes, [entry.number, record.at, record.how]][-_RESUMES:]
             self.saved, self.kept = self.taken, dict(self.paid)
@@ -441,23 +455,26 @@ class Course(Projection):
         if self._is_own(record.at):
             self.resumed_from, self.executed = record.resumed_from, record.executed
             self.skipped = record.skipped
-        self._in_good_order(record.at)
+        self._in_good_order(record.at, record.status)
 
     def on_suspended(self, entry: Entry, record: Suspended) -> None:
-        self._in_good_order(record.at)
-        self.asleep = True
+        self._in_good_order(record.at, "suspended")
 
-    def _in_good_order(self, at: float) -> None:
+    def _in_good_order(self, at: float, ended: str) -> None:
         self.open, self.deaths, self.stuck = False, 0, 0
-        self.at = max(self.at, at)
+        self.at, self.ended = max(self.at, at), ended
 
     def on_interrupted(self, entry: Entry, record: Interrupted) -> None:
         """Leave ``at`` as it is: the calls in flight count as lost from the record before."""
         self.open = False
+        self.ended = "interrupted" if record.decided else "stopped"
+        if record.why == SUBMITTED:
+            self.ended = SUBMITTED
 
     def on_settled(self, entry: Entry, record: Any) -> None:
         """Reset the deaths: a person acted on the run, so it is worth another try."""
         self.deaths = self.stuck = 0
+        self.ended = "died" if self.open else self.ended
         self.open = False
         self.at = max(self.at, record.at)
 

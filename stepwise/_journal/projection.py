@@ -320,6 +320,9 @@ class Places(Projection):
     Attributes:
         first, last: the numbers of the call's first and last record, by the call's number; 0 in
             ``first`` for a call that does not count.
+        before: for each call that was made again, the numbers of the records of the earlier times:
+            its outcome, or its announcement if no outcome followed.
+        answered: when the run took the last answer to a question of each call.
         undone: who had each undone call undone, by its number; empty if the run did.
     """
 
@@ -327,12 +330,33 @@ class Places(Projection):
         from array import array  # on use: only inspecting a run needs it
 
         self.first, self.last = array("Q"), array("Q")
+        self.before: dict[int, list[int]] = {}
+        self.answered: dict[int, float] = {}
         self.undone: dict[int, str] = {}
         self._undoing: set[int] = set()
+        self._announced: dict[int, int] = {}  # the records of calls without an outcome
+        self._failed: dict[int, int] = {}  # the records of outcomes that may not be the last
         for entry in entries:
             self.take(entry)
 
-    def on_intent(self, entry: Entry, record: Intent | Waiting | Outcome) -> None:
+    def on_intent(self, entry: Entry, record: Intent) -> None:
+        number = record.call.number
+        for known in (self._announced, self._failed):
+            if number in known:
+                self.before.setdefault(number, []).append(known.pop(number))
+        self._announced[number] = entry.number
+        self.on_waiting(entry, record)
+
+    def on_outcome(self, entry: Entry, record: Outcome) -> None:
+        number = record.call.number
+        self._announced.pop(number, None)
+        if number in self._failed:
+            self.before.setdefault(number, []).append(self._failed.pop(number))
+        if record.status != "completed":
+            self._failed[number] = entry.number
+        self.on_waiting(entry, record)
+
+    def on_waiting(self, entry: Entry, record: Intent | Waiting | Outcome) -> None:
         number = record.call.number
         while number >= len(self.first):
             self.first.frombytes(_EMPTY)
@@ -340,9 +364,8 @@ class Places(Projection):
         self.first[number] = self.first[number] or entry.number
         self.last[number] = entry.number
 
-    on_waiting = on_outcome = on_intent
-
     def on_answered(self, entry: Entry, record: Answered) -> None:
+        self.answered[record.number] = record.at
         if record.number < len(self.last):
             self.last[record.number] = entry.number
 
@@ -363,6 +386,8 @@ class Places(Projection):
 
     def on_forgotten(self, entry: Entry, record: Forgotten) -> None:
         for number in record.numbers:
+            for known in (self.before, self.answered, self._announced, self._failed):
+                known.pop(number, None)
             if number < len(self.first):
                 self.first[number] = 0
 

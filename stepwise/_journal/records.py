@@ -322,6 +322,9 @@ class Outcome(NamedTuple):
         message: number in the inbox of the message that a wait for a signal took; 0 for none.
         spent: amounts of the call that no other record holds, its failed attempts included, by
             unit: ``usd``, ``tokens``, ``seconds``, and ``steps`` if it is not one.
+        tries: the newest attempts of a call that took several, oldest first: when each began and
+            ended, and its exception, shortened.  The last one ended with the call.  A header
+            without attempts lacks the fact.
     """
 
     call: Call
@@ -339,6 +342,7 @@ class Outcome(NamedTuple):
     usage: Mapping[str, Any] = _NO_USAGE
     message: int = 0
     spent: Mapping[str, float] = _NO_USAGE
+    tries: tuple[Any, ...] = ()
 
 
 class AttemptFailed(NamedTuple):
@@ -724,7 +728,10 @@ def is_turn(header: list[Any]) -> bool:
 
 def to_header(record: Record) -> list[Any]:
     """Return the record as JSON-able facts: its kind, then the values of its fields in order."""
-    return [_NAMES[type(record)], *record]
+    header = [_NAMES[type(record)], *record]
+    if not header[-1] and type(record) is Outcome:  # few calls have tries
+        del header[-1]
+    return header
 
 
 def from_header(header: list[Any]) -> Record:
@@ -735,6 +742,8 @@ def from_header(header: list[Any]) -> Record:
     """
     kind, *facts = header
     cls = KINDS.get(kind)
+    if cls is Outcome and len(facts) == len(cls._fields) - 1:
+        facts.append(())
     if cls is None or len(facts) != len(cls._fields):
         raise StoreError(
             f"a record of the kind {kind!r}, with {len(facts)} facts, is not known to this version "

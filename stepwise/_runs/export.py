@@ -219,7 +219,7 @@ def page_of(run: Run, seen: Overview) -> RunPage:
             "fork of": facts.forked_from,
             "not stored": facts.secrets,
         },
-        resumes=[(at, how) for _, at, how in seen.course.resumes],
+        resumes=seen.course.resumptions,
         resumed=seen.course.resumed,
         result=_result(run) if shown.status == "completed" else "",
         where=where,

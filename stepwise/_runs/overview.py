@@ -165,7 +165,6 @@ def _with_doing(seen: Overview, noted: list[Entry], place: Place) -> Overview:
 def _whole(store: Store, seal: Seal, facts: RunFacts, owned: bool, count: int | None) -> Overview:
     places, effects, course = Places(), Calls(), Course()
     unreadable: set[int] = set()
-    allowed: dict[str, float] = {}
     at = Position()
     for entry, at in read(store, seal, facts.run_id, Position(facts.pruned, None)):
         if isinstance(entry, Lost):
@@ -175,8 +174,6 @@ def _whole(store: Store, seal: Seal, facts: RunFacts, owned: bool, count: int | 
         course.take(entry)
         if entry.concerns_effects:
             effects.take(entry._replace(payload=b""))
-        if entry.waits:  # a question, or the answer to one
-            allowed.update(course.allowed)
         if unreadable:
             unreadable -= given_up([entry])
     doubtful = set() if owned else {each.call.number for each in effects.in_doubt}
@@ -190,7 +187,7 @@ def _whole(store: Store, seal: Seal, facts: RunFacts, owned: bool, count: int | 
         doubted += [step] if step.status == "in_doubt" else []
         outcome = step._entry.outcome
         if outcome is not None and step.status == "completed" and step._entry.number < course.begun:
-            course.saved += own_seconds(outcome, allowed.get(str(step.number), 0.0))
+            course.saved += own_seconds(outcome, places.answered.get(step.number, 0.0))
     total = sum(statuses.values())
     parts = [*newest], total, dict(statuses), doubted, course, len(unreadable)
     return Overview(*parts, sums=at.sums)

@@ -435,6 +435,54 @@ _LARGE = 10_000  # bytes; a larger record is not kept, and is read again when ne
 
 @public
 @dataclass(frozen=True, slots=True)
+class StepAttempt:
+    """One try of a step's body.
+
+    Args:
+        number: the number of the attempt, from 1, over all processes that made the step.
+        status: ``completed``, ``failed`` or ``cancelled``; ``started`` while it is in progress;
+            ``crashed`` if its process died.
+        started_at: the time at which it began, in seconds since 1970.
+        finished_at: the time at which it ended; ``None`` if it did not, or if its process died.
+        error: shortened text of its exception; empty if it raised none.
+    """
+
+    number: int
+    status: str
+    started_at: float
+    finished_at: float | None
+    error: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the attributes as plain data, for JSON."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+def _attempts_in(entry: Entry, before: int, answered: float) -> Iterator[StepAttempt]:
+    """Yield the attempts that a record of a call names: its outcome or its announcement.
+
+    Args:
+        before: the number of the attempts before them.
+        answered: when the run took a person's answer about the call.
+    """
+    outcome, call = entry.outcome, entry.call
+    if outcome is None:
+        if call is not None and not entry.waits:
+            yield StepAttempt(before + 1, "crashed", max(call.at, answered), None, "")
+        return
+    tries = outcome.tries or ((outcome.call.at, 0.0, ""),)[: outcome.attempts]
+    first = before + outcome.attempts - len(tries) + 1
+    for number, (began, ended, text) in enumerate(tries, first):
+        status, error, until = "failed", text, ended
+        if number == before + outcome.attempts:
+            status, until = outcome.status, outcome.at
+            error = "" if status == "completed" else outcome.preview
+        start = answered if began < answered <= until else began  # it waited for the answer
+        yield StepAttempt(number, status, start, until, error)
+
+
+@public
+@dataclass(frozen=True, slots=True)
 class StepRecord:
     """One call of a step, tool or child workflow, as recorded in the journal.
 
@@ -446,7 +494,7 @@ class StepRecord:
             gone; ``compensated`` if it was undone.
         arguments: shortened text of the arguments.
         preview: shortened text of the value or exception.
-        attempts: the number of tries of the body that the outcome took.
+        attempts: the number of tries of the body, in all processes that the records tell of.
         started_at: the time of the call, in seconds since 1970.
         finished_at: the time of the outcome, in seconds since 1970; ``None`` while unfinished.
         side_effect: True if the call was announced before it ran.
@@ -459,6 +507,7 @@ class StepRecord:
         usage: for a model request, the known values of ``model``, ``provider``, ``input_tokens``,
             ``output_tokens``, ``cached_input_tokens`` and ``cost_usd`` (US dollars).
         by: the person (``user@host``) who settled the step or had it undone; empty if nobody did.
+        waited: the seconds that the call waited for a time, a signal or a person; 0 while it waits.
     """
 
     number: int
@@ -479,13 +528,36 @@ class StepRecord:
     differs: tuple[str, ...] = ()
     usage: Mapping[str, Any] = field(default_factory=dict)
     by: str = ""
+    waited: float = 0.0
+    _answered: float = field(repr=False, compare=False, default=0.0)
+    _earlier: tuple[Entry, ...] = field(repr=False, compare=False, default=())
 
     @property
     def duration(self) -> float | None:
-        """Seconds from the call to its outcome; ``None`` if unfinished or settled by a person."""
-        if self.finished_at is None or self._entry.landed:
+        """Seconds that the step took itself, without those that it ``waited``.
+
+        The pauses between two attempts count.  If the step was made again after its run had
+        stopped, the time before does not.  ``None`` if unfinished or settled by a person.
+        """
+        call = self._entry.call
+        if self.finished_at is None or call is None:
             return None
-        return max(0.0, self.finished_at - self.started_at)
+        return 0.0 if call.is_wait else max(0.0, self.finished_at - max(call.at, self._answered))
+
+    @property
+    def tries(self) -> tuple[StepAttempt, ...]:
+        """The attempts of the step, oldest first: of each process, the last and 20 before it.
+
+        Empty for a wait, a child run, and a call that was not allowed.
+        """
+        call, found = self._entry.call, list[StepAttempt]()
+        if self.child or (call is not None and call.is_wait):
+            return ()
+        for entry in (*self._earlier, self._entry):
+            found += _attempts_in(entry, found[-1].number if found else 0, self._answered)
+        if found and found[-1].status == "crashed" and self.status == "started":
+            found[-1] = replace(found[-1], status="started")
+        return tuple(found)
 
     @property
     def result(self) -> Any:
@@ -558,6 +630,7 @@ class StepRecord:
         return {
             **{name: getattr(self, name) for name in _PLAIN},
             "duration": self.duration,
+            "tries": [each.to_dict() for each in self.tries],
             "error": error_line(self.preview) if self.status == "failed" else None,
             "traceback": self.traceback,
         }
@@ -624,7 +697,17 @@ def _steps(
         before = places.first[call.instead] if call.instead < len(places.first) else 0
         other = get(before) if before else None
         step = step_record(place, call, entry, derived, other.call if other is not None else None)
-        yield replace(step, by=places.undone[number]) if number in places.undone else step
+        more: dict[str, Any] = {}
+        if number in places.undone:
+            more["by"] = places.undone[number]
+        if number in places.answered:
+            answered = places.answered[number]
+            more.update(_answered=answered, waited=max(0.0, answered - call.at))
+        if number in places.before and not call.child:
+            found = tuple(each for each in map(get, places.before[number]) if each is not None)
+            many = sum(each.outcome.attempts if each.outcome else 1 for each in found)
+            more.update(_earlier=found, attempts=step.attempts + many)
+        yield replace(step, **more) if more else step
 
 
 def step_record(
@@ -642,6 +725,7 @@ def step_record(
     status: str = outcome.status if outcome is not None else "completed" if ended else "started"
     if entry.waits:
         status = "waiting"
+    waited = max(0.0, ended.at - call.at) if ended and call.is_wait else 0.0
     return StepRecord(
         number=call.number,
         name=call.name,
@@ -661,6 +745,7 @@ def step_record(
         differs=tuple(differing(call, other)) if other is not None else (),
         usage=outcome.usage if outcome is not None else {},
         by=entry.settled_by,
+        waited=waited,
     )
 
 

@@ -28,6 +28,7 @@ from stepwise._display.terminal import (
     line_of,
     shown_value,
 )
+from stepwise._display.words import took_text
 from stepwise._runs.housekeeping import store_url
 from stepwise._runs.messages import parsed_json
 from stepwise._runs.run import each_listed
@@ -183,8 +184,8 @@ def step_row(step: StepRecord) -> list[Any]:
 def took(step: StepRecord) -> str:
     """Return how long a step took, or how long it has been in progress."""
     if step.status == "started":
-        return f"{duration_text(max(0.0, time.time() - step.started_at))} so far"
-    return duration_text(step.duration)
+        return f"{duration_text(max(0.0, time.time() - step.started_at - step.waited))} so far"
+    return took_text(step)
 
 
 def show_in_doubt(run: Run, steps: Sequence[StepRecord]) -> None:

@@ -28,6 +28,7 @@ from stepwise._display.terminal import (
     shown_value,
     when,
 )
+from stepwise._display.words import resume_text, tries_text
 from stepwise._runs.export import first_step, first_variable, html_page
 from stepwise._runs.housekeeping import store_url
 from stepwise._runs.overview import SHOWN, Overview
@@ -381,7 +382,8 @@ def _show_step(run: Run, number: int, *, as_json: bool) -> None:
     _say("run", printable(run.id))
     _say("step", f"{number}  ", Word(step.status), f"  {took(step)}".rstrip())
     _say("from", printable(step.site))
-    _say("attempts", str(step.attempts) if step.attempts > 1 else "")
+    for each in tries_text(step):
+        _say("try", printable(each, 1000))
     _say("by", printable(step.by))
     _say("key", printable(step.idempotency_key) if step.side_effect else "")
     _say("child", printable(step.child))
@@ -441,7 +443,9 @@ def _all_facts(run: Run, shown: RunShown, seen: Overview) -> dict[str, Any]:
     return {
         **run_facts(run),
         "resumes_at": {"where": where, "line": line} if unfinished else None,
-        "resumes": [{"at": at, "how": how} for _, at, how in seen.course.resumes],
+        "resumes": [
+            {"at": at, "how": how, "before": end} for at, how, end in seen.course.resumptions
+        ],
         "resumed_from_step": shown.resumed_from,
         "steps_executed": shown.executed,
         "steps_skipped": shown.skipped,
@@ -463,9 +467,9 @@ def _describe(run: Run, shown: RunShown, seen: Overview) -> None:
     started = f"{when(shown.created_at)}, updated {when(shown.updated_at)}"
     _say("started", f"{started}{f', took {length}' if length else ''}")
     _say("steps", shown.counts)
-    resumes = seen.course.resumes[-_RESUMES:]
-    for _, at, how in resumes:
-        _say("resumed", f"{when(at)}, {printable(how)}")
+    resumes = seen.course.resumptions[-_RESUMES:]
+    for at, how, end in resumes:
+        _say("resumed", printable(resume_text(at, how, end)))
     if seen.course.resumed > len(resumes):
         _say("", f"and {seen.course.resumed - len(resumes)} times before")
     _say("attempt", shown.attempt and f"the last one: {shown.attempt}")

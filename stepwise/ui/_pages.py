@@ -20,6 +20,7 @@ from stepwise._display.markup import (
 )
 from stepwise._display.page import called, could_be, differences
 from stepwise._display.terminal import duration_text
+from stepwise._display.words import took_text
 from stepwise._runs.export import StepDifference, first_step, first_variable
 from stepwise._runs.questions import Question
 from stepwise._runs.run import Run
@@ -481,10 +482,7 @@ def _parting(found: StepDifference) -> Markup:
 def _step_text(step: StepRecord | None) -> str:
     if step is None:
         return "(no such step)"
-    return (
-        f"{called(step)[:2000]}\n{step.status} {duration_text(step.duration)}\n"
-        + (step.preview[:2000])
-    )
+    return f"{called(step)[:2000]}\n{step.status} {took_text(step)}\n" + (step.preview[:2000])
 
 
 def _side(view: View, run: Run) -> Markup:

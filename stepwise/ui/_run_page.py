@@ -368,7 +368,7 @@ def _timeline(view: View, at: _Moment, rules: Rules) -> Markup:
             continue
         label, begun = called(each)[:120], seen.course.begun
         groups.append(RunBars(label, seen.steps, _link(view, child), begun))
-    drawn = timeline(groups, now, [moment for moment, _ in at.page.resumes], rules)
+    drawn = timeline(groups, now, [(when, end) for when, _, end in at.page.resumes], rules)
     left_out = shown.total - len(shown.steps)
     about = [
         f"{len(shown.steps)} of {shown.total:,} steps" if left_out > 0 else "",

@@ -94,7 +94,7 @@ def step_of(number, *, start=0.0, end=1.0, **facts):
     default = {
         "name": "work", "status": "completed", "arguments": "x=1", "preview": "1", "attempts": 1,
         "side_effect": False, "idempotency_key": "", "site": "", "child": "", "traceback": "",
-        "instead": 0, "why": "", "usage": {}, "by": "", "failures": {},
+        "instead": 0, "why": "", "usage": {}, "by": "", "failures": {}, "waited": 0.0, "tries": (),
     }  # fmt: skip
     ended = {"finished_at": end, "duration": None if end is None else end - start}
     entry = types.SimpleNamespace(number=number, call=None)
@@ -309,7 +309,7 @@ def bars(*steps, now=None, resumes=()):
         )
         for each in found
     ]
-    labels = [each.text for each in drawn.all("small") if each.text.startswith("resumed after")]
+    labels = [each.text for each in drawn.all("small") if "resumed after" in each.text]
     return spans, labels
 
 
@@ -330,22 +330,84 @@ def test_many_parallel_steps():
 
 
 def test_a_time_in_which_it_was_down():
-    """The time between two attempts is shortened and named."""
-    spans, labels = bars(step_of(1), step_of(2, start=3600, end=3601), resumes=[3600.0])
+    """The time between two attempts of a run is shortened and named, with the end of the first."""
+    later = step_of(2, start=3600, end=3601)
+    spans, labels = bars(step_of(1), later, resumes=[(3600.0, "died")])
+    assert labels == ["process died, resumed after 59 min 59 s"]
+    _, labels = bars(step_of(1), later, resumes=[(3600.0, "suspended")])
+    assert labels == ["suspended, resumed after 59 min 59 s"]
+    _, labels = bars(step_of(1), later, resumes=[(3600.0, "")])
     assert labels == ["resumed after 59 min 59 s"]
     assert spans[1][0] - spans[0][1] < 5
 
 
 def test_attempts_that_did_nothing():
     """Attempts that were killed before their first step belong to one time of being down."""
-    _, labels = bars(step_of(1), step_of(2, start=60, end=61), resumes=[20.0, 40.0, 60.0])
-    assert labels == ["resumed after 59.0 s"]
+    _, labels = bars(
+        step_of(1),
+        step_of(2, start=60, end=61),
+        resumes=[(at, "died") for at in (20.0, 40.0, 60.0)],
+    )
+    assert labels == ["process died, resumed after 59.0 s"]
 
 
 def test_a_step_that_was_executed_again():
     """A step whose first execution was killed begins, in the picture, with the last attempt."""
-    spans, _ = bars(step_of(1), step_of(2, start=1, end=101), resumes=[100.0])
+    spans, _ = bars(step_of(1), step_of(2, start=1, end=101), resumes=[(100.0, "died")])
     assert spans[1][1] - spans[1][0] < 60
+
+
+def test_the_line_of_a_resume():
+    """A death, a suspension and another end are lines of other kinds, each with its words."""
+    ends = {5.0: "died", 6.0: "suspended", 7.0: "interrupted"}
+    steps = [step_of(1), step_of(2, start=9, end=10)]
+    drawn = Page(timeline([RunBars("", steps, "#s{}".format)], None, [*ends.items()], Rules()))
+    lines = [vars(each)["with"] for each in drawn.all("i") if "cut" in vars(each)["with"]["class"]]
+    assert [each["class"].split()[1] for each in lines] == ["death", "sleep", "stop"]
+    assert [each["title"] for each in lines] == [
+        "process died, then resumed", "suspended, then resumed", "interrupted, then resumed",
+    ]  # fmt: skip
+    for words in ("solid line: process died", "dotted line: suspended", "dashed line: interrupted"):
+        assert words in drawn.text
+
+
+def tried(number, status, started_at, finished_at, error=""):
+    return types.SimpleNamespace(
+        number=number, status=status, started_at=started_at, finished_at=finished_at, error=error
+    )
+
+
+def test_attempts_and_waits_are_apart():
+    """Each attempt of a step has a bar; what it waited is no bar of its own time, and is cut."""
+    tries = (tried(1, "failed", 1000, 1010, "E()"), tried(2, "completed", 1012, 1020))
+    step = step_of(2, end=1020, duration=20, waited=1000.0, attempts=2, tries=tries)
+    rules = Rules()
+    drawn = Page(timeline([RunBars("", [step_of(1), step], "#s{}".format)], None, [], rules))
+    shown = [vars(each)["with"] for each in drawn.all("a")]
+    assert [each["title"] for each in shown] == [
+        "1 work: completed, 1.0 s",
+        "2 work: attempt 1 failed after 10.0 s: E()",
+        "2 work: completed, 20.0 s, waited 16 min 40 s, 2 tries",
+    ]
+    assert [each["href"] for each in shown] == ["#s1", "#s2", "#s2"]
+    waits = [vars(each)["with"] for each in drawn.all("i") if "gap" in vars(each)["with"]["class"]]
+    assert [each["title"] for each in waits] == ["waited 16 min 40 s", "next attempt after 2.0 s"]
+    spans, _ = bars(step_of(1), step)
+    assert spans[0][2] != spans[1][2] == spans[2][2]
+    assert spans[0][1] < spans[1][0] < 15
+    assert spans[1][1] < spans[2][0]
+    shown = Page(page(RunPage(RunShown("r", "f()", "completed", steps=[step]))))
+    assert "attempt 1 failed after 10.0 s: E()" in shown.one("details", id="s2").text
+
+
+def test_attempts_that_are_not_recorded():
+    """Of a step with many attempts the picture says how many there were before those it has."""
+    tries = tuple(tried(n, "failed", n, n + 0.5) for n in range(11, 32))
+    step = step_of(1, end=31.5, attempts=31, tries=tries)
+    drawn = Page(timeline([RunBars("", [step], "#s{}".format)], None, [], Rules()))
+    waits = [vars(each)["with"] for each in drawn.all("i") if "gap" in vars(each)["with"]["class"]]
+    assert waits[0]["title"] == "10 attempts before"
+    assert len(drawn.all("a")) == 21
 
 
 def test_unfinished_steps():
@@ -360,7 +422,9 @@ def test_what_the_journal_answered_is_hollow():
     """Steps from before the last attempt are hollow bars, and a line marks its beginning."""
     steps = [step_of(1), step_of(9, start=5, end=6)]
     rules = Rules()
-    drawn = Page(timeline([RunBars("", steps, "#s{}".format, begun=5)], None, [5.0], rules))
+    drawn = Page(
+        timeline([RunBars("", steps, "#s{}".format, begun=5)], None, [(5.0, "died")], rules)
+    )
     kinds = [vars(each)["with"]["class"].split() for each in drawn.all("a")]
     assert ["answered" in each for each in kinds] == [True, False]
     assert len([each for each in drawn.all("i") if "death" in vars(each)["with"]["class"]]) == 1
@@ -397,7 +461,7 @@ span = st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)).map(sorted)
 def test_every_timeline_fits(spans, resumes):
     """Whenever steps ran, each bar is inside the picture, and no two overlap in one lane."""
     steps = [step_of(number, start=a, end=b) for number, (a, b) in enumerate(spans, 1)]
-    found, _ = bars(*steps, resumes=sorted(resumes))
+    found, _ = bars(*steps, resumes=[(at, "died") for at in sorted(resumes)])
     assert all(-0.01 <= left < right <= 100.02 for left, right, _ in found)
     if len({top for _, _, top in found}) < 24:
         for one, other in itertools.combinations(found, 2):
@@ -415,6 +479,8 @@ text = st.one_of(
 steps = st.builds(
     step_of,
     st.integers(1, 5),
+    attempts=st.just(2),
+    tries=st.tuples(st.builds(tried, st.just(1), text, st.just(0.0), st.just(0.5), text)),
     **dict.fromkeys(("name", "arguments", "preview", "site", "child", "traceback"), text),
     idempotency_key=text,
     by=text,
@@ -428,7 +494,7 @@ pages = st.builds(
     st.builds(RunShown, text, text, st.just("failed"), text, text, error=text,
               steps=st.lists(steps, max_size=3)),
     facts=st.dictionaries(st.just("child of"), text),
-    resumes=st.lists(st.tuples(st.just(1.0), text), max_size=2),
+    resumes=st.lists(st.tuples(st.just(1.0), text, text), max_size=2),
     result=text,
     where=text,
     line=text,

@@ -85,23 +85,26 @@ def test_what_resuming_saved():
     assert (found.total.usd, found.total.saved["usd"]) == (17.0, 8.0)
 
 
+def with_usage(count):
+    """Reads records as they are read, the first outcomes as those of requests to a model."""
+    known = _spending.read_entries
+    usage = {"model": "m-1", "input_tokens": 30, "output_tokens": 20, "cost_usd": 0.5}
+
+    def reading(*place):
+        left = count
+        for each in known(*place):
+            if each.outcome is not None and left:
+                left -= 1
+                each = each._replace(record=each.outcome._replace(usage=usage))  # noqa: PLW2901
+            yield each
+
+    return reading
+
+
 def test_by_model(monkeypatch):
     """Models come from the records of requests; what other steps spent has a row of its own."""
     agent(2.0)
-    known = _spending.each_step
-
-    def with_usage(*place):
-        for number, each in enumerate(known(*place)):
-            usage = {"model": "m-1", "input_tokens": 30, "output_tokens": 20, "cost_usd": 0.5}
-            yield (
-                each
-                if number
-                else type(each)(
-                    **{n: getattr(each, n) for n in each.__slots__ if n != "usage"}, usage=usage
-                )
-            )
-
-    monkeypatch.setattr(_spending, "each_step", with_usage)
+    monkeypatch.setattr(_spending, "read_entries", with_usage(1))
     _, named = rows("model")
     assert (named["m-1"].usd, named["m-1"].tokens, named["m-1"].steps) == (0.5, 50, 1)
     assert (named["other steps"].usd, named["other steps"].tokens) == (2.5, 250)
@@ -120,6 +123,36 @@ def test_what_there_is_no_time_for_is_said(page, monkeypatch):
     text = page.get(path)
     assert "$5.00" in text
     assert "longer=" not in text
+
+
+def test_a_run_that_is_too_long(monkeypatch):
+    """A very long run is read for a moment; what is not read has a row, and the page says so."""
+    agent(2.0)
+    monkeypatch.setattr(_spending, "read_entries", with_usage(2))
+    monkeypatch.setattr(_spending, "_OFTEN", 3)  # looks at the time at the second outcome
+    monkeypatch.setattr(_spending, "_SECONDS", 1000.0)
+    assert rows("model")[1]["m-1"].tokens == 100
+    moments = iter([0.0, 0.0, 2000.0])
+    monkeypatch.setattr(_spending.time, "monotonic", lambda: next(moments))
+    found, named = rows("model")
+    assert (named["m-1"].tokens, named["not read"].tokens) == (50, 250)
+    assert (found.left_out, found.more) == ("1 run could not be read, or not to the end", True)
+
+
+def test_an_unfinished_run_that_is_too_long(monkeypatch):
+    """A long run in progress that nothing sums up is read on request only; the page says so."""
+    seen = []
+
+    @workflow
+    def looking():
+        ask(2.0)
+        seen.append(rows("workflow")[0])
+
+    monkeypatch.setattr(_spending, "_RECORDS", 1)
+    looking()
+    (found,) = seen
+    assert (found.rows, found.total.at_least, found.more) == ([], True, True)
+    assert found.left_out == "1 run could not be read, or not to the end"
 
 
 def test_a_run_in_progress_counts():

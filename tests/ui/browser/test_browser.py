@@ -234,16 +234,18 @@ def test_a_run_looked_at_while_it_runs(story, visit):
 
 
 def test_bars_are_seen(shown, visit):
-    """No bar of a timeline is thinner than six pixels, and answered steps are hollow."""
+    """No bar of a timeline is thinner than six pixels; answered ones are hollow, attempts apart."""
     page = visit(shown, width=360)
     run_at(page, "write_article")
-    expect(page.locator(".bar")).to_have_count(8)
+    expect(page.locator(".bar")).to_have_count(9)
+    expect(page.locator(".bar.try.failed")).to_have_count(1)
     sizes = page.locator(".bar").evaluate_all(
         "all => all.map((e) => [e.offsetWidth, e.offsetHeight])"
     )
     assert min(min(each) for each in sizes) >= 6
-    expect(page.locator(".bar.answered")).to_have_count(6)
+    expect(page.locator(".bar.answered")).to_have_count(7)
     expect(page.locator(".lanes > .death")).to_have_count(1)
+    expect(page.locator(".labels")).to_contain_text("process died, resumed after")
 
 
 def test_hostile_values(story, visit, accessible):

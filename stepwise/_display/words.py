@@ -1,0 +1,47 @@
+"""Steps, their attempts, and the attempts of runs in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stepwise._display.terminal import duration_text, when
+
+_ENDS = {"died": "process died", "completed": "ended"}
+
+
+def ended_text(end: str) -> str:
+    """Return in words how an attempt of a run ended; see ``Course.ends``."""
+    return _ENDS.get(end, end)
+
+
+def resume_text(at: float, how: str, end: str) -> str:
+    """Return a resume in words: when, how, and how the attempt before had ended."""
+    return f"{when(at)}, {how}" + (f" (before: {ended_text(end)})" if end else "")
+
+
+def is_waiting(step: Any) -> bool:
+    call = step._entry.call
+    return step.status == "waiting" or (call is not None and call.is_wait)
+
+
+def took_text(step: Any) -> str:
+    """Return how long a step took itself, and how long it waited; empty while unfinished."""
+    waited = f"waited {duration_text(step.waited)}" if step.waited else ""
+    own = "" if step.waited and is_waiting(step) else duration_text(step.duration)
+    return ", ".join(filter(None, (own, waited)))
+
+
+def attempt_text(attempt: Any) -> str:
+    """Return an attempt of a step in words: how and after how long it ended."""
+    took = attempt.finished_at and duration_text(attempt.finished_at - attempt.started_at)
+    ended = f"{attempt.status} after {took}" if took else attempt.status
+    error = f": {attempt.error}" if attempt.error else ""
+    return f"attempt {attempt.number} {ended}{error}"
+
+
+def tries_text(step: Any) -> list[str]:
+    """Return the attempts of a step that took several, a text each."""
+    tries = step.tries if step.attempts > 1 else ()
+    told = [f"{attempt_text(each)}, begun {when(each.started_at)}" for each in tries]
+    missing = tries[0].number - 1 if tries else 0
+    return [*([f"{missing:,} attempts before"] if missing else []), *told]
