@@ -19,9 +19,18 @@ from pickled import Account, Model, Plain, Point, double
 from examples import sweep
 from stepwise._checkpoints.checkpoints import State
 from stepwise._journal.journal import Position
-from stepwise._journal.records import KINDS, Call, Outcome, Sums, from_header, to_header
+from stepwise._journal.records import (
+    KINDS,
+    Call,
+    Forgotten,
+    Outcome,
+    Sums,
+    from_header,
+    to_header,
+)
 from stepwise._journal.seal import DamagedError, ephemeral_seal, to_json
 from stepwise._values.preview import preview, preview_arguments
+from stepwise.errors import StoreError
 
 # -- headers ---------------------------------------------------------------------------------------
 
@@ -90,6 +99,14 @@ def test_headers(record):
     """Every record comes back from its sealed header as it was, whatever its texts hold."""
     assert through_header(record) == record
     assert repr(through_header(record)) == repr(record)
+
+
+def test_a_record_without_its_last_facts():
+    """A record of an older stepwise may lack the last facts; one that lacks others is refused."""
+    assert from_header(["forgotten", [1, 2], 3.0]) == Forgotten((1, 2), 3.0, by="")
+    for facts in ([], [[1, 2], 3.0, "ann", "more"]):
+        with pytest.raises(StoreError, match="a newer one wrote it"):
+            from_header(["forgotten", *facts])
 
 
 positions = st.builds(

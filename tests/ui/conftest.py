@@ -16,7 +16,7 @@ from stepwise.ui._access import LOOPBACK, Access
 from stepwise.ui._app import App
 
 SCRIPT = """
-import os, signal, sys, time
+import os, signal, sys
 from stepwise import step, tool, workflow
 
 def die(where):
@@ -51,8 +51,7 @@ if __name__ == "__main__":
     if "WAIT" in os.environ:
         sys.stdout.write("it waits")
         sys.stdout.flush()
-        while not os.path.exists(os.environ["WAIT"]):
-            time.sleep(0.01)
+        open(os.environ["WAIT"]).close()  # a pipe
     agent(sys.argv[1])
 """
 PLACE = "http://127.0.0.1:8276"

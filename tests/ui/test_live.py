@@ -7,11 +7,12 @@ import threading
 import pytest
 
 import stepwise
+import stepwise.ui
 from stepwise import step, workflow
 from stepwise._runtime import settings
 from stepwise.stores import open_store
 from stepwise.testing import fresh_store
-from stepwise.ui import _live
+from stepwise.ui import _app, _live
 from stepwise.ui._live import RunWatcher
 from stepwise.ui._reading import RunReader
 
@@ -202,6 +203,50 @@ def test_nothing_to_tell(monkeypatch):
         reading = await Reading(watcher).open()
         assert await anext(reading.events) == ":\n\n"
         await reading.close()
+
+    asyncio.run(story())
+
+
+class Reader:
+    """What a browser gets from an open address of events."""
+
+    def __init__(self, app, path):
+        self._told, self.status = asyncio.Queue(), None
+        scope = {"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b""}
+        self.task = asyncio.create_task(app(scope, asyncio.Event().wait, self._told.put))
+
+    async def until(self, text):
+        """Read up to a text; return whether it came before the end."""
+        while True:
+            part = await self._told.get()
+            self.status = part.get("status", self.status)
+            if text in part.get("body", b"").decode():
+                return True
+            if part["type"] == "http.response.body" and not part.get("more_body"):
+                return False
+
+
+@pytest.mark.parametrize("there_is_news", [True, False])
+def test_a_login_that_ended_ends_the_events(store, monkeypatch, there_is_news):
+    """An application is asked again while a page is open, whose events end with the login."""
+    monkeypatch.setattr(_app, "_TRUSTED", -1.0)
+    monkeypatch.setattr(_live, "_ALIVE", 60.0 if there_is_news else 0.01)
+    people = {"ann"}
+    app = stepwise.ui.app(store, authorize=lambda _: "ann" in people)
+
+    async def story():
+        reader = Reader(app, "/live")
+        assert await reader.until('"runs": []')
+        await asyncio.to_thread(agent.options(run_id="first"), 1)
+        assert await reader.until("first")
+        people.clear()
+        if there_is_news:
+            await asyncio.to_thread(agent.options(run_id="second"), 2)
+        assert not await reader.until("second")
+        await reader.task
+        again = Reader(app, "/live")
+        assert not await again.until("second")
+        assert (reader.status, again.status) == (200, 403)
 
     asyncio.run(story())
 
