@@ -1,30 +1,20 @@
 """Live pages: one watcher looks for all of them, and the runs pay nothing."""
 
 import asyncio
-import json
 import threading
 
 import pytest
+from browsing import Reading, Turns, agent
 
 import stepwise
 import stepwise.ui
-from stepwise import step, workflow
+from stepwise import workflow
 from stepwise._runtime import settings
 from stepwise.stores import open_store
 from stepwise.testing import fresh_store
 from stepwise.ui import _app, _live
 from stepwise.ui._live import RunWatcher
 from stepwise.ui._reading import RunReader
-
-
-@step
-def look(number):
-    return number
-
-
-@workflow
-def agent(number):
-    return look(number)
 
 
 @workflow
@@ -35,35 +25,6 @@ def above(number):
 @workflow
 def waiting():
     return stepwise.wait_for("go")
-
-
-class Reading:
-    """The events that a page gets."""
-
-    def __init__(self, watcher, run_id=""):
-        self.events = watcher.events(run_id)
-
-    async def open(self):
-        """Read what a page gets at once."""
-        assert await anext(self.events) == "retry: 1000\n\n"
-        assert (await self.next())["runs"] == []
-        return self
-
-    async def next(self):
-        """The facts of the next event."""
-        name, data, *rest = (await anext(self.events)).split("\n")
-        assert (name, rest) == ("event: changed", ["", ""])
-        return json.loads(data.removeprefix("data: "))
-
-    async def until(self, run_id):
-        """Read events until one names a run; return all that were named."""
-        seen = set()
-        while run_id not in seen:
-            seen |= set((await self.next())["runs"])
-        return seen
-
-    async def close(self):
-        await self.events.aclose()
 
 
 @pytest.fixture(params=["disk", "memory:live"])
@@ -93,32 +54,17 @@ def test_a_page_hears_of_new_and_changed_runs(store):
 
 def test_each_step_of_a_run_in_progress_is_heard(store):
     """The page of a run hears of each of its steps while they happen, and of no other run."""
-    began, went = asyncio.Event(), asyncio.Queue()
-    go = asyncio.Event()
-
-    @step
-    async def turn(number):
-        began.set()
-        await go.wait()
-        go.clear()
-        return number
-
-    @workflow(run_id="busy")
-    async def busy():
-        for number in range(3):
-            went.put_nowait(await turn(number))
 
     async def story():
         watcher = watching(store)
-        task = asyncio.create_task(busy())
-        await began.wait()
+        busy = Turns("busy", 3)
+        await busy.began()
         reading, other = await Reading(watcher, "busy").open(), Reading(watcher, "other")
         await other.open()
         for number in range(3):
-            go.set()
-            assert await went.get() == number
+            assert await busy.next() == number
             assert await reading.until("busy") == {"busy"}
-        await task
+        await busy.task
         nothing = asyncio.create_task(other.next())
         await asyncio.to_thread(agent.options(run_id="other"), 1)
         assert (await nothing)["runs"] == ["other"]

@@ -5,31 +5,15 @@ import signal
 import threading
 
 import pytest
+from browsing import agent, asking
 from harness import python
 
 import stepwise
-from stepwise import step, tool, wait_for, workflow
+from stepwise import tool, wait_for, workflow
 from stepwise._runtime import settings
 from stepwise.stores import open_store
 from stepwise.ui import _reading
 from stepwise.ui._reading import RunReader
-
-
-@step
-def look(number):
-    if number < 0:
-        raise ValueError(f"{number} is none")
-    return number
-
-
-@workflow
-def agent(number):
-    return look(number)
-
-
-@workflow
-def asking(topic):
-    return stepwise.approve("send it?", details={"topic": topic})
 
 
 @workflow
