@@ -95,7 +95,7 @@ MAY_IMPORT = {
     ),
     "ui": (
         "_checkpoints.checkpoints _display _execution _journal _runs _runtime _workflows.up "
-        "integrations._model_calls stores._read_only"
+        "integrations._model_calls"
     ),
     "testing": (
         "_calls _execution _journal _matching _runs _runtime _values integrations._model_calls "

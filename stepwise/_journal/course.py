@@ -50,6 +50,7 @@ def facts_at_start(run_id: str, started: Started) -> RunFacts:
         code=started.code,
         parent=started.parent,
         forked_from=started.forked_from,
+        forked_by=started.by,
         secrets=started.secrets,
         hidden=started.hidden,
         created_at=started.at,

@@ -27,6 +27,7 @@ class Lease:
         self.store = store
         self.run_id = run_id
         self._pid = os.getpid()
+        self._owner: Owner | None = None
 
     def acquire(self, *, child: bool = False) -> Lease:
         """Take the lease; return this object, whose block ends with the release.
@@ -39,7 +40,7 @@ class Lease:
                 machine and the time, and the thread or task if the owner is this process.
             RunOwnedError: the same, for a ``child``.
         """
-        owner = Owner(self._pid, os.uname().nodename, time.time(), here())
+        self._owner = owner = Owner(self._pid, os.uname().nodename, time.time(), here())
         try:
             with Uninterrupted():
                 self.epoch = self.store.acquire(self.run_id, owner)
@@ -55,6 +56,10 @@ class Lease:
             self.release()
             raise
         return self
+
+    def is_ours(self) -> bool:
+        """Return whether the store still has this owner of the lease."""
+        return self._owner is not None and self.store.owner(self.run_id) == self._owner
 
     def __enter__(self) -> Lease:  # noqa: PYI034 -- it is no base class
         return self

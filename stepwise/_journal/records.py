@@ -108,6 +108,7 @@ class Started(NamedTuple):
         parts: the parts that tell the run's call apart, by name; ``None`` if unknown.
         tags: strings by name, for people who look for the run.
         trace: the attempt's place in a trace, by name, as the process's tracer gave it.
+        by: who made the fork (``user@host``); empty for other runs.
     """
 
     workflow: str
@@ -127,6 +128,7 @@ class Started(NamedTuple):
     parts: Mapping[str, str] | None = None
     tags: Mapping[str, str] = _NOTHING
     trace: Mapping[str, str] = _NOTHING
+    by: str = ""
 
 
 class Resumed(NamedTuple):
@@ -612,6 +614,7 @@ class RunFacts(NamedTuple):
             run has ended.
         cancels: number of the last message of the inbox that is no new request to cancel the run.
         tally: the counts and spending up to an end of the run; later records make it stale.
+        forked_by: who made the fork (``user@host``); empty for other runs.
     """
 
     run_id: str
@@ -642,6 +645,7 @@ class RunFacts(NamedTuple):
     cancelling: str = ""
     cancels: int = 0
     tally: Tally | None = None
+    forked_by: str = ""
 
     def reopened(self, at: float) -> RunFacts:
         """Return the facts without an end; a run stopped on purpose stays so until it is called."""
@@ -742,8 +746,6 @@ def from_header(header: list[Any]) -> Record:
     """
     kind, *facts = header
     cls = KINDS.get(kind)
-    if cls is Outcome and len(facts) == len(cls._fields) - 1:
-        facts.append(())
     if cls is None or len(facts) != len(cls._fields):
         raise StoreError(
             f"a record of the kind {kind!r}, with {len(facts)} facts, is not known to this version "

@@ -217,6 +217,7 @@ def page_of(run: Run, seen: Overview) -> RunPage:
             "tags": ", ".join(f"{name}={text}" for name, text in facts.tags.items()),
             "child of": facts.parent,
             "fork of": facts.forked_from,
+            "forked by": facts.forked_by,
             "not stored": facts.secrets,
         },
         resumes=seen.course.resumptions,

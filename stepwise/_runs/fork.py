@@ -19,7 +19,7 @@ from stepwise._execution.outcomes import outcome
 from stepwise._execution.viewer import look_into
 from stepwise._execution.waits import Taken
 from stepwise._identity.identity import random_id
-from stepwise._journal.inbox import Inbox
+from stepwise._journal.inbox import Inbox, this_person
 from stepwise._journal.journal import Lost, Position, facts_of, names_beside, owned_journal, read
 from stepwise._journal.projection import (
     Calls,
@@ -264,6 +264,7 @@ def _write(
         run_id=new_id,
         parent=parent,
         forked_from=facts.run_id,
+        forked_by=this_person(),
         status=facts.status if parent and facts.status != "suspended" else "running",
         end=numbers.get(facts.end, 0) if parent else 0,
         error="",
@@ -400,6 +401,7 @@ def _started(source: ForkedRun, started: Started | None, now: float) -> Started:
     return started._replace(
         at=now,
         forked_from=facts.run_id,
+        by=this_person(),
         command=command,
         cwd=cwd,
         trace={},

@@ -221,6 +221,11 @@ class Run:
         return self._facts().forked_from or None
 
     @property
+    def forked_by(self) -> str | None:
+        """Who made the fork, as ``user@host``; ``None`` if the run is not a fork."""
+        return self._facts().forked_by or None
+
+    @property
     def program(self) -> Program | None:
         """The command that last started the program of the run; ``None`` if unknown."""
         how = how_started(self.store, self._seal, self._facts())

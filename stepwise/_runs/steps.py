@@ -131,6 +131,7 @@ def run_dict(
         "updated_at": facts.updated_at,
         "parent": facts.parent or None,
         "forked_from": facts.forked_from or None,
+        "forked_by": facts.forked_by or None,
         "owner": None if owner is None else {"pid": owner.pid, "host": owner.host},
     }
 

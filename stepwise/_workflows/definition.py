@@ -111,6 +111,12 @@ class Options:
                 "compensate_on_failure=True needs the records that prune_journal=True deletes: "
                 "choose one of them"
             )
+        if chosen.prune_journal and chosen.retention in ("all", "thinned"):
+            raise ConfigurationError(
+                "prune_journal=True deletes the records before the oldest checkpoint, and "
+                f"retention={chosen.retention!r} keeps that one: nothing would be deleted. Choose "
+                'retention="prune_old" with keep=, or leave one of them out'
+            )
         return chosen
 
 

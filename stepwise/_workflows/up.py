@@ -536,11 +536,17 @@ class Supervisor:
         self._sweep()
 
     def _announce(self, store: Store) -> None:
-        """Take a lease for each workflow, so that others see who continues its runs."""
+        """Take a lease for each workflow, so that others see who continues its runs.
+
+        A lease that was lost, since this machine slept or the server was away for long, is taken
+        again.
+        """
         if self._terms.once or self._terms.only:
             return
         for each in known_workflows():
             key = store.url, supervisor_name(each.definition.full_name)
+            if key in self._announced and not self._announced[key].is_ours():
+                self._announced.pop(key).release()
             if key not in self._announced:
                 with contextlib.suppress(RunBusyError):  # of another supervisor
                     self._announced[key] = Lease(store, key[1]).acquire()

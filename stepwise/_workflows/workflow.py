@@ -389,7 +389,7 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
             ``keep``), ``"thinned"`` (the newest 20, ever fewer older ones), or ``"all"``.
         keep: how many checkpoints ``"prune_old"`` keeps.
         prune_journal: delete the records that no kept checkpoint needs, for endless loops.  The run
-            can then not be replayed from the top.
+            can then not be replayed from the top.  Not for ``retention="all"`` or ``"thinned"``.
         start: the run that a call from outside of any run means.  ``"same"``: the run of
             these arguments; the n-th equal call of a process is the n-th such run.  A killed
             script thus resumes, and a completed script gets its results again.

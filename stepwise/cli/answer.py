@@ -117,8 +117,12 @@ def _answer(run: Run, step: str, ticket: str | None, said: Decision, *, as_json:
         _show_first(question, "Approve it?" if said.approved else "Deny it?", as_json=as_json)
         ticket = question.ticket
     give_answer(run.store, run._seal, run.id, step, ticket, said)
-    given = {"ticket": ticket, "approved": said.approved, "note": said.note}
-    _answered(run, step, as_json=as_json, **given)
+    if as_json:
+        given = {"ticket": ticket, "approved": said.approved, "note": said.note}
+        echo_json({**id_and_status(run), "step": step, **given})
+        return
+    say(f"step {step} of {run.id} is {'approved' if said.approved else 'denied'}")
+    say_next(run, waited_for=True)
 
 
 def _passphrase() -> str:
@@ -170,14 +174,6 @@ def _show_first(question: stepwise.Question, ask: str, *, as_json: bool) -> None
     click.confirm(ask, abort=True, err=True)
 
 
-def _answered(run: Run, step: str, *, as_json: bool, **answer: Any) -> None:
-    if as_json:
-        echo_json({**id_and_status(run), "step": step, **answer})
-        return
-    say(f"step {step} of {run.id} is {'approved' if answer['approved'] else 'denied'}")
-    say_next(run, waited_for=True)
-
-
 @command(
     "Settle",
     "stepwise resolve trip-0573 4 --landed '\"booked\"'  # it returned this\n"
@@ -209,24 +205,24 @@ def resolve(
 
     STEP is the number or the name of the recorded side effect.
     """
-    if sum((landed is not None, did_not_happen, same, another)) != 1:
+    ways = {
+        "landed": landed is not None,
+        "did_not_happen": did_not_happen,
+        "same": same,
+        "another": another,
+    }
+    chosen = [name for name, is_given in ways.items() if is_given]
+    if len(chosen) != 1:
         raise click.UsageError(
             "give exactly one answer: --landed JSON or --did-not-happen for a step in doubt, "
             "--same or --another for a call at which the run stopped because of STEP"
         )
     if stop is not None and not (same or another):
         raise click.UsageError("--stop chooses a stopped call: add --same or --another")
-    value = typed_json(landed, "--landed") if landed is not None else None
+    (answer,) = chosen
+    value: Any = typed_json(landed, "--landed") if landed is not None else True
     run = find_run(run_id)
-    if same or another:
-        run.resolve(step, same=same, another=another, stop=stop)
-        answer = "same" if same else "another"
-    elif landed is None:
-        run.resolve(step, did_not_happen=True)
-        answer = "did_not_happen"
-    else:
-        run.resolve(step, landed=value)
-        answer = "landed"
+    run.resolve(step, stop=stop, **{answer: value})
     if as_json:
         given = {"landed": value} if answer == "landed" else {}
         echo_json({"id": run.id, "step": step, "answer": answer, "stop": stop, **given})

@@ -462,7 +462,7 @@ def _describe(run: Run, shown: RunShown, seen: Overview) -> None:
     _say("workflow", printable(shown.workflow))
     _say("tags", ", ".join(f"{name}={text}" for name, text in run.tags.items()))
     _say("child of", run.parent or "")
-    _say("fork of", run.forked_from or "")
+    _say("fork of", f"{run.forked_from}, made by {run.forked_by}" if run.forked_from else "")
     length = duration_text(run.duration)
     started = f"{when(shown.created_at)}, updated {when(shown.updated_at)}"
     _say("started", f"{started}{f', took {length}' if length else ''}")

@@ -142,33 +142,30 @@ def forget(run_id: str, step: str | None, *, yes: bool, as_json: bool) -> None:
 
 def _ask(run: Run, step: str | None) -> None:
     """Ask before side effects are forgotten, which would then happen again."""
+
+    def confirm(told: str) -> None:
+        click.confirm(printable(told, 10_000), abort=True, err=True)
+
     verified = run.verify()
     if step is None and verified.effects:
-        click.confirm(
-            f"{printable(run.id)} announced {count(verified.effects, 'side effect')} of which the "
-            "records are gone; called again, the workflow may repeat them. Delete it?",
-            abort=True,
-            err=True,
+        confirm(
+            f"{run.id} announced {count(verified.effects, 'side effect')} of which the records are "
+            "gone; called again, the workflow may repeat them. Delete it?"
         )
     steps = run.steps if verified.records or step is not None else []
     effects = [each for each in steps if each.side_effect and each.status != "failed"]
     if step is None and effects:
         told = ", ".join(map(_effect, effects[:5]))
-        click.confirm(
-            f"{printable(run.id)} holds {count(len(effects), 'side effect')} ({told}); called "
-            "again, the workflow repeats them. Delete it?",
-            abort=True,
-            err=True,
+        confirm(
+            f"{run.id} holds {count(len(effects), 'side effect')} ({told}); called again, the "
+            "workflow repeats them. Delete it?"
         )
+    happened = {"completed": "happened", "in_doubt": "may have happened"}
     for each in effects:
-        done = each.status in ("completed", "in_doubt") and step in (each.name, str(each.number))
-        if done:
-            state = "happened" if each.status == "completed" else "may have happened"
-            click.confirm(
-                f"step {each.number}, {_effect(each)}, is a side effect "
-                f"that {state}; called again, it happens again. Forget it?",
-                abort=True,
-                err=True,
+        if each.status in happened and step in (each.name, str(each.number)):
+            confirm(
+                f"step {each.number}, {_effect(each)}, is a side effect that "
+                f"{happened[each.status]}; called again, it happens again. Forget it?"
             )
             return
 

@@ -52,6 +52,22 @@ def open_store(where: str | os.PathLike[str] | Store) -> Store:
         return store
 
 
+def store_for_pages(store: Store, *, to_read: bool) -> Store:
+    """Return the store object that pages read, which stays open like those of :func:`open_store`.
+
+    Args:
+        to_read: the object can write nothing.
+    """
+    from stepwise.stores._read_only import ReadOnlyStore  # imported on use: runs do not need it
+
+    key, make = f"{store.url}#{to_read}", getattr(store, "for_pages", None)
+    with _mutex:
+        made = _open.get(key) or (store if make is None else make(to_read=to_read))
+        if made is not store:
+            _open[key] = made
+    return ReadOnlyStore(made) if to_read else made
+
+
 def close_under(folder: str, used: Iterable[Store] = ()) -> None:
     """Close the stores in a test's folder, and the test's stores in memory.
 
@@ -109,6 +125,18 @@ def _checked(store: Store) -> Store:
             f"{type(store).__qualname__} is not a store: it has no {', '.join(missing)}. Give a "
             "URL ('disk:/path'), a path, or an object with the methods of stepwise.stores.Store"
         )
+    newest_heads = getattr(store, "newest_heads", None)
+    if newest_heads is not None:
+        import inspect  # on use: most programs name their store by its URL
+
+        try:
+            inspect.signature(newest_heads).bind(unfinished=True, words=(), before="")
+        except TypeError as error:
+            raise ConfigurationError(
+                f"newest_heads() of {type(store).__qualname__} cannot be called with unfinished=, "
+                f"words= and before= ({error}). Add what is missing, as stepwise.stores.base says, "
+                "or leave the method out: listings then read all heads"
+            ) from error
     return store
 
 

@@ -9,9 +9,9 @@
 
 A note is torn if a crash or a reader comes in between; then its seal does not fit.
 
-SQLite refuses to read a database with a log where it cannot write: it may have to make files beside
-the database.  This happens on a read-only disk, or with a store of another user.  A temporary copy
-is read instead, and made again when the database has changed.
+SQLite cannot read a database without its log files where it cannot make them: on a read-only disk,
+or in the folder of another user.  A temporary copy is read instead, and made again when the
+database has changed.  While a process of the owner has the database open, the files are there.
 """
 
 from __future__ import annotations
@@ -55,14 +55,30 @@ def make_folder(database: str, beside: Iterable[str]) -> None:
     """Make a store's folder and an empty database, readable by their owner only, if missing.
 
     Args:
+        beside: as of :func:`check_folder`.
+
+    Raises:
+        StoreError: as of :func:`check_folder`.
+    """
+    path = os.path.dirname(database)
+    check_path(path)
+    make_private(path)
+    check_folder(database, beside)
+    if os.statvfs(path).f_flag & os.ST_RDONLY:  # SQLite's error would not name the cause
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+    _make_database(database)
+
+
+def check_folder(database: str, beside: Iterable[str]) -> None:
+    """Refuse a folder in which files, or SQLite's locks, cannot be trusted.
+
+    Args:
         beside: the names of the store's files and folders beside the database.
 
     Raises:
         StoreError: others may write there, or the folder is on a network file system.
     """
     path = os.path.dirname(database)
-    check_path(path)
-    make_private(path)
     _check_others(database, beside)
     kind = _network_kind(path)
     if kind is not None and os.environ.get("STEPWISE_ALLOW_NETWORK") != "1":
@@ -73,9 +89,6 @@ def make_folder(database: str, beside: Iterable[str]) -> None:
             path=path,
             errno=errno.ENOTSUP,
         )
-    if os.statvfs(path).f_flag & os.ST_RDONLY:  # SQLite's error would not name the cause
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
-    _make_database(database)
 
 
 def _check_others(database: str, beside: Iterable[str]) -> None:

@@ -41,6 +41,7 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg import generators
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 from psycopg.types.array import ListBinaryDumper
 from psycopg.types.numeric import Int8BinaryDumper
@@ -78,9 +79,6 @@ def parsed(url: str) -> tuple[str, str, PostgresOptions]:
     Raises:
         ConfigurationError: the URL cannot be used as it is written.
     """
-    import psycopg
-    from psycopg.conninfo import conninfo_to_dict, make_conninfo
-
     rest = url.partition("://")[2]
     place, _, query = rest.partition("?")
     parameters = [each for each in query.split("&") if each]
@@ -200,14 +198,26 @@ INSERT INTO {schema}.meta VALUES ({version});
 """
 
 
-def prepare_schema(connection: psycopg.Connection[Any], schema: str, where: str) -> None:
+def prepare_schema(
+    connection: psycopg.Connection[Any], schema: str, where: str, *, to_read: bool
+) -> None:
     """Make the tables, unless they exist.
+
+    Args:
+        to_read: missing tables are an error.
 
     Raises:
         StoreError: the tables have another format, or another role could have made them.
     """
-    if _version(connection, schema, where) == FORMAT:
+    found = _version(connection, schema, where)
+    if found == FORMAT:
         return
+    if to_read and not found:
+        raise StoreError(
+            f"there is no store at {where} yet: run a workflow first, or name another store",
+            path=where,
+            errno=errno.ENOENT,
+        )
     # Many processes may start at once; the lock ends with the transaction, even behind a pooler.
     key = int.from_bytes(
         hashlib.blake2b(schema.encode(), digest_size=8).digest(), "big", signed=True
@@ -426,16 +436,18 @@ class Connections:
     Args:
         conninfo: the connection string for libpq, with the password.
         where: the store's URL without the password, for messages.
-        schema: the schema of the store's tables.
-        patience: seconds to wait for a server that went away.
-        size: the maximum number of connections.
+        options: of the store's URL.
+        to_read: every transaction is one that the server lets read only.
     """
 
     def __init__(
-        self, conninfo: str, where: str, *, schema: str, patience: float, size: int
+        self, conninfo: str, where: str, options: PostgresOptions, *, to_read: bool = False
     ) -> None:
-        self._conninfo, self.where, self.schema = conninfo, where, schema
-        self.patience, self._size = patience, size
+        self.where, self.schema = where, options.schema
+        self.patience, self._size = options.patience_seconds, options.pool_size
+        if self.patience < _FIRST_SECONDS:  # libpq waits for two seconds or more
+            conninfo = make_conninfo(conninfo, connect_timeout=max(2, int(self.patience)))
+        self._conninfo, self._to_read = conninfo, to_read
         self._prepared = False
         self._begin()
 
@@ -499,6 +511,9 @@ class Connections:
         connection = found or self.connect()
         connection.until = time.monotonic() + silence
         try:
+            if self._to_read and not connection.direct:  # see _configure()
+                with connection.transaction():
+                    return work(connection)
             return work(connection)
         except psycopg.Error as error:
             if is_lost(connection, error):
@@ -556,7 +571,7 @@ class Connections:
             return connection
         try:
             with self._lock:
-                prepare_schema(connection, self.schema, self.where)
+                prepare_schema(connection, self.schema, self.where, to_read=self._to_read)
         except BaseException as error:
             lost = isinstance(error, psycopg.Error) and is_lost(connection, error)
             connection.close()
@@ -569,7 +584,7 @@ class Connections:
     def _connect(self) -> Connection:
         try:
             connection = Connection.connect(self._conninfo, **_KEYWORDS)
-            _configure(connection)
+            _configure(connection, to_read=self._to_read)
         except psycopg.OperationalError as error:
             for part, way_out in _WRONG.items():
                 if part in str(error):
@@ -644,7 +659,7 @@ def is_lost(connection: Connection, error: psycopg.Error) -> bool:
     return connection.closed or (error.sqlstate or "").startswith(_LOST)
 
 
-def _configure(connection: Connection) -> None:
+def _configure(connection: Connection, *, to_read: bool) -> None:
     # All integers have one type, whatever their size: another type would need another statement.
     connection.adapters.register_dumper(int, Int8BinaryDumper)
     connection.adapters.register_dumper(list, ListBinaryDumper)
@@ -654,6 +669,10 @@ def _configure(connection: Connection) -> None:
     connection.direct = row is not None and row[0] == connection.info.backend_pid
     if connection.direct:
         connection.prepare_threshold = _PREPARE_AFTER
+    if to_read:
+        connection.read_only = True  # of the transactions that psycopg begins
+        if connection.direct:  # a pooler would give the setting to others
+            connection.execute("SET default_transaction_read_only = on")
 
 
 def _one_line(error: Exception) -> str:

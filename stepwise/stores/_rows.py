@@ -335,6 +335,7 @@ class Rows:
         folder: the folder of the database.
         path: the folder of the store and of its value files.  ``folder`` differs from ``path`` if
             the database is a copy.
+        to_read: SQLite opens the database to read only.
 
     Attributes:
         values: the value files.
@@ -342,8 +343,8 @@ class Rows:
 
     _level = _changes = 0
 
-    def __init__(self, folder: str, path: str) -> None:
-        self.values = Values(path)
+    def __init__(self, folder: str, path: str, *, to_read: bool = False) -> None:
+        self.values, self.to_read = Values(path), to_read
         self._folder, self._path = folder, path
         self._file = os.path.join(folder, CACHE)
         try:
@@ -383,6 +384,8 @@ class Rows:
 
     def _make(self) -> None:
         """Let diskcache create the tables, or repair settings that another program changed."""
+        if self.to_read:
+            raise sqlite3.OperationalError("readonly: its tables or settings are to be repaired")
         import diskcache  # imported on use: an intact database needs neither it nor a write
 
         class BytesOnly(diskcache.Disk):  # type: ignore[misc]
@@ -407,8 +410,17 @@ class Rows:
 
     @cached
     def _con(self) -> sqlite3.Connection:
+        place = self._file
+        if self.to_read:
+            from urllib.parse import quote  # on use: runs do not need it
+
+            place = f"file:{quote(os.fsencode(place))}?mode=ro"
         connection = sqlite3.connect(
-            self._file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            place,
+            timeout=BUSY_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+            uri=self.to_read,
         )
         connection.text_factory = _text
         try:

@@ -29,6 +29,8 @@ A store may have more methods:
   anything; ``noted(run_id)`` returns the note, or ``b""`` if there is none.  Displays read the
   steps in progress from it.  ``note`` is called before each step, so a store on another machine
   lacks these methods.
+- ``for_pages(*, to_read)`` returns the store object that the pages of ``stepwise ui`` read: it
+  gives up early on a server that is away.  With ``to_read`` it cannot write, whoever wants that.
 - ``write_all(wanted)`` writes a batch for each of several runs at once.  It is marked by
   ``_group_commit.for_several``, and returns the error of each batch, or ``None``.
 
@@ -47,9 +49,9 @@ from stepwise.errors import StoreError
 
 __all__ = ["Batch", "Head", "Owner", "Store"]
 
-FORMAT = 6
+FORMAT = 7
 """The format of everything in a store: its tables, its records, its objects, its logs."""
-LAST_READERS = {4: "df71dfa", 5: "e9d3d30"}
+LAST_READERS = {4: "df71dfa", 5: "e9d3d30", 6: "f273785"}
 """The last commit that reads each earlier format."""
 LAST_READER = "a6ceb4d"
 """The last commit that reads all formats before those in ``LAST_READERS``."""

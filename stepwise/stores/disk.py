@@ -27,6 +27,7 @@ from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
 from stepwise.stores._files import (
     Copy,
     Marks,
+    check_folder,
     check_path,
     inode,
     is_alive,
@@ -69,6 +70,7 @@ __all__ = ["DiskStore"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_BESIDE = ("leases", "marks", "logs")  # beside the database
 _NEWEST_PAGES = (100, 1000)  # heads: as many as a terminal shows, then as many as memory may hold
 _TRIES = 100  # attempts to read a run that another process is writing
 _NAMED_AFTER, _PAUSE = 25, 0.01  # attempts to read a run's owner, and seconds between two
@@ -103,6 +105,7 @@ class DiskStore:
 
     Args:
         path: the folder; created when the first run starts, readable by its owner only.
+        to_read: the folder and its database are only read; see :meth:`for_pages`.
 
     Raises:
         ConfigurationError: the path cannot be used as written.
@@ -110,8 +113,9 @@ class DiskStore:
 
     persistent = True
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, to_read: bool = False) -> None:
         self.path = os.path.realpath(os.path.expanduser(os.fspath(path)))
+        self._to_read = to_read
         check_path(self.path)
         self.url = f"disk:{self.path}"
         self._lock: Any = threading.RLock()
@@ -119,11 +123,11 @@ class DiskStore:
         self._rows: Rows | None = None
         self._copy: Copy | None = None  # read instead of a read-only database
         self._inode: tuple[int, int] | None = None
-        self._lock_path = os.path.join(self.path, "leases")
-        self._marks = Marks(os.path.join(self.path, "marks"))
+        leases, marks, logs = (os.path.join(self.path, name) for name in _BESIDE)
+        self._lock_path, self._marks = leases, Marks(marks)
         self._held: dict[str, HeldRun] = {}  # by run id
         self._commits = self._flushed = 0  # numbers of our last commit, and our last durable one
-        self._logs = FolderLogs(os.path.join(self.path, "logs"))
+        self._logs = FolderLogs(logs)
         self._log_end = weakref.finalize(self, self._logs.end)
         _stores.add(self)
         _watch_forks()
@@ -184,6 +188,8 @@ class DiskStore:
         return self._owner(run_id) if self._exists() else None
 
     def _owner(self, run_id: str) -> Owner | None:
+        if self._to_read and not os.path.exists(self._lock_path):
+            return None  # a query for a lock would make the file
         pid = self._leases.holder(run_id)
         if pid is None:
             return None
@@ -633,10 +639,14 @@ class DiskStore:
     def _exists(self) -> bool:
         return inode(self._database) is not None
 
+    def for_pages(self, *, to_read: bool) -> DiskStore:
+        """Return the store for the pages of ``stepwise ui``: this one, or one that only reads."""
+        return DiskStore(self.path, to_read=True) if to_read else self
+
     def _opened_to_write(self) -> Rows:
         rows = self._opened()
-        if self._copy is not None:
-            code = unwritable(self._database)
+        if rows.to_read or self._copy is not None:
+            code = unwritable(self._database) or errno.EROFS
             raise OSError(code, os.strerror(code), self.path)
         return rows
 
@@ -662,17 +672,28 @@ class DiskStore:
                     errno=errno.ENOENT,
                 )
         self._inode = inode(self._database)
-        if unwritable(self._database):
-            self._copy = Copy(self._database)
-            self._rows = Rows(self._copy.folder, self.path)
-            return self._rows
         self._copy = None
-        make_folder(self._database, ("leases", "marks", "logs"))
-        check_path(self.path)
-        self._rows = Rows(self.path, self.path)
-        self._inode = inode(self._database)
-        guarded(self._database).begin()
+        self._rows = self._opened_anew()
+        if self._copy is None:
+            self._inode = inode(self._database)
+            guarded(self._database).begin()
         return self._rows
+
+    def _opened_anew(self) -> Rows:
+        if unwritable(self._database):
+            # Without SQLite's files beside the database, SQLite would make them, as ours.
+            if all(os.path.exists(f"{self._database}{end}") for end in ("-wal", "-shm")):
+                with contextlib.suppress(sqlite3.OperationalError):
+                    return Rows(self.path, self.path, to_read=True)
+            self._copy = Copy(self._database)
+            return Rows(self._copy.folder, self.path)
+        if self._to_read:
+            check_path(self.path)
+            check_folder(self._database, _BESIDE)
+        else:
+            make_folder(self._database, _BESIDE)
+            check_path(self.path)
+        return Rows(self.path, self.path, to_read=self._to_read)
 
     def _close(self, rows: Rows) -> None:
         if self._copy is not None:

@@ -19,6 +19,7 @@ import errno
 import functools
 import itertools
 import json
+import math
 import os
 import threading
 import weakref
@@ -59,6 +60,7 @@ R = TypeVar("R")
 _TOGETHER = 16 << 20  # maximum size of a statement, in bytes
 _FIRST_PAGES, _PAGE = (1, 32), 1000  # rows: many readers need only the first
 _WEIGHT = 4_000_000  # bytes after which a page of records ends
+_PAGE_SECONDS = 2.0  # that a page waits for a server that is away
 _RELEASE_SECONDS = 5.0  # to wait for the server when a lease is released
 _TRIES = 20
 _LARGEST_POSTED = 256 << 10  # maximum size of a posted batch, in bytes
@@ -93,25 +95,28 @@ class PostgresStore:
             one more beats and listens).  ``lease_seconds`` (30) is how long a silent process keeps
             its runs; ``patience_seconds`` (60) is how long to wait for a server that went away.
 
+        patience: seconds, instead of ``patience_seconds``.
+        to_read: the server lets this object read only; see :meth:`for_pages`.
+
     Raises:
         ConfigurationError: the URL cannot be used as it is written.
     """
 
     persistent = True
 
-    def __init__(self, url: str) -> None:
-        conninfo, self.url, self._options = parsed(url)
-        self._schema = self._options.schema
-        self._connections = Connections(
-            conninfo,
-            self.url,
-            schema=self._schema,
-            patience=self._options.patience_seconds,
-            size=self._options.pool_size,
-        )
+    def __init__(self, url: str, *, patience: float = math.inf, to_read: bool = False) -> None:
+        conninfo, self.url, options = parsed(url)
+        seconds = min(patience, options.patience_seconds)
+        self._options = options._replace(patience_seconds=seconds)
+        self._given, self._schema = url, options.schema
+        self._connections = Connections(conninfo, self.url, self._options, to_read=to_read)
         self._begin()
         _stores.add(self)
         _watch_forks()
+
+    def for_pages(self, *, to_read: bool) -> PostgresStore:
+        """Return a store for the pages of ``stepwise ui``: a reader does not wait for long."""
+        return PostgresStore(self._given, patience=_PAGE_SECONDS, to_read=to_read)
 
     def _begin(self) -> None:
         self._lock = threading.Lock()

@@ -28,7 +28,6 @@ import shlex
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
@@ -45,6 +44,7 @@ from stepwise._runs.starting import (
 )
 from stepwise._runtime.messages import printable
 from stepwise.errors import ConfigurationError, RunStopped, StepwiseError
+from stepwise.stores import Store
 from stepwise.ui._reading import RunReader
 from stepwise.ui._view import ProgramOutput
 
@@ -184,13 +184,18 @@ _MARKED = {"resume": "resume", "cancel": "cancel", "forget": "delete"}
 
 
 class Actions:
-    """The actions of the forms of one application."""
+    """The actions of the forms of one application.
 
-    def __init__(self, reader: RunReader) -> None:
-        self._reader = reader
+    Args:
+        reader: of the store.
+        store: the object that writes, which has more patience than that of the pages.
+    """
+
+    def __init__(self, reader: RunReader, store: Store) -> None:
+        self._reader, self._store = reader, store
         self.programs = Programs()
 
-    def do(self, who: str, action: str, run: Run, fields: FormFields) -> tuple[str, ...]:
+    def do(self, who: str, action: str, run_id: str, fields: FormFields) -> tuple[str, ...]:
         """Do what a form says; return the parts of the address to go to.
 
         Args:
@@ -200,6 +205,7 @@ class Actions:
             BadFieldError: a field cannot be understood.
             StepwiseError: of the method of :class:`stepwise.Run`.
         """
+        run = Run(self._store, run_id, self._reader.seal)
         with acting_as(who):
             if action == "fork":
                 made = self._fork(run, fields)
@@ -226,7 +232,7 @@ class Actions:
         problems = []
         for run_id in fields.all("id"):
             try:
-                self.do(who, action, Run(self._reader.store, run_id, self._reader.seal), fields)
+                self.do(who, action, run_id, fields)
             except (StepwiseError, RunStopped) as problem:
                 problems.append(f"{run_id}: {problem}")
         return problems
@@ -315,7 +321,7 @@ class _Launched:
     """A started program, and the file with its output, which has no name."""
 
     def __init__(self, command: tuple[str, ...], folder: str, environment: dict[str, str]) -> None:
-        self._command, self._began = command, time.time()
+        self._command = command
         descriptor, path = tempfile.mkstemp(prefix="stepwise-")
         os.close(descriptor)
         self._lock, self._text = threading.Lock(), b""
@@ -370,7 +376,6 @@ class _Launched:
         return ProgramOutput(
             command=printable(shlex.join(self._command)),
             pid=self.process.pid,
-            began_at=self._began,
             exit_code=self.process.returncode,
             text=text.decode("utf-8", "replace"),
         )

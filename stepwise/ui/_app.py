@@ -14,10 +14,11 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qs, quote, unquote_to_bytes, urlencode
+from urllib.parse import parse_qs, quote, unquote_to_bytes
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -38,8 +39,7 @@ from stepwise.errors import (
     StepwiseError,
     StoreError,
 )
-from stepwise.stores import Store, open_store
-from stepwise.stores._read_only import ReadOnlyStore
+from stepwise.stores import Store, open_store, store_for_pages
 from stepwise.ui import _pages, _run_page
 from stepwise.ui._access import Access, Authorize, RefusedError, headers
 from stepwise.ui._actions import NAMES, Actions, BadFieldError, FormFields
@@ -47,11 +47,12 @@ from stepwise.ui._live import RunWatcher
 from stepwise.ui._reading import RunReader
 from stepwise.ui._search import SearchPage, WrongWordsError, find, parsed
 from stepwise.ui._spending import WAYS, spending
-from stepwise.ui._view import View
+from stepwise.ui._view import View, address, part_meant
 
 _LARGEST = 8_000_000  # bytes of a form
 _FIELDS = 10_000  # fields of a form
 _LONGEST = 8000  # characters of an address
+_TRUSTED = 1.0  # seconds for which it holds that somebody may see an open page
 _STATIC = {
     "page.css": (os.path.join(os.path.dirname(render.__file__), "page.css"), "text/css"),
     "page.js": (os.path.join(os.path.dirname(__file__), "page.js"), "text/javascript"),
@@ -90,12 +91,11 @@ class App:
     """
 
     def __init__(self, store: Store, access: Access, *, read_only: bool = False) -> None:
-        opened: Any = ReadOnlyStore(store) if read_only else store
+        self._store, self._read_only = store_for_pages(store, to_read=read_only), read_only
         self.access = access
-        self.reader = RunReader(opened)
+        self.reader = RunReader(self._store)
         self.watcher = RunWatcher(self.reader)
-        self._actions = Actions(self.reader)
-        self._store, self._read_only = opened, read_only
+        self._actions = Actions(self.reader, self._store if read_only else store)
         self._folder = getattr(store, "path", "")
         self._has_folder = os.path.isdir(self._folder)
 
@@ -123,18 +123,29 @@ class App:
             return PlainTextResponse(f"403: {refused}\n", 403, headers(nonce))
         watched = _watched(parts) if request.method == "GET" and problem is None else None
         if watched is not None:
-            events = self.watcher.events(watched)
+            events = self._events(request, watched)
             more = {**headers(nonce), "X-Accel-Buffering": "no"}
             return StreamingResponse(events, 200, more, "text/event-stream")
         asked = _PageRequest(request, root, parts, who, nonce, FormFields(given))
         return await run_in_threadpool(self._respond, asked, problem)
 
+    async def _events(self, request: Request, run_id: str) -> AsyncGenerator[str, None]:
+        """Yield the events of a page for as long as its reader may see it."""
+        asked = time.monotonic()
+        async with aclosing(self.watcher.events(run_id)) as events:
+            async for event in events:
+                if time.monotonic() - asked > _TRUSTED:
+                    try:
+                        await self.access.person(request)
+                    except RefusedError:
+                        return
+                    asked = time.monotonic()
+                yield event
+
     def _enter(self, request: Request, root: str, parts: list[str]) -> Response:
         """Return the answer to an address with the token: the cookie, and the same address."""
         query = [pair for pair in request.query_params.multi_items() if pair[0] != "token"]
-        path = "/".join(quote(part, safe="", errors="surrogatepass") for part in parts)
-        address = f"{root}/{path}{'?' * bool(query)}{urlencode(query, errors='replace')}"
-        response = RedirectResponse(address, 303, headers(""))
+        response = RedirectResponse(address(root, parts, query), 303, headers(""))
         is_tls = request.url.scheme == "https"
         response.set_cookie(
             self.access.cookie,
@@ -163,7 +174,9 @@ class App:
             _logger.exception("a page of runs failed: %s", asked.request.url.path)
             text = "The server's log says more. The runs are not affected."
             found = _ProblemError(500, "This page failed", text)
-        page = _pages.problem_page(self._view(asked), found.status, found.title, found.text)
+        view = self._view(asked, counts=False)  # a store that is away would be waited for again
+        again = asked.again() if found.status == 503 else ""
+        page = _pages.problem_page(view, found.status, found.title, found.text, again)
         return _html(page, asked, found.status)
 
     def _check_folder(self) -> None:
@@ -182,10 +195,11 @@ class App:
                 errno=errno.ENOENT,
             )
 
-    def _view(self, asked: _PageRequest, run_id: str = "") -> View:
+    def _view(self, asked: _PageRequest, run_id: str = "", *, counts: bool = True) -> View:
         total, at_least = 0, True
-        with contextlib.suppress(StepwiseError, RunStopped):  # the page of the problem needs a view
-            total, at_least = self.reader.open_matters()
+        with contextlib.suppress(CorruptStoreError, JournalLostError):  # other pages may be intact
+            if counts:
+                total, at_least = self.reader.open_matters()
         return View(
             root=asked.root,
             form_token=self.access.form_token(asked.who),
@@ -225,15 +239,15 @@ class App:
         return _html(page, asked)
 
     def _of_run(self, asked: _PageRequest, run: Run, rest: list[str]) -> Response:
-        view, step = self._view(asked, run.id), asked.step()
+        view, step = self._view(asked, run.id), asked.number("step")
         match rest:
             case []:
                 return _html(_run_page.run_page(view, run, step), asked)
             case ["value"]:
                 if step is None:
                     raise BadFieldError("the address of a value names its step: ?of=locals&step=3")
-                of, path = asked.query("of"), asked.query("path")
-                return _html(_run_page.value_page(view, run, of, step, path), asked)
+                of, path, begin = asked.query("of"), asked.query("path"), asked.number("begin") or 0
+                return _html(_run_page.value_page(view, run, of, step, path, begin), asked)
             case ["fork"]:
                 return _html(_run_page.fork_page(view, run, step), asked)
             case ["export"]:
@@ -275,7 +289,7 @@ class App:
             case ["runs", run_id, action] if action in NAMES:
                 run = self._run(run_id)
                 try:
-                    parts = self._actions.do(asked.who, action, run, asked.fields)
+                    parts = self._actions.do(asked.who, action, run_id, asked.fields)
                 except (StepwiseError, BadFieldError) as error:
                     if action != "fork":
                         raise
@@ -309,13 +323,19 @@ class _PageRequest:
     nonce: str
     fields: FormFields
 
+    def again(self) -> str:
+        """Return the address to load after a problem: of this page, or of the form's page."""
+        if self.request.method == "POST":
+            return address(self.root, self.parts[:-1])
+        return address(self.root, self.parts, self.request.query_params.multi_items())
+
     def query(self, name: str) -> str:
         """Return a parameter of the address; empty if it is missing."""
         return self.request.query_params.get(name, "")
 
-    def step(self) -> int | None:
-        """Return the number of the step that the page shows; ``None`` for the newest."""
-        return FormFields({"step": [self.query("step")]}).step() if self.query("step") else None
+    def number(self, name: str) -> int | None:
+        """Return a whole number of the address; ``None`` if it is missing."""
+        return FormFields({name: [self.query(name)]}).number(name) if self.query(name) else None
 
 
 def _place(scope: Any) -> tuple[str, list[str]]:
@@ -326,9 +346,10 @@ def _place(scope: Any) -> tuple[str, list[str]]:
     if above and f"{scope['path']}/".startswith(f"{above}/"):
         parts = parts[len([part for part in above.split("/") if part]) :]
     try:
-        return quote(above), [part.decode("utf-8", "surrogatepass") for part in parts]
+        texts = [part.decode("utf-8", "surrogatepass") for part in parts]
     except UnicodeDecodeError:
-        return quote(above), [part.decode("utf-8", "replace") for part in parts]
+        texts = [part.decode("utf-8", "replace") for part in parts]
+    return quote(above), [*map(part_meant, texts)]
 
 
 def _watched(parts: list[str]) -> str | None:

@@ -15,7 +15,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 
 from stepwise._journal.journal import inbox_name, open_head
 from stepwise._runs.run import newest_heads
@@ -27,7 +27,7 @@ from stepwise.ui._reading import OpenMatters, RunReader
 _PAUSE = 0.1  # seconds between two looks
 _SLOWER = 2  # times as long as the look took, if that is more
 _NEWEST = 33  # heads of a list; as many as Postgres sends in two answers
-_ALIVE = 15.0  # seconds after which a reader without news gets a comment
+_ALIVE = 5.0  # seconds after which a reader without news gets a comment
 
 
 class _SeenState(NamedTuple):
@@ -93,7 +93,7 @@ class RunWatcher:
         self._ended = threading.Event()
         self._parents: dict[str, tuple[bytes, str, bool]] = {}
 
-    async def events(self, run_id: str = "") -> AsyncIterator[str]:
+    async def events(self, run_id: str = "") -> AsyncGenerator[str, None]:
         """Yield server-sent events: one for each look that found a change.
 
         Args:
@@ -131,11 +131,13 @@ class RunWatcher:
         try:
             while listeners := self._listening():
                 began = time.monotonic()
-                with contextlib.suppress(
-                    StepwiseError, RunStopped
-                ):  # a page that is loaded says it
+                try:
                     now = self._look({each.run_id for each in listeners})
                     matters = self._reader.open_matters()
+                except (StepwiseError, RunStopped):  # a page that is loaded says it
+                    for each in listeners:  # what they load meanwhile is a problem, too
+                        each.is_new = True
+                else:
                     changed = _changes(before, now)
                     for each in listeners:
                         found = [i for i, s in changed.items() if each.run_id in ("", i, s.parent)]

@@ -21,10 +21,11 @@ from stepwise._display.markup import (
 from stepwise._display.page import called, could_be, differences
 from stepwise._display.terminal import duration_text
 from stepwise._display.words import took_text
+from stepwise._execution.suspension import PendingWait, pending
 from stepwise._runs.export import StepDifference, first_step, first_variable
 from stepwise._runs.questions import Question
 from stepwise._runs.run import Run
-from stepwise._runs.steps import StepRecord, StoppedCall
+from stepwise._runs.steps import StepRecord, StoppedCall, duration_of
 from stepwise.ui._shell import (
     amounts,
     area,
@@ -38,7 +39,7 @@ from stepwise.ui._shell import (
     shell,
     shortened,
 )
-from stepwise.ui._view import Awaited, Matters, RunRow, Spending, SpendingRow, View
+from stepwise.ui._view import Matters, RunRow, Spending, SpendingRow, View
 
 # -- runs -----------------------------------------------------------------------------------------
 
@@ -98,8 +99,8 @@ def _runs_table(view: View, listing: Sequence[RunRow]) -> Markup:
     before: dict[str, str] = {}
     rows = []
     for run in reversed(listing):  # what differs is told from the run before
-        rows.append(_run_cells(view, run, before.get(run.workflow, "")))
-        before[run.workflow] = run.arguments
+        rows.append(_run_cells(view, run, before.get(run.facts.workflow, "")))
+        before[run.facts.workflow] = run.facts.arguments
     heads = ["mark", "status", "run", "steps", "began", "took", "spent"]
     marked = not view.read_only
     shown = [row if marked else row[1:] for row in reversed(rows)]
@@ -118,36 +119,30 @@ def _runs_table(view: View, listing: Sequence[RunRow]) -> Markup:
 
 
 def _run_cells(view: View, run: RunRow, before: str) -> list[Content]:
-    mark = tag("input", type="checkbox", name="id", value=run.id, aria_label=f"mark {run.id}")
-    named = [f"{name}={value}" for name, value in run.tags.items()]
-    notes: dict[str, Content] = {
-        "error": tag("span", run.error[:300], cls="error-line") if run.error else "",
-        "waits": f"waits: {shortened(run.waits)}" if run.waits else "",
-        "served": f"left to {run.served_by}" if run.served_by and run.can_resume else "",
-        "fork": ("fork of ", tag("a", run.forked_from, href=view.at("runs", run.forked_from)))
-        if run.forked_from
-        else "",
-        "tags": shortened(named),
-    }
+    facts, spent = run.facts, run.spent
+    waits, source = pending(facts), facts.forked_from
+    notes: list[Content] = [
+        tag("span", run.error[:300], cls="error-line") if run.error else "",
+        f"waits: {shortened(waits)}" if waits else "",
+        f"left to {run.served_by}" if run.served_by else "",
+        ("fork of ", tag("a", source, href=view.at("runs", source))) if source else "",
+        shortened([f"{name}={value}" for name, value in facts.tags.items()]),
+    ]
     call = tag(
         "a",
-        tag("b", run.label),
-        tag("code", "(", _differing(run.arguments[:300], before[:300]), ")"),
+        tag("b", facts.label),
+        tag("code", "(", _differing(facts.arguments[:300], before[:300]), ")"),
         href=view.at("runs", run.id),
         cls="call",
     )
-    lines = [tag("div", text, cls="line") for text in notes.values() if text]
-    spent = run.spent
-    money = amounts(spent.usd, spent.tokens, at_least=spent.at_least) if spent else ""
-    took = run.duration if run.duration is not None else None
     return [
-        mark,
+        tag("input", type="checkbox", name="id", value=run.id, aria_label=f"mark {run.id}"),
         badge(run.status),
-        markup(call, lines),
+        markup(call, [tag("div", text, cls="line") for text in notes if text]),
         counted(run.counts),
-        moment(view, run.created_at),
-        duration_text(took),
-        money,
+        moment(view, facts.created_at),
+        duration_text(duration_of(facts)),
+        amounts(spent.usd, spent.tokens, at_least=spent.at_least) if spent else "",
     ]
 
 
@@ -168,30 +163,31 @@ def _differing(text: str, before: str) -> Markup:
 
 def inbox_page(view: View, matters: Matters) -> Markup:
     """Return all that waits for a person."""
-    doubts = [
-        tag("article", run_line(view, each.run), doubt(view, each.run.id, each.step, "inbox"))
-        for each in matters.doubts
-    ]
-    stops = [
-        tag("article", run_line(view, each.run), stopped(view, each.run.id, each.call, "inbox"))
-        for each in matters.stops
-    ]
-    asked = [
-        tag("article", run_line(view, each.run),
-            question(view, each.question, each.before, "inbox"), _after_answer(each.run))
-        for each in matters.questions
-    ]  # fmt: skip
-    waits = [tag("article", run_line(view, each.run), _wait(view, each)) for each in matters.waits]
-    resumable = [tag("article", _resumable(view, each)) for each in matters.resumable]
-    parts = {
-        "Approvals": asked,
-        "In doubt: did it happen?": doubts,
-        "Stopped: is it the same call?": stops,
-        "Messages that runs wait for": waits,
-        "Stopped, and can be resumed": resumable,
+    back = "inbox"
+    parts: dict[str, list[tuple[RunRow, Content]]] = {
+        "Approvals": [
+            (run, (question(view, asked, asked._asked.before, back), _after_answer(run)))
+            for run, asked, _ in matters.questions
+        ],
+        "In doubt: did it happen?": [
+            (run, doubt(view, run.id, step, back)) for run, step, _ in matters.doubts
+        ],
+        "Stopped: is it the same call?": [
+            (run, stopped(view, run.id, call, back)) for run, call, _ in matters.stops
+        ],
+        "Messages that runs wait for": [
+            (run, _wait(view, wait, schema or {})) for run, wait, schema in matters.waits
+        ],
+        "Stopped, and can be resumed": [(run, _resumable(view, run)) for run in matters.resumable],
     }
     empty = tag("p", "Nothing waits for you.", cls="empty")
-    shown = [section((name, tag("small", f"{len(each)}")), each) for name, each in parts.items()]
+    shown = [
+        section(
+            (name, tag("small", f"{len(found)}")),
+            [tag("article", _run_line(view, run), content) for run, content in found],
+        )
+        for name, found in parts.items()
+    ]
     return shell(
         view,
         "Inbox",
@@ -210,11 +206,12 @@ def _after_answer(run: RunRow) -> Markup | None:
     return tag("p", f"After the answer, {then}.", cls="soft")
 
 
-def run_line(view: View, run: RunRow) -> Markup:
+def _run_line(view: View, run: RunRow) -> Markup:
     """Return a run on one line, with a link to its page."""
-    link = tag("a", tag("code", f"{run.label}({run.arguments[:200]})"),
-               href=view.at("runs", run.id))  # fmt: skip
-    return tag("p", badge(run.status), " ", link, " ", moment(view, run.created_at), cls="run-line")
+    facts = run.facts
+    call = tag("code", f"{facts.label}({facts.arguments[:200]})")
+    link, began = tag("a", call, href=view.at("runs", run.id)), moment(view, facts.created_at)
+    return tag("p", badge(run.status), " ", link, " ", began, cls="run-line")
 
 
 def question(view: View, asked: Question, before: str, back: str) -> Markup:
@@ -303,9 +300,7 @@ def stopped(view: View, run_id: str, call: StoppedCall, back: str) -> Markup:
     )  # fmt: skip
 
 
-def _wait(view: View, awaited: Awaited) -> Markup:
-    wait = awaited.wait
-    schema = awaited.schema or {}
+def _wait(view: View, wait: PendingWait, schema: Mapping[str, Any]) -> Markup:
     return tag(
         "div",
         tag("h3", "waits for ", tag("code", wait.name)),
@@ -369,7 +364,6 @@ def _resumable(view: View, run: RunRow) -> Markup:
     come = "What it waited for has come: it goes on when it is resumed."
     resume = form(view, view.at("runs", run.id, "resume"), hidden(back="inbox"), button("Resume"))
     return markup(
-        run_line(view, run),
         tag("p", run.error[:500], cls="error-line") if run.error else None,
         tag("p", come, cls="soft") if run.status == "suspended" else None,
         tag("p", served, cls="soft") if served else tag("div", resume, cls="answers"),
@@ -505,7 +499,7 @@ def _side(view: View, run: Run) -> Markup:
 # -- problems -------------------------------------------------------------------------------------
 
 
-def problem_page(view: View, status: int, title: str, text: str) -> Markup:
+def problem_page(view: View, status: int, title: str, text: str, again: str = "") -> Markup:
     """Return a page that says why a request got no other.
 
     Args:
@@ -513,6 +507,9 @@ def problem_page(view: View, status: int, title: str, text: str) -> Markup:
         status: the HTTP status.
         title: what is wrong.
         text: why, and the way out.
+        again: the address of a page that may be there when it is asked for again; empty for none.
     """
-    shown = tag("h1", title), tag("p", text), tag("p", tag("a", "all runs", href=view.at()))
-    return shell(view, title, tag("div", *shown, tag("small", f"{status}"), cls="problem"))
+    retry = tag("a", "Retry", href=again, cls="button") if again else None
+    links = tag("p", retry, " " if retry else None, tag("a", "all runs", href=view.at()))
+    shown = tag("h1", title), tag("p", text), links, tag("small", f"{status}")
+    return shell(view, title, tag("div", *shown, cls="problem"))

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from stepwise._execution.budget import Spent
-from stepwise._execution.suspension import PendingWait, pending
+from stepwise._execution.suspension import PendingWait
 from stepwise._journal.journal import open_head, seal_for
 from stepwise._journal.lease import describe_owner
 from stepwise._journal.log import Bell
@@ -27,12 +27,12 @@ from stepwise._runs.messages import ENDED, messages_of
 from stepwise._runs.overview import overview
 from stepwise._runs.questions import questions_of
 from stepwise._runs.run import Listed, Run, newest_heads
-from stepwise._runs.steps import UNFINISHED, duration_of, error_line
+from stepwise._runs.steps import UNFINISHED
 from stepwise._runtime.facts import NamedTuple
 from stepwise._workflows.up import supervisor_name
 from stepwise.errors import RunStopped, StepwiseError
 from stepwise.stores import Head, Store
-from stepwise.ui._view import Asking, Awaited, InDoubt, Matters, RunRow, StoppedAt
+from stepwise.ui._view import Matter, Matters, RunRow
 
 _SECONDS = 0.1  # that a request reads journals
 _HEADS = 1000  # newest unfinished runs that may have open matters
@@ -104,28 +104,9 @@ class RunReader:
         return text
 
     def _row(self, each: Listed, counts: Mapping[str, int], spent: Spent | None) -> RunRow:
-        facts, status = each.facts, each.status
-        can_resume = status in UNFINISHED and not facts.parent
-        return RunRow(
-            id=facts.run_id,
-            status=status,
-            label=facts.label,
-            workflow=facts.workflow,
-            arguments=facts.arguments,
-            created_at=facts.created_at,
-            updated_at=facts.updated_at,
-            duration=duration_of(facts),
-            counts=counts,
-            spent=spent,
-            error=error_line(facts.error) if facts.error else "",
-            waits=tuple(map(str, pending(facts))),
-            tags=facts.tags,
-            parent=facts.parent,
-            forked_from=facts.forked_from,
-            can_resume=can_resume,
-            can_cancel=status not in (*ENDED, "cancelling") and not facts.parent,
-            served_by=self.supervisor(facts.workflow) if can_resume else "",
-        )
+        row = RunRow(each.facts, each.status, counts, spent)
+        served_by = self.supervisor(each.facts.workflow) if row.can_resume else ""
+        return replace(row, served_by=served_by)
 
     # -- open matters ----------------------------------------------------------------------------
 
@@ -181,7 +162,7 @@ class RunReader:
             elif known.matters.total:
                 self._open.append(known)
         # A run whose child run waits for a person is listed by what the child run waits for.
-        waiting = {above for known in self._open for above in self._above(known.row.parent)}
+        waiting = {above for known in self._open for above in self._above(known.row.facts.parent)}
         self._open = [
             known
             for known in self._open
@@ -231,7 +212,7 @@ class RunReader:
         try:
             row, matters = self._read(each)
         except (StepwiseError, RunStopped) as problem:  # one damaged run does not hide the others
-            row = replace(_bare(facts), error=str(problem))
+            row = RunRow(facts._replace(error=str(problem)), facts.status)
             matters = Matters(resumable=[row])
         found = _ReadRun(data, is_owned, version, row, matters)
         if len(self._known) >= _KEPT:
@@ -249,10 +230,10 @@ class RunReader:
         # A child run has a head of its own, and its questions with it.
         asked = questions_of(*place, facts) if is_waiting else []
         matters = Matters(
-            questions=[Asking(row, q, q._asked.before) for q in asked if q.run_id == row.id],
-            doubts=[InDoubt(row, step) for step in seen.in_doubt] if is_stopped else (),
-            stops=[StoppedAt(row, call) for call in seen.stops if call.said is None],
-            waits=[*_signals(*place, row, facts)] if waits else (),
+            questions=[Matter(row, each) for each in asked if each.run_id == row.id],
+            doubts=[Matter(row, step) for step in seen.in_doubt] if is_stopped else (),
+            stops=[Matter(row, call) for call in seen.stops if call.said is None],
+            waits=[*_signals(*place, row)] if waits else (),
         )
         # Of what a suspended run waits for, nothing is open any more.
         has_come = row.status == "suspended" and any(each.kind != "time" for each in facts.waits)
@@ -276,17 +257,13 @@ class _RowMaker:
         return known.row if known is not None else self._reader._row(each, {}, None)
 
 
-def _bare(facts: RunFacts) -> RunRow:
-    times = facts.created_at, facts.updated_at
-    return RunRow(facts.run_id, facts.status, facts.label, facts.workflow, facts.arguments, *times)
-
-
-def _signals(store: Store, seal: Any, row: RunRow, facts: RunFacts) -> Iterator[Awaited]:
+def _signals(store: Store, seal: Any, row: RunRow) -> Iterator[Matter]:
     """Yield the signals that a run waits for, and that nobody has sent yet."""
+    facts = row.facts
     sent = {each.name for each in messages_of(store, seal, facts) if each.status == "kept"}
     for call in open_waits(store, seal, facts):
         wait = call.wait
         if wait is not None and wait.kind == "signal" and wait.name not in sent:
             number = wait.call.number
             waiting = PendingWait(facts.run_id, number, "signal", wait.name, wait.at, wait.until)
-            yield Awaited(row, waiting, json.loads(wait.schema) if wait.schema else None)
+            yield Matter(row, waiting, json.loads(wait.schema) if wait.schema else None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -584,8 +585,10 @@ def _steps(view: View, at: _Moment) -> Markup:
 # -- one value ------------------------------------------------------------------------------------
 
 
-def value_page(view: View, run: Run, of: str, step: int | None, path: str) -> Markup:
-    """Return one recorded value, whole.
+def value_page(
+    view: View, run: Run, of: str, step: int | None, path: str, begin: int = 0
+) -> Markup:
+    """Return one recorded value, whole; a very long one by page.
 
     Args:
         view: the facts of the request.
@@ -593,6 +596,7 @@ def value_page(view: View, run: Run, of: str, step: int | None, path: str) -> Ma
         of: ``locals``, ``result`` or ``inputs``.
         step: the number of the step.
         path: a variable or an argument, and a place inside it: ``notes[3]['text']``.
+        begin: the number of characters before the page.
 
     Raises:
         StepNotFoundError: there is no such step, checkpoint or place.
@@ -607,8 +611,18 @@ def value_page(view: View, run: Run, of: str, step: int | None, path: str) -> Ma
     else:
         value = at.run._without_hidden(look_into(at.here)) if at.here is not None else {}
     value = _inside(value, path, run.id, step)
-    text = shown_value(value, _WHOLE)
+    text = shown_value(value, sys.maxsize)
+    last = max(0, len(text) - 1) // _WHOLE * _WHOLE
+    begin = min(begin, last)
+    part = text[begin : begin + _WHOLE]
     name = path or f"the result of step {step}"
+
+    def to(start: int, what: str) -> Markup | None:
+        where = view.at("runs", run.id, "value", of=of, step=step, path=path, begin=start)
+        return tag("a", what, href=where) if 0 <= start <= last and start != begin else None
+
+    links = to(begin - _WHOLE, "before"), " ", to(begin + _WHOLE, "after"), " ", to(last, "end")
+    told = f"characters {begin + 1:,} to {begin + len(part):,} of {len(text):,} "
     back = tag("a", f"step {step}", href=_link(view, run)(step))
     return shell(
         view,
@@ -616,8 +630,13 @@ def value_page(view: View, run: Run, of: str, step: int | None, path: str) -> Ma
         tag("p", tag("a", "Runs", href=view.at()), " / ",
             tag("a", tag("code", run.id), href=view.at("runs", run.id)), " / ", back, cls="crumbs"),
         tag("h1", tag("code", name), " ", tag("small", f"{len(text):,} characters")),
-        tag("pre", [text[n : n + 10_000] for n in range(0, len(text), 10_000)], cls="value",
-            data_live="value", tabindex="0", role="region", aria_label=name[:80]),
+        tag(
+            "div",
+            tag("pre", [part[n : n + 10_000] for n in range(0, len(part), 10_000)], cls="value",
+                tabindex="0", role="region", aria_label=name[:80]),
+            tag("p", told, links) if last else None,
+            data_live="value",
+        ),
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from types import FrameType
 
 import uvicorn
 
+from stepwise._runs.run import newest_heads
 from stepwise._runtime import settings
 from stepwise._runtime.store_urls import public_url
 from stepwise.errors import ConfigurationError
@@ -40,6 +41,7 @@ def serve(
     Raises:
         ConfigurationError: the store is not there, the port cannot be taken, or a host that others
             reach has no token.
+        StoreError: the store cannot be read.
     """
     store = open_store(settings.store())
     _check(store, place[0], token)
@@ -51,6 +53,7 @@ def serve(
         hosts |= {place[0].lower(), *_own_names()}
         shown = place[0] if place[0] not in ("0.0.0.0", "::") else socket.gethostname()  # noqa: S104
     app = App(store, Access(token=token, hosts=hosts), read_only=read_only)
+    next(newest_heads(app.reader.store, app.reader.seal), None)  # or it says why it cannot be read
     config = uvicorn.Config(
         app,
         loop="asyncio",

@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from stepwise._execution.budget import Spent
-from stepwise._execution.suspension import PendingWait
-from stepwise._runs.questions import Question
-from stepwise._runs.steps import RunStatus, StepRecord, StoppedCall
+from stepwise._journal.records import RunFacts
+from stepwise._runs.steps import UNFINISHED, RunStatus, error_line
+from stepwise._runtime.facts import NamedTuple
 
 # -- a request ------------------------------------------------------------------------------------
+
+
+def address(root: str, parts: Iterable[object], query: Sequence[tuple[str, object]] = ()) -> str:
+    """Return the address of a page.
+
+    A browser follows ``..`` in a path, ``%2E%2E`` too, and proxies take ``%2F`` for a slash.  Such
+    parts are quoted by a ``~`` instead.
+
+    Args:
+        root: the path under which the application is mounted, quoted.
+        parts: the parts of the path below.
+        query: the names and values of parameters.
+    """
+    path = "/".join(_quoted(str(part)) for part in parts)
+    return f"{root}/{path}{'?' * bool(query)}{urlencode(query, errors='replace')}"
+
+
+def _quoted(part: str) -> str:
+    text = quote(part, safe="", errors="surrogatepass")
+    text = text.replace("~", "~7E").replace("%2F", "~2F")
+    return text.replace(".", "~2E") if part in (".", "..") else text
+
+
+def part_meant(part: str) -> str:
+    """Return the part of a path that :func:`address` has quoted, after the percent signs."""
+    return re.sub("~(2E|2F|7E)", lambda found: chr(int(found[1], 16)), part)
 
 
 @dataclass(frozen=True)
@@ -22,14 +49,12 @@ class ProgramOutput:
     Args:
         command: the command line.
         pid: of the process.
-        began_at: when it was started, in seconds since 1970.
         exit_code: its exit code; negative for a signal, ``None`` while it runs.
         text: the end of what it printed, on stdout and stderr.
     """
 
     command: str
     pid: int
-    began_at: float
     exit_code: int | None
     text: str
 
@@ -66,13 +91,11 @@ class View:
         """Return the address of a page: ``at("runs", run.id, step=3)``.
 
         Args:
-            parts: the parts of the path; a slash inside a part is quoted.
+            parts: the parts of the path; see :func:`address`.
             query: parameters; ``None`` and ``""`` leave one out.
         """
-        path = "/".join(quote(str(part), safe="", errors="surrogatepass") for part in parts)
-        given = {name: str(value) for name, value in query.items() if value not in (None, "")}
-        asked = f"?{urlencode(given, errors='replace')}" if given else ""
-        return f"{self.root}/{path}{asked}"
+        given = [(name, value) for name, value in query.items() if value not in (None, "")]
+        return address(self.root, parts, given)
 
 
 # -- runs -----------------------------------------------------------------------------------------
@@ -83,92 +106,49 @@ class RunRow:
     """A run in a list.
 
     Args:
-        id: the id of the run.
+        facts: what its head says, or its journal.
         status: the status, as :attr:`stepwise.Run.status` has it.
-        label: the workflow's short name.
-        workflow: the workflow's full name.
-        arguments: the arguments, as shortened text.
-        created_at: when it began, in seconds since 1970.
-        updated_at: when its status changed last, in seconds since 1970.
-        duration: seconds from its start to its end; ``None`` until it ends.
         counts: the number of steps by status; empty if only the journal has them.
         spent: what it has spent and saved; ``None`` if only the journal has that.
-        error: its exception, or the reason of its interruption, on one line; else empty.
-        waits: what a suspended run waits for, in words.
-        tags: its tags.
-        parent: the id of the run that called it; empty for other runs.
-        forked_from: the id of the run that it is a fork of; empty for other runs.
-        can_resume: True if starting its program continues it.
-        can_cancel: True if it has not ended, and is no child run.
         served_by: the process of ``stepwise up`` that starts it again by itself; else empty.
     """
 
-    id: str
+    facts: RunFacts
     status: RunStatus
-    label: str
-    workflow: str
-    arguments: str
-    created_at: float
-    updated_at: float
-    duration: float | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     spent: Spent | None = None
-    error: str = ""
-    waits: Sequence[str] = ()
-    tags: Mapping[str, str] = field(default_factory=dict)
-    parent: str = ""
-    forked_from: str = ""
-    can_resume: bool = False
-    can_cancel: bool = False
     served_by: str = ""
+
+    @property
+    def id(self) -> str:
+        """The id of the run."""
+        return self.facts.run_id
+
+    @property
+    def error(self) -> str:
+        """Its exception, or the reason of its interruption, on one line; else empty."""
+        return error_line(self.facts.error)
+
+    @property
+    def can_resume(self) -> bool:
+        """True if starting its program continues it."""
+        return self.status in UNFINISHED and not self.facts.parent
 
 
 # -- inbox ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Asking:
-    """A question that a run asks.
-
-    Args:
-        run: the run that asks.
-        question: the question; ``question.details`` has all arguments in full.
-        before: the details of the question that the same call asked before; empty for none.
-    """
-
-    run: RunRow
-    question: Question
-    before: str = ""
-
-
-@dataclass(frozen=True)
-class InDoubt:
-    """A side effect that may or may not have happened."""
-
-    run: RunRow
-    step: StepRecord
-
-
-@dataclass(frozen=True)
-class StoppedAt:
-    """A call at which a run stopped, since it could be a recorded side effect."""
-
-    run: RunRow
-    call: StoppedCall
-
-
-@dataclass(frozen=True)
-class Awaited:
-    """A signal that a run waits for.
+class Matter(NamedTuple):
+    """One matter that waits for a person.
 
     Args:
         run: the run.
-        wait: the wait.
-        schema: the JSON schema of the signal's value; ``None`` if any value will do.
+        what: a question, a step in doubt, a call at which the run stopped, or a wait for a signal.
+        schema: of the signal's value, as a JSON schema; ``None`` if any value will do.
     """
 
     run: RunRow
-    wait: PendingWait
+    what: Any
     schema: Mapping[str, Any] | None = None
 
 
@@ -186,10 +166,10 @@ class Matters:
         left_out: a sentence that says what is not listed; empty if everything is.
     """
 
-    questions: Sequence[Asking] = ()
-    doubts: Sequence[InDoubt] = ()
-    stops: Sequence[StoppedAt] = ()
-    waits: Sequence[Awaited] = ()
+    questions: Sequence[Matter] = ()
+    doubts: Sequence[Matter] = ()
+    stops: Sequence[Matter] = ()
+    waits: Sequence[Matter] = ()
     resumable: Sequence[RunRow] = ()
     left_out: str = ""
 

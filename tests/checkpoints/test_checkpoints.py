@@ -157,6 +157,16 @@ def test_a_thinned_run_resumes_and_is_forked_early(tmp_path):
     assert run.fork(at=early, locals={"total": 0}).status == "ready"
 
 
+@pytest.mark.parametrize("retention", ["all", "thinned"])
+def test_a_journal_is_not_pruned_behind_checkpoints_that_stay(retention):
+    """Where the oldest checkpoint stays, nothing could be pruned: that is refused at once."""
+    with pytest.raises(stepwise.ConfigurationError, match="nothing would be deleted"):
+        workflow(retention=retention, prune_journal=True)(counter)
+    pruning = workflow(prune_journal=True)(counter)
+    with pytest.raises(stepwise.ConfigurationError, match=f"retention='{retention}'"):
+        pruning.options(retention=retention)
+
+
 def test_the_newest_that_verifies_is_never_pruned():
     """Damaged checkpoints do not count: the newest intact one stays until there is a newer one."""
     count = counter(keep=2)

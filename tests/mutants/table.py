@@ -798,9 +798,9 @@ _PAGE = [
     ),
     _mutant(
         "a page to look at is written through",
-        "ui/_app.py",
-        "ReadOnlyStore(store) if read_only else store",
-        "store",
+        "stores/__init__.py",
+        "ReadOnlyStore(made) if to_read else made",
+        "made",
         "test_access.py::test_a_page_to_look_at_changes_nothing",
     ),
     _mutant(

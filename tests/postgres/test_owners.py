@@ -8,13 +8,24 @@ import time
 
 import pytest
 from proxy import TO_SERVER
-from server import let_pass, until, with_options
+from server import let_pass, name_in, until, with_options
 
 pytest.importorskip("psycopg", reason="needs the extra test-cluster")
 
 from world_of_owners import Owners, held_until
 
+from stepwise import workflow
+from stepwise._workflows.elsewhere import RunOutput
+from stepwise._workflows.up import Supervisor, Terms, supervisor_name
+from stepwise.stores import Owner
+from stepwise.stores.postgres import PostgresStore
+
 LEASE = 2
+
+
+@workflow
+def job():
+    return None
 
 
 @pytest.fixture
@@ -226,3 +237,26 @@ def test_patience_ends(owners, proxy):
     assert end_of(owners.process("third")) == "result"
     assert owners.did() == owners.whole
     owners.check()
+
+
+# -- stepwise up -----------------------------------------------------------------------------------
+
+
+def test_a_supervisor_that_lost_its_lease_takes_it_again(any_server, postgres, store):
+    """A supervisor whose lease another process took is known again once that one has gone."""
+    name = supervisor_name(job.definition.full_name)
+    supervisor = Supervisor([store], Terms(), [].append, RunOutput())
+    supervisor._announce(store)
+    assert store.owner(name).pid == os.getpid()
+    freed = "UPDATE stepwise.leases SET holder = NULL, owner = NULL"  # as after a long absence
+    any_server.sql(freed, database=name_in(postgres))
+    other = PostgresStore(postgres)
+    epoch = other.acquire(name, Owner(1, "elsewhere", 1.0))
+    supervisor._announce(store)
+    assert store.owner(name).host == "elsewhere"
+    other.release(name, epoch)
+    other.close()
+    supervisor._announce(store)
+    assert store.owner(name).pid == os.getpid()
+    supervisor._withdraw(store.url)
+    assert store.owner(name) is None

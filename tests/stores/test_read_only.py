@@ -9,10 +9,13 @@ import subprocess
 import tempfile
 
 import pytest
+from browsing import Browser
 from click.testing import CliRunner
 
 import stepwise
 from stepwise import cli, step, stores, tool, workflow
+from stepwise.ui._access import LOOPBACK, Access
+from stepwise.ui._app import App
 
 NOBODY = 65534
 LARGE = 1_200_000  # bytes: such a value lies in a file beside the database
@@ -150,7 +153,7 @@ def test_a_full_disk(disk):
 
 @pytest.mark.parametrize("log", ["with a log", "without"])
 def test_another_user(log, home, monkeypatch):
-    """A store that one may read, and not write, is read."""
+    """A store that one may read, and not write, is read, by ``stepwise ui --read-only``, too."""
     # Not in pytest's folder: whatever else starts pytest meanwhile closes that to other users.
     with tempfile.TemporaryDirectory() as folder:
         read_by_nobody(pathlib.Path(folder), log, monkeypatch)
@@ -170,5 +173,11 @@ def read_by_nobody(folder, log, monkeypatch):
         os.setgid(NOBODY)
         os.setuid(NOBODY)
         looks_and_cannot_write(*ids)
+        store = stores.store_for_pages(stores.open_store(f"disk:{folder}/store"), to_read=True)
+        page = Browser(App(store, Access(hosts=LOOPBACK), read_only=True)).enter()
+        for run_id in ids:
+            assert run_id in page.get("/")
+            assert "topic=" in page.get(f"/runs/{run_id}")
+        assert (store._copy is None) == (log == "with a log")  # which would be made again and again
 
     elsewhere(look)

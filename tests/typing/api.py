@@ -640,6 +640,7 @@ def check_listing() -> None:
     run.copy_to()  # type: ignore[call-arg]
     assert_type(run.fork(2, "other", {"mood": "calm"}, {1: "x", "think": 2}), Run)
     assert_type(run.forked_from, "str | None")
+    assert_type(run.forked_by, "str | None")
     run.fork(at="think")  # type: ignore[arg-type]
 
 

@@ -1,12 +1,11 @@
 """What the tests of the page share: a browser without a screen, and runs to look at."""
 
 import os
-import re
 import signal
 
 import pytest
+from browsing import Browser
 from harness import python
-from starlette.testclient import TestClient
 
 import stepwise
 import stepwise.ui
@@ -16,7 +15,7 @@ from stepwise.ui._access import LOOPBACK, Access
 from stepwise.ui._app import App
 
 SCRIPT = """
-import os, signal, sys, time
+import os, signal, sys
 from stepwise import step, tool, workflow
 
 def die(where):
@@ -51,46 +50,9 @@ if __name__ == "__main__":
     if "WAIT" in os.environ:
         sys.stdout.write("it waits")
         sys.stdout.flush()
-        while not os.path.exists(os.environ["WAIT"]):
-            time.sleep(0.01)
+        open(os.environ["WAIT"]).close()  # a pipe
     agent(sys.argv[1])
 """
-PLACE = "http://127.0.0.1:8276"
-
-
-class Browser:
-    """A browser that has opened the address with the token."""
-
-    def __init__(self, app, place=PLACE, root=""):
-        self.app, self.root, self.place = app, root, place
-        self.client = TestClient(app, base_url=place, follow_redirects=False)
-
-    def enter(self):
-        """Open the address that was printed."""
-        answer = self.client.get(f"{self.root}/", params={"token": self.app.access.token})
-        assert answer.status_code == 303
-        return self
-
-    def get(self, path, status=200, **how):
-        """Load a page."""
-        answer = self.client.get(self.root + path, **how)
-        assert answer.status_code == status, answer.text
-        return answer.text
-
-    @property
-    def token(self):
-        """The hidden field of a form."""
-        return re.search(r'name="token"[^>]*value="(\w+)"', self.get("/"))[1]
-
-    def post(self, path, status=303, headers=None, **fields):
-        """Send a form; return where it leads, or the text of its problem."""
-        given = {"token": self.token, **fields}
-        origin = {"origin": self.place}
-        answer = self.client.post(
-            self.root + path, data=given, headers=origin if headers is None else headers
-        )
-        assert answer.status_code == status, answer.text
-        return answer.headers.get("location", answer.text)
 
 
 @pytest.fixture

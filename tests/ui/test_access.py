@@ -1,6 +1,10 @@
 """Nobody else gets in: each sentence of item 8 of the design's section on the page."""
 
+import errno
+import os
+import pathlib
 import re
+import sqlite3
 
 import pytest
 from starlette.applications import Starlette
@@ -11,8 +15,8 @@ import stepwise.ui
 from stepwise import step, workflow
 from stepwise._journal.inbox import this_person
 from stepwise._runtime import settings
-from stepwise.errors import ConfigurationError
-from stepwise.stores import open_store
+from stepwise.errors import ConfigurationError, StoreError
+from stepwise.stores import Owner, open_store, store_for_pages
 from stepwise.ui._access import LOOPBACK, Access, headers
 from stepwise.ui._app import App
 
@@ -189,6 +193,40 @@ def test_a_page_to_look_at_changes_nothing(browse):
     assert stepwise.get_run("kept").status == "completed"
 
 
+def test_a_database_is_opened_to_read_only(browse):
+    """With ``read_only`` the system lets nothing be written, and no file is made or changed."""
+    store = open_store(settings.store())
+    agent.options(run_id="kept")("winds")
+    os.unlink(f"{store.path}/leases")
+    files = {each for each in os.listdir(store.path) if not each.endswith(("-wal", "-shm"))}
+    kept = pathlib.Path(store.path, "cache.db").read_bytes()
+    page = browse(read_only=True)
+    for path in ("/", "/inbox", "/spending", "/runs/kept", "/runs/kept/export"):
+        page.get(path)
+    reading = store_for_pages(store, to_read=True)._store
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        reading._opened()._con.execute("DELETE FROM Heads")
+    with pytest.raises(StoreError) as caught:
+        reading.acquire("kept", Owner(1, "here", 1.0))
+    assert caught.value.errno == errno.EROFS
+    assert {each for each in os.listdir(store.path) if not each.endswith(("-wal", "-shm"))} == files
+    assert pathlib.Path(store.path, "cache.db").read_bytes() == kept
+
+
+def test_a_page_to_look_at_follows_a_run(browse):
+    """What the process of a page with ``read_only`` records itself is seen on the page."""
+    page = browse(read_only=True)
+
+    @workflow(run_id="busy")
+    def busy():
+        for number in range(3):
+            think(number)
+            assert f"<b>{number + 1}</b><code>think(topic={number})" in page.get("/runs/busy")
+
+    busy()
+    assert "completed" in page.get("/runs/busy")
+
+
 # -- what a browser is told ----------------------------------------------------------------------
 
 
@@ -243,7 +281,7 @@ def test_mounted_under_a_prefix():
     text = seen.get("/tools/runs/").text
     links = set(re.findall(r'(?:href|src|action)="([^"]*)"', text))
     assert {each for each in links if not each.startswith(("/tools/runs/", "#", "data:"))} == set()
-    assert "/tools/runs/runs/a%2Fb%20c" in links
+    assert "/tools/runs/runs/a~2Fb%20c" in links
     assert "winds" in seen.get("/tools/runs/runs/a%2Fb%20c").text
     token = re.search(r'name="token"[^>]*value="(\w+)"', text)[1]
     done = seen.post(

@@ -1,5 +1,8 @@
 """Every form does what the method of ``Run`` of its name does, and says who did it."""
 
+import re
+
+import httpx
 import pydantic
 import pytest
 from click.testing import CliRunner
@@ -8,7 +11,7 @@ import stepwise
 from stepwise import cli, step, tool, workflow
 from stepwise._journal.inbox import this_person
 from stepwise._journal.journal import Position, read_entries
-from stepwise._journal.records import Compensated, Compensating, Forgotten, Settled
+from stepwise._journal.records import Compensated, Compensating, Forgotten, Settled, Started
 from stepwise.ui._actions import BadFieldError, FormFields, typed
 
 
@@ -233,6 +236,23 @@ def test_who_forgets_and_undoes_is_recorded(page_of_ann):
     assert [(each.status, each.by) for each in run.steps][-1] == ("compensated", ANN)
 
 
+def test_who_forks_is_recorded(page_of_ann):
+    """A fork names who made it, in its first record: on its page, in ``show`` and in JSON."""
+    run = agent.options(run_id="trip").execute("winds")
+    assert run.forked_by is None
+    page_of_ann.post("/runs/trip/fork", id="other")
+    fork = stepwise.get_run("other")
+    (started,) = [
+        each.record
+        for each in read_entries(fork.store, fork._seal, "other", Position())
+        if isinstance(each.record, Started)
+    ]
+    assert started.by == fork.forked_by == fork.to_dict()["forked_by"] == ANN
+    assert f"made by {ANN}" in CliRunner().invoke(cli.main, ["show", "other"]).output
+    assert f"<dt>forked by</dt><dd><code>{ANN}</code></dd>" in page_of_ann.get("/runs/other")
+    assert run.fork().forked_by == this_person()
+
+
 def test_the_commands_record_who_decides(killed):
     """Without a page, the user and machine of the process are recorded, as for an answer."""
     run = killed("send")
@@ -351,6 +371,21 @@ def test_addresses_that_lead_nowhere(page):
     page.post("/runs/trip/burn", 404)
 
 
+@pytest.mark.parametrize("run_id", [".", "..", "a/b", "../x", "/", "~", "~2F", "a b", "%2e%2e"])
+def test_each_run_has_an_address(page, run_id):
+    """A run is reached by its link, whatever its id: browsers and proxies change nothing in it."""
+    agent.options(run_id=run_id)("winds")
+    (link,) = set(re.findall(r'href="(/runs/[^"]*)" class="call"', page.get("/")))
+    assert link.count("/") == 2
+    assert not {".", "..", "%2e", "%2E"} & {*link.split("/")}
+    assert "%2F" not in link
+    assert str(httpx.URL(page.place).join(link)) == page.place + link
+    assert "winds" in page.get(link)
+    assert page.post(f"{link}/forget-step", step=2) == link
+    assert page.post(f"{link}/delete") == "/"
+    assert stepwise.runs() == []
+
+
 def test_a_page_that_fails(page, monkeypatch, caplog):
     """An error of ours gets a page without its text; the log has it."""
     from stepwise.ui import _pages
@@ -371,7 +406,13 @@ def test_a_store_that_cannot_be_read(page, monkeypatch):
         raise stepwise.StoreError("the disk is full of sand", path="/", errno=None)
 
     agent.options(run_id="trip")("winds")
+    token = page.token
     monkeypatch.setattr(store, "newest_heads", fail)
     monkeypatch.setattr(store, "head", fail)
-    assert "full of sand" in page.get("/", 503)
-    assert "full of sand" in page.get("/runs/trip", 503)
+    monkeypatch.setattr(page.app.reader, "_looked", float("-inf"))
+    for path in ("/?q=wind&before=", "/runs/trip"):
+        text = page.get(path, 503)
+        assert "full of sand" in text
+        assert re.search(r'href="([^"]*)"[^>]*>Retry<', text)[1] == path.replace("&", "&amp;")
+    text = page.post("/runs/trip/delete", 503, token=token)
+    assert 'href="/runs/trip" class="button">Retry<' in text

@@ -1,29 +1,20 @@
 """Live pages: one watcher looks for all of them, and the runs pay nothing."""
 
 import asyncio
-import json
 import threading
 
 import pytest
+from browsing import Reading, Turns, agent
 
 import stepwise
-from stepwise import step, workflow
+import stepwise.ui
+from stepwise import workflow
 from stepwise._runtime import settings
 from stepwise.stores import open_store
 from stepwise.testing import fresh_store
-from stepwise.ui import _live
+from stepwise.ui import _app, _live
 from stepwise.ui._live import RunWatcher
 from stepwise.ui._reading import RunReader
-
-
-@step
-def look(number):
-    return number
-
-
-@workflow
-def agent(number):
-    return look(number)
 
 
 @workflow
@@ -34,35 +25,6 @@ def above(number):
 @workflow
 def waiting():
     return stepwise.wait_for("go")
-
-
-class Reading:
-    """The events that a page gets."""
-
-    def __init__(self, watcher, run_id=""):
-        self.events = watcher.events(run_id)
-
-    async def open(self):
-        """Read what a page gets at once."""
-        assert await anext(self.events) == "retry: 1000\n\n"
-        assert (await self.next())["runs"] == []
-        return self
-
-    async def next(self):
-        """The facts of the next event."""
-        name, data, *rest = (await anext(self.events)).split("\n")
-        assert (name, rest) == ("event: changed", ["", ""])
-        return json.loads(data.removeprefix("data: "))
-
-    async def until(self, run_id):
-        """Read events until one names a run; return all that were named."""
-        seen = set()
-        while run_id not in seen:
-            seen |= set((await self.next())["runs"])
-        return seen
-
-    async def close(self):
-        await self.events.aclose()
 
 
 @pytest.fixture(params=["disk", "memory:live"])
@@ -92,32 +54,17 @@ def test_a_page_hears_of_new_and_changed_runs(store):
 
 def test_each_step_of_a_run_in_progress_is_heard(store):
     """The page of a run hears of each of its steps while they happen, and of no other run."""
-    began, went = asyncio.Event(), asyncio.Queue()
-    go = asyncio.Event()
-
-    @step
-    async def turn(number):
-        began.set()
-        await go.wait()
-        go.clear()
-        return number
-
-    @workflow(run_id="busy")
-    async def busy():
-        for number in range(3):
-            went.put_nowait(await turn(number))
 
     async def story():
         watcher = watching(store)
-        task = asyncio.create_task(busy())
-        await began.wait()
+        busy = Turns("busy", 3)
+        await busy.began()
         reading, other = await Reading(watcher, "busy").open(), Reading(watcher, "other")
         await other.open()
         for number in range(3):
-            go.set()
-            assert await went.get() == number
+            assert await busy.next() == number
             assert await reading.until("busy") == {"busy"}
-        await task
+        await busy.task
         nothing = asyncio.create_task(other.next())
         await asyncio.to_thread(agent.options(run_id="other"), 1)
         assert (await nothing)["runs"] == ["other"]
@@ -202,6 +149,50 @@ def test_nothing_to_tell(monkeypatch):
         reading = await Reading(watcher).open()
         assert await anext(reading.events) == ":\n\n"
         await reading.close()
+
+    asyncio.run(story())
+
+
+class Reader:
+    """What a browser gets from an open address of events."""
+
+    def __init__(self, app, path):
+        self._told, self.status = asyncio.Queue(), None
+        scope = {"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b""}
+        self.task = asyncio.create_task(app(scope, asyncio.Event().wait, self._told.put))
+
+    async def until(self, text):
+        """Read up to a text; return whether it came before the end."""
+        while True:
+            part = await self._told.get()
+            self.status = part.get("status", self.status)
+            if text in part.get("body", b"").decode():
+                return True
+            if part["type"] == "http.response.body" and not part.get("more_body"):
+                return False
+
+
+@pytest.mark.parametrize("there_is_news", [True, False])
+def test_a_login_that_ended_ends_the_events(store, monkeypatch, there_is_news):
+    """An application is asked again while a page is open, whose events end with the login."""
+    monkeypatch.setattr(_app, "_TRUSTED", -1.0)
+    monkeypatch.setattr(_live, "_ALIVE", 60.0 if there_is_news else 0.01)
+    people = {"ann"}
+    app = stepwise.ui.app(store, authorize=lambda _: "ann" in people)
+
+    async def story():
+        reader = Reader(app, "/live")
+        assert await reader.until('"runs": []')
+        await asyncio.to_thread(agent.options(run_id="first"), 1)
+        assert await reader.until("first")
+        people.clear()
+        if there_is_news:
+            await asyncio.to_thread(agent.options(run_id="second"), 2)
+        assert not await reader.until("second")
+        await reader.task
+        again = Reader(app, "/live")
+        assert not await again.until("second")
+        assert (reader.status, again.status) == (200, 403)
 
     asyncio.run(story())
 

@@ -5,31 +5,15 @@ import signal
 import threading
 
 import pytest
+from browsing import agent, asking
 from harness import python
 
 import stepwise
-from stepwise import step, tool, wait_for, workflow
+from stepwise import tool, wait_for, workflow
 from stepwise._runtime import settings
 from stepwise.stores import open_store
 from stepwise.ui import _reading
 from stepwise.ui._reading import RunReader
-
-
-@step
-def look(number):
-    if number < 0:
-        raise ValueError(f"{number} is none")
-    return number
-
-
-@workflow
-def agent(number):
-    return look(number)
-
-
-@workflow
-def asking(topic):
-    return stepwise.approve("send it?", details={"topic": topic})
 
 
 @workflow
@@ -114,9 +98,9 @@ def test_a_question_until_it_is_answered(reader):
     """Once a question is answered, its run stands as one to resume until it was resumed."""
     run = suspended(asking, "winds")
     (asked,) = reader.inbox().questions
-    assert asked.question == run.questions[0]
-    assert (asked.run.id, asked.run.status, asked.before) == ("trip", "suspended", "")
-    asked.question.approve()
+    assert asked.what == run.questions[0]
+    assert (asked.run.id, asked.run.status, asked.what._asked.before) == ("trip", "suspended", "")
+    asked.what.approve()
     assert run.status == "suspended"
     assert counts(reader.inbox()) == {"resumable": 1}
     asking.options(run_id="trip")("winds")
@@ -129,7 +113,7 @@ def test_a_question_of_a_child_run_stands_once(reader):
     suspended(above, "winds")
     (asked,) = reader.inbox().questions
     assert counts(reader.inbox()) == {"questions": 1}
-    asked.question.deny("too windy")
+    asked.what.deny("too windy")
     inbox = reader.inbox()
     assert counts(inbox) == {"resumable": 1}
     assert inbox.resumable[0].id == "trip"
@@ -141,13 +125,13 @@ def test_what_changed_since_the_last_question(reader):
     prices[0] = 20
     suspended(paying)
     (asked,) = reader.inbox().questions
-    assert ("20" in asked.question.details, asked.before) == (True, "")
+    assert ("20" in asked.what.details, asked.what._asked.before) == (True, "")
     prices[0] = 30
     with pytest.raises(stepwise.RunSuspended):
         paying.options(run_id="trip")()
     (again,) = reader.inbox().questions
-    assert "30" in again.question.details
-    assert again.before == asked.question.details
+    assert "30" in again.what.details
+    assert again.what._asked.before == asked.what.details
 
 
 @pytest.mark.usefixtures("suspends")
@@ -155,7 +139,7 @@ def test_a_wait_until_its_signal_is_sent(reader):
     """A wait for a signal stands with the schema of its type until the signal is sent."""
     run = suspended(waiting, "winds")
     (wait,) = reader.inbox().waits
-    assert (wait.wait.name, wait.wait.step, wait.schema) == ("order", 1, {"type": "integer"})
+    assert (wait.what.name, wait.what.step, wait.schema) == ("order", 1, {"type": "integer"})
     run.send("order", 3)
     assert counts(reader.inbox()) == {"resumable": 1}
     waiting.options(run_id="trip")("winds")
@@ -178,7 +162,7 @@ def test_a_question_in_a_process(reader):
     thread.start()
     while not seen:
         seen = reader.inbox().questions
-    seen[0].question.approve()
+    seen[0].what.approve()
     thread.join()
     assert (seen[0].run.status, seen[0].run.can_resume) == ("running", False)
 
@@ -188,7 +172,7 @@ def test_doubt(reader, killed):
     run = killed("send")
     inbox = reader.inbox()
     assert counts(inbox) == {"doubts": 1}
-    assert (inbox.doubts[0].run.id, inbox.doubts[0].step.number) == (run.id, 4)
+    assert (inbox.doubts[0].run.id, inbox.doubts[0].what.number) == (run.id, 4)
     run.resolve(4, landed="sent")
     assert counts(reader.inbox()) == {"resumable": 1}
 
@@ -204,7 +188,7 @@ def test_what_a_killed_run_waits_for(reader, tmp_path, call, kind):
     assert counts(inbox) == {kind: 1}
     (matter,) = getattr(inbox, kind)
     if kind == "questions":
-        matter.question.approve()
+        matter.what.approve()
     else:
         stepwise.get_run("trip").send("order", 3)
     inbox = reader.inbox()

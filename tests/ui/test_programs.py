@@ -50,11 +50,12 @@ def test_the_whole_of_a_long_output_is_not_kept(page, killed, monkeypatch):
 def test_a_program_is_started_once(page, killed, tmp_path, monkeypatch):
     """A program that was started and has not reached its run yet is not started twice."""
     run = killed("3")
+    os.mkfifo(tmp_path / "go")
     monkeypatch.setenv("WAIT", str(tmp_path / "go"))
     page.post(f"/runs/{run.id}/resume")
     assert "was started from this page already" in page.post(f"/runs/{run.id}/resume", 409)
     assert stepwise.get_run(run.id).status == "crashed"
-    (tmp_path / "go").touch()
+    (tmp_path / "go").write_text("")  # waits for the reader
     assert ended(page, run).exit_code == 0
     assert run.status == "completed"
 

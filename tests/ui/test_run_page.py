@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import html
 import html.parser
 import itertools
 import json
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 import stepwise
 import stepwise.testing
+from stepwise._journal.records import RunFacts, RunWait
 from stepwise._runs.overview import steps_around
 from stepwise._runs.steps import checkpoint_at, newest_checkpoint
 from stepwise.errors import StepNotFoundError
@@ -355,6 +357,24 @@ def test_nothing_is_unpickled_that_does_not_verify(monkeypatch):
     assert "think(value=2)" in shown[0]
 
 
+def test_a_value_of_several_pages(monkeypatch):
+    """A value that is longer than a page is shown to its end, each character once."""
+    monkeypatch.setattr(_run_page, "_WHOLE", 10)
+    run = agent.execute("tides")
+    shown, begin = [], 0
+    while begin is not None:
+        page = _run_page.value_page(view(), run, "result", 1, "", begin)
+        shown.append(html.unescape(re.search(r"<pre[^>]*>\n?(.*?)</pre>", page, re.DOTALL)[1]))
+        after = re.search(r'href="[^"]*begin=(\d+)">after<', page)
+        begin = int(after[1]) if after else None
+    assert "".join(shown) == repr(run.steps[0].result)
+    assert len(shown) > 1
+    assert {len(each) for each in shown[:-1]} == {10}
+    last = _run_page.value_page(view(), run, "result", 1, "", 10**9)
+    assert ">after</a>" not in last
+    assert f"{shown[-1][-3:]}</pre>" in html.unescape(last)
+
+
 def test_trust_in_data_only():
     """With trust="data" the page has the short texts, and says why it has no more."""
     run = agent.execute("tides")
@@ -371,19 +391,19 @@ text = st.one_of(
     st.sampled_from([OWNED, ODD, '" onload="x', "javascript:x", "</textarea>", "&#0;", "../.."]),
     st.just("x" * 25_000),
 )
-rows = st.builds(
-    RunRow,
-    st.one_of(text.filter(bool)),
-    st.sampled_from(["completed", "crashed", "suspended", "cancelling"]),
-    text, text, text,
-    st.just(1.0), st.just(2.0),
+waits = st.builds(RunWait, st.just(1), st.just("signal"), text, st.none(), st.just(1.0))
+listed = st.builds(
+    RunFacts,
+    st.one_of(text.filter(bool)), text, text, st.just("suspended"), text, st.just(""),
+    created_at=st.just(1.0),
+    updated_at=st.just(2.0),
     error=text,
-    waits=st.lists(text, max_size=4),
+    waits=st.lists(waits, max_size=4).map(tuple),
     tags=st.dictionaries(text, text, max_size=3),
     forked_from=text,
-    can_resume=st.booleans(),
-    served_by=text,
 )  # fmt: skip
+statuses = st.sampled_from(["completed", "crashed", "suspended", "cancelling"])
+rows = st.builds(RunRow, listed, statuses, served_by=text)
 spent = st.builds(SpendingRow, text, query=text, usd=st.floats(0, 1e9), tokens=st.integers(0, 9))
 
 

@@ -187,6 +187,17 @@ def test_a_store_that_is_not_there(tmp_path):
     assert "in the memory of one process" in done.stderr
 
 
+def test_a_store_that_cannot_be_read(tmp_path):
+    """A store that cannot be read is a sentence before the address, not only on its pages."""
+    folder = tmp_path / "damaged"
+    folder.mkdir(0o700)
+    (folder / "cache.db").write_bytes(b"no database" * 1000)
+    for more in ((), ("--read-only",)):
+        done = process("ui", "--no-open", "--port", "0", "--store", f"disk:{folder}", *more)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f"the database of the store {folder} is damaged" in done.stderr
+
+
 @pytest.mark.parametrize("host", ["127.0.0.2", "LOCALHOST"])
 def test_another_name_of_this_machine(serve, host):
     """The printed address opens the page for each address that only this machine reaches."""
