@@ -334,6 +334,8 @@ class Course(Projection):
         open: the last attempt has not ended in good order: it is still running, or it died.
         deaths: how many attempts before the last one died in a row.
         stuck: how many of these died before any step had ended, with the same code.
+        ended_by: why the last attempt ended in good order without an end of the run: ``SIGTERM``, a
+            class of errors; empty if it did not.
     """
 
     def __init__(self, **facts: Any) -> None:
@@ -363,8 +365,7 @@ class Course(Projection):
         self.open = False
         self.deaths = 0
         self.stuck = 0
-        if facts.pop("asleep", False):  # as an older version summed up a suspended run
-            facts["ended"] = "suspended"
+        self.ended_by = ""
         vars(self).update(facts)
 
     @property
@@ -427,7 +428,7 @@ class Course(Projection):
 
     def on_resumed(self, entry: Entry, record: Resumed) -> None:
         self._note_command(entry, record)
-        self.stops = []
+        self.stops, self.ended_by = [], ""
         if self._is_own(record.at):
             if self.ended != "suspended":
                 self.lost += max(0.0, record.at - max(self.at, self.born))
@@ -467,7 +468,7 @@ class Course(Projection):
 
     def on_interrupted(self, entry: Entry, record: Interrupted) -> None:
         """Leave ``at`` as it is: the calls in flight count as lost from the record before."""
-        self.open = False
+        self.open, self.ended_by = False, record.why
         self.ended = "interrupted" if record.decided else "stopped"
         if record.why == SUBMITTED:
             self.ended = SUBMITTED

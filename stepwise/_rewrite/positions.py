@@ -345,16 +345,10 @@ def following_line(node: FunctionNode, position: str) -> int | None:
         position: ``after PATH`` or ``enter PATH``; see ``transform``.
     """
     kind, _, path = position.partition(" ")
-    around: list[tuple[Any, str, int]] = []  # statement, its block, index in the block
-    here: Any = node
-    for part in path.split("."):
-        block, _, index = part.partition("[")
-        items = getattr(here, block, None)
-        number = int(index[:-1]) if index else 0
-        if not isinstance(items, list) or number >= len(items):
-            return None
-        around.append((here, block, number))
-        here = items[number]
+    found = _way_to(node, path)
+    if found is None:
+        return None
+    here, around = found
     if kind == "enter":
         return _line(here)
     for parent, block, index in reversed(around):
@@ -368,6 +362,82 @@ def following_line(node: FunctionNode, position: str) -> int | None:
             if rest:
                 return _line(rest[0])
     return None
+
+
+def statement_lines(node: FunctionNode, position: str) -> tuple[int, int] | None:
+    """Return the first and last line of the statement of a position; of its head, if it has blocks.
+
+    Return ``None`` if the function has no such statement.
+
+    Args:
+        position: ``after PATH`` or ``enter PATH``; see ``transform``.
+    """
+    kind, _, path = position.partition(" ")
+    found = _way_to(node, path)
+    if found is None:
+        return None
+    here, around = found
+    if kind == "enter":
+        here = around[-1][0]
+    return here.lineno, _end_of_head(here)
+
+
+def _end_of_head(node: Any) -> int:
+    """Return the last line of a statement without its blocks."""
+    last: int = node.end_lineno or node.lineno
+    inside = (each for block in _BLOCKS for each in getattr(node, block, ()))
+    first = min((each.lineno for each in inside if hasattr(each, "lineno")), default=last + 1)
+    line: int = node.lineno
+    return max(line, min(last, first - 1))
+
+
+def writers_of(node: FunctionNode, name: str) -> list[tuple[int, int]]:
+    """Return the lines of the statements that bind a variable, or change it by a method or an item.
+
+    Statements that only hand it to a function are not among them.
+    """
+    found = []
+    for each in walk(node):
+        if not isinstance(each, ast.stmt) or isinstance(each, (*_FUNCTIONS, ast.ClassDef)):
+            continue
+        if any(_writes(part, name) for part in _heads(each)):
+            found.append((each.lineno, _end_of_head(each)))
+    return found
+
+
+def _writes(part: ast.AST, name: str) -> bool:
+    if isinstance(part, ast.Call):  # a method
+        part = part.func
+        return isinstance(part, ast.Attribute) and _root(part) == name
+    return isinstance(getattr(part, "ctx", None), (ast.Store, ast.Del)) and _root(part) == name
+
+
+def _root(node: Any) -> str:
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Starred)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def loop_around(node: FunctionNode, *lines: int) -> tuple[int, int] | None:
+    """Return the first and last line of the innermost loop around these lines, or ``None``."""
+    loops: list[Any] = [each for each in walk(node) if isinstance(each, _LOOPS)]
+    spans: list[tuple[int, int]] = [(each.lineno, each.end_lineno) for each in loops]
+    return max((s for s in spans if all(s[0] <= line <= s[1] for line in lines)), default=None)
+
+
+def _way_to(node: FunctionNode, path: str) -> tuple[Any, list[tuple[Any, str, int]]] | None:
+    """Return the node at a path, and the way to it: each statement, its block, the index there."""
+    around: list[tuple[Any, str, int]] = []
+    here: Any = node
+    for part in path.split("."):
+        block, _, index = part.partition("[")
+        items = getattr(here, block, None)
+        number = int(index[:-1]) if index else 0
+        if not isinstance(items, list) or number >= len(items):
+            return None
+        around.append((here, block, number))
+        here = items[number]
+    return here, around
 
 
 def _line(node: ast.stmt) -> int:
