@@ -13,6 +13,7 @@ process meets exactly the calls that an attempt in a later process would meet.
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
@@ -39,6 +40,7 @@ from stepwise._execution.active_run import (
     OpenStream,
     Scope,
     branches,
+    debugged,
 )
 from stepwise._execution.failures import handled
 from stepwise._execution.location import Helper, Origin
@@ -94,6 +96,7 @@ from stepwise.errors import (
 if TYPE_CHECKING:
     from stepwise._calls.doubt import InDoubt
     from stepwise._execution.changes import Recorded
+    from stepwise._execution.looking import Looking
 
 
 # -- retrying -------------------------------------------------------------------------------------
@@ -565,6 +568,9 @@ class Performance(NamedTuple):
         performer, scope, identity, bound, _, _ = self
         active, around, number = scope.run, scope.around, 0
         pool = active.pool
+        look = debugged.look
+        if look is not None and look.is_typed():
+            return (yield from self._typed(look))
         active.check(performer.name, scope.call, answered=True)
         if active.inner.over:
             admit_attempt(scope, performer.name)
@@ -573,9 +579,15 @@ class Performance(NamedTuple):
         try:
             shown = performer.hiding.shown(bound, active.secrets)
             call, origin = self._begin(shown)
+            if look is not None and look.replays:
+                look.before(call.name, active.progress.skipped)
             is_first = not (pool.taken or pool.rulings)  # then no record can answer
             match = FRESH if is_first or not pool else (yield from self._claim(call, origin))
             recorded = match.recorded[0] if match.recorded else None
+            if look is not None and look.holds(active.root.run_id):
+                answer = yield from self._looked_at(call, match, look)
+                if answer is not None:
+                    return answer
             if recorded is not None:
                 answer = yield from self._answered_by(call, recorded, match.verdict)
                 if answer is not None:
@@ -647,6 +659,49 @@ class Performance(NamedTuple):
             scope.around,
         )
         return tuple.__new__(Call, facts), origin
+
+    # -- under a debugger ------------------------------------------------------------------------
+
+    def _typed(self, look: Looking) -> Core:
+        """Return the core of a call that is typed at a prompt."""
+        from stepwise._calls.prompted import typed  # on use: few runs are debugged
+
+        performer, scope, identity, _, args, kwargs = self
+        name, kind = performer.name, performer.kind
+        call, attempt = Call(0, name, performer.module, identity.digest, 0), None
+        if kind:
+            attempt = Attempt(performer.body(call), args, kwargs, scope, name, None, kind)
+        return typed(scope.run, look, name, identity.digest, attempt)
+
+    def _looked_at(
+        self, call: Call, match: Match, look: Looking
+    ) -> Generator[Any, Result, Result | None]:
+        """Answer a call of a run that is only looked at; return ``None`` once the run is live.
+
+        Raises:
+            OutsideRunError: the run has no record of the call, and nothing is replayed.
+        """
+        performer, active = self.performer, self.scope.run
+        known = match.recorded[0] if match.recorded else active.pool.get(match.instead)
+        if known is not None and known.call.number == look.request.step:
+            entered = functools.partial(look.enter, call, performer.body(call))
+            args = self.args, self.kwargs, self.scope, call.name, None, performer.kind
+            return (yield Attempt(entered, *args))
+        if match.recorded:
+            answer = yield from self._answered_by(call, match.recorded[0], match.verdict)
+            if answer is not None and match.verdict is Verdict.CHANGED:
+                look.differ(call, match.recorded[0].call.number)
+            if answer is not None:
+                return answer
+        if not look.replays:
+            from stepwise._calls.prompted import not_on_record  # on use: few runs are debugged
+
+            raise not_on_record(active, call.name, is_allowable=bool(performer.kind))
+        if not match.recorded and known is not None and known.answers and active.take(known):
+            look.differ(call, known.call.number)
+            return (yield from self.recalled(known))
+        look.stop(f"the run has not made {call.name}({call.arguments}) yet")
+        return None
 
     def _number(self, call: Call, match: Match) -> Call:
         """Return the call with the number of the record that it continues, or with a new number.

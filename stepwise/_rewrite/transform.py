@@ -492,3 +492,43 @@ def unless_resuming(*body: ast.stmt) -> ast.stmt:
 def reset() -> ast.stmt:
     """Return the statement ``@t = 0``."""
     return store(TARGET, ast.Constant(0))
+
+
+# -- for debuggers ---------------------------------------------------------------------------------
+
+
+def announce(body: list[ast.stmt], head: ast.AST) -> None:
+    """Make a body call ``arrived`` of its frame at the target, and ``go`` before each statement.
+
+    The call of ``arrived`` stands on the line of ``head``.  So a debugger that ``arrived`` attaches
+    meets the line of the statement afterwards, as a new line.  ``go`` is called on that line: when
+    the debugger lets the statement begin.
+
+    Args:
+        head: the definition of the function.
+    """
+    for node in walk(ast.Module(body, [])):
+        for name in node._fields:
+            block = getattr(node, name)
+            if not isinstance(block, list) or not any(map(_is_reset, block)):
+                continue
+            if isinstance(node, ast.If) and len(block) > 2 and _is_reset(block[-1]):
+                del block[-1]  # behind a compound statement: the next statement is the target
+            block[:] = [each for stmt in block for each in _announced(stmt, head)]
+
+
+def _is_reset(stmt: object) -> bool:
+    return (
+        isinstance(stmt, ast.Assign)
+        and isinstance(stmt.targets[0], ast.Name)
+        and stmt.targets[0].id == TARGET
+        and isinstance(stmt.value, ast.Constant)
+    )
+
+
+def _announced(stmt: ast.stmt, head: ast.AST) -> list[ast.stmt]:
+    if not _is_reset(stmt):
+        return [stmt]
+    arrived = placed([store(TARGET, ask("arrived"))], head)
+    here: list[ast.stmt] = [ast.If(load(TARGET), arrived, []), ast.Expr(ask("go"))]
+    return placed(here, stmt) if hasattr(stmt, "lineno") else here
