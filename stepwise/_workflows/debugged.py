@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import os
 import pdb
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -104,6 +105,11 @@ class Prompt(pdb.Pdb):
         write_back(frame)
         if self.is_left:
             raise KeyboardInterrupt
+
+    def user_line(self, frame: FrameType) -> None:
+        """Stop at a line, but not where a loop only takes its next item."""
+        if not self.opened.passes(frame):
+            super().user_line(frame)
 
     def get_stack(self, f: Any, t: Any) -> tuple[list[tuple[FrameType, int]], int]:
         """Return the stack without our own frames."""
@@ -248,6 +254,7 @@ def write_back(frame: FrameType | None) -> None:
     """Write the dictionary of a frame's variables, which a prompt has changed, into the frame."""
     if frame is not None and sys.version_info < (3, 13):  # from then on it is no copy
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+        _ = frame.f_locals  # Python 3.11 writes back once for each time that it was read
 
 
 def new_prompt(opened: DebuggedRun) -> Prompt:
@@ -284,14 +291,24 @@ class DebuggedFrame(WorkflowFrame):
             self.opened.arrive(sys._getframe(1))
         return target
 
-    def arrived(self) -> int:
-        """Open the debugger: the restored frame stands before its statement."""
+    def arrived(self, takes_item: bool = False) -> int:  # noqa: FBT001, FBT002 -- generated calls
+        """Open the debugger: the restored frame stands before its statement.
+
+        Args:
+            takes_item: True if the innermost loop first takes its next item.
+        """
+        loops = self.rewritten.points[self.target].loops if takes_item else ()
+        self.opened.passing = [self.rewritten.loops[name] for name in reversed(loops)]
         self.opened.arrive(sys._getframe(1))
         return 0
 
-    def go(self) -> None:
-        """Take the run up for real, if it is not yet: a statement of the workflow begins."""
-        self.opened.go(sys._getframe(1))
+    def go(self, number: int) -> None:
+        """Take the run up for real, if it is not yet: a statement of the workflow begins.
+
+        Args:
+            number: the point before the statement; 0 if no checkpoint can be taken there.
+        """
+        self.opened.go(sys._getframe(1), number)
 
 
 class DebuggedRun(WorkflowRun):
@@ -300,7 +317,14 @@ class DebuggedRun(WorkflowRun):
     Attributes:
         chosen: the checkpoint whose variables are in the frame; ``None`` for the top.
         frame: the frame of the workflow, once it stands before its statement.
+        is_over: True once the replayed code has raised.
+        passing: the lines of loops that only take their next item before the first statement, the
+            innermost first.
     """
+
+    passing: Sequence[int] = ()
+
+    is_over = False
 
     def __init__(self, call: Invocation, active: ActiveRun, before: bytes, is_new: bool) -> None:
         super().__init__(call, active, before, is_new)
@@ -337,6 +361,7 @@ class DebuggedRun(WorkflowRun):
             yield
         except BaseException as error:
             if not self.look.live:
+                self._look_at_end(error)
                 self._fail(error)
             raise
         if not self.look.live:
@@ -345,6 +370,19 @@ class DebuggedRun(WorkflowRun):
                     "no statement is left to execute: stepwise resume records the end of the run"
                 )
             )
+
+    def _look_at_end(self, error: BaseException) -> None:
+        """Open the prompt in the frames of an error that the replayed code has raised."""
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame is not self.frame:
+            trace = trace.tb_next
+        if trace is not None and self.look.replays:
+            told = traceback.format_exception_only(type(error), error)
+            self.prompt.message(f"stepwise: the replay ends here: {''.join(told).rstrip()}")
+            self.prompt.reset()
+            self.is_over = True
+            self.prompt.interaction(None, trace)
+            self.leave()
 
     # -- the frame -------------------------------------------------------------------------------
 
@@ -431,6 +469,15 @@ class DebuggedRun(WorkflowRun):
             self.prompt.trace_from(frame)
             self.prompt.set_continue()
 
+    def passes(self, frame: FrameType) -> bool:
+        """Return whether a line is the head of a loop that takes its next item after arriving."""
+        line = frame.f_lineno
+        if frame is self.frame and line in self.passing:
+            self.passing = self.passing[self.passing.index(line) :]  # the inner ones have ended
+            return True
+        self.passing = () if frame is self.frame else self.passing
+        return False
+
     def introduce(self, tell: Callable[[str], None]) -> None:
         """Say once which run this is, where it stands, and what a prompt does."""
         if self._introduced:
@@ -463,6 +510,8 @@ class DebuggedRun(WorkflowRun):
         active, look = self.active, self.look
         if look.live or self._acquired or (look.replays and self.request.step):
             return ""
+        if self.is_over:
+            return "the code has raised: reload opens the run before it, at its checkpoint"
         run_id, journal = active.run_id, active.journal
         if active.facts.status == "completed":
             return f"run {run_id!r} has completed, and is only looked at: fork goes on as a new run"
@@ -481,7 +530,7 @@ class DebuggedRun(WorkflowRun):
         self._acquired = True
         return ""
 
-    def go(self, frame: FrameType) -> None:
+    def go(self, frame: FrameType, number: int) -> None:
         """Take the run up for real, now that a statement of the workflow begins."""
         if self.look.live or self.look.replays:
             return
@@ -490,23 +539,21 @@ class DebuggedRun(WorkflowRun):
         problem = self.acquire()
         if problem:
             self._fail(RunBusyError(problem, run_id=self.active.run_id, owner=None))
-        self._begin_for_real(frame)
+        self._begin_for_real()
+        here, chosen = self.active.frame, self.chosen
+        other = chosen is None or self.request.line or chosen.name != self.names[-1] or self.edits()
+        if other and isinstance(here, DebuggedFrame):
+            here.due = here.wanted = True  # at the next boundary at the latest
+            if number:
+                here.save(number, {**frame.f_locals})
 
-    def _begin_for_real(self, frame: FrameType | None) -> None:
-        """Record that the run resumes, and the variables if they are not on record like that."""
+    def _begin_for_real(self) -> None:
+        """Record that the run resumes."""
         self.look.live, self.look.replays = True, False
         super()._begun()
         held = self.look.held()
         if held:
             self.active.write(*held, durable=False)
-        chosen = self.chosen
-        if frame is None or chosen is None:
-            return
-        here, number = self.active.frame, self._target(chosen)
-        is_other = self.request.line or chosen.name != self.names[-1] or self.edits()
-        if is_other and isinstance(here, DebuggedFrame) and number in here.rewritten.ahead:
-            here.due = here.wanted = True
-            here.save(number, {**frame.f_locals})
 
     def _stop_inside(self, why: str) -> None:
         """Open the prompt inside a call of the workflow; return once the run is live."""
@@ -516,7 +563,7 @@ class DebuggedRun(WorkflowRun):
         prompt.reset()
         prompt.botframe = None
         prompt.interaction(self.frame, None)
-        self._begin_for_real(None)
+        self._begin_for_real()
         if prompt.breaks or prompt.stoplineno != -1:
             prompt.trace_from(self.frame)
 
@@ -560,7 +607,7 @@ class DebuggedRun(WorkflowRun):
         """Start the program again with another request; return why that is not possible here."""
         if kernel_shell() is not None:
             return "not in a notebook: quit, and give %stepwise debug its options"
-        if self.look.live or self.look.replays:
+        if self.look.live:
             return "the run goes on already: only from its first prompt"
         breaks = tuple((file, line) for file, lines in self.prompt.breaks.items() for line in lines)
         allow = tuple(self.look.allowed)
@@ -597,7 +644,9 @@ class DebuggedRun(WorkflowRun):
         if not 0 <= here + by < len(self.names):
             which = "earlier" if by < 0 else "later"
             return f"no {which} checkpoint is kept; @workflow(retention='all') keeps all"
-        return self._started_again(checkpoint=self.names[here + by], line=0, edits=False)
+        return self._started_again(
+            checkpoint=self.names[here + by], line=0, edits=False, replay=False
+        )
 
     def jump(self, line: int) -> str:
         """Continue before a later statement; return why that is not possible."""
@@ -614,12 +663,12 @@ class DebuggedRun(WorkflowRun):
         if not self._points_at(line, target):
             return f"no statement at line {line} can be entered from here"
         return self._keep_edits() or self._started_again(
-            checkpoint=self.chosen.name, line=line, edits=True
+            checkpoint=self.chosen.name, line=line, edits=True, replay=False
         )
 
     def reload(self) -> str:
         """Open the run again, with today's source; return why that is not possible."""
-        return self._keep_edits() or self._started_again(line=0, edits=True)
+        return self._keep_edits() or self._started_again(line=0, edits=True, replay=False)
 
     def fork(self) -> str:
         """Go on as a fork with the variables of the frame; return why that is not possible."""
@@ -628,7 +677,7 @@ class DebuggedRun(WorkflowRun):
         journal, run_id = self.active.journal, self.active.run_id
         if self.chosen is None:
             return "the run has no checkpoint to fork: stepwise fork --at 0 begins again"
-        if kernel_shell() is not None or self.look.live or self.look.replays:
+        if kernel_shell() is not None or self.look.live:
             return self._started_again()
         problem = self._keep_edits()
         if problem:
@@ -640,7 +689,7 @@ class DebuggedRun(WorkflowRun):
             return str(error)
         _say(f"stepwise: fork {new} goes on")
         return self._started_again(
-            run_id=new, checkpoint="", at=-1, line=0, edits=False, goes=True
+            run_id=new, checkpoint="", at=-1, line=0, edits=False, goes=True, replay=False
         )
 
     def leave(self, code: int = 0) -> Any:
@@ -678,13 +727,12 @@ def _say(text: str, file: Any = None) -> None:
 def listen(port: int, frame: FrameType) -> None:
     """Wait for a client of the Debug Adapter Protocol, and stop at the next line of the frame."""
     import debugpy
-    from debugpy.server.api import pydevd
 
     if not debugpy.is_client_connected():
         host, port = debugpy.listen(("127.0.0.1", port))
         _say(f"stepwise: waiting for a debugger's client at {host}:{port}")
         debugpy.wait_for_client()
-    pydevd.settrace(
+    importlib.import_module("pydevd").settrace(  # of debugpy, which hides it in a folder
         suspend=True,
         trace_only_current_thread=True,
         patch_multiprocessing=False,
