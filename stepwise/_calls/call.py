@@ -13,7 +13,6 @@ process meets exactly the calls that an attempt in a later process would meet.
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
 import time
@@ -579,15 +578,9 @@ class Performance(NamedTuple):
         try:
             shown = performer.hiding.shown(bound, active.secrets)
             call, origin = self._begin(shown)
-            if look is not None and look.replays:
-                look.before(call.name, active.progress.skipped)
             is_first = not (pool.taken or pool.rulings)  # then no record can answer
             match = FRESH if is_first or not pool else (yield from self._claim(call, origin))
             recorded = match.recorded[0] if match.recorded else None
-            if look is not None and look.holds(active.root.run_id):
-                answer = yield from self._looked_at(call, match, look)
-                if answer is not None:
-                    return answer
             if recorded is not None:
                 answer = yield from self._answered_by(call, recorded, match.verdict)
                 if answer is not None:
@@ -596,11 +589,9 @@ class Performance(NamedTuple):
                 raise active.stop(active.journal.refuse_effect(call.name))
             if asks_first:
                 yield READY
-            yield from self._admit(recorded)
+            yield from self._admit(recorded, call)
             call = self._number(call, match)
             number = call.number
-            if around:
-                active.inner.begin(around, call, recorded)
             if identity.held is not None:
                 identity.began(number)
             return (yield from self.conduct(call, origin, match))
@@ -623,6 +614,8 @@ class Performance(NamedTuple):
         """
         performer, scope, identity, _, _, _ = self
         active, around, branch = scope.run, scope.call, scope.branch
+        if debugged.look is not None:
+            debugged.look.before(performer.name, active.progress.skipped)
         active.note_handled()
         if not branch and branches.name is not None:
             branch = branches.name(active.run_id)
@@ -673,35 +666,22 @@ class Performance(NamedTuple):
             attempt = Attempt(performer.body(call), args, kwargs, scope, name, None, kind)
         return typed(scope.run, look, name, identity.digest, attempt)
 
-    def _looked_at(
-        self, call: Call, match: Match, look: Looking
-    ) -> Generator[Any, Result, Result | None]:
-        """Answer a call of a run that is only looked at; return ``None`` once the run is live.
+    def _make_for_real(self, call: Call, recorded: RecordedCall | None, look: Looking) -> None:
+        """Return once the run goes on for real, since the journal does not answer a call.
 
         Raises:
-            OutsideRunError: the run has no record of the call, and nothing is replayed.
+            OutsideRunError: the run is only looked at, and nothing is replayed.
         """
-        performer, active = self.performer, self.scope.run
-        known = match.recorded[0] if match.recorded else active.pool.get(match.instead)
-        if known is not None and known.call.number == look.request.step:
-            entered = functools.partial(look.enter, call, performer.body(call))
-            args = self.args, self.kwargs, self.scope, call.name, None, performer.kind
-            return (yield Attempt(entered, *args))
-        if match.recorded:
-            answer = yield from self._answered_by(call, match.recorded[0], match.verdict)
-            if answer is not None and match.verdict is Verdict.CHANGED:
-                look.differ(call, match.recorded[0].call.number)
-            if answer is not None:
-                return answer
-        if not look.replays:
+        performer = self.performer
+        if recorded is not None and recorded.call.number == look.request.step:
+            look.enter(call, performer.body(call), self.args, self.kwargs)
+        elif look.replays:
+            look.stop(f"the run has not made {call.name}({call.arguments}) yet")
+        else:
             from stepwise._calls.prompted import not_on_record  # on use: few runs are debugged
 
-            raise not_on_record(active, call.name, is_allowable=bool(performer.kind))
-        if not match.recorded and known is not None and known.answers and active.take(known):
-            look.differ(call, known.call.number)
-            return (yield from self.recalled(known))
-        look.stop(f"the run has not made {call.name}({call.arguments}) yet")
-        return None
+            name, is_step = call.name, bool(performer.kind)
+            raise not_on_record(self.scope.run, name, is_allowable=is_step)
 
     def _number(self, call: Call, match: Match) -> Call:
         """Return the call with the number of the record that it continues, or with a new number.
@@ -733,15 +713,25 @@ class Performance(NamedTuple):
             error = active.account.begin(call, limited=not active.cleans_up())
             if error is not None:
                 raise active.stop(error)
+        if self.scope.around:
+            active.inner.begin(self.scope.around, call, recorded)
         return call
 
-    def _admit(self, recorded: RecordedCall | None = None) -> Generator[Cancelled, Result, None]:
+    def _admit(
+        self, recorded: RecordedCall | None = None, call: Call | None = None
+    ) -> Generator[Cancelled, Result, None]:
         """Refuse a call that may not begin, now that the journal does not answer the call.
 
         After SIGTERM, a call of an asynchronous run waits to be cancelled.  A child run that is in
         progress is admitted: it ends itself, at the point where it was.
+
+        Args:
+            recorded: the record that the call continues.
+            call: the call, if it is about to be made for the first time here.
         """
-        scope = self.scope
+        scope, look = self.scope, debugged.look
+        if look is not None and call is not None and look.holds(scope.run.root.run_id):
+            self._make_for_real(call, recorded, look)
         answered = recorded is not None and bool(recorded.call.child)
         scope.run.admit(scope.call, answered=answered)
         if sigterms.draining and scope.call is None:
@@ -843,7 +833,7 @@ class Performance(NamedTuple):
                 if not match.recorded:
                     with active.lock:
                         instead = active.pool.instead(call)
-                        same = active.pool.get(instead) if self.performer.by_turn else None
+                        same = self._of_this_turn(call, instead)
                     if same is None:
                         return match._replace(instead=instead)
                     verdict = Verdict.ANSWER if same.answers else Verdict.AGAIN
@@ -855,6 +845,15 @@ class Performance(NamedTuple):
             if began:
                 flows.unblock(call)
 
+    def _of_this_turn(self, call: Call, instead: int) -> RecordedCall | None:
+        """Return the record of the same turn if it answers, although the arguments differ."""
+        same, look = self.scope.run.pool.get(instead), debugged.look
+        if not self.performer.by_turn:
+            if look is None or same is None or not look.replays:
+                return None
+            look.differ(call, same.call.number)
+        return same
+
     def _answered_by(
         self, call: Call, recorded: RecordedCall, verdict: Verdict
     ) -> Generator[Any, Result, Result | None]:
@@ -863,6 +862,8 @@ class Performance(NamedTuple):
             return None
         if verdict is Verdict.CHANGED:
             _warn_changed(call, recorded)
+            if debugged.look is not None:
+                debugged.look.differ(call, recorded.call.number)
         return (yield from self.recalled(recorded))
 
     def recalled(self, recorded: RecordedCall) -> Generator[Any, Result, Result | None]:

@@ -126,12 +126,12 @@ class Looking:
         Args:
             done: the number of steps that are done.
         """
-        if self.request.at >= 0 and done >= self.request.at and self.request.replay:
+        if self.replays and done >= self.request.at >= 0:
             self.stop(f"{name} comes next, after {done} steps")
 
     def differ(self, call: Call, number: int) -> None:
         """Note that a replayed call differs from the record that answers it."""
-        if not self.differs:
+        if self.replays and not self.differs:
             self.differs = f"{call.name}({call.arguments}), which differs from step {number}"
             notice(f"from here on the replay is approximate: {self.differs} on record")
 

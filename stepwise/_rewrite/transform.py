@@ -544,9 +544,7 @@ def _saved(stmts: list[ast.stmt]) -> ast.expr:
     return ast.Constant(0)
 
 
-def _announced(
-    stmt: ast.stmt, head: ast.AST, *, takes: bool, before: ast.expr
-) -> list[ast.stmt]:
+def _announced(stmt: ast.stmt, head: ast.AST, *, takes: bool, before: ast.expr) -> list[ast.stmt]:
     ends = [ast.Constant(value=True)] if takes else []
     arrived = placed([store(TARGET, ask("arrived", *ends))], head)
     here: list[ast.stmt] = [ast.If(load(TARGET), arrived, [])]

@@ -378,7 +378,8 @@ def open_run(
         check_trust(f"run {call.run_id!r} would be recorded as pickles")
     seal = seal_for(call.store)
     if call.parent is None and (debugged.look is not None or settings.DEBUGGED in os.environ):
-        return _open_for_debugger(call, kind, seal)
+        opened: Any = _open_for_debugger(call, seal)
+        return opened  # type: ignore[no-any-return]
     facts, recall = recall_run(call, seal)
     if recall is not None:
         return recall
@@ -396,9 +397,7 @@ def open_run(
     return recall
 
 
-def _open_for_debugger(
-    call: Invocation, kind: Callable[[Invocation, ActiveRun, bytes, bool], RunT], seal: Seal
-) -> Recall | RunT:
+def _open_for_debugger(call: Invocation, seal: Seal) -> Recall | WorkflowRun:
     """Open a run to be looked at: without its lease, and without writing.
 
     Raises:
@@ -416,8 +415,7 @@ def _open_for_debugger(
         _check_conflict(call, seal, facts)
     call = DebuggedRun.prepared(call)
     taken = _take_up(call, seal, Lease(call.store, call.run_id), facts)
-    opened: Any = DebuggedRun(call, *taken)
-    return opened  # type: ignore[no-any-return]
+    return DebuggedRun(call, *taken)
 
 
 def _acquire(lease: Lease, *, child: bool) -> None:

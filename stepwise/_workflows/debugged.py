@@ -21,7 +21,7 @@ import pdb
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -49,6 +49,11 @@ from stepwise.errors import (
 
 
 _wanted: list[Request] = []
+_INTRODUCTION = (
+    "what is typed is executed; recorded steps are answered by the journal, others are refused",
+    "nothing is recorded until continue, next or step, which go on for real",
+    "also: back, forward, jump LINE, reload, fork, allow NAME, quit",
+)
 _SKIPPED = ("stepwise", "stepwise.*", "wrapt", "wrapt.*", "contextlib")
 
 
@@ -140,35 +145,35 @@ class Prompt(pdb.Pdb):
         return command(arg)
 
     def do_continue(self, arg: str) -> Any:
-        """c(ont(inue))
+        """c(ont(inue)).
 
         Go on for real: under the lease of the run, recorded as usual.
         """
         return self._goes_on(super().do_continue, arg)
 
     def do_next(self, arg: str) -> Any:
-        """n(ext)
+        """n(ext).
 
         Go on for real, to the next line of this function.
         """
         return self._goes_on(super().do_next, arg)
 
     def do_step(self, arg: str) -> Any:
-        """s(tep)
+        """s(tep).
 
         Go on for real, to the next line of the program, also inside a step.
         """
         return self._goes_on(super().do_step, arg)
 
     def do_return(self, arg: str) -> Any:
-        """r(eturn)
+        """r(eturn).
 
         Go on for real, until this function returns.
         """
         return self._goes_on(super().do_return, arg)
 
     def do_until(self, arg: str) -> Any:
-        """unt(il) [LINE]
+        """unt(il) [LINE].
 
         Go on for real, to a higher line.
         """
@@ -179,7 +184,7 @@ class Prompt(pdb.Pdb):
             self.error(problem)
 
     def do_jump(self, arg: str) -> None:
-        """j(ump) LINE
+        """j(ump) LINE.
 
         Continue before the statement at a later line; the statements between are left out.
         """
@@ -188,35 +193,35 @@ class Prompt(pdb.Pdb):
         return self._answer(self.opened.jump(int(arg)))
 
     def do_back(self, arg: str) -> None:
-        """Back
+        """Back.
 
         Go to the kept checkpoint before this one, with its variables.
         """
         self._answer(self.opened.move(-1))
 
     def do_forward(self, arg: str) -> None:
-        """Forward
+        """Forward.
 
         Go to the kept checkpoint after this one, with its variables.
         """
         self._answer(self.opened.move(1))
 
     def do_reload(self, arg: str) -> None:
-        """Reload
+        """Reload.
 
         Read the program's source again, and open the run with it; changed variables stay changed.
         """
         self._answer(self.opened.reload())
 
     def do_fork(self, arg: str) -> None:
-        """Fork
+        """Fork.
 
         Go on as a new run with these variables; the run stays as it is.
         """
         self._answer(self.opened.fork())
 
     def do_allow(self, arg: str) -> None:
-        """Allow NAME
+        """Allow NAME.
 
         Let the next typed call of a step be executed, outside of the run and unrecorded.
         """
@@ -226,7 +231,7 @@ class Prompt(pdb.Pdb):
         return self.message(f"the next typed call of {arg.strip()} is executed, and not recorded")
 
     def do_quit(self, arg: str) -> Any:
-        """q(uit)
+        """q(uit).
 
         Leave: nothing is recorded, unless the run goes on already, which is then interrupted.
         """
@@ -237,7 +242,7 @@ class Prompt(pdb.Pdb):
         return True
 
     def do_EOF(self, arg: str) -> Any:  # noqa: N802 -- the name of cmd
-        """EOF
+        """EOF.
 
         Leave, as quit does.
         """
@@ -291,7 +296,7 @@ class DebuggedFrame(WorkflowFrame):
             self.opened.arrive(sys._getframe(1))
         return target
 
-    def arrived(self, takes_item: bool = False) -> int:  # noqa: FBT001, FBT002 -- generated calls
+    def arrived(self, takes_item: bool = False) -> int:
         """Open the debugger: the restored frame stands before its statement.
 
         Args:
@@ -492,15 +497,12 @@ class DebuggedRun(WorkflowRun):
             where = f"after {count(state.step, 'step')}, with the variables of {at}"
             newest = self.chosen.name == self.names[-1]
             where += "" if newest else "; later checkpoints are kept (forward)"
-        lines = [
-            f"run {facts.run_id} of {facts.label}({facts.arguments}), {facts.status}{error}",
+        call = f"{facts.label}({facts.arguments})"
+        for line in (
+            f"run {facts.run_id} of {call}, {facts.status}{error}",
             f"{where}{f' ({why})' if why else ''}",
-            "What is typed is executed. Recorded steps are answered by the journal, others are "
-            "refused (allow NAME).",
-            "Nothing is recorded until continue, next or step, which go on for real. Also: back, "
-            "forward, jump LINE, reload, fork, quit.",
-        ]
-        for line in lines:
+            *_INTRODUCTION,
+        ):
             tell(printable(f"stepwise: {line}", 2000))
 
     # -- going on for real -----------------------------------------------------------------------
@@ -510,25 +512,32 @@ class DebuggedRun(WorkflowRun):
         active, look = self.active, self.look
         if look.live or self._acquired or (look.replays and self.request.step):
             return ""
+        why, journal = "", active.journal
         if self.is_over:
-            return "the code has raised: reload opens the run before it, at its checkpoint"
-        run_id, journal = active.run_id, active.journal
-        if active.facts.status == "completed":
-            return f"run {run_id!r} has completed, and is only looked at: fork goes on as a new run"
-        if look.differs:
-            return f"the replay is only approximate ({look.differs}): the run cannot go on from it"
-        try:
-            active.lease.acquire()
-        except RunBusyError as error:
-            return str(error)
-        at, facts = journal.position, facts_of(journal.store, journal.seal, run_id)
-        moved = next(iter(journal.store.read(run_id, after=at.last)), None) is not None
-        if facts is None or moved or not holds(journal.store, journal.seal, run_id, at):
+            why = "the code has raised: reload opens the run before it, at its checkpoint"
+        elif active.facts.status == "completed":
+            why = "the run has completed, and is only looked at: fork goes on as a new run"
+        elif look.differs:
+            why = f"the replay is only approximate ({look.differs}): the run cannot go on from it"
+        else:
+            try:
+                active.lease.acquire()
+            except RunBusyError as error:
+                why = str(error)
+        if not why and not self._is_as_opened():
             active.lease.release()
-            return "another process has gone on with the run meanwhile: reload opens it as it is"
-        journal.own(active.lease.epoch)
-        self._acquired = True
-        return ""
+            why = "another process has gone on with the run meanwhile: reload opens it as it is"
+        if not why:
+            journal.own(active.lease.epoch)
+            self._acquired = True
+        return why
+
+    def _is_as_opened(self) -> bool:
+        """Return whether the journal ends where it ended when the run was opened."""
+        journal = self.active.journal
+        place, end = (journal.store, journal.seal, journal.run_id), journal.position
+        more = next(iter(journal.store.read(journal.run_id, after=end.last)), None)
+        return more is None and facts_of(*place) is not None and holds(*place, end)
 
     def go(self, frame: FrameType, number: int) -> None:
         """Take the run up for real, now that a statement of the workflow begins."""
@@ -567,7 +576,9 @@ class DebuggedRun(WorkflowRun):
         if prompt.breaks or prompt.stoplineno != -1:
             prompt.trace_from(self.frame)
 
-    def _enter_body(self, call: Call, body: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _enter_body(
+        self, call: Call, body: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
         """Execute the body of a step under the debugger, outside of the run, and leave."""
         prompt = self.prompt
         if call.effect and not self.look.takes(call.name):
@@ -616,9 +627,11 @@ class DebuggedRun(WorkflowRun):
         sys.stdout.flush()
         sys.stderr.flush()
         os.chdir(request.cwd or ".")
-        os.execve(  # noqa: S606 -- the recorded command, as ``stepwise debug`` started it
-            request.command[0], request.command, {**os.environ, **request.environment()}
-        )
+        environment = {**os.environ, **request.environment()}
+        try:
+            os.execve(request.command[0], request.command, environment)  # noqa: S606 -- recorded
+        except OSError as error:
+            return f"the program cannot be started again: {error}"
 
     def _keep_edits(self) -> str:
         """Write the changed variables for the next start; return why that is not possible."""
@@ -718,7 +731,7 @@ class DebuggedRun(WorkflowRun):
 
 
 def _say(text: str, file: Any = None) -> None:
-    print(text, file=file, flush=True)  # noqa: T201
+    print(text, file=file, flush=True)
 
 
 # -- in an editor ----------------------------------------------------------------------------------
