@@ -44,9 +44,9 @@ class Request(NamedTuple):
     """
 
     run_id: str
-    folder: str
-    command: tuple[str, ...]
-    cwd: str
+    folder: str = ""
+    command: tuple[str, ...] = ()
+    cwd: str = ""
     at: int = -1
     checkpoint: str = ""
     line: int = 0
@@ -58,9 +58,14 @@ class Request(NamedTuple):
     allow: tuple[str, ...] = ()
     breaks: tuple[tuple[str, int], ...] = ()
 
-    def environment(self) -> dict[str, str]:
-        """Return the environment variables with which the program opens the run."""
-        return {DEBUGGED: json.dumps(self._asdict()), "STEPWISE_RESUME": self.run_id}
+    def environment(self, *, resumes: bool = True) -> dict[str, str]:
+        """Return the environment variables with which a program opens the run.
+
+        Args:
+            resumes: True if the program's call of the run is to be found, as by ``resume``.
+        """
+        found = {DEBUGGED: json.dumps(self._asdict())}
+        return {**found, "STEPWISE_RESUME": self.run_id} if resumes else found
 
     @classmethod
     def take(cls) -> Request:

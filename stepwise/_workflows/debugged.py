@@ -459,8 +459,9 @@ class DebuggedRun(WorkflowRun):
             for name, value in self._variables().items()
             if name not in self._carried
         }
-        with contextlib.suppress(OSError), open(request.sign, "wb"):
-            pass  # the folder is gone if ``stepwise debug`` was killed
+        with contextlib.suppress(OSError):  # the folder is gone if ``stepwise debug`` was killed
+            if request.folder:
+                os.mkdir(request.sign)
         if request.port:
             self.introduce(_say)
             listen(request.port, frame)
