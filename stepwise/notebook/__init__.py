@@ -2,8 +2,8 @@
 
 ``%%step`` makes a cell a step of the notebook's run: its variables and its output are recorded.  A
 restarted kernel that runs all cells again skips the cell, as long as neither its code nor its
-inputs have changed.  ``%stepwise runs``, ``show``, ``forget`` and ``locals`` look at runs, and ``debug`` opens one in a
-debugger; ``%resume`` takes over the variables of a run.
+inputs have changed.  ``%stepwise runs``, ``show``, ``forget`` and ``locals`` look at runs, and
+``%stepwise debug`` opens one in a debugger; ``%resume`` takes over the variables of a run.
 """
 
 from __future__ import annotations

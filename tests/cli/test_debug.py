@@ -428,13 +428,13 @@ def test_missing_source(case):
     assert (code, "is gone" in said) == (1, True)
 
 
-def test_replay(case):
-    """``--replay`` executes the code after the checkpoint with recorded results, to the error."""
+def test_replay(tmp_path, monkeypatch):
+    """``--replay`` executes the code after a checkpoint with recorded results, up to a step."""
+    case = Case(tmp_path, monkeypatch, SPARSE)
     before = case.state
     prompt = case.debug("--at", "1", "--replay")
     prompt.hear(r"\[y/N\]: ")
-    said = prompt.say("y")
-    assert "think comes next, after 1 step" in said
+    assert "think comes next, after 1 step" in prompt.say("y")
     assert prompt.say("p notes").strip() == "[10]"
     assert prompt.end("quit")[0] == 0
     assert case.state == before
@@ -450,6 +450,81 @@ def test_a_step_that_failed(case):
     assert prompt.end("quit")[0] == 0
     assert case.state == before
     assert case.log.count("price seven") == 2
+
+
+SPARSE = PROGRAM.replace('retention="all"', "checkpoint_every=10")  # no checkpoint before the end
+
+
+def test_a_replay_to_the_error(tmp_path, monkeypatch):
+    """A replay without ``--at`` ends where the run has to go on for real, which it can."""
+    case = Case(tmp_path, monkeypatch, SPARSE)
+    prompt = case.debug("--replay")
+    prompt.hear(r"\[y/N\]: ")
+    assert "has not made price(text='seven') yet" in prompt.say("y")
+    assert prompt.say("p notes").strip() == "[10, 20, 30]"
+    case.edit("cents = int(text)", "cents = 7")
+    assert prompt.end("continue")[0] == 1  # with the old source
+    assert Counter(case.log)["price seven"] == 2
+    assert Counter(case.log)["think 1"] == 1
+    assert case.start().returncode == 0
+
+
+def test_an_approximate_replay(tmp_path, monkeypatch):
+    """A replay says that it is approximate after a call that differs, and the run stays there."""
+    source = SPARSE.replace("notes.append(think(number))", "notes.append(think(number + EXTRA))")
+    case = Case(tmp_path, monkeypatch, f"EXTRA = 0\n{source}")
+    before = case.state
+    case.edit("EXTRA = 0", "EXTRA = 5")
+    prompt = case.debug("--at", "2", "--replay")
+    prompt.hear(r"\[y/N\]: ")
+    said = prompt.say("y")
+    assert "approximate: think(number=6), which differs from step 1 on record" in said
+    assert "think comes next, after 2 steps" in said
+    assert prompt.say("p notes").strip() == "[10, 20]"
+    assert "only approximate" in prompt.say("continue")
+    assert prompt.end("quit")[0] == 0
+    assert case.state == before
+
+
+def test_a_replay_that_raises(tmp_path, monkeypatch):
+    """A replay opens the prompt in the frames of an error that the workflow's own code raises."""
+    source = SPARSE.replace("cents = price(text)", "cents = doubled(None)")
+    case = Case(tmp_path, monkeypatch, source)
+    before = case.state
+    prompt = case.debug("--replay")
+    prompt.hear(r"\[y/N\]: ")
+    assert "TypeError" in prompt.say("y")
+    assert prompt.say("p number").strip() == "None"
+    prompt.say("up")
+    assert prompt.say("p notes").strip() == "[10, 20, 30]"
+    assert "the code has raised" in prompt.say("continue")
+    assert prompt.end("quit")[0] == 0
+    assert case.state == before
+
+
+def test_a_side_effect_that_failed(tmp_path, monkeypatch):
+    """The body of a side effect is executed by ``--step`` only if it is allowed."""
+    source = PROGRAM.replace('text = "seven"', 'text = "7"').replace(
+        'return f"sent {body}"', "raise ValueError(body)"
+    )
+    case = Case(tmp_path, monkeypatch, source)
+    before = case.state
+    code, said = case.debug("--step", "5").end()
+    assert (code, "--allow send_email" in said) == (1, True)
+    assert "".join(case.log).count("email") == 1
+    prompt = case.debug("--step", "5", "--allow", "send_email")
+    prompt.hear()
+    assert prompt.say("p to").strip() == "'team'"
+    assert prompt.end("quit")[0] == 0
+    assert case.state == before
+    assert "".join(case.log).count("email") == 1
+
+
+def test_a_step_that_is_done(case):
+    """A step that has completed, or is not there, cannot be entered."""
+    for number, why in ((1, "has completed"), (99, "is not on record")):
+        code, said = case.debug("--step", str(number)).end()
+        assert (code, why in said) == (1, True)
 
 
 def test_ipython(case):
