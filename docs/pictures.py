@@ -1,17 +1,22 @@
 """The drawings of the pages: ``make pictures`` writes ``docs/pictures/*.svg``.
 
 Greys and colours that can be read on light and on dark pages.  One unit is a tenth of an inch.
-The same code gives the same files.  Imports: matplotlib.
+The same code gives the same files.  Imports: matplotlib, pexpect.
 """
 
 from __future__ import annotations
 
+import os
 import pathlib
+import re
 import sys
+import tempfile
+import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import matplotlib as mpl
+import pexpect
 
 mpl.use("svg")
 
@@ -290,6 +295,43 @@ def doubt() -> Drawing:
     return draw
 
 
+def debugging() -> Drawing:
+    """The session at the prompt of docs/how-to/debugging.md, as it happens on a terminal."""
+    page = (HERE.parent / "how-to" / "debugging.md").read_text("utf-8")
+    program = page.partition("```python\n")[2].partition("```")[0]
+    commands = ("p total, quote", "ask('Rome')", "book(cities, 0)", "quote = '95'", "continue")
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder)
+        (path / "trip.py").write_text(program, "utf-8")
+        (path / "IPython.py").write_text("raise ImportError('the prompt of pdb')", "utf-8")
+        env = {
+            **os.environ,
+            "STEPWISE_HOME": f"{folder}/home",
+            "PYTHONPATH": folder,
+            "TERM": "dumb",
+        }
+        words: Any = {"cwd": folder, "env": env, "encoding": "utf-8", "dimensions": (50, 400)}
+        pexpect.run(f"{sys.executable} trip.py", **words)
+        command = str(pathlib.Path(sys.executable).parent / "stepwise")
+        terminal = pexpect.spawn(command, ["debug", "trip"], timeout=60, **words)
+        said = ""
+        for line in commands:
+            terminal.expect_exact("(debug) ")
+            said += terminal.before + terminal.after
+            terminal.sendline(line)
+        terminal.expect(pexpect.EOF)
+        said += terminal.before
+    said = re.sub(r"the variables of \S+", "its variables", said.replace(folder, "~"))
+    lines = ["$ stepwise debug trip"]
+    for line in said.splitlines():
+        lines += textwrap.wrap(line, 92, subsequent_indent="    ") if line else []
+    draw = Drawing(2.0 * len(lines) + 2)
+    for number, line in enumerate(lines):
+        typed = line.startswith(("(debug)", "$"))
+        draw.code(1, 1.8 + 2 * number, [line.replace("$", r"\$")], BLUE if typed else GREY)
+    return draw
+
+
 PICTURES: tuple[Callable[[], Drawing], ...] = (
     resuming,
     checkpoints,
@@ -297,6 +339,7 @@ PICTURES: tuple[Callable[[], Drawing], ...] = (
     journal,
     identity,
     doubt,
+    debugging,
 )
 
 

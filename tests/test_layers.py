@@ -32,7 +32,7 @@ FRONT_MODULES = "agent cli errors graph integrations notebook stores testing ui"
 FUNCTION_LINES = 60
 
 ONLY_IN = {
-    "IPython": {"stepwise.notebook"},
+    "IPython": {"stepwise._workflows.debugged", "stepwise.notebook"},
     "annotationlib": {"stepwise._identity.identity"},
     "ast": {"stepwise._rewrite", "stepwise._runs.paths"},
     "click": {"stepwise.cli.learn", "stepwise.cli"},
@@ -47,6 +47,7 @@ ONLY_IN = {
         "stepwise.testing",
     },
     "cryptography": {"stepwise._journal.signatures", "stepwise._journal.seal"},
+    "debugpy": {"stepwise._workflows.debugged"},
     "diskcache": {"stepwise.stores._rows"},
     "fcntl": {"stepwise.stores._cells", "stepwise.stores._files", "stepwise.stores._locks"},
     "framework": {"stepwise.integrations"},
@@ -81,7 +82,9 @@ MAY_IMPORT = {
     "stores": "_runtime _values",
     "agent": f"{BASIC} _workflows.host",
     "graph": "_runtime _values _workflows.host",
-    "notebook": f"{BASIC} _journal.records _rewrite.cells _runs _workflows.host _workflows.host",
+    "notebook": (
+        f"{BASIC} _journal.records _rewrite.cells _runs _workflows.handles _workflows.host"
+    ),
     "integrations": (
         "_calls _checkpoints.resources _execution.account _execution.active_run "
         "_execution.outcomes _execution.tasks _identity.clients _runs.run _runs.steps _runtime "

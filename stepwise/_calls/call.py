@@ -39,6 +39,7 @@ from stepwise._execution.active_run import (
     OpenStream,
     Scope,
     branches,
+    debugged,
     own_frames,
 )
 from stepwise._execution.failures import handled
@@ -95,6 +96,7 @@ from stepwise.errors import (
 if TYPE_CHECKING:
     from stepwise._calls.doubt import InDoubt
     from stepwise._execution.changes import Recorded
+    from stepwise._execution.looking import Looking
 
 
 # -- retrying -------------------------------------------------------------------------------------
@@ -573,6 +575,9 @@ class Performance(NamedTuple):
         performer, scope, identity, bound, _, _ = self
         active, around, number = scope.run, scope.around, 0
         pool = active.pool
+        look = debugged.look
+        if look is not None and look.is_typed():
+            return (yield from self._typed(look))
         active.check(performer.name, scope.call, answered=True)
         if active.inner.over:
             admit_attempt(scope, performer.name)
@@ -592,11 +597,9 @@ class Performance(NamedTuple):
                 raise active.stop(active.journal.refuse_effect(call.name))
             if asks_first:
                 yield READY
-            yield from self._admit(recorded)
+            yield from self._admit(recorded, call)
             call = self._number(call, match)
             number = call.number
-            if around:
-                active.inner.begin(around, call, recorded)
             if identity.held is not None:
                 identity.began(number)
             return (yield from self.conduct(call, origin, match))
@@ -619,6 +622,8 @@ class Performance(NamedTuple):
         """
         performer, scope, identity, _, _, _ = self
         active, around, branch = scope.run, scope.call, scope.branch
+        if debugged.look is not None:
+            debugged.look.before(performer.name, active.progress.skipped)
         active.note_handled()
         if not branch and branches.name is not None:
             branch = branches.name(active.run_id)
@@ -658,6 +663,36 @@ class Performance(NamedTuple):
         )
         return tuple.__new__(Call, facts), origin
 
+    # -- under a debugger ------------------------------------------------------------------------
+
+    def _typed(self, look: Looking) -> Core:
+        """Return the core of a call that is typed at a prompt."""
+        from stepwise._calls.prompted import typed  # on use: few runs are debugged
+
+        performer, scope, identity, _, args, kwargs = self
+        name, kind = performer.name, performer.kind
+        call, attempt = Call(0, name, performer.module, identity.digest, 0), None
+        if kind:
+            attempt = Attempt(performer.body(call), args, kwargs, scope, name, None, kind)
+        return typed(scope.run, look, name, identity.digest, attempt)
+
+    def _make_for_real(self, call: Call, recorded: RecordedCall | None, look: Looking) -> None:
+        """Return once the run goes on for real, since the journal does not answer a call.
+
+        Raises:
+            OutsideRunError: the run is only looked at, and nothing is replayed.
+        """
+        performer = self.performer
+        if recorded is not None and recorded.call.number == look.request.step:
+            look.enter(call, performer.body(call), self.args, self.kwargs)
+        elif look.replays:
+            look.stop(f"the run has not made {call.name}({call.arguments}) yet")
+        else:
+            from stepwise._calls.prompted import not_on_record  # on use: few runs are debugged
+
+            name, is_step = call.name, bool(performer.kind)
+            raise not_on_record(self.scope.run, name, is_allowable=is_step)
+
     def _number(self, call: Call, match: Match) -> Call:
         """Return the call with the number of the record that it continues, or with a new number.
 
@@ -688,15 +723,25 @@ class Performance(NamedTuple):
             error = active.account.begin(call, limited=not active.cleans_up())
             if error is not None:
                 raise active.stop(error)
+        if self.scope.around:
+            active.inner.begin(self.scope.around, call, recorded)
         return call
 
-    def _admit(self, recorded: RecordedCall | None = None) -> Generator[Cancelled, Result, None]:
+    def _admit(
+        self, recorded: RecordedCall | None = None, call: Call | None = None
+    ) -> Generator[Cancelled, Result, None]:
         """Refuse a call that may not begin, now that the journal does not answer the call.
 
         After SIGTERM, a call of an asynchronous run waits to be cancelled.  A child run that is in
         progress is admitted: it ends itself, at the point where it was.
+
+        Args:
+            recorded: the record that the call continues.
+            call: the call, if it is about to be made for the first time here.
         """
-        scope = self.scope
+        scope, look = self.scope, debugged.look
+        if look is not None and call is not None and look.holds(scope.run.root.run_id):
+            self._make_for_real(call, recorded, look)
         answered = recorded is not None and bool(recorded.call.child)
         scope.run.admit(scope.call, answered=answered)
         if sigterms.draining and scope.call is None:
@@ -798,7 +843,7 @@ class Performance(NamedTuple):
                 if not match.recorded:
                     with active.lock:
                         instead = active.pool.instead(call)
-                        same = active.pool.get(instead) if self.performer.by_turn else None
+                        same = self._of_this_turn(call, instead)
                     if same is None:
                         return match._replace(instead=instead)
                     verdict = Verdict.ANSWER if same.answers else Verdict.AGAIN
@@ -810,6 +855,15 @@ class Performance(NamedTuple):
             if began:
                 flows.unblock(call)
 
+    def _of_this_turn(self, call: Call, instead: int) -> RecordedCall | None:
+        """Return the record of the same turn if it answers, although the arguments differ."""
+        same, look = self.scope.run.pool.get(instead), debugged.look
+        if not self.performer.by_turn:
+            if look is None or same is None or not look.replays:
+                return None
+            look.differ(call, same.call.number)
+        return same
+
     def _answered_by(
         self, call: Call, recorded: RecordedCall, verdict: Verdict
     ) -> Generator[Any, Result, Result | None]:
@@ -818,6 +872,8 @@ class Performance(NamedTuple):
             return None
         if verdict is Verdict.CHANGED:
             _warn_changed(call, recorded)
+            if debugged.look is not None:
+                debugged.look.differ(call, recorded.call.number)
         return (yield from self.recalled(recorded))
 
     def recalled(self, recorded: RecordedCall) -> Generator[Any, Result, Result | None]:

@@ -44,6 +44,7 @@ from stepwise._execution.active_run import (
     ActiveRun,
     Scope,
     current_scope,
+    debugged,
     live_runs,
     scope_variable,
 )
@@ -53,7 +54,7 @@ from stepwise._runtime.asyncio_state import TaskReference
 from stepwise._runtime.forks import Carrier, process_lock, works_for_a_run
 from stepwise._runtime.interrupts import AFTER_SIGTERM, sigterms
 from stepwise._runtime.messages import count, notice, reports, warn
-from stepwise.errors import UnrecordedCallWarning
+from stepwise.errors import OutsideRunError, UnrecordedCallWarning
 
 # -- other tasks ----------------------------------------------------------------------------------
 
@@ -290,6 +291,10 @@ def background() -> Iterator[None]:
     Use it for a tracer, a client's keep-alive, or a metrics thread: steps called there are plain
     functions, and the run does not wait for them.
     """
+    if debugged.look is not None and debugged.look.is_typed():
+        run_id = debugged.look.request.run_id
+        why = "stepwise.background() is refused at a prompt: steps in it would be executed"
+        raise OutsideRunError(why, run_id=run_id)
     token = scope_variable.set(None)
     try:
         yield

@@ -994,6 +994,11 @@ class Journal:
                 batch = batch._replace(head=self._sealed(self._head, self._at))
             self.store.write(self.run_id, self.epoch, batch)
 
+    def own(self, epoch: int) -> None:
+        """Begin to write under a lease that was acquired after the journal was read."""
+        self.epoch = epoch
+        self.note = noter(self.store, self.seal, self.run_id, epoch)
+
     def disown(self) -> None:
         """Make the journal useless in a forked child, where the parent's threads are missing.
 

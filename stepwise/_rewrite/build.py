@@ -32,7 +32,7 @@ from stepwise._rewrite.scope import (
     placed,
 )
 from stepwise._rewrite.source import FunctionNode, Source, capture, walk
-from stepwise._rewrite.transform import Transformed, ask, transform
+from stepwise._rewrite.transform import Transformed, announce, ask, transform
 
 _FUTURE_FLAGS = sum(getattr(__future__, n).compiler_flag for n in __future__.all_feature_names)
 _FACTORY, _SELF = "@factory", "@self"
@@ -99,12 +99,18 @@ def rewrite(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def build(
-    function: Callable[..., Any], source: Source, enter: Callable[[], Any] = enter
+    function: Callable[..., Any],
+    source: Source,
+    enter: Callable[[], Any] = enter,
+    *,
+    debugged: bool = False,
 ) -> Rewritten:
     """Rewrite a function whose source was captured.
 
     Args:
         enter: called by the rewritten function on entry, for its frame.
+        debugged: True if the function calls ``arrived`` and ``go`` of its frame; see
+            :func:`.transform.announce`.
 
     Raises:
         UnsupportedError: the function cannot be rewritten; the message says why, and names the
@@ -129,8 +135,11 @@ def build(
         stored = attributes_stored(resumable)
         made = made_by_calls(resumable)
         changed = transform(resumable)
+        head = resumable if debugged else plain.body[0]
+        if debugged:
+            announce(changed.body, head)
         alone = _alone(source, function)
-        code = _compile(plain, _body(changed, plain, alone, made), function)
+        code = _compile(plain, _body(changed, plain, head, alone, made), function)
     except RecursionError as error:
         raise UnsupportedError("its statements or expressions are nested too deeply") from error
     _check_same(original, code, plain.body[0].lineno)
@@ -191,11 +200,16 @@ def _alone(source: Source, function: types.FunctionType) -> types.CodeType:
 
 
 def _body(
-    changed: Transformed, plain: FunctionNode, code: types.CodeType, made: dict[str, Made]
+    changed: Transformed,
+    plain: FunctionNode,
+    head: ast.AST,
+    code: types.CodeType,
+    made: dict[str, Made],
 ) -> list[ast.stmt]:
     """Return a body that holds the plain body and the resumable body side by side.
 
     Args:
+        head: the node whose line the added statements take.
         made: variables that a resume may make again.
         code: the code whose local variables are the function's own.
     """
@@ -224,7 +238,7 @@ def _body(
         _assign(FRAME, ast.Call(ast.Name(ENTER, ast.Load()), [], [])),
         ast.If(test=is_plain, body=plain.body, orelse=resumable),
     ]
-    return [*changed.declarations, *placed(choose, plain.body[0])]
+    return [*changed.declarations, *placed(choose, head)]
 
 
 def _stars(code: types.CodeType) -> int:

@@ -492,3 +492,61 @@ def unless_resuming(*body: ast.stmt) -> ast.stmt:
 def reset() -> ast.stmt:
     """Return the statement ``@t = 0``."""
     return store(TARGET, ast.Constant(0))
+
+
+# -- for debuggers ---------------------------------------------------------------------------------
+
+
+def announce(body: list[ast.stmt], head: ast.AST) -> None:
+    """Make a body call ``arrived`` of its frame at the target, and ``go`` before each statement.
+
+    The call of ``arrived`` stands on the line of ``head``.  So a debugger that ``arrived`` attaches
+    meets the line of the statement afterwards, as a new line.  ``go`` is called on that line, when
+    the debugger lets the statement begin, with the point before it, or 0 if that cannot save.  The
+    end of a ``for`` loop's body is no statement: the loop takes its next item, which
+    ``arrived(True)`` says.
+
+    Args:
+        head: the definition of the function.
+    """
+    for node in walk(ast.Module(body, [])):
+        for name in node._fields:
+            block = getattr(node, name)
+            if not isinstance(block, list) or not any(map(_is_reset, block)):
+                continue
+            if isinstance(node, ast.If) and len(block) > 2 and _is_reset(block[-1]):
+                del block[-1]  # behind a compound statement: the next statement is the target
+            takes = block[-1] if isinstance(node, _FORS) and name == "body" else None
+            done: list[ast.stmt] = []
+            for stmt in block:
+                if _is_reset(stmt):
+                    done += _announced(stmt, head, takes=stmt is takes, before=_saved(done[-1:]))
+                else:
+                    done.append(stmt)
+            block[:] = done
+
+
+def _is_reset(stmt: object) -> bool:
+    return (
+        isinstance(stmt, ast.Assign)
+        and isinstance(stmt.targets[0], ast.Name)
+        and stmt.targets[0].id == TARGET
+        and isinstance(stmt.value, ast.Constant)
+    )
+
+
+def _saved(stmts: list[ast.stmt]) -> ast.expr:
+    """Return the number of the point that a statement saves, or 0."""
+    for stmt in stmts:
+        call = stmt.body[0].value if isinstance(stmt, ast.If) else None  # type: ignore[attr-defined]
+        if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "save":
+            return call.args[0]
+    return ast.Constant(0)
+
+
+def _announced(stmt: ast.stmt, head: ast.AST, *, takes: bool, before: ast.expr) -> list[ast.stmt]:
+    ends = [ast.Constant(value=True)] if takes else []
+    arrived = placed([store(TARGET, ask("arrived", *ends))], head)
+    here: list[ast.stmt] = [ast.If(load(TARGET), arrived, [])]
+    here += [] if takes else [ast.Expr(ask("go", ast.Constant(before.value)))]  # type: ignore[attr-defined]
+    return placed(here, stmt) if hasattr(stmt, "lineno") else here

@@ -73,12 +73,15 @@ class Change:
         variables: new values of local variables.
         results: new results of steps, by number or name.
         messages: whether the fork also takes the messages to the source, which takes them, too.
+        checkpoint: the name of the checkpoint at which it resumes, and that ends what it shares;
+            empty for the newest of step ``at``.
     """
 
     at: int | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     results: Mapping[int | str, Any] = field(default_factory=dict)
     messages: bool = False
+    checkpoint: str = ""
 
 
 def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | None) -> str:
@@ -169,6 +172,8 @@ def point_of(
         at = max(results)
     if at is None:
         places = source.checkpoints(source.entries[-1].number)
+        if change.checkpoint:
+            places = [each for each in places if each.name == change.checkpoint]
         if not places:
             raise source.no_step(
                 "the newest checkpoint", "is missing; give the step at which it resumes (at=)"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
+from stepwise._execution.looking import Request
+from stepwise._journal.journal import place_of_run
 from stepwise._journal.lease import describe_owner
 from stepwise._runs.run import Run, get_run
 from stepwise._runtime import settings
@@ -40,6 +43,30 @@ def refuse_running(run: Run) -> None:
 def environment_for(run: Run) -> dict[str, str]:
     """Return the environment variables by which a started program finds its run."""
     return {"STEPWISE_RESUME": run.id, "STEPWISE_STORE": with_password(run.store.url)}
+
+
+def to_debug(run: Run, folder: str, **asked: Any) -> tuple[Request, dict[str, str]]:
+    """Return how a program is started to open a run in a debugger, and its environment.
+
+    A run that has no command line is opened by importing the module of its workflow here.
+
+    Args:
+        folder: a private folder.
+        asked: as for :class:`.looking.Request`.
+
+    Raises:
+        ConfigurationError: the program is gone, or unknown.
+    """
+    program, place = run.program, place_of_run(run._facts())
+    if (program is not None and program.command) or os.path.isabs(place):
+        command, cwd = start_command(run)
+    else:
+        words = f"{place!r}, {run.id!r}, {with_password(run.store.url)!r}"
+        source = f"from stepwise._workflows.handles import debug_module; debug_module({words})"
+        command, cwd = (sys.executable, "-c", source), os.getcwd()
+    request = Request(run.id, folder, command, cwd, **asked)
+    quiet = {"STEPWISE_PROGRESS": "0"}
+    return request, {**environment_for(run), **request.environment(), **quiet}
 
 
 def check_start(run: Run) -> None:

@@ -25,6 +25,7 @@
                        ``1``: failures are recorded with local variables; see :func:`configure`
 ``STEPWISE_QUIET``     ``1``: no notices on stderr
 ``STEPWISE_DEBUG``     ``1``: tracebacks show the library's own frames
+``STEPWISE_DEBUG_RUN`` what ``stepwise debug`` asks of the program that it starts, as JSON
 ``STEPWISE_ALLOW_NETWORK``
                        ``1``: allow a store on a network file system that only one machine uses
 ``STEPWISE_TEST_HOME`` folder of a test, set by the pytest plugin: stores elsewhere are replaced
@@ -54,6 +55,7 @@ _PATH = r"\w+(\[\])*(\.\w+(\[\])*)*"
 NAMES = (
     "STEPWISE_ALLOW_NETWORK",
     "STEPWISE_DEBUG",
+    "STEPWISE_DEBUG_RUN",
     "STEPWISE_ENCRYPT",
     "STEPWISE_FRESH",
     "STEPWISE_HOME",
@@ -70,6 +72,9 @@ NAMES = (
     "STEPWISE_TRUST",
 )
 """The environment variables that stepwise reads."""
+
+DEBUGGED = "STEPWISE_DEBUG_RUN"
+"""The variable by which ``stepwise debug`` asks a program to open a run."""
 
 
 class Fields:

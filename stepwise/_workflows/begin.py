@@ -33,7 +33,13 @@ from stepwise._calls.awaitables import coroutine_of
 from stepwise._calls.call import Performance, Performer
 from stepwise._calls.driver import Core, Result, Sleep, drive
 from stepwise._checkpoints.checkpoints import spent_so_far
-from stepwise._execution.active_run import ActiveRun, Scope, current_scope, live_runs
+from stepwise._execution.active_run import (
+    ActiveRun,
+    Scope,
+    current_scope,
+    debugged,
+    live_runs,
+)
 from stepwise._execution.location import Locator
 from stepwise._execution.outcomes import (
     load_inputs,
@@ -371,6 +377,9 @@ def open_run(
     if not call.codec:
         check_trust(f"run {call.run_id!r} would be recorded as pickles")
     seal = seal_for(call.store)
+    if call.parent is None and (debugged.look is not None or settings.DEBUGGED in os.environ):
+        opened: Any = _open_for_debugger(call, seal)
+        return opened  # type: ignore[no-any-return]
     facts, recall = recall_run(call, seal)
     if recall is not None:
         return recall
@@ -386,6 +395,27 @@ def open_run(
         raise
     lease.release()
     return recall
+
+
+def _open_for_debugger(call: Invocation, seal: Seal) -> Recall | WorkflowRun:
+    """Open a run to be looked at: without its lease, and without writing.
+
+    Raises:
+        ConfigurationError: the call means another run, or one that cannot be opened like that.
+    """
+    from stepwise._workflows.debugged import DebuggedRun, check_call, request_here  # on use
+
+    request, facts = request_here(), facts_of(call.store, seal, call.run_id)
+    if call.run_id != request.run_id and facts is not None and facts.status == "completed":
+        facts, recall = recall_run(call, seal)
+        if recall is not None:
+            return recall
+    check_call(call, facts, request)
+    if call.explicit and facts is not None:
+        _check_conflict(call, seal, facts)
+    call = DebuggedRun.prepared(call)
+    taken = _take_up(call, seal, Lease(call.store, call.run_id), facts)
+    return DebuggedRun(call, *taken)
 
 
 def _acquire(lease: Lease, *, child: bool) -> None:
@@ -1461,7 +1491,8 @@ class TopLevel(WorkflowCall):
             memory.executes(store, meant.run_id)
             facts = opened.active.facts
             title = f"{facts.label}({facts.arguments})"
-            self.display = _display(meant.run_id, title, self.options.progress)
+            shows = self.options.progress if debugged.look is None else False
+            self.display = _display(meant.run_id, title, shows)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.display is not None:

@@ -407,7 +407,7 @@ class ModuleState:
         self._assigned = sorted(assigned)
         self._changed: list[str] = []
         for name in self._assigned:
-            memory.globals.setdefault(self._key(name), _mark(self._value(name)))
+            memory.globals.setdefault(self._key(name), mark(self._value(name)))
         named, functions, holders = _named_by(function)
         left = {name: self._value(name) for name in named - {*self._assigned}}
         self._scalars = {n: value for n, value in left.items() if type(value) in _SCALARS}
@@ -503,15 +503,15 @@ class ModuleState:
         left = []
         for name in self._assigned:
             value, now = values.get(f"{_GLOBAL}{name}", _MISSING), self._value(name)
-            if value is _MISSING or _mark(value) == _mark(now):
+            if value is _MISSING or mark(value) == mark(now):
                 continue
             key = self._key(name)
-            if others or _mark(now) not in (memory.globals[key], mine.get(name)):
+            if others or mark(now) not in (memory.globals[key], mine.get(name)):
                 shown = "missing" if now is _MISSING else preview(now)
                 left.append(f"{name} (it was {preview(value)} and is {shown})")
             else:
                 self._namespace[name] = value
-                memory.globals[key] = _mark(value)
+                memory.globals[key] = mark(value)
         told = []
         if left:
             why = "another run of this process is alive" if others else "this process changed it"
@@ -528,7 +528,7 @@ class ModuleState:
     def replayed(self) -> None:
         """Report that the function restarts with globals that this process has changed."""
         changed = [
-            n for n in self._assigned if memory.globals[self._key(n)] != _mark(self._value(n))
+            n for n in self._assigned if memory.globals[self._key(n)] != mark(self._value(n))
         ]
         if changed:
             notice(
@@ -538,7 +538,7 @@ class ModuleState:
 
     def left(self) -> None:
         """Remember the globals as this execution leaves them, so that the next may restore them."""
-        marks = {name: _mark(self._value(name)) for name in self._assigned}
+        marks = {name: mark(self._value(name)) for name in self._assigned}
         memory.runs[self._active.run_id] = marks
 
 
@@ -605,7 +605,7 @@ class _Same:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _mark(value: object) -> object:
+def mark(value: object) -> object:
     """Return a key that is equal for equal values."""
     if value is _MISSING:
         return ""
@@ -639,7 +639,7 @@ def _spoken(names: Collection[str]) -> str:
 def _is_another(cell: types.CellType, before: Any) -> bool:
     """Return whether a captured variable was given another value."""
     now = cell_content(cell, _MISSING)
-    return now is not before and _mark(now) != _mark(before)
+    return now is not before and mark(now) != mark(before)
 
 
 def _cells(functions: list[types.FunctionType]) -> Iterator[tuple[str, types.CellType]]:

@@ -22,6 +22,7 @@ import abc
 import contextlib
 import contextvars
 import functools
+import importlib
 import math
 import os
 import queue
@@ -32,7 +33,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from stepwise._execution.active_run import current_scope, live_runs
+from stepwise._execution.active_run import current_scope, debugged, live_runs
 from stepwise._execution.outcomes import RunInputs, load_inputs
 from stepwise._execution.process_memory import known_workflow, known_workflows, names_of
 from stepwise._execution.suspension import suspended_text
@@ -42,13 +43,13 @@ from stepwise._journal.journal import facts_of, is_ready, read_entries, seal_for
 from stepwise._journal.projection import is_only_submitted
 from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import Seal
-from stepwise._runs.run import Run
+from stepwise._runs.run import Run, get_run
 from stepwise._runs.steps import RunStatus
 from stepwise._runtime import asyncio_state, clock, settings
 from stepwise._runtime.facts import NamedTuple, public
 from stepwise._runtime.forks import call_at_exit, process_lock
 from stepwise._runtime.interrupts import ending
-from stepwise._runtime.messages import count, notice, reports
+from stepwise._runtime.messages import count, notice, reports, shell_word
 from stepwise._values.preview import error_text, preview
 from stepwise._workflows.begin import TopLevel, run_of
 from stepwise._workflows.definition import Definition
@@ -749,6 +750,41 @@ def _executed(
 
             return asyncio.run(execute_async(opened))
         return execute(opened)
+
+
+def debug_here(run: Run, **asked: Any) -> Any:
+    """Open a run in a debugger in this thread, by its recorded call; return its result.
+
+    Args:
+        asked: as for :class:`.looking.Request`.
+
+    Raises:
+        ConfigurationError: this process does not know the workflow, or an event loop is running.
+        RunStopped: the debugger was left.
+    """
+    from stepwise._execution.looking import Request  # on use
+
+    workflow = known_workflow(run.workflow).definition
+    if workflow.is_coroutine and asyncio_state.loop_runs():
+        raise ConfigurationError(
+            f"{workflow.label!r} is a coroutine function, and a prompt in a running event loop "
+            "would block the loop: open the run in a terminal, stepwise debug "
+            f"{shell_word(run.id)}"
+        )
+    top = call_again(workflow, run, {})
+    try:
+        if asked or settings.DEBUGGED not in os.environ:
+            os.environ.update(Request(run.id, **asked).environment(resumes=False))
+        return _executed(top, None, None)
+    finally:
+        os.environ.pop(settings.DEBUGGED, None)
+        debugged.look = None
+
+
+def debug_module(module: str, run_id: str, store: str) -> None:
+    """Import a module, and open a run of one of its workflows in a debugger, as asked."""
+    importlib.import_module(module)
+    debug_here(get_run(run_id, store=store))
 
 
 def wake_here(top: TopLevel) -> None:

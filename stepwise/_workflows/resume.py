@@ -231,21 +231,27 @@ class WorkflowRun(OpenedRun):
         if self._rewritten is None:
             self._begun()
             return self._callee.run_function()
-        target = self._rewritten.number(loaded.state.position) if loaded is not None else 0
-        callee = self._callee
-        frame = WorkflowFrame(
+        callee, target = self._callee, self._target(loaded) if loaded is not None else 0
+        frame = self._frame_for(
             self.active,
             callee,
             self._rewritten,
             self._checkpoints,
             self._begun,
             loaded,
-            target or 0,
+            target,
         )
         self.active.frame = frame
         pending.set(frame)
         del loaded  # large
         return self._rewritten.function(*callee.args, **callee.kwargs)
+
+    def _frame_for(self, *given: Any) -> WorkflowFrame:
+        return WorkflowFrame(*given)
+
+    def _target(self, loaded: Loaded) -> int:
+        """Return the point of a checkpoint in today's code."""
+        return (self._rewritten and self._rewritten.number(loaded.state.position)) or 0
 
     def _restore_failed(self, error: RestoreFailedError) -> None:
         frame = self.active.frame

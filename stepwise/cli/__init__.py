@@ -8,6 +8,7 @@ invalid command line.
 from stepwise.cli import (  # noqa: F401
     answer,
     copy,
+    debug,
     learn,
     look,
     maintain,

@@ -114,7 +114,7 @@ def _resume(run: Run, *, dry_run: bool, as_json: bool) -> dict[str, Any]:
     code = 0
     if not dry_run:
         check_start(run)
-        code = _execute(command, folder, environment_for(run), as_json=as_json)
+        code = execute(command, folder, environment_for(run), as_json=as_json)
         after = run.status
         if after != "completed":
             hint = "" if code else f": does it still call {run.label} with the same arguments?"
@@ -123,7 +123,7 @@ def _resume(run: Run, *, dry_run: bool, as_json: bool) -> dict[str, Any]:
     return {**run.to_dict(), "command": [*command], "cwd": folder, "exit_code": code}
 
 
-def _execute(
+def execute(
     command: tuple[str, ...], folder: str, environment: dict[str, str], *, as_json: bool
 ) -> int:
     """Run a command until it ends and return its exit code; a Ctrl-C reaches the command, too.
@@ -174,7 +174,7 @@ def run_script(program: tuple[str, ...], *, as_module: bool, as_json: bool) -> N
     if (url := chosen_store()) is not None:
         environment["STEPWISE_STORE"] = url
     command, began = (sys.executable, *program), time.time()
-    code = _execute(command, "", environment, as_json=as_json)
+    code = execute(command, "", environment, as_json=as_json)
     if code:
         again = shlex.join(("stepwise", "run", *program))
         note(f"stepwise: stopped (exit code {code}); to resume: {again}")

@@ -2,8 +2,8 @@
 
 ``%%step`` makes a cell a step of the notebook's run: its variables and its output are recorded.  A
 restarted kernel that runs all cells again skips the cell, as long as neither its code nor its
-inputs have changed.  ``%stepwise runs``, ``show``, ``forget`` and ``locals`` look at runs;
-``%resume`` takes over the variables of a run.
+inputs have changed.  ``%stepwise runs``, ``show``, ``forget`` and ``locals`` look at runs, and
+``%stepwise debug`` opens one in a debugger; ``%resume`` takes over the variables of a run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 
 from stepwise._runs.run import Run, Runs, get_run, runs
 from stepwise._runtime.messages import count, notice
-from stepwise.errors import ConfigurationError, RunNotFoundError, StepwiseError
+from stepwise._workflows.handles import debug_here
+from stepwise.errors import ConfigurationError, RunNotFoundError, RunStopped, StepwiseError
 
 try:
     from IPython.core.error import UsageError
@@ -34,9 +35,16 @@ _USAGE = """%stepwise COMMAND
   show [RUN]           a run and its steps; by default this notebook's
   forget RUN [STEP]    delete a run; or make one of its steps run again
   locals RUN           the variables at its last checkpoint
+  debug RUN [STEP]     a debugger in the frame where it stopped; or after STEP steps at most
 
 RUN is an id, the beginning of one, or . for the run of this notebook."""
-_COMMANDS = {"runs": (0, 1), "show": (0, 1), "forget": (1, 2), "locals": (1, 1)}  # words after
+_COMMANDS = {
+    "runs": (0, 1),
+    "show": (0, 1),
+    "forget": (1, 2),
+    "locals": (1, 1),
+    "debug": (1, 2),
+}  # words after
 
 
 def load_ipython_extension(shell: Any) -> None:
@@ -86,6 +94,8 @@ class _Looks:
                 return run._shown_locals()
             if command == "show":
                 return run
+            if command == "debug":
+                return _debug(run, *map(_number, words[1:]))
             if len(words) == 2:
                 run.forget(words[1])
                 notice(f"step {words[1]} of {run.id} will run again")
@@ -122,6 +132,23 @@ class _Looks:
             if len(begun) != 1:
                 raise
         return begun[0]
+
+
+def _number(word: str) -> int:
+    if not word.isdecimal():
+        raise UsageError(_USAGE)
+    return int(word)
+
+
+def _debug(run: Run, at: int = -1) -> Any:
+    """Open a run in a debugger; return its result, or ``None`` if the debugger was left."""
+    try:
+        return debug_here(run, at=at)
+    except RunStopped as stop:
+        if type(stop) is not RunStopped:  # the run went on, and stopped by itself
+            raise
+        notice(str(stop))
+        return None
 
 
 @contextmanager

@@ -1,0 +1,158 @@
+"""A run that a debugger has opened in this process: looked at, until it goes on for real.
+
+While a run is looked at, the process has no lease, and nothing is written.  The journal answers
+the calls of steps, or they are refused.  Calls typed at a prompt are recognized by the frames of
+the debugger on the stack, so that other threads of a live run are not held up.
+"""
+
+from __future__ import annotations
+
+import cmd
+import json
+import os
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+from stepwise._journal.records import Call, Record
+from stepwise._runtime.facts import NamedTuple
+from stepwise._runtime.messages import notice
+from stepwise._runtime.settings import DEBUGGED
+from stepwise._values.unpickling import Data
+
+_DEBUGGERS = ("_pydevd", "pydevd")  # modules of debugpy
+
+
+class Request(NamedTuple):
+    """What ``stepwise debug`` asks of the program that it starts.
+
+    Args:
+        run_id: the run to open.
+        folder: a private folder, for the changed variables and the sign that the run was opened.
+        command, cwd: the command of the program, and the folder to start it in.
+        at: open the newest checkpoint after this many steps or fewer; -1 for the newest.
+        checkpoint: open the checkpoint of this name, or the newest before it; empty for any.
+        line: continue before the statement at this line; 0 for the checkpoint's own.
+        edits: True if the folder holds changed variables.
+        port: where to wait for a client of the Debug Adapter Protocol; 0 for a prompt.
+        step: execute the body of this step under the debugger, outside of the run; 0 for none.
+        replay: execute the code from the checkpoint to step ``at``, with recorded results.
+        goes: continue at once.
+        allow: names of steps that may be executed once, outside of the run.
+        breaks: breakpoints, as file and line.
+    """
+
+    run_id: str
+    folder: str = ""
+    command: tuple[str, ...] = ()
+    cwd: str = ""
+    at: int = -1
+    checkpoint: str = ""
+    line: int = 0
+    edits: bool = False
+    port: int = 0
+    step: int = 0
+    replay: bool = False
+    goes: bool = False
+    allow: tuple[str, ...] = ()
+    breaks: tuple[tuple[str, int], ...] = ()
+
+    def environment(self, *, resumes: bool = True) -> dict[str, str]:
+        """Return the environment variables with which a program opens the run.
+
+        Args:
+            resumes: True if the program's call of the run is to be found, as by ``resume``.
+        """
+        found = {DEBUGGED: json.dumps(self._asdict())}
+        return {**found, "STEPWISE_RESUME": self.run_id} if resumes else found
+
+    @classmethod
+    def take(cls) -> Request:
+        """Take the request out of the environment, so that other programs do not inherit it."""
+        return cls(**json.loads(os.environ.pop(DEBUGGED)))
+
+    @property
+    def edits_file(self) -> str:
+        """The file with the changed variables."""
+        return os.path.join(self.folder, "edits")
+
+    @property
+    def sign(self) -> str:
+        """The file that exists once the run has been opened."""
+        return os.path.join(self.folder, "opened")
+
+
+class Looking:
+    """The debugged run of this process, as its calls see it.
+
+    Args:
+        stop: opens the prompt inside a call, and returns once the run is live; the argument says
+            why it stops.
+        enter: executes a body under the debugger, and returns its result.
+
+    Attributes:
+        live: True once the run goes on for real, under its lease.
+        replays: True while recorded results answer the calls of the workflow's own code.
+        differs: the first replayed call that differs from its record; empty while none does.
+        code: the code of the workflow function, whose callers do not matter.
+    """
+
+    def __init__(
+        self, request: Request, stop: Callable[[str], None], enter: Callable[..., Any]
+    ) -> None:
+        self.request = request
+        self.allowed = [*request.allow]
+        self.stop = stop
+        self.enter = enter
+        self.live = self.replays = False
+        self.differs = ""
+        self.code: CodeType | None = None
+        self._held: list[tuple[Record, Data]] = []
+
+    def holds(self, run_id: str) -> bool:
+        """Return whether a run is only looked at, so that nothing may be written or made."""
+        return not self.live and run_id == self.request.run_id
+
+    def is_typed(self) -> bool:
+        """Return whether the calling code was typed at the prompt of a debugger."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code is not self.code:
+            if frame.f_code is cmd.Cmd.onecmd.__code__:
+                return True
+            if str(frame.f_globals.get("__name__", "")).startswith(_DEBUGGERS):
+                return True
+            frame = frame.f_back
+        return False
+
+    def before(self, name: str, done: int) -> None:
+        """Stop a replay before a call, once it has got as far as was asked for.
+
+        Args:
+            done: the number of steps that are done.
+        """
+        if self.replays and done >= self.request.at >= 0:
+            self.stop(f"{name} comes next, after {done} steps")
+
+    def differ(self, call: Call, number: int) -> None:
+        """Note that a replayed call differs from the record that answers it."""
+        if self.replays and not self.differs:
+            self.differs = f"{call.name}({call.arguments}), which differs from step {number}"
+            notice(f"from here on the replay is approximate: {self.differs} on record")
+
+    def takes(self, name: str) -> bool:
+        """Use up the permission to execute a step once; return False if there is none."""
+        if name in self.allowed:
+            self.allowed.remove(name)
+            return True
+        return False
+
+    def hold(self, items: tuple[tuple[Record, Data], ...]) -> list[int]:
+        """Keep records until the run goes on; return numbers for them, which are not real."""
+        self._held += items
+        return [0] * len(items)
+
+    def held(self) -> list[tuple[Record, Data]]:
+        """Return the kept records, and forget them."""
+        held, self._held = self._held, []
+        return held

@@ -1,0 +1,177 @@
+"""Runs that failed are opened in a debugger, mended and finished: no step is made twice."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pexpect
+import pytest
+from command import COMMAND
+from harness import python_path
+from sweeping import WHOLE
+
+import stepwise
+
+SOURCE = """
+import asyncio, os, signal, sys
+import stepwise
+from stepwise import DidNotHappen, Landed, step, tool, workflow
+
+def log(text):
+    with open(os.environ["LOG"], "a") as file:
+        file.write(text + "\\n")
+
+events = 0
+
+@stepwise.on_event
+def kill(event):
+    global events
+    events += 1
+    if str(events) == os.environ.get("KILL_AT"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def happened(question):
+    with open(os.environ["LOG"]) as file:
+        return Landed("sent") if f"send {question.arguments['text']}\\n" in file else DidNotHappen
+
+@step
+ASYNC def think(number):
+    log(f"think {number}")
+    return number * 10
+
+@step
+ASYNC def price(text):
+    cents = int(text)
+    log(f"price {text}")
+    return cents
+
+@tool(side_effect=True, in_doubt=happened)
+ASYNC def send(text):
+    log(f"send {text}")
+    return "sent"
+
+def check(text):
+    if text == "seven" and os.environ.get("FAIL") == "workflow":
+        raise ValueError(text)
+    if text == "seven" and os.environ.get("FAIL") == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+@workflow(retention="all")
+ASYNC def agent():
+    notes, text = [], "seven"
+    for number in range(2):
+        notes.append(AWAIT think(number))
+        AWAIT send(f"note {number}")
+    check(text)
+    cents = AWAIT price(text)
+    AWAIT send(f"cents {cents}")
+    return cents
+
+if __name__ == "__main__":
+    print("result", START)
+"""
+PLAIN = {"ASYNC ": "", "AWAIT ": "", "START": "agent()"}
+AWAITED = {"ASYNC ": "async ", "AWAIT ": "await ", "START": "asyncio.run(agent())"}
+ONCE = ["send cents 7", "send note 0", "send note 1", "think 0", "think 1"]
+
+
+class Program:
+    """A program whose run has failed or died."""
+
+    def __init__(self, folder, monkeypatch, words, fail="step"):
+        source = SOURCE
+        for word, instead in words.items():
+            source = source.replace(word, instead)
+        (folder / "plain").mkdir()
+        (folder / "plain" / "IPython.py").write_text("raise ImportError('not here')")
+        self.script, self.path = folder / "program.py", folder / "log"
+        self.script.write_text(source)
+        monkeypatch.setenv("LOG", str(self.path))
+        self.env = {"PYTHONPATH": python_path(folder / "plain"), "TERM": "dumb"}
+        self.start(FAIL=fail)
+        (self.run,) = stepwise.runs()
+        assert self.run.status in ("failed", "crashed")
+
+    def start(self, **env):
+        """Run the program itself; its exit code."""
+        words = [sys.executable, str(self.script)]
+        return subprocess.run(words, env={**os.environ, **env}, capture_output=True, check=False)
+
+    def line(self, part):
+        """The number of a line of the source."""
+        lines = self.script.read_text().splitlines()
+        return next(number for number, line in enumerate(lines, 1) if part in line)
+
+    def debug(self, *lines, options=(), **env):
+        """Give commands at the prompt; what the terminal showed."""
+        terminal = pexpect.spawn(
+            COMMAND,
+            ["debug", self.run.id, *options],
+            env={**os.environ, **self.env, **env},
+            encoding="utf-8",
+            timeout=120,
+            echo=False,
+        )
+        for line in lines:
+            terminal.expect_exact("(debug) ")
+            terminal.sendline(line) if isinstance(line, str) else terminal.sendline(line())
+        terminal.expect(pexpect.EOF)
+        terminal.close()
+        return terminal.before
+
+    @property
+    def log(self):
+        return sorted(each for each in self.path.read_text().splitlines() if "price" not in each)
+
+
+def reloaded(program):
+    """A function that mends the source, and then gives the command that reads it again."""
+
+    def line():
+        text = program.script.read_text().replace("    check(text)", "    text = '7'")
+        program.script.write_text(text)
+        return "reload"
+
+    return line
+
+
+WAYS = {
+    "variable": lambda program: ["text = '7'", "continue"],
+    "source": lambda program: [reloaded(program), "continue"],
+    "line by line": lambda program: ["text = '7'", "next", "next", "continue"],
+    "earlier": lambda program: ["back", "back", "text = '7'", "continue"],
+    "jump": lambda program: [
+        "cents = 7",
+        f"jump {program.line('cents {cents}')}",
+        "continue",
+    ],
+}
+
+
+@pytest.mark.parametrize("fail", ["step", "workflow", "kill"])
+@pytest.mark.parametrize("words", [PLAIN, AWAITED], ids=["plain", "awaited"])
+@pytest.mark.parametrize("way", WAYS)
+def test_mended_and_finished(way, words, fail, tmp_path, monkeypatch):
+    """Of thirty runs that failed or died, each is opened, mended in one of five ways, and ends."""
+    program = Program(tmp_path, monkeypatch, words, fail)
+    said = program.debug(*WAYS[way](program))
+    assert program.run.status == "completed", said
+    assert "result 7" in said
+    assert program.log == ONCE
+
+
+@pytest.mark.parametrize("words", [PLAIN, AWAITED], ids=["plain", "awaited"])
+@pytest.mark.parametrize("at", range(1, 9) if WHOLE else (1, 3, 5, 6))
+def test_killed_while_it_goes_on(at, words, tmp_path, monkeypatch):
+    """Killed at any event after ``continue``, a run ends by a plain start: no step made twice."""
+    program = Program(tmp_path, monkeypatch, words)
+    program.debug("text = '7'", "continue", KILL_AT=str(at))
+    assert program.run.owner is None
+    ended = program.start()
+    if program.run.locals()["text"] == "seven":  # killed before anything was recorded
+        assert ended.returncode
+        program.debug("text = '7'", "continue")
+    assert program.run.status == "completed", ended.stderr
+    assert program.log == ONCE
+    assert max(Counter(program.path.read_text().splitlines()).values()) == 1
