@@ -29,6 +29,7 @@ from stepwise._display.terminal import (
     when,
 )
 from stepwise._runs.export import first_step, first_variable, html_page
+from stepwise._runs.finding import find_step, unsettled
 from stepwise._runs.housekeeping import store_url
 from stepwise._runs.overview import SHOWN, Overview
 from stepwise._runs.run import Listed, listed, number_of_runs
@@ -357,14 +358,7 @@ def _show_steps(
 
 def _show_step(run: Run, number: int, *, as_json: bool) -> None:
     """Print everything that is recorded of a step."""
-    steps = run._each_step(run._seen(1))
-    step = next((each for each in steps if each.number == number), None)
-    if step is None:
-        raise stepwise.StepNotFoundError(
-            f"run {run.id!r} has no step {number}. Its steps: stepwise show {shell_word(run.id)}",
-            run_id=run.id,
-            step=number,
-        )
+    step = find_step(run, number)
     inputs, failures, problem = None, step.failures, ""
     try:
         inputs = step.inputs if step.has_inputs else None
@@ -579,12 +573,9 @@ def _one_line(facts: Mapping[str, Any]) -> None:
 )
 def in_doubt(*, as_json: bool) -> None:
     """List the side effects that may have happened, and the calls that could be recorded ones."""
-    found, stopped = [], []
-    for each in listed():
-        if each.status in UNFINISHED:
-            seen = each.run._seen(1)
-            found += [(each.run, step) for step in seen.in_doubt]
-            stopped += [(each.run, seen.stops)] if seen.stops else []
+    known = [*unsettled()]
+    found = [(run, step) for run, seen in known for step in seen.in_doubt]
+    stopped = [(run, seen.stops) for run, seen in known if seen.stops]
     if as_json:
         rows: list[Any] = [{"run_id": run.id, **step.to_dict()} for run, step in found]
         for run, stops in stopped:
