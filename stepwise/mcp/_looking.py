@@ -10,7 +10,7 @@ from typing import Any, Literal
 from stepwise._display.terminal import when
 from stepwise._runs.export import first_step, first_variable, source_of
 from stepwise._runs.finding import call_text, find_run, find_step, unsettled
-from stepwise._runs.paths import find, short, size_of
+from stepwise._runs.paths import find, find_recorded, short, size_of
 from stepwise._runs.run import Run, each_listed
 from stepwise._runs.steps import RunStatus, newest_checkpoint
 from stepwise._runtime import settings
@@ -126,18 +126,16 @@ def show_step(run: str, n: int, path: str = "") -> dict[str, Any]:
     Args:
         run: the id of the run, or its beginning.
         n: the number of the step.
-        path: a value in its result or inputs, such as result.items[0] or inputs.messages[-1].
+        path: a value, such as result.items[0]; or arguments.messages[-1], if these are recorded.
     """
     step = find_step(find_run(run), n)
     if path:
-        is_input = path.startswith("inputs")
-        values = {"inputs": step.inputs} if is_input else {"result": step.result}
-        return marked({"step": n, **_value(find(values, path), path, _WHOLE)})
+        return marked({"step": n, **_value(find_recorded(step, path), path, _WHOLE)})
     facts = {name: value for name, value in step.to_dict().items() if value}
     if step.status == "completed":
         facts["result"] = _told(lambda: _value(step.result, "result", _ROW))
     if step.has_inputs:
-        facts["inputs"] = _told(lambda: _value(step.inputs, "inputs", _ROW))
+        facts["arguments"] = _told(lambda: _value(step.inputs, "arguments", _ROW))
     facts["frames"] = _told(lambda: [each.to_dict() for each in step.frames[-_FRAMES:]])
     return marked(facts)
 

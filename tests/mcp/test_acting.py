@@ -73,7 +73,7 @@ def test_a_step_that_landed_has_its_result(act, killed):
     assert killed.steps[1].result == "sent it"
 
 
-@tool(approve=True)
+@tool(side_effect=True, approve=True)
 def pay(cents):
     return f"paid {cents}"
 

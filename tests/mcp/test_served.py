@@ -89,7 +89,7 @@ class Served:
             text=True,
         )
         self.address = self.process.stdout.readline().strip()
-        self.header = self.process.stdout.readline().strip()
+        self.header = "" if "--json" in words else self.process.stdout.readline().strip()
 
     def post(self, **headers):
         """Send a request as a program does that is no client of the SDK."""
