@@ -42,7 +42,7 @@ print(agent(4))
 """
 SEARCH = """
 from stepwise.mcp._knowledge import search
-print(search("approve a tool call")[0].page)
+print(search("approvals")[0].page)
 """
 
 

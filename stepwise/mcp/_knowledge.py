@@ -1,7 +1,7 @@
 """Knowledge of the library for people and agents: names explained, pages searched.
 
-The explanations are those of the docstrings.  The pages are those of ``docs/``; an installation has
-the guides, the concepts and the reference.
+The explanations are those of the docstrings; the pages are the guides, concepts and reference of
+``docs/``.
 """
 
 from __future__ import annotations
@@ -121,6 +121,22 @@ def explanation(name: str) -> Explanation:
 _HERE = pathlib.Path(__file__).resolve().parents[1]
 _HEADING = re.compile(r"^(#{1,4}) (.+)$", re.MULTILINE)
 _WORD = re.compile(r"[a-z0-9_]+")
+_SAYS_NOTHING = {
+    "a",
+    "an",
+    "and",
+    "do",
+    "for",
+    "how",
+    "i",
+    "in",
+    "is",
+    "of",
+    "the",
+    "to",
+    "what",
+    "with",
+}
 _TITLE = 8  # occurrences in the text that an occurrence in the title counts for
 _NOT_SHOWN = re.compile(r"<!--.*?-->\n?|^!\[.*\n", re.DOTALL | re.MULTILINE)
 
@@ -140,12 +156,12 @@ class Section(NamedTuple):
 
 
 def sections() -> Iterator[Section]:
-    """Yield the sections of the pages; none if neither an installation nor a checkout has pages."""
-    inside = _HERE / "pages"
-    folder = inside if inside.is_dir() else _HERE.parent / "docs"
-    for path in sorted(folder.rglob("*.md")):
-        page = path.relative_to(folder).as_posix().replace("how_to", "how-to")
-        yield from _sections(page, _NOT_SHOWN.sub("", path.read_text("utf-8")))
+    """Yield the sections of the pages, which lie in the package or beside it in a checkout."""
+    inside, beside = _HERE / "pages", _HERE.parent / "docs"
+    for name in ("how-to", "concepts", "reference"):
+        packed = inside / name.replace("-", "_")
+        for path in sorted((packed if packed.is_dir() else beside / name).glob("*.md")):
+            yield from _sections(f"{name}/{path.name}", _NOT_SHOWN.sub("", path.read_text("utf-8")))
 
 
 def _sections(page: str, text: str) -> Iterator[Section]:
@@ -162,13 +178,18 @@ def _sections(page: str, text: str) -> Iterator[Section]:
         yield Section(page, " > ".join(above), body.strip())
 
 
+def _words(text: str) -> list[str]:
+    """Return the words of a text, without the endings of a plural."""
+    return [re.sub(r"ies$", "y", word).rstrip("s") for word in _WORD.findall(text.lower())]
+
+
 def search(query: str) -> list[Section]:
     """Return the sections that have a word of a query, the best first."""
-    wanted = set(_WORD.findall(query.lower()))
+    wanted = {*_words(query)} - _SAYS_NOTHING
     found: list[tuple[Section, Counter[str], int]] = []
     for each in sections():
-        words = _WORD.findall(each.text.lower())
-        counts = Counter(words + _WORD.findall(f"{each.page} {each.title}".lower()) * _TITLE)
+        words = _words(each.text)
+        counts = Counter(words + _words(f"{each.page} {each.title}") * _TITLE)
         found.append((each, counts, len(words)))
     has = {word: sum(word in counts for _, counts, _ in found) for word in wanted}
     rare = {word: math.log(1 + len(found) / number) for word, number in has.items() if number}

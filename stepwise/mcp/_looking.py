@@ -84,13 +84,14 @@ def source(run: str, at: int | None = None, first: int | None = None) -> dict[st
     return marked({"file": shown.file, "note": shown.note, "source": texts}, more=more)
 
 
-def why(run: str | None = None) -> dict[str, Any]:
+def why(run: str | None = None, at: int | None = None) -> dict[str, Any]:
     """Tell why a run stopped: what it was doing, what happened, its variables, how to go on.
 
     Args:
         run: the id of the run, or its beginning; by default the latest run.
+        at: for the moment after this many steps, such as before a variable became wrong.
     """
-    return marked(find_run(run).why().to_dict())
+    return marked(find_run(run).why(at).to_dict())
 
 
 def show_locals(run: str, at: int | None = None, path: str = "", start: int = 0) -> dict[str, Any]:
