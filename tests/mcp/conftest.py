@@ -28,6 +28,7 @@ class Answer:
     @property
     def recorded(self):
         """What was recorded, which is marked as data."""
+        assert not self.is_error, self.texts
         assert next(iter(self.data)) == "notice"
         assert self.data["notice"] == NOTICE
         return self.data["recorded"]

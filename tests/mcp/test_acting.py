@@ -128,8 +128,10 @@ def test_a_denial(act, waiting):
 def test_a_run_is_cancelled(act, waiting):
     """A run that is asked to end has the reason and the client on record."""
     act("cancel", run="order", reason="called off")
-    (request,) = [each for each in waiting.inbox if each.kind == "cancel"]
-    assert (request.note, bool(ACTOR.fullmatch(request.by))) == ("called off", True)
+    assert waiting.status == "cancelling"
+    assert ACTOR.search(waiting.why().said)
+    with pytest.raises(stepwise.RunCancelled, match="called off"):
+        order.options(run_id="order")(500)
 
 
 def test_a_step_is_forgotten(act):
