@@ -36,7 +36,7 @@ _OPEN_WORLD = frozenset(("evaluate", "resume"))
 _logger = logging.getLogger("stepwise.mcp")
 
 
-class _Server(MCPServer[Any]):
+class _ToolServer(MCPServer[Any]):
     """The server of the SDK, with our errors, our JSON, and the client's name on record."""
 
     async def call_tool(
@@ -54,9 +54,10 @@ class _Server(MCPServer[Any]):
         return CallToolResult(content=[text], structured_content=result.structured_content)
 
     def _problem(self, name: str, error: BaseException) -> CallToolResult:
-        cause = error.__cause__ or error
+        is_of_tool = isinstance(error, ToolError)  # else it is ours, and says all
+        cause = (error.__cause__ if is_of_tool else None) or error
         text = str(cause)
-        if name in tools() and not error.__cause__ and isinstance(error, ToolError):
+        if name in tools() and is_of_tool and cause is error:
             text = (
                 f"{name} is not offered: the user allows it by starting the server with "
                 f"stepwise mcp --allow {name}"
@@ -75,13 +76,14 @@ def _client_of(context: Context[Any, Any] | None) -> str:
     return printable(given.client_info.name, _NAME) if given is not None else "client"
 
 
-def _server(allowed: Collection[str]) -> _Server:
-    server, actions = _Server("stepwise", instructions=_INSTRUCTIONS, log_level="WARNING"), tools()
+def _server(allowed: Collection[str]) -> _ToolServer:
+    actions = tools()
     unknown = [name for name in allowed if name not in actions]
     if unknown:
         raise ConfigurationError(
             f"there is no tool {unknown[0]!r} that could be allowed: these are {', '.join(actions)}"
         )
+    server = _ToolServer("stepwise", instructions=_INSTRUCTIONS, log_level="WARNING")
     for name, tool in TOOLS.items():
         looks = ToolAnnotations(read_only_hint=True, open_world_hint=False)
         server.add_tool(tool, name, annotations=looks)
