@@ -3,7 +3,7 @@
     python .ci/wheel.py PYTHON_WITH_BUILD
 
 Checks what a user gets who types ``pip install stepwise-agents``: at most 8 distributions, a
-package with its types, a command line, a program that is killed and goes on.
+package with its types, a command line, a program that is killed and goes on, the pages.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ def agent(limit: int) -> list:
     return done
 
 print(agent(4))
+"""
+SEARCH = """
+from stepwise.mcp._knowledge import search
+print(search("approvals")[0].page)
 """
 
 
@@ -78,7 +82,11 @@ def main(builder: str) -> None:
             run(python, "-c", "import stepwise; print(stepwise.__file__)", **state).stdout.strip()
         ).with_name("py.typed")
         assert typed.exists(), typed
-        print("killed, run again, goes on: as promised")
+        found = run(python, "-c", SEARCH, **state)
+        assert found.stdout.split() == ["how-to/approvals.md"], found.stdout + found.stderr
+        skill = run(command, "skill", str(pathlib.Path(folder, "skills")), **state)
+        assert skill.returncode == 0, skill.stderr
+        print("killed, run again, goes on: as promised; with its pages, and the skill")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_click",
     "from_code",
+    "llms",
 ]
 source_suffix = {".md": "markdown"}
 default_role = "code"

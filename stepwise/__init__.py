@@ -81,6 +81,7 @@ The rooms of the house, each importing only from those above it::
     notebook       public: cells of a notebook that are steps
     integrations   public: classes for users of agent frameworks
     ui             public: the page of runs in a browser
+    mcp            public: the tools of coding agents
     cli            public: the command line
     testing        public: for the tests of users
     __main__       python -m stepwise

@@ -28,7 +28,7 @@ MODULES = {
 }
 TREES = {name: ast.parse(path.read_text("utf-8"), str(path)) for name, path in MODULES.items()}
 
-FRONT_MODULES = "agent cli errors graph integrations notebook stores testing ui"
+FRONT_MODULES = "agent cli errors graph integrations mcp notebook stores testing ui"
 FUNCTION_LINES = 60
 
 ONLY_IN = {
@@ -56,6 +56,7 @@ ONLY_IN = {
     "ipywidgets": {"stepwise._display.render"},
     "langchain_core": {"stepwise.integrations"},
     "langgraph": {"stepwise.integrations"},
+    "mcp": {"stepwise.mcp"},
     "numpy": {"stepwise._values.digest"},
     "opentelemetry": {"stepwise.integrations"},
     "pandas": {"stepwise._values.digest"},
@@ -94,7 +95,11 @@ MAY_IMPORT = {
     "cli": (
         "_display _journal.signatures _runs _runtime.limits _runtime.messages "
         "_workflows.elsewhere _workflows.up "
-        "integrations._model_calls"
+        "integrations._model_calls mcp._knowledge"
+    ),
+    "mcp": (
+        "_display.terminal _journal.inbox _runs _runtime _values.preview ui._access ui._actions "
+        "ui._reading ui._server ui._spending"
     ),
     "ui": (
         "_checkpoints.checkpoints _display _execution _journal _runs _runtime _workflows.up "
@@ -278,9 +283,9 @@ def test_every_public_package_is_in_that_table():
 
 
 def test_nothing_imports_the_front_door():
-    """Only the command line sees ``stepwise`` from outside, by its public names."""
+    """Only the command line, and that of agents, see ``stepwise`` by its public names."""
     users = {unit(n) for n in MODULES if any(each == "stepwise" for each, _ in imports(n))}
-    assert users == {"stepwise.cli"}
+    assert users == {"stepwise.cli", "stepwise.mcp"}
 
 
 def test_the_top_does_not_import_itself():

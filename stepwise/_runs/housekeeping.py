@@ -15,12 +15,31 @@ from stepwise._runs.steps import RunStatus
 from stepwise._runs.verify import ChildRuns, erase, note_restored
 from stepwise._runtime import settings
 from stepwise._runtime.store_urls import public_url
-from stepwise.errors import RunStopped, StepwiseError, StoreError
-from stepwise.stores import open_store
+from stepwise.errors import ConfigurationError, RunStopped, StepwiseError, StoreError
+from stepwise.stores import Store, open_store
 
 
 def _store() -> Any:
     return open_store(settings.store())
+
+
+def check_there(store: Store) -> None:
+    """Refuse a store in which no other process can have left runs.
+
+    Raises:
+        ConfigurationError: its folder is not there, or it is in the memory of one process.
+    """
+    path = getattr(store, "path", None)
+    if path is not None and not os.path.isdir(path):
+        raise ConfigurationError(
+            f"there is no store at {path} yet: run a workflow first, or name another store with "
+            "--store or STEPWISE_STORE"
+        )
+    if not store.persistent:
+        raise ConfigurationError(
+            f"the store {public_url(store.url)} is in the memory of one process, so no other "
+            "process has left runs there: name another one with --store or STEPWISE_STORE"
+        )
 
 
 def store_url() -> str:

@@ -6,6 +6,7 @@ invalid command line.
 """
 
 from stepwise.cli import (  # noqa: F401
+    agents,
     answer,
     copy,
     debug,

@@ -24,12 +24,11 @@ from stepwise._display.terminal import (
     Terminal,
     Word,
     duration_text,
-    elided,
-    line_of,
     shown_value,
 )
 from stepwise._display.words import took_text
-from stepwise._runs.housekeeping import store_url
+from stepwise._runs.finding import call_text as call_text
+from stepwise._runs.finding import find_run as find_run
 from stepwise._runs.messages import parsed_json
 from stepwise._runs.run import each_listed
 from stepwise._runs.steps import StoppedCall
@@ -146,11 +145,6 @@ def _json(value: Any, indent: str) -> str:
 def ago(moment: float) -> str:
     """Return how long ago a moment was."""
     return terminal.ago(time.time() - moment)
-
-
-def call_text(run: Any) -> str:
-    """Return the call of a run as ``label(arguments)``."""
-    return printable(f"{run.label}({run.arguments})", 500)
 
 
 def run_facts(run: Run) -> dict[str, Any]:
@@ -373,40 +367,6 @@ def fail(problem: BaseException, code: int = 1) -> NoReturn:
         text = f"{text or 'memory ran out'}; give it more memory (ulimit -v)"
     say(f"stepwise: {text}", err=True)
     sys.exit(code)
-
-
-def find_run(run_id: str | None) -> Run:
-    """Return the run with that id, or the only run whose id begins with it.
-
-    A child run is returned only if no other run matches.
-
-    Without an id, return the latest run.
-    """
-    if run_id is None:
-        latest = next((each for each in each_listed() if not each.facts.parent), None)
-        if latest is None:
-            raise stepwise.RunNotFoundError(f"no runs in {store_url()}", run_id="")
-        return latest.run
-    try:
-        return stepwise.get_run(run_id)
-    except stepwise.RunNotFoundError:
-        begun = [*each_listed(ids=lambda each: each.startswith(run_id))]
-        found = [each for each in begun if not each.facts.parent] or begun
-        if not run_id or not found:
-            raise
-    if len(found) == 1:
-        return found[0].run
-    calls = [line_of(call_text(each.facts), 1000) for each in found[:8]]
-    lines = "\n".join(
-        f"  {each.run.id}  {each.status}  {ago(each.facts.updated_at)}  "
-        f"{elided(call, 60, calls, every=True)}"
-        for each, call in zip(found, calls, strict=False)
-    )
-    more = f"\n  and {len(found) - 8} more: stepwise runs" if len(found) > 8 else ""
-    raise stepwise.RunNotFoundError(
-        f"{len(found)} runs begin with {run_id!r}; write more of the id:\n{lines}{more}",
-        run_id=run_id,
-    )
 
 
 def id_and_status(run: Run) -> dict[str, Any]:

@@ -7,8 +7,6 @@ repository, else a small one that is created for the demo.  Nothing is left behi
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import inspect
 import os
 import pathlib
 import re
@@ -19,87 +17,17 @@ import tempfile
 import textwrap
 from collections import Counter
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
 import stepwise
-from stepwise import errors
 from stepwise._display.terminal import Terminal, Word
 from stepwise._runs.doctor import findings
 from stepwise.cli._command import command, echo_json, note, say
+from stepwise.mcp._knowledge import explanation
 
 # -- explain --------------------------------------------------------------------------------------
-
-
-_OPTIONS_OF = ("configure", "workflow", "tool", "step")
-
-
-class Explanation(NamedTuple):
-    """The explanation of a name.
-
-    Args:
-        kind: an error, a warning, a setting, an option, or a name of the library.
-        facts: the attributes of an error.
-    """
-
-    name: str
-    kind: str
-    text: str
-    facts: tuple[str, ...] = ()
-
-
-def explanations() -> dict[str, Explanation]:
-    """Return every name that can be explained, from the docstrings."""
-    found: dict[str, Explanation] = {}
-    for name in stepwise.__all__:
-        if name != "errors":
-            text = _plain(inspect.getdoc(getattr(stepwise, name)) or "")
-            found[name] = Explanation(f"stepwise.{name}", "public name", text)
-    for decorator in _OPTIONS_OF:
-        kind = "setting of stepwise.configure" if decorator == "configure" else "option of @"
-        kind += "" if decorator == "configure" else decorator
-        for name, text in _arguments(inspect.getdoc(getattr(stepwise, decorator)) or ""):
-            if name not in stepwise.__all__:
-                found[name] = _joined(found.get(name), Explanation(name, kind, text))
-    settings = sys.modules[stepwise.configure.__module__].__doc__ or ""
-    for name, lines in re.findall(r"^``(STEPWISE_\w+)``\s+(.*(?:\n .*)*)", settings, re.MULTILINE):
-        text = _plain(re.sub(r"\s+", " ", lines))
-        found[name] = Explanation(name, "environment variable", text)
-    for name in errors.__all__:
-        found[name] = _of_class(getattr(errors, name))
-    return found
-
-
-def _of_class(cls: type[Any]) -> Explanation:
-    kind = "warning" if issubclass(cls, Warning) else "error"
-    bases = [each.__name__ for each in cls.__bases__ if not each.__name__.startswith("_")]
-    facts = [name for each in cls.__mro__[::-1] for name in vars(each).get("__annotations__", ())]
-    shown = f"{kind}, a kind of {' and '.join(bases)}" if bases else kind
-    text = _plain(inspect.cleandoc(cls.__doc__ or ""))
-    text = re.sub(r"\s*`stepwise explain \w+` says [^.]*\.", "", text)  # redundant here
-    return Explanation(f"stepwise.{cls.__name__}", shown, text, tuple(dict.fromkeys(facts)))
-
-
-def _joined(before: Explanation | None, new: Explanation) -> Explanation:
-    """Return the explanation of an option that several decorators have."""
-    if before is None or before.text == new.text:
-        kind = new.kind if before is None else f"{before.kind} and {new.kind.rpartition(' ')[2]}"
-        return new._replace(kind=kind)
-    return before._replace(text=f"{before.text}\n\nAs {new.kind}: {new.text}")
-
-
-def _arguments(docstring: str) -> list[tuple[str, str]]:
-    """Return the names and descriptions in the section "Args" of a docstring."""
-    section = re.search(r"^Args:\n((?: {4}.*\n|\n)+)", docstring + "\n", re.MULTILINE)
-    if section is None:
-        return []
-    found = re.findall(r"^ {4}(\w[\w, ]*): (.*(?:\n {8}.*)*)", section[1], re.MULTILINE)
-    return [
-        (name, _plain(re.sub(r"\s+", " ", text)))
-        for names, text in found
-        for name in names.split(", ")
-    ]
 
 
 def _filled(text: str) -> str:
@@ -109,12 +37,6 @@ def _filled(text: str) -> str:
         part if re.search(r"^( |[-*] |\d\. )", part, re.MULTILINE) else textwrap.fill(part, width)
         for part in text.split("\n\n")
     )
-
-
-def _plain(text: str) -> str:
-    """Return the text of a docstring without its markup."""
-    text = re.sub(r":\w+:`~?\.?([^`<]*?)`", r"\1", text)
-    return text.replace("``", "`").strip()
 
 
 @command(
@@ -130,14 +52,10 @@ def explain(name: str, *, as_json: bool) -> None:
 
     NAME is the name of a class, as a traceback shows it, an environment variable, or an option.
     """
-    known = explanations()
-    wanted = name.strip().rstrip(":").partition("=")[0].lstrip("@-").rpartition(".")[2]
-    by_case = {each.lower(): each for each in known}
-    found = known.get(by_case.get(wanted.lower().replace("-", "_"), ""))
-    if found is None:
-        near = difflib.get_close_matches(wanted.lower(), by_case, n=3, cutoff=0.5)
-        hint = f". Did you mean {' or '.join(by_case[each] for each in near)}?" if near else ""
-        note(f"stepwise: there is nothing called {name!r} to explain{hint}")
+    try:
+        found = explanation(name)
+    except LookupError as problem:
+        note(f"stepwise: {problem.args[0]}")
         sys.exit(1)
     if as_json:
         echo_json({**found._asdict(), "facts": list(found.facts)})

@@ -30,6 +30,7 @@ from stepwise._display.terminal import (
 )
 from stepwise._display.words import resume_text, tries_text
 from stepwise._runs.export import first_step, first_variable, html_page
+from stepwise._runs.finding import find_step, unsettled
 from stepwise._runs.housekeeping import store_url
 from stepwise._runs.overview import SHOWN, Overview
 from stepwise._runs.paths import JSON_ROOM, find_recorded, short, shown
@@ -279,7 +280,7 @@ def show(
         _show_part(run, step, path, as_json=as_json)
         return
     if step is not None:
-        _show_step(run, _step_of(run, step), as_json=as_json)
+        _show_step(run, find_step(run, step), as_json=as_json)
         return
     seen = run._seen(SHOWN)
     of_run = run._shown(seen)
@@ -365,30 +366,13 @@ def _show_steps(
 
 def _show_part(run: Run, step: int | None, path: str, *, as_json: bool) -> None:
     """Print a part of the arguments or the result of a step, or of the run."""
-    of: Any = run if step is None else _step_of(run, step)
+    of: Any = run if step is None else find_step(run, step)
     value = find_recorded(of, path)
     if as_json:
         text, cut = short(value, path, JSON_ROOM)
         echo_json({"id": run.id, "step": step, "path": path, "value": text, "cut": cut})
     else:
         say(shown(value, path))
-
-
-def _step_of(run: Run, number: int) -> StepRecord:
-    """Return a step by its number.
-
-    Raises:
-        StepNotFoundError: the run has no such step.
-    """
-    steps = run._each_step(run._seen(1))
-    step = next((each for each in steps if each.number == number), None)
-    if step is None:
-        raise stepwise.StepNotFoundError(
-            f"run {run.id!r} has no step {number}. Its steps: stepwise show {shell_word(run.id)}",
-            run_id=run.id,
-            step=number,
-        )
-    return step
 
 
 def _show_step(run: Run, step: StepRecord, *, as_json: bool) -> None:
@@ -587,12 +571,9 @@ def _one_line(facts: Mapping[str, Any]) -> None:
 )
 def in_doubt(*, as_json: bool) -> None:
     """List the side effects that may have happened, and the calls that could be recorded ones."""
-    found, stopped = [], []
-    for each in listed():
-        if each.status in UNFINISHED:
-            seen = each.run._seen(1)
-            found += [(each.run, step) for step in seen.in_doubt]
-            stopped += [(each.run, seen.stops)] if seen.stops else []
+    known = [*unsettled()]
+    found = [(run, step) for run, seen in known for step in seen.in_doubt]
+    stopped = [(run, seen.stops) for run, seen in known if seen.stops]
     if as_json:
         rows: list[Any] = [{"run_id": run.id, **step.to_dict()} for run, step in found]
         for run, stops in stopped:

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
+from starlette.responses import PlainTextResponse
 
 from stepwise._journal.inbox import this_person
 
@@ -27,6 +28,10 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 class RefusedError(Exception):
     """A request that may not see the page, or may not act; the text says why."""
+
+    def __init__(self, text: str, status: int = 403) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class Access:
@@ -67,8 +72,23 @@ class Access:
         name = _name(request.headers.get("host", ""))
         if self._hosts is not None and name not in self._hosts:
             raise RefusedError(
-                "this server does not answer under that name. Open the address that stepwise ui "
-                "has printed"
+                "this server does not answer under that name. Open the address that it has printed"
+            )
+
+    def check_bearer(self, request: Request) -> None:
+        """Refuse a request of another site, or without the token in ``Authorization``.
+
+        Raises:
+            RefusedError: with the status for the answer.
+        """
+        self.check_host(request)
+        if "origin" in request.headers and not _is_of_here(request):
+            raise RefusedError("this request comes from a page of another site")
+        if not _same(request.headers.get("authorization", ""), f"Bearer {self.token}"):
+            raise RefusedError(
+                "this server answers to its token only. Send the header that it has printed: "
+                "Authorization: Bearer TOKEN",
+                401,
             )
 
     def has_token(self, request: Request) -> bool:
@@ -120,8 +140,7 @@ class Access:
         Raises:
             RefusedError: ``Origin`` is missing or another one, or the form token is wrong.
         """
-        origin = request.headers.get("origin", "").partition("://")[2]
-        if not origin or origin != request.headers.get("host"):
+        if not _is_of_here(request):
             raise RefusedError("this action does not come from a page of this server")
         if not _same(fields.get("token", [""])[0], self.form_token(who)):
             raise RefusedError("this form is not of this server: load its page again")
@@ -129,6 +148,30 @@ class Access:
     def _sign(self, text: str) -> str:
         data = text.encode("utf-8", "surrogatepass")
         return hmac.new(self._key, data, hashlib.sha256).hexdigest()
+
+
+class TokenGuard:
+    """An application whose clients are programs, which send the token with each request."""
+
+    def __init__(self, app: Any, access: Access) -> None:
+        self._app, self._access = app, access
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request; see ASGI."""
+        answer = self._app
+        if scope["type"] == "http":
+            try:
+                self._access.check_bearer(Request(scope))
+            except RefusedError as refused:
+                asks = {"WWW-Authenticate": "Bearer"} if refused.status == 401 else None
+                answer = PlainTextResponse(f"{refused.status}: {refused}\n", refused.status, asks)
+        await answer(scope, receive, send)
+
+
+def _is_of_here(request: Request) -> bool:
+    """Return whether ``Origin`` names this server."""
+    origin = request.headers.get("origin", "").partition("://")[2]
+    return bool(origin) and origin == request.headers.get("host")
 
 
 def _same(given: str, wanted: str) -> bool:

@@ -212,7 +212,7 @@ class Actions:
                 _logger.info("%s: fork of run %s, as %s", who, run.id, made.id)
                 return "runs", made.id
             if action == "resume":
-                self._resume(run)
+                self.resume(run)
             else:
                 _ACTIONS[action](run, fields)
         _logger.info("%s: %s of run %s", who, action, run.id)
@@ -253,7 +253,7 @@ class Actions:
             self.programs.start(made)
         return made
 
-    def _resume(self, run: Run) -> None:
+    def resume(self, run: Run) -> None:
         """Start the program of a run, unless a supervisor continues the run.
 
         Raises:
@@ -310,6 +310,12 @@ class Programs:
             for each in ended[: max(0, len(self._started) - _PROGRAMS + 1)]:
                 del self._started[each]
             self._started[run.id] = _Launched(command, folder, environment_for(run))
+
+    def wait(self, run_id: str, seconds: float) -> None:
+        """Wait until the program of a run has ended, for so long at most."""
+        program = self._started.get(run_id)
+        if program is not None:
+            program.watcher.join(seconds)
 
     def output(self, run_id: str) -> ProgramOutput | None:
         """Return what the program of a run printed; ``None`` if it was not started here."""

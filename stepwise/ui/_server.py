@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import errno
-import os
 import socket
 from collections.abc import Callable
 from types import FrameType
+from typing import Any, Literal
 
 import uvicorn
 
+from stepwise._runs.housekeeping import check_there
 from stepwise._runs.run import newest_heads
 from stepwise._runtime import settings
-from stepwise._runtime.store_urls import public_url
 from stepwise.errors import ConfigurationError
-from stepwise.stores import Store, open_store
+from stepwise.stores import open_store
 from stepwise.ui._access import LOOPBACK, Access, is_loopback
 from stepwise.ui._app import App
 
@@ -44,31 +44,55 @@ def serve(
         StoreError: the store cannot be read.
     """
     store = open_store(settings.store())
-    _check(store, place[0], token)
-    listening = _listen(*place)
+    check_there(store)
+    listening, address, access = listen(place, token, "stepwise ui --port")
+    app = App(store, access, read_only=read_only)
+    next(newest_heads(app.reader.store, app.reader.seal), None)  # or it says why it cannot be read
+    ready(f"{address}/?token={access.token}", f"{address}/?token={access.once()}")
+    _Server(_config(app, "off"), app).run(sockets=[listening])
+
+
+def listen(place: tuple[str, int], token: str, command: str) -> tuple[socket.socket, str, Access]:
+    """Open a port; return its socket, the address without a path, and who may use it.
+
+    Args:
+        place: the host to listen at, and the port; 0 for a free one.
+        token: what opens the address; empty for a random one.
+        command: the command before the number of the port, for messages.
+
+    Raises:
+        ConfigurationError: the port cannot be taken, the token is too short, or a host that others
+            reach has none.
+    """
+    _check_token(place[0], token)
+    listening = _listen(*place, command)
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     hosts = LOOPBACK | {host}
     if not is_loopback(place[0]):
         hosts |= {place[0].lower(), *_own_names()}
         shown = place[0] if place[0] not in ("0.0.0.0", "::") else socket.gethostname()  # noqa: S104
-    app = App(store, Access(token=token, hosts=hosts), read_only=read_only)
-    next(newest_heads(app.reader.store, app.reader.seal), None)  # or it says why it cannot be read
-    config = uvicorn.Config(
+    return listening, f"http://{shown}:{port}", Access(token=token, hosts=hosts)
+
+
+def serve_app(app: Any, listening: socket.socket) -> None:
+    """Serve an application that has a lifespan, until a signal ends the process."""
+    uvicorn.Server(_config(app, "on")).run(sockets=[listening])
+
+
+def _config(app: Any, lifespan: Literal["on", "off"]) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
         loop="asyncio",
         http="h11",
         ws="none",
-        lifespan="off",
+        lifespan=lifespan,
         log_config=None,
         log_level="critical",
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=_GRACE,
     )
-    address = f"http://{shown}:{port}/?token="
-    ready(address + app.access.token, address + app.access.once())
-    _Server(config, app).run(sockets=[listening])
 
 
 class _Server(uvicorn.Server):
@@ -84,21 +108,10 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def _check(store: Store, host: str, token: str) -> None:
-    path = getattr(store, "path", None)
-    if path is not None and not os.path.isdir(path):
-        raise ConfigurationError(
-            f"there is no store at {path} yet: run a workflow first, or name another store with "
-            "--store or STEPWISE_STORE"
-        )
-    if not store.persistent:
-        raise ConfigurationError(
-            f"the store {public_url(store.url)} is in the memory of one process, so no other "
-            "process has left runs there: name another one with --store or STEPWISE_STORE"
-        )
+def _check_token(host: str, token: str) -> None:
     if not is_loopback(host) and not token:
         raise ConfigurationError(
-            f"others reach this machine at {host}, so the page needs a token that you have chosen: "
+            f"others reach this machine at {host}, so a token is needed that you have chosen: "
             "--token TEXT"
         )
     if token and (len(token) < _SHORTEST or not token.isascii() or not token.isalnum()):
@@ -108,7 +121,7 @@ def _check(store: Store, host: str, token: str) -> None:
         )
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, command: str) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server(address, family=family)
@@ -117,10 +130,10 @@ def _listen(host: str, port: int) -> socket.socket:
         return listening
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            why = f"port {port} is taken. A free one: stepwise ui --port 0"
+            why = f"port {port} is taken. A free one: {command} 0"
         else:
             why = f"{host} port {port} cannot be listened at ({error.strerror}): name another"
-        raise ConfigurationError(f"the page cannot be served: {why}") from error
+        raise ConfigurationError(f"nothing can be served: {why}") from error
 
 
 def _own_names() -> set[str]:

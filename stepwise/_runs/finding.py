@@ -1,0 +1,79 @@
+"""Runs by the beginning of their ids, and the runs with side effects in doubt."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from stepwise._display.terminal import ago, elided, line_of
+from stepwise._runs.housekeeping import store_url
+from stepwise._runs.overview import Overview
+from stepwise._runs.run import Run, each_listed, get_run, listed
+from stepwise._runs.steps import UNFINISHED, StepRecord
+from stepwise._runtime.messages import printable, shell_word
+from stepwise.errors import RunNotFoundError, StepNotFoundError
+
+
+def call_text(run: Any) -> str:
+    """Return the call of a run as ``label(arguments)``."""
+    return printable(f"{run.label}({run.arguments})", 500)
+
+
+def find_run(run_id: str | None) -> Run:
+    """Return the run with that id, or the only run whose id begins with it.
+
+    A child run is returned only if no other run matches.
+
+    Without an id, return the latest run.
+    """
+    if run_id is None:
+        latest = next((each for each in each_listed() if not each.facts.parent), None)
+        if latest is None:
+            raise RunNotFoundError(f"no runs in {store_url()}", run_id="")
+        return latest.run
+    try:
+        return get_run(run_id)
+    except RunNotFoundError:
+        begun = [*each_listed(ids=lambda each: each.startswith(run_id))]
+        found = [each for each in begun if not each.facts.parent] or begun
+        if not run_id or not found:
+            raise
+    if len(found) == 1:
+        return found[0].run
+    calls = [line_of(call_text(each.facts), 1000) for each in found[:8]]
+    lines = "\n".join(
+        f"  {each.run.id}  {each.status}  {ago(time.time() - each.facts.updated_at)}  "
+        f"{elided(call, 60, calls, every=True)}"
+        for each, call in zip(found, calls, strict=False)
+    )
+    more = f"\n  and {len(found) - 8} more: stepwise runs" if len(found) > 8 else ""
+    raise RunNotFoundError(
+        f"{len(found)} runs begin with {run_id!r}; write more of the id:\n{lines}{more}",
+        run_id=run_id,
+    )
+
+
+def find_step(run: Run, number: int) -> StepRecord:
+    """Return a step by its number.
+
+    Raises:
+        StepNotFoundError: the run has no such step.
+    """
+    for step in run._each_step(run._seen(1)):
+        if step.number == number:
+            return step
+    raise StepNotFoundError(
+        f"run {run.id!r} has no step {number}. Its steps: stepwise show {shell_word(run.id)}",
+        run_id=run.id,
+        step=number,
+    )
+
+
+def unsettled() -> Iterator[tuple[Run, Overview]]:
+    """Yield the runs with steps in doubt or stopped calls, each with its overview."""
+    for each in listed():
+        if each.status in UNFINISHED:
+            seen = each.run._seen(1)
+            if seen.in_doubt or seen.stops:
+                yield each.run, seen
