@@ -1,0 +1,329 @@
+"""Which calls lead to the cause of a failure: twenty broken programs, as runs on disk.
+
+    python benchmarks/causes.py [--quick] [--json FILE]
+    python benchmarks/causes.py --prepare FOLDER [--without]
+    python benchmarks/causes.py --grade ANSWERS
+
+The programs (``broken/``) are ordinary ones, each with one fault of a kind that people make.  The
+answers of services and of the model come from elsewhere (``outside.json``), as in real life: nobody
+who looks for the cause sees them, except as far as the run has recorded them.  ``causes.json`` has
+for each program the symptom as its user reports it, the lines of the fault, the cause in a
+sentence, and the *evidence*: the values that decide between this cause and another one that would
+look the same from outside.  A cause counts as found if all of its evidence is in the answers.
+
+The calls are those of a fixed policy, the same for all programs.  It knows the symptom alone:
+
+1. ``why RUN``.
+2. ``locals RUN --changes NAME``: the history of a variable.  If the run completed, it is one that
+   holds what the symptom quotes, a list or dict before a text; else the first variable of the
+   statement where the run stands.
+3. ``locals RUN --at STEP``: all variables at the step at which, by that history, the variable got
+   what the symptom quotes; else at its last change.
+
+Then the evidence is searched in what there is without recorded variables: what the program printed,
+its traceback and its source.  A good reader finds some of the faults in the source alone; the
+evidence is what makes them certain.
+
+``--prepare`` makes a folder for a coding agent: the programs, what they printed, their runs, and a
+question for each, without the answers; with ``--without``, the runs are left out.  ``--grade``
+compares its answers, a file of JSON like ``{"refunds": {"file": "refunds.py", "line": 12, "cause":
+"..."}}``, with the lines of the faults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import common
+from click.testing import CliRunner
+
+import stepwise
+from stepwise.cli import main as command_line
+
+_BROKEN = common.HERE / "broken"
+_CAUSES: dict[str, dict[str, Any]] = json.loads((_BROKEN / "causes.json").read_text("utf-8"))
+_QUICK = ("crm", "newsletter", "sales")
+_TOKEN = 4  # characters
+_MOST = 2000  # tokens of an answer
+_EVERYTHING = {"STEPWISE_RECORD_ARGUMENTS": "1", "STEPWISE_RECORD_LOCALS": "1"}
+
+
+# -- the runs -------------------------------------------------------------------------------------
+
+
+def make_runs(folder: pathlib.Path, names: list[str], *, keep_all: bool) -> None:
+    """Execute the programs in a folder: NAME.py, NAME.log with its output, and the store.
+
+    Args:
+        keep_all: record arguments and failures in full, and keep all checkpoints.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    more = _EVERYTHING if keep_all else {}
+    environment = {
+        **{name: text for name, text in os.environ.items() if not name.startswith("STEPWISE_")},
+        "STEPWISE_HOME": str(folder / "home"),
+        "STEPWISE_QUIET": "1",
+        "PYTHONPATH": str(_BROKEN),
+        **more,
+    }
+
+    def execute(name: str) -> None:
+        source = (_BROKEN / f"{name}.py").read_text(encoding="utf-8")
+        if keep_all:
+            source = source.replace("@workflow\n", '@workflow(retention="all")\n')
+        (folder / f"{name}.py").write_text(source, encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, f"{name}.py"],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        (folder / f"{name}.log").write_text(done.stdout, encoding="utf-8")
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(execute, names))
+
+
+def lines_of(name: str) -> list[int]:
+    """Return the lines of a program's fault."""
+    lines = (_BROKEN / f"{name}.py").read_text(encoding="utf-8").splitlines()
+    return [lines.index(text) + 1 for text in _CAUSES[name]["fault"]]
+
+
+# -- the policy -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Looking:
+    """What the calls of the policy answered about a run.
+
+    Args:
+        run_id: the run.
+        quoted: what the symptom quotes.
+    """
+
+    run_id: str
+    quoted: list[str]
+    calls: list[str] = field(default_factory=list)
+    answers: list[Any] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+
+    def ask(self, *words: str) -> Any:
+        """Call a command, and return its answer as data; an error is an answer as well."""
+        done = CliRunner().invoke(command_line, [words[0], self.run_id, *words[1:], "--json"])
+        self.calls.append(" ".join(words))
+        self.tokens.append(-(-len(done.output) // _TOKEN))
+        answer = json.loads(done.stdout) if done.exit_code == 0 else {"error": done.output}
+        self.answers.append(answer)
+        return answer
+
+    def look(self) -> None:
+        """Make the calls that the policy prescribes."""
+        name = self._suspect(self.ask("why"))
+        if name is None:
+            return
+        changes = self.ask("locals", "--changes", name).get("changes", [])
+        if changes:
+            self.ask("locals", "--at", str(self._worse(changes)["step"]))
+
+    def _suspect(self, why: dict[str, Any]) -> str | None:
+        """Return the variable to ask for first."""
+        variables = why.get("variables", [])
+        texts = {each["name"]: each["text"] for each in variables}
+        holding = [each for each in variables if self._quotes(each["text"])]
+        holding.sort(key=lambda each: each["type"] not in ("list", "dict"))
+        if holding and why["status"] == "completed":
+            return holding[0]["name"]
+        statement = why.get("at", {}).get("statement", "")
+        words = re.findall(r"[^\W\d]\w*", statement)
+        return next((word for word in words if word in texts), next(iter(texts), None))
+
+    def _worse(self, changes: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the change that brought what the symptom quotes, else the last change."""
+        found = (each for each in changes if self._quotes(f"{each['path']} {each['new']}"))
+        return next(found, changes[-1])
+
+    def _quotes(self, text: str) -> bool:
+        return any(words in text for words in self.quoted)
+
+
+# -- evidence -------------------------------------------------------------------------------------
+
+
+def texts_in(answer: Any, about: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield each text of an answer, with the names that it stands under or beside."""
+    if isinstance(answer, dict):
+        beside = tuple(each for key, each in answer.items() if key in ("name", "path"))
+        for key, value in answer.items():
+            yield from texts_in(value, (*about, key, *beside))
+    elif isinstance(answer, list):
+        for value in answer:
+            yield from texts_in(value, about)
+    else:
+        yield about, str(answer)
+
+
+def told_by(evidence: dict[str, str], answers: list[Any]) -> bool:
+    """Return whether one of the answers has the value, as that of the variable if it is named."""
+    name = evidence.get("name")
+    return any(
+        evidence["has"] in text and (name is None or fnmatch.filter(about, name))
+        for answer in answers
+        for about, text in texts_in(answer)
+    )
+
+
+def runs_in(folder: pathlib.Path) -> dict[str, str]:
+    """Open the store of a folder; the ids of its runs by the names of their programs."""
+    os.environ["STEPWISE_HOME"] = str(folder / "home")
+    found = (each for each in stepwise.runs() if each.parent is None)
+    return {pathlib.Path(each.workflow.rpartition(":")[0]).stem: each.id for each in found}
+
+
+def look_at(folder: pathlib.Path, names: list[str]) -> dict[str, Looking]:
+    """Make the calls of the policy about each program of a folder."""
+    ids, found = runs_in(folder), {}
+    for name in names:
+        quoted = re.findall(r'"([^"]+)"', _CAUSES[name]["symptom"])
+        found[name] = Looking(ids[name], quoted)
+        found[name].look()
+    return found
+
+
+def calls_needed(name: str, looking: Looking) -> int | None:
+    """Return how many calls have told all of the evidence; ``None`` if it was not told."""
+    for count in range(1, len(looking.answers) + 1):
+        if all(told_by(each, looking.answers[:count]) for each in _CAUSES[name]["evidence"]):
+            return count
+    return None
+
+
+def told_without_variables(name: str, folder: pathlib.Path) -> bool:
+    """Return whether the evidence is in what the program printed, or in its source."""
+    log = (folder / f"{name}.log").read_text(encoding="utf-8")
+    text = log + (folder / f"{name}.py").read_text(encoding="utf-8")
+    known = _CAUSES[name]
+    said = known.get("log")
+    if said is not None and said in log:
+        return True
+    return all(each["has"] in text for each in known["evidence"])
+
+
+def measure(arguments: argparse.Namespace) -> list[common.Row]:
+    names = [*_QUICK] if arguments.quick else sorted(_CAUSES)
+    rows, found = [], {}
+    spread, count = common.Spread.of, f"of {len(names)}"
+    with common.folder() as folder:
+        make_runs(folder / "all", names, keep_all=True)
+        make_runs(folder / "few", names, keep_all=False)
+        few = look_at(folder / "few", names)
+        found = look_at(folder / "all", names)
+        without = {name: told_without_variables(name, folder / "all") for name in names}
+    needed = {name: calls_needed(name, found[name]) for name in names}
+    by_default = {name: calls_needed(name, few[name]) for name in names}
+    for name in names:
+        calls = needed[name]
+        verdict = f"found, {calls} of 3 calls" if calls else "NOT FOUND"
+        note = f"{verdict}: {', '.join(found[name].calls)}"
+        other = f"by default {'found' if by_default[name] else 'not found'}; without variables "
+        other += "found" if without[name] else "not found"
+        tokens = spread([float(sum(found[name].tokens[:calls]))])
+        what = f"{name}: {_CAUSES[name]['kind']}"
+        rows.append(common.Row(what, tokens, "tokens", other=other, note=note))
+    longest = max(max(each.tokens) for each in found.values())
+    totals = (
+        ("causes found, everything recorded", sum(map(bool, needed.values()))),
+        ("causes found, with the defaults", sum(map(bool, by_default.values()))),
+        ("causes found, without variables", sum(without.values())),
+    )
+    rows += [common.Row(what, spread([float(total)]), count) for what, total in totals]
+    rows.append(
+        common.Row("the longest answer", spread([float(longest)]), "tokens", limit=float(_MOST))
+    )
+    return rows
+
+
+# -- for a coding agent ---------------------------------------------------------------------------
+
+
+_QUESTION = """# {name}
+
+{symptom}
+
+The program is `{name}.py`; what it printed stands in `{name}.log`.{run}
+Which line is at fault? Add to `answers.json`, one object for all programs:
+
+    {{"{name}": {{"file": "{name}.py", "line": 0, "cause": "one sentence"}}}}
+"""
+_RUN = """ Its run is `{run_id}`, in the
+store of `STEPWISE_HOME={home}`. These calls tell about it, without executing anything:
+
+    stepwise why {run_id} --json
+    stepwise locals {run_id} --at STEP --json
+    stepwise locals {run_id} --changes NAME --json
+
+At most three of them.
+"""
+
+
+def prepare(folder: pathlib.Path, *, without: bool) -> None:
+    """Write the programs, their outputs, their runs and the questions into a folder."""
+    names = sorted(_CAUSES)
+    make_runs(folder, names, keep_all=True)
+    ids = runs_in(folder)
+    if without:
+        shutil.rmtree(folder / "home")
+    for name in names:
+        run = "" if without else _RUN.format(run_id=ids[name], home=folder / "home")
+        text = _QUESTION.format(name=name, symptom=_CAUSES[name]["symptom"], run=run)
+        (folder / f"{name}.md").write_text(text, encoding="utf-8")
+    print(f"{len(names)} questions in {folder}; python {__file__} --grade {folder}/answers.json")
+
+
+def grade(path: pathlib.Path) -> None:
+    """Print which answers name a line of the fault."""
+    answers = json.loads(path.read_text(encoding="utf-8"))
+    right = 0
+    for name in sorted(_CAUSES):
+        answer = answers.get(name, {})
+        in_file = pathlib.PurePath(str(answer.get("file"))).name == f"{name}.py"
+        correct = in_file and answer.get("line") in lines_of(name)
+        right += correct
+        print(f"{name}: {'right' if correct else 'wrong' if answer else 'no answer'}")
+        print(f"  answer  line {answer.get('line', '-')}: {answer.get('cause', '')}")
+        print(f"  cause   line {', '.join(map(str, lines_of(name)))}: {_CAUSES[name]['cause']}")
+    print(f"{right} of {len(_CAUSES)} right")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--prepare", type=pathlib.Path)
+    parser.add_argument("--without", action="store_true")
+    parser.add_argument("--grade", type=pathlib.Path)
+    arguments, others = parser.parse_known_args()
+    if arguments.prepare is not None:
+        prepare(arguments.prepare.resolve(), without=arguments.without)
+    elif arguments.grade is not None:
+        grade(arguments.grade)
+    else:
+        sys.argv[1:] = others
+        common.main(measure, "Causes of twenty broken programs, found by looking at their runs")
+
+
+if __name__ == "__main__":
+    main()
