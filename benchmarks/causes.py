@@ -1,7 +1,7 @@
 """Which calls lead to the cause of a failure: twenty broken programs, as runs on disk.
 
     python benchmarks/causes.py [--quick] [--json FILE]
-    python benchmarks/causes.py --prepare FOLDER [--without]
+    python benchmarks/causes.py --prepare FOLDER [--without] [--quick]
     python benchmarks/causes.py --grade ANSWERS
 
 The programs (``broken/``) are ordinary ones, each with one fault of a kind that people make.  The
@@ -20,9 +20,9 @@ The calls are those of a fixed policy, the same for all programs.  It knows the 
 3. ``locals RUN --at STEP``: all variables at the step at which, by that history, the variable got
    what the symptom quotes; else at its last change.
 
-Then the evidence is searched in what there is without recorded variables: what the program printed,
-its traceback and its source.  A good reader finds some of the faults in the source alone; the
-evidence is what makes them certain.
+The same is done with the defaults (three checkpoints are kept, no arguments).  Then the evidence is
+searched in what there is without recorded variables: what the program printed, and its traceback.
+Source is no evidence, though a good reader suspects some of the faults in it, and a linter three.
 
 ``--prepare`` makes a folder for a coding agent: the programs, what they printed, their runs, and a
 question for each, without the answers; with ``--without``, the runs are left out.  ``--grade``
@@ -70,30 +70,18 @@ def make_runs(folder: pathlib.Path, names: list[str], *, keep_all: bool) -> None
         keep_all: record arguments and failures in full, and keep all checkpoints.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    more = _EVERYTHING if keep_all else {}
-    environment = {
-        **{name: text for name, text in os.environ.items() if not name.startswith("STEPWISE_")},
-        "STEPWISE_HOME": str(folder / "home"),
-        "STEPWISE_QUIET": "1",
-        "PYTHONPATH": str(_BROKEN),
-        **more,
-    }
+    environment = {name: text for name, text in os.environ.items() if name[:9] != "STEPWISE_"}
+    environment |= {"STEPWISE_HOME": str(folder / "home"), "STEPWISE_QUIET": "1"}
+    environment |= {"PYTHONPATH": str(_BROKEN), **(_EVERYTHING if keep_all else {})}
 
     def execute(name: str) -> None:
         source = (_BROKEN / f"{name}.py").read_text(encoding="utf-8")
         if keep_all:
             source = source.replace("@workflow\n", '@workflow(retention="all")\n')
         (folder / f"{name}.py").write_text(source, encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, f"{name}.py"],
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        (folder / f"{name}.log").write_text(done.stdout, encoding="utf-8")
+        with (folder / f"{name}.log").open("w", encoding="utf-8") as log:
+            command = [sys.executable, f"{name}.py"]
+            subprocess.call(command, cwd=folder, env=environment, stdout=log, stderr=log)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(execute, names))
@@ -110,12 +98,7 @@ def lines_of(name: str) -> list[int]:
 
 @dataclass
 class Looking:
-    """What the calls of the policy answered about a run.
-
-    Args:
-        run_id: the run.
-        quoted: what the symptom quotes.
-    """
+    """The calls of the policy about a run, and their answers; ``quoted`` is in the symptom."""
 
     run_id: str
     quoted: list[str]
@@ -166,11 +149,11 @@ class Looking:
 
 
 def texts_in(answer: Any, about: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield each text of an answer, with the names that it stands under or beside."""
+    """Yield each text of an answer, with the names or paths beside it, else with its keys."""
     if isinstance(answer, dict):
         beside = tuple(each for key, each in answer.items() if key in ("name", "path"))
         for key, value in answer.items():
-            yield from texts_in(value, (*about, key, *beside))
+            yield from texts_in(value, (*about, *(beside or (key,))))
     elif isinstance(answer, list):
         for value in answer:
             yield from texts_in(value, about)
@@ -213,48 +196,41 @@ def calls_needed(name: str, looking: Looking) -> int | None:
     return None
 
 
-def told_without_variables(name: str, folder: pathlib.Path) -> bool:
-    """Return whether the evidence is in what the program printed, or in its source."""
-    log = (folder / f"{name}.log").read_text(encoding="utf-8")
-    text = log + (folder / f"{name}.py").read_text(encoding="utf-8")
+def told_without_variables(name: str, log: str) -> bool:
+    """Return whether what the program printed, with its traceback, tells the evidence."""
     known = _CAUSES[name]
-    said = known.get("log")
-    if said is not None and said in log:
-        return True
-    return all(each["has"] in text for each in known["evidence"])
+    if "log" in known:
+        return known["log"] in log
+    return all(each["has"] in log for each in known["evidence"])
 
 
 def measure(arguments: argparse.Namespace) -> list[common.Row]:
     names = [*_QUICK] if arguments.quick else sorted(_CAUSES)
-    rows, found = [], {}
-    spread, count = common.Spread.of, f"of {len(names)}"
     with common.folder() as folder:
-        make_runs(folder / "all", names, keep_all=True)
-        make_runs(folder / "few", names, keep_all=False)
-        few = look_at(folder / "few", names)
-        found = look_at(folder / "all", names)
-        without = {name: told_without_variables(name, folder / "all") for name in names}
+        for keep in ("all", "few"):
+            make_runs(folder / keep, names, keep_all=keep == "all")
+        few, found = (look_at(folder / keep, names) for keep in ("few", "all"))
+        logs = {name: (folder / "all" / f"{name}.log").read_text("utf-8") for name in names}
     needed = {name: calls_needed(name, found[name]) for name in names}
-    by_default = {name: calls_needed(name, few[name]) for name in names}
+    told = {
+        "everything recorded": {name for name in names if needed[name]},
+        "defaults": {name for name in names if calls_needed(name, few[name])},
+        "no variables": {name for name in names if told_without_variables(name, logs[name])},
+    }
+    rows = []
     for name in names:
         calls = needed[name]
-        verdict = f"found, {calls} of 3 calls" if calls else "NOT FOUND"
-        note = f"{verdict}: {', '.join(found[name].calls)}"
-        other = f"by default {'found' if by_default[name] else 'not found'}; without variables "
-        other += "found" if without[name] else "not found"
-        tokens = spread([float(sum(found[name].tokens[:calls]))])
+        verdict = f"{calls} of 3 calls" if calls else "not found by"
+        note = f"{verdict}: {', '.join(found[name].calls[:calls])}"
+        others = (f"{how}: {'' if name in told[how] else 'not '}found" for how in [*told][1:])
+        tokens = common.Spread.of([float(sum(found[name].tokens[:calls]))])
         what = f"{name}: {_CAUSES[name]['kind']}"
-        rows.append(common.Row(what, tokens, "tokens", other=other, note=note))
-    longest = max(max(each.tokens) for each in found.values())
-    totals = (
-        ("causes found, everything recorded", sum(map(bool, needed.values()))),
-        ("causes found, with the defaults", sum(map(bool, by_default.values()))),
-        ("causes found, without variables", sum(without.values())),
-    )
-    rows += [common.Row(what, spread([float(total)]), count) for what, total in totals]
-    rows.append(
-        common.Row("the longest answer", spread([float(longest)]), "tokens", limit=float(_MOST))
-    )
+        rows.append(common.Row(what, tokens, "tokens", other=", ".join(others), note=note))
+    for how, those in told.items():
+        total = common.Spread.of([float(len(those))])
+        rows.append(common.Row(f"causes found, {how}", total, f"of {len(names)}"))
+    longest = common.Spread.of([float(max(max(each.tokens) for each in found.values()))])
+    rows.append(common.Row("the longest answer", longest, "tokens", limit=float(_MOST)))
     return rows
 
 
@@ -281,9 +257,8 @@ At most three of them.
 """
 
 
-def prepare(folder: pathlib.Path, *, without: bool) -> None:
+def prepare(folder: pathlib.Path, names: list[str], *, without: bool) -> None:
     """Write the programs, their outputs, their runs and the questions into a folder."""
-    names = sorted(_CAUSES)
     make_runs(folder, names, keep_all=True)
     ids = runs_in(folder)
     if without:
@@ -300,13 +275,13 @@ def grade(path: pathlib.Path) -> None:
     answers = json.loads(path.read_text(encoding="utf-8"))
     right = 0
     for name in sorted(_CAUSES):
-        answer = answers.get(name, {})
-        in_file = pathlib.PurePath(str(answer.get("file"))).name == f"{name}.py"
-        correct = in_file and answer.get("line") in lines_of(name)
+        file, line, cause = (answers.get(name, {}).get(key) for key in ("file", "line", "cause"))
+        at_fault = [*map(str, lines_of(name))]
+        correct = pathlib.PurePath(str(file)).name == f"{name}.py" and str(line) in at_fault
         right += correct
-        print(f"{name}: {'right' if correct else 'wrong' if answer else 'no answer'}")
-        print(f"  answer  line {answer.get('line', '-')}: {answer.get('cause', '')}")
-        print(f"  cause   line {', '.join(map(str, lines_of(name)))}: {_CAUSES[name]['cause']}")
+        print(f"{name}: {'right' if correct else 'wrong' if name in answers else 'no answer'}")
+        print(f"  answer  line {line}: {cause}")
+        print(f"  cause   line {', '.join(at_fault)}: {_CAUSES[name]['cause']}")
     print(f"{right} of {len(_CAUSES)} right")
 
 
@@ -317,12 +292,13 @@ def main() -> None:
     parser.add_argument("--grade", type=pathlib.Path)
     arguments, others = parser.parse_known_args()
     if arguments.prepare is not None:
-        prepare(arguments.prepare.resolve(), without=arguments.without)
+        names = [*_QUICK] if "--quick" in others else sorted(_CAUSES)
+        prepare(arguments.prepare.resolve(), names, without=arguments.without)
     elif arguments.grade is not None:
         grade(arguments.grade)
     else:
         sys.argv[1:] = others
-        common.main(measure, "Causes of twenty broken programs, found by looking at their runs")
+        common.main(measure, "Causes of broken programs, found by looking at their runs")
 
 
 if __name__ == "__main__":
