@@ -56,7 +56,8 @@ TYPES = {  # private aliases, in words
 
 
 RETURNED = {  # users get these, and make none
-    *("AsyncHandle", "CompletedCall", "CurrentStep", "Event", "Handle", "InDoubtCall", "Program"),
+    *("AsyncHandle", "CodePlace", "CompletedCall", "CurrentStep", "Event", "FirstTrue", "Handle"),
+    *("InDoubtCall", "Program", "VariableChange", "VariableShown", "Why"),
     *("InboxMessage", "PendingWait", "Question", "RecordedFrame", "Recovered", "Run"),
     *("RunCheckpoint", "Spent", "StepRecord", "Verification", "Workflow"),
 }

@@ -39,6 +39,7 @@ Waiting
   approve               waits for a person's yes: Run.approve, Run.deny; a tool has ``approve=``
 Looking
   runs, get_run         the recorded runs; a Run has steps, checkpoints, locals, result, error
+  Run.why, Run.history, Run.bisect   why a run stopped, and when a variable changed
   on_event              a callback for each Event; the logger ``stepwise`` reports the same
 Settling
   Run.resolve           answers a call in doubt: did the side effect happen?
@@ -145,6 +146,7 @@ if TYPE_CHECKING:
     from stepwise._calls.waiting import sleep, sleep_until, wait_for
     from stepwise._execution.budget import Budget, Spent
     from stepwise._execution.suspension import PendingWait
+    from stepwise._runs.history import FirstTrue, VariableChange
     from stepwise._runs.messages import InboxMessage
     from stepwise._runs.overview import Program
     from stepwise._runs.questions import Question
@@ -157,6 +159,7 @@ if TYPE_CHECKING:
         StoppedCall,
     )
     from stepwise._runs.verify import Verification
+    from stepwise._runs.why import CodePlace, VariableShown, Why
     from stepwise._runtime.event import Event
     from stepwise._runtime.listening import on_event
     from stepwise._workflows.handles import AsyncHandle, Handle, Recovered, recover
@@ -173,6 +176,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointStore",
     "CodeChangedError",
+    "CodePlace",
     "CompletedCall",
     "ConfigurationError",
     "CorruptStoreError",
@@ -180,6 +184,7 @@ __all__ = [
     "DidNotHappen",
     "DigestError",
     "Event",
+    "FirstTrue",
     "Handle",
     "InDoubtCall",
     "InboxMessage",
@@ -225,8 +230,11 @@ __all__ = [
     "UnreadableValueError",
     "UnrecordedCallWarning",
     "UnusedRecordWarning",
+    "VariableChange",
+    "VariableShown",
     "Verification",
     "WaitTimeoutError",
+    "Why",
     "WorkerDiedError",
     "Workflow",
     "approve",
@@ -274,6 +282,8 @@ _ON_USE = {
     "Question": "_runs.questions",
     "RunCheckpoint": "_runs.steps",
     "Verification": "_runs.verify",
+    **dict.fromkeys(("FirstTrue", "VariableChange"), "_runs.history"),
+    **dict.fromkeys(("CodePlace", "VariableShown", "Why"), "_runs.why"),
     **dict.fromkeys(("RecordedFrame", "PossibleStep", "StoppedCall"), "_runs.steps"),
     "map": "_calls.parallel",
     **dict.fromkeys(("sleep", "sleep_until", "wait_for"), "_calls.waiting"),

@@ -34,7 +34,7 @@ FUNCTION_LINES = 60
 ONLY_IN = {
     "IPython": {"stepwise.notebook"},
     "annotationlib": {"stepwise._identity.identity"},
-    "ast": {"stepwise._rewrite", "stepwise.ui._run_page"},
+    "ast": {"stepwise._rewrite", "stepwise._runs.paths"},
     "click": {"stepwise.cli.learn", "stepwise.cli"},
     "cloudpickle": {"stepwise._values.codec"},
     "concurrent": {
@@ -540,8 +540,10 @@ def test_a_class_name_means_one_class():
 
 FRONT_DOOR = """
     ApprovalDenied ArgumentMutatedWarning ArgumentsChangedWarning AsyncHandle Budget
-    BudgetExceeded Checkpoint CheckpointStore CodeChangedError CompletedCall ConfigurationError
-    CorruptStoreError CurrentStep DidNotHappen DigestError Event Handle InDoubtCall InboxMessage
+    BudgetExceeded Checkpoint CheckpointStore CodeChangedError CodePlace CompletedCall
+    ConfigurationError
+    CorruptStoreError CurrentStep DidNotHappen DigestError Event FirstTrue Handle
+    InDoubtCall InboxMessage
     Inconclusive JournalLostError Landed LeaseLostError NotRecordableError OutsideRunError
     PendingWait PossibleStep Program Question RecordedFrame RecoverableAgent Recovered Run
     RunBusyError
@@ -549,7 +551,8 @@ FRONT_DOOR = """
     RunSkipped RunStopped RunSuspended RunTimeoutError RunWarning SignalRefusedError Spent
     StepFailedError StepInDoubtError StepNotFoundError StepRecord StepTimeoutError StepwiseError
     StepwiseWarning StoppedCall StoreError StreamChangedError ThreadMovedOnError
-    UnreadableValueError UnrecordedCallWarning UnusedRecordWarning Verification WaitTimeoutError
+    UnreadableValueError UnrecordedCallWarning UnusedRecordWarning VariableChange VariableShown
+    Verification WaitTimeoutError Why
     WorkerDiedError Workflow approve background configure current_run current_step errors
     get_run identity instrument map on_event recover reenterable resource runs sleep sleep_until
     spend step tool uninstrument wait_for workflow

@@ -827,7 +827,7 @@ class Performance(NamedTuple):
         if outcome is not None and outcome.changed:
             given = active.subjects.given(self.identity, call.number, self.watched())
         try:
-            value, error, put_back = load_outcome(
+            value, error, put_back, _ = load_outcome(
                 active.codec, recorded.entry, given, performer.returns
             )
         except UnreadableValueError as problem:

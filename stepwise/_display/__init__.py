@@ -2,5 +2,5 @@
 
 The modules, each importing only from those before it::
 
-    markup terminal timeline render page progress
+    markup terminal timeline render stops page progress
 """

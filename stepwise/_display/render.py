@@ -317,7 +317,7 @@ def question_text(question: Any) -> str:
             f"step {question.step} asks since {when(question.asked_at)}: {_whole(question.text)}",
             *(f"    {line}" for line in _whole(question.details).splitlines()),
             *(f"  to be signed by {_whole(each)}" for each in question.approvers),
-            *(f"  {command}" for command in _commands(question)),
+            *(f"  {command}" for command in answers_to(question)),
         ]
     )
 
@@ -326,7 +326,8 @@ def _whole(text: str) -> str:
     return printable(text, len(text))
 
 
-def _commands(question: Any) -> list[str]:
+def answers_to(question: Any) -> list[str]:
+    """Return the commands that answer a question: yes, then no."""
     step = f"{shell_word(question.run_id)} {question.step} {question.ticket}"
     step += " --key FILE" * bool(question.approvers)
     return [f"stepwise approve {step} [--note TEXT]", f"stepwise deny {step} --reason TEXT"]
@@ -338,7 +339,7 @@ def questions_html(questions: Iterable[Any], *, commands: bool = True) -> str:
 
 
 def _question_html(question: Any, *, commands: bool) -> Markup:
-    lines = [tag("div", tag("code", each)) for each in _commands(question)]
+    lines = [tag("div", tag("code", each)) for each in answers_to(question)]
     return markup(
         tag("div", tag("b", f"step {question.step} asks: ", whole(question.text))),
         tag("pre", whole(question.details)) if question.details else None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stepwise._checkpoints.given import Surroundings
@@ -176,11 +176,13 @@ class LoadedOutcome(NamedTuple):
 
     Args:
         put_back: repeats the changes that the call made to its arguments.
+        tracebacks: for viewers, the texts of the exception's traceback and of those linked to it.
     """
 
     value: Any = None
     error: BaseException | None = None
     put_back: PutBack | None = None
+    tracebacks: Sequence[str] = ()
 
 
 def load_outcome(
@@ -234,7 +236,8 @@ def load_outcome(
     error = codec.decode_error(payload, form, whole=viewer is None) if failed else None
     if contents is not None and viewer is None:
         refill(contents, around)
-    return LoadedOutcome(value, error, put_back)
+    texts = _codec.traceback_texts(payload, form) if failed and viewer is not None else ()
+    return LoadedOutcome(value, error, put_back, texts)
 
 
 # -- arguments that a call changes ---------------------------------------------------------------

@@ -208,12 +208,17 @@ def result_of(store: Store, seal: Seal, facts: RunFacts) -> Any:
 
 def error_of(store: Store, seal: Seal, facts: RunFacts) -> BaseException | None:
     """Return the error that a run raised, if it failed or was cancelled, else ``None``."""
+    return failure_of(store, seal, facts).error
+
+
+def failure_of(store: Store, seal: Seal, facts: RunFacts) -> LoadedOutcome:
+    """Return the error that a run raised, with its traceback as text; empty if it raised none."""
     status = "cancelled" if facts.status == "cancelled" else "failed"
     entry = read_end(store, seal, facts)
     ended = entry.ended if entry is not None else None
     if entry is None or ended is None or ended.status != status or not ended.recorded:
-        return None
-    return view(entry).error
+        return LoadedOutcome()
+    return view(entry)
 
 
 def _stand_ins(kinds: Mapping[str, str]) -> Surroundings:

@@ -329,6 +329,8 @@ class Course(Projection):
         deaths: how many attempts before the last one died in a row.
         stuck: how many of these died before any step had ended, with the same code.
         asleep: the last attempt ended since nothing was left but to wait.
+        ended_by: why the last attempt ended in good order without an end of the run: ``SIGTERM``, a
+            class of errors; empty if it did not.
     """
 
     def __init__(self, **facts: Any) -> None:
@@ -357,6 +359,7 @@ class Course(Projection):
         self.deaths = 0
         self.stuck = 0
         self.asleep = False
+        self.ended_by = ""
         vars(self).update(facts)
 
     @property
@@ -413,7 +416,7 @@ class Course(Projection):
 
     def on_resumed(self, entry: Entry, record: Resumed) -> None:
         self._note_command(entry, record)
-        self.stops = []
+        self.stops, self.ended_by = [], ""
         if self._is_own(record.at):
             if not self.asleep:
                 self.lost += max(0.0, record.at - max(self.at, self.born))
@@ -453,7 +456,7 @@ class Course(Projection):
 
     def on_interrupted(self, entry: Entry, record: Interrupted) -> None:
         """Leave ``at`` as it is: the calls in flight count as lost from the record before."""
-        self.open = False
+        self.open, self.ended_by = False, record.why
 
     def on_settled(self, entry: Entry, record: Any) -> None:
         """Reset the deaths: a person acted on the run, so it is worth another try."""

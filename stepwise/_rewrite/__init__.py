@@ -51,6 +51,7 @@ from stepwise._rewrite.positions import (
     functions_named,
     handler_at,
     prefix_fingerprint,
+    statement_lines,
 )
 from stepwise._rewrite.scope import visited_in
 from stepwise._rewrite.source import FunctionNode, Source, capture
@@ -78,5 +79,6 @@ __all__ = [
     "pending",
     "prefix_fingerprint",
     "rewrite",
+    "statement_lines",
     "visited_in",
 ]

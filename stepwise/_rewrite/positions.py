@@ -345,16 +345,10 @@ def following_line(node: FunctionNode, position: str) -> int | None:
         position: ``after PATH`` or ``enter PATH``; see ``transform``.
     """
     kind, _, path = position.partition(" ")
-    around: list[tuple[Any, str, int]] = []  # statement, its block, index in the block
-    here: Any = node
-    for part in path.split("."):
-        block, _, index = part.partition("[")
-        items = getattr(here, block, None)
-        number = int(index[:-1]) if index else 0
-        if not isinstance(items, list) or number >= len(items):
-            return None
-        around.append((here, block, number))
-        here = items[number]
+    found = _way_to(node, path)
+    if found is None:
+        return None
+    here, around = found
     if kind == "enter":
         return _line(here)
     for parent, block, index in reversed(around):
@@ -368,6 +362,44 @@ def following_line(node: FunctionNode, position: str) -> int | None:
             if rest:
                 return _line(rest[0])
     return None
+
+
+def statement_lines(node: FunctionNode, position: str) -> tuple[int, int] | None:
+    """Return the first and last line of the statement of a position; of its head, if it has blocks.
+
+    Return ``None`` if the function has no such statement.
+
+    Args:
+        position: ``after PATH`` or ``enter PATH``; see ``transform``.
+    """
+    kind, _, path = position.partition(" ")
+    found = _way_to(node, path)
+    if found is None:
+        return None
+    here, around = found
+    if kind == "enter":
+        here = around[-1][0]
+    last = here.end_lineno or here.lineno
+    inside = (each for block in _BLOCKS for each in getattr(here, block, ()))
+    first_inside = min(
+        (each.lineno for each in inside if hasattr(each, "lineno")), default=last + 1
+    )
+    return here.lineno, max(here.lineno, min(last, first_inside - 1))
+
+
+def _way_to(node: FunctionNode, path: str) -> tuple[Any, list[tuple[Any, str, int]]] | None:
+    """Return the node at a path, and the way to it: each statement, its block, the index there."""
+    around: list[tuple[Any, str, int]] = []
+    here: Any = node
+    for part in path.split("."):
+        block, _, index = part.partition("[")
+        items = getattr(here, block, None)
+        number = int(index[:-1]) if index else 0
+        if not isinstance(items, list) or number >= len(items):
+            return None
+        around.append((here, block, number))
+        here = items[number]
+    return here, around
 
 
 def _line(node: ast.stmt) -> int:

@@ -2,5 +2,6 @@
 
 The modules, each importing only from those before it::
 
-    steps overview messages fork questions verify copying run starting export housekeeping doctor
+    steps sources paths history overview messages fork questions why verify copying run starting
+    export housekeeping doctor
 """

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import linecache
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,16 +19,11 @@ from stepwise._display.page import (
 from stepwise._display.render import RunShown
 from stepwise._display.terminal import shown_value
 from stepwise._journal.records import RunFacts
-from stepwise._journal.summary import how_started
-from stepwise._rewrite import (
-    FunctionNode,
-    fingerprint,
-    following_line,
-    function_like,
-    functions_named,
-)
+from stepwise._rewrite import FunctionNode, following_line
 from stepwise._runs.overview import Overview
+from stepwise._runs.paths import ABSENT, same_value
 from stepwise._runs.run import Run
+from stepwise._runs.sources import WorkflowSource
 from stepwise._runs.steps import (
     UNFINISHED,
     RecordedFrame,
@@ -41,9 +34,6 @@ from stepwise._runs.steps import (
 from stepwise.errors import RunNotFoundError, StepNotFoundError, UnreadableValueError
 
 # -- diff -----------------------------------------------------------------------------------------
-
-
-_ATOMS = (str, bytes, int, float, bool, type(None))
 
 
 @dataclass(frozen=True)
@@ -98,9 +88,11 @@ def first_variable(one: Run, other: Run) -> VariableDifference | None:
     for step in sorted(places[0].keys() & places[1].keys()):
         variables = one._shown_locals(step), other._shown_locals(step)
         for name in dict.fromkeys((*variables[0], *variables[1])):
-            pair = [each.get(name, _MISSING) for each in variables]
+            pair = [each.get(name, ABSENT) for each in variables]
             if not same_value(*pair):
-                first, second = (shown_value(value, 1000) for value in pair)
+                first, second = (
+                    "(missing)" if value is ABSENT else shown_value(value, 1000) for value in pair
+                )
                 position = places[0][step].position
                 return VariableDifference(name, step, position, (first, second))
     return None
@@ -122,41 +114,6 @@ def _result_of(step: StepRecord) -> Any:
         return step.result
     except UnreadableValueError:
         return step.preview
-
-
-class _Missing:
-    def __repr__(self) -> str:
-        return "(missing)"
-
-
-_MISSING = _Missing()
-
-
-def same_value(one: Any, other: Any) -> bool:
-    """Return whether two recorded values are the same, by equality or by their text."""
-    if _class_name(one) != _class_name(other):
-        return _says_equal(one, other)
-    if type(one) in _ATOMS:
-        return bool(one == other) or repr(one) == repr(other)  # NaN does not equal itself
-    # Objects without their own equality, and containers of them, are compared by their text.
-    return _says_equal(one, other) or _text(one) == _text(other)
-
-
-def _class_name(value: object) -> tuple[str, str]:
-    """Return the name of a class, since each load makes new placeholders for missing classes."""
-    return type(value).__module__, type(value).__qualname__
-
-
-def _says_equal(one: Any, other: Any) -> bool:
-    try:
-        return bool(one == other)
-    except Exception:  # an array, or a user's __eq__
-        return False
-
-
-def _text(value: Any) -> str:
-    """Return the text of a value, without memory addresses."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", shown_value(value, 1 << 40))
 
 
 # -- page -----------------------------------------------------------------------------------------
@@ -286,40 +243,33 @@ def source_of(run: Run, loaded: Loaded | None, at_position: bool) -> SourceShown
         at_position: whether to mark the line that follows the checkpoint.
     """
     facts = run._facts()
-    how = how_started(run.store, run._seal, facts)
-    file = how[2] if how is not None else ""
-    if not file:
+    known = WorkflowSource(run.store, run._seal, facts)
+    if not known.file:
         return None
-    name = facts.workflow.rpartition(":")[2].rpartition(".")[2]
-    linecache.checkcache(file)
-    lines = linecache.getlines(file)
-    if not lines:
-        return SourceShown(os.path.basename(file), 1, [], note="the file is not on this machine")
-    found = _function(loaded, facts, "".join(lines), name)
+    name = os.path.basename(known.file)
+    if not known.lines:
+        return SourceShown(name, 1, [], note="the file is not on this machine")
+    found = _function(known, loaded, facts)
     if found is None:
-        note = f"the function of {name!r} is not found in this file"
-        return SourceShown(os.path.basename(file), 1, [], note=note)
+        note = f"the function of {known.name!r} is not found in this file"
+        return SourceShown(name, 1, [], note=note)
     node, here, note = found
     first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
     end = node.end_lineno or sys.maxsize
     here = here if at_position and first <= here <= end else 0
-    return SourceShown(os.path.basename(file), first, lines[first - 1 : end], here, note)
+    return SourceShown(name, first, known.lines[first - 1 : end], here, note)
 
 
 def _function(
-    loaded: Loaded | None, facts: RunFacts, text: str, name: str
+    known: WorkflowSource, loaded: Loaded | None, facts: RunFacts
 ) -> tuple[FunctionNode, int, str] | None:
     """Return the function, the line after the checkpoint, and a doubt about them."""
-    here = 0
-    if loaded is not None:
-        state = loaded.state
-        here = state.line
-        node = function_like(text, name, state.position, state.prefix, state.visited)
-        if node is not None:
-            return node, following_line(node, state.position) or here, ""
-    for node in functions_named(text):  # a workflow may have another name than its function
-        if fingerprint(node) == facts.code:
-            return node, here, ""
-    nodes = [*functions_named(text, name)]
+    here = loaded.state.line if loaded is not None else 0
+    node = known.fitting(loaded.state) if loaded is not None else None
+    if node is not None and loaded is not None:
+        return node, following_line(node, loaded.state.position) or here, ""
+    same = known.same_code(facts.code)  # a workflow may have another name than its function
+    if same is not None:
+        return same, here, ""
     note = "the function was edited since, so lines may not be those that were executed"
-    return (nodes[0], here, note) if nodes else None
+    return (known.named[0], here, note) if known.named else None

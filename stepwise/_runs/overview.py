@@ -5,8 +5,6 @@ A long run keeps a summary, which counts the older steps.  A run without a summa
 
 from __future__ import annotations
 
-import linecache
-import os
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,12 +23,11 @@ from stepwise._journal.seal import Seal
 from stepwise._journal.summary import (
     Summary,
     follow,
-    how_started,
     kept_summary,
     spent_facts,
     with_unclear,
 )
-from stepwise._rewrite import following_line, function_like
+from stepwise._runs.sources import WorkflowSource
 from stepwise._runs.steps import (
     Place,
     RunStatus,
@@ -283,19 +280,12 @@ def goes_on(store: Store, seal: Seal, facts: RunFacts) -> tuple[str, str]:
     loaded = newest_checkpoint(store, seal, facts.run_id)
     if loaded is None or settings.trusts_data_only():
         return "from the top, answered by the journal", ""
-    state = loaded.state
-    how = how_started(store, seal, facts)
-    file = how[2] if how is not None else ""
-    if os.path.basename(file) != state.file:
+    state, source = loaded.state, WorkflowSource(store, seal, facts)
+    if not source.holds(state.where):
         return f"after {state.where}", ""
-    lines = linecache.getlines(file)
-    name = facts.workflow.rpartition(":")[2].rpartition(".")[2]
-    like = (state.position, state.prefix, state.visited)
-    node = function_like("".join(lines), name, *like)
-    line = following_line(node, state.position) if node is not None else None
-    there = state.line if line is None else line
-    text = lines[there - 1].strip() if there <= len(lines) else ""
-    return (f"at {state.file}:{line}" if line is not None else f"after {state.where}"), text
+    line = source.next_line(state)
+    where = f"at {state.file}:{line}" if line else f"after {state.where}"
+    return where, source.text_of(line or state.line)
 
 
 def shown(

@@ -54,6 +54,7 @@ from stepwise._journal.summary import how_started
 from stepwise._matching.pool import key_of
 from stepwise._runs.copying import Copier
 from stepwise._runs.fork import Change, fork
+from stepwise._runs.history import FirstTrue, History, bisect_of, history_of, without_hidden
 from stepwise._runs.messages import InboxMessage, cancel, messages_of, send
 from stepwise._runs.overview import (
     SHOWN,
@@ -86,14 +87,15 @@ from stepwise._runs.steps import (
     run_dict,
     status_of,
     steps_of,
+    text_of_error,
 )
 from stepwise._runs.verify import ChildRuns, Verification, delete_run, erase, repair, verify
+from stepwise._runs.why import Why, why_of
 from stepwise._runtime import options, settings
 from stepwise._runtime.facts import public
 from stepwise._runtime.forks import cached
-from stepwise._runtime.messages import count, fold, printable, shell_word
+from stepwise._runtime.messages import count, fold, shell_word
 from stepwise._values.codec import Codec
-from stepwise._values.preview import NOT_SHOWN
 from stepwise.errors import (
     RunNotFoundError,
     StepNotFoundError,
@@ -319,8 +321,7 @@ class Run:
         return self._without_hidden(self.locals(at))
 
     def _without_hidden(self, values: dict[str, Any]) -> dict[str, Any]:
-        hidden = self._facts().hidden.split()
-        return {n: NOT_SHOWN if n in hidden else v for n, v in values.items()}
+        return without_hidden(self._facts(), values)
 
     def locals(self, at: int | None = None) -> dict[str, Any]:
         """Return the local variables at a checkpoint, by name.
@@ -347,6 +348,51 @@ class Run:
                 step=at or 0,
             )
         return look_into(loaded)
+
+    def why(self) -> Why:
+        """Return why the run stands where it stands: what it was doing, and what happened.
+
+        The facts are those of one screen: the statement with the lines around it, the exception
+        with the user's frames, the step in doubt or the wait, what was done and spent, the
+        variables at the newest checkpoint and which changed last, and the commands that go on.
+        Nothing of the program is executed, and a run in progress is looked at, too.
+        """
+        return why_of((self.store, self._seal, self.id), self._facts())
+
+    def history(self, name: str, limit: int = 1000) -> History:
+        """Return how a variable changed over the kept checkpoints, oldest first.
+
+        Args:
+            name: the variable, or a path to a part of it, such as ``messages[0].content``.
+            limit: the number of checkpoints to look at: the newest ones.
+
+        Returns:
+            a list of :class:`VariableChange`, whose ``note`` says what was left out.
+
+        Raises:
+            ConfigurationError: this is no path, or no kept checkpoint has such a variable.
+            StepNotFoundError: the run has no checkpoint.
+        """
+        return history_of((self.store, self._seal, self.id), self._facts(), name, limit)
+
+    def bisect(self, expression: str, *, every: bool = False) -> FirstTrue:
+        """Return the first kept checkpoint at which an expression over the variables is true.
+
+        The expression is executed, with the code of your classes that it calls.  Up to 48 evenly
+        spread checkpoints are looked at, then the gap before the first that fits is halved.
+
+        Args:
+            expression: an expression of Python, such as ``len(messages) > 40``.  Where it raises,
+                it counts as false.
+            every: True to look at each checkpoint, which finds a condition that was true for a
+                while only.
+
+        Raises:
+            ConfigurationError: this is no expression.
+            StepNotFoundError: the run has no checkpoint.
+        """
+        place = self.store, self._seal, self.id
+        return bisect_of(place, self._facts(), expression, every=every)
 
     @property
     def result(self) -> Any:
@@ -386,13 +432,7 @@ class Run:
             error = self.error
         except UnreadableValueError:
             return None
-        if error is None:
-            return None
-        name = type(error).__name__
-        try:
-            return printable(f"{name}: {error}")
-        except Exception as problem:
-            return f"{name} (its text cannot be shown: {type(problem).__name__})"
+        return text_of_error(error) if error is not None else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts of a listing as plain data, for JSON; nothing is unpickled.

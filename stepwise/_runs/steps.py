@@ -30,6 +30,7 @@ from stepwise._journal.seal import Seal
 from stepwise._journal.summary import deaths_of
 from stepwise._matching.pool import differing, key_of
 from stepwise._runtime.facts import public
+from stepwise._runtime.messages import printable
 from stepwise.errors import RunNotFoundError, UnreadableValueError
 from stepwise.stores import Owner, Store
 
@@ -98,6 +99,15 @@ def error_line(preview: str) -> str:
     """Return ``Name: text`` for the ``repr`` of an exception; another ``repr`` stays as it is."""
     match = re.fullmatch(r"(\w+)\((['\"])([^\\]*)\2\)", preview)
     return f"{match[1]}: {match[3]}" if match is not None else preview
+
+
+def text_of_error(error: BaseException) -> str:
+    """Return ``Name: text`` of an exception, even if its ``__str__`` fails."""
+    name = type(error).__name__
+    try:
+        return printable(f"{name}: {error}")
+    except Exception as problem:
+        return f"{name} (its text cannot be shown: {type(problem).__name__})"
 
 
 def run_dict(

@@ -880,6 +880,21 @@ def decode_error(
     return revived[0]
 
 
+def traceback_texts(data: bytes, form: str | None) -> list[str]:
+    """Return the tracebacks of a recorded exception and of those linked to it, from verified bytes.
+
+    The first text is that of the exception itself.
+
+    Raises:
+        UnreadableValueError: this process loads no pickles.
+    """
+    if form == JSON:
+        from stepwise._values.exception_data import tracebacks_in  # on use
+
+        return tracebacks_in(data)
+    return [_Failure(*fields).traceback_text for fields in loads(data)]
+
+
 def _revive(failure: _Failure, members: list[BaseException], *, stored: bool) -> BaseException:
     if failure.pickled is not None:
         try:

@@ -252,6 +252,11 @@ def decode_raised(data: bytes, *, whole: bool) -> BaseException:
     return revived.of(0) if whole else revived.of_or_summary(0)
 
 
+def tracebacks_in(data: bytes) -> list[str]:
+    """Return the tracebacks of an exception that :func:`encode_raised` encoded and its links."""
+    return [each["traceback"] for each in json.loads(data)]
+
+
 # -- out -----------------------------------------------------------------------------------------
 
 

@@ -113,7 +113,7 @@ class _Repr(reprlib.Repr):
 
     def repr_instance(self, x: Any, level: int) -> str:
         cls = type(x)
-        names, place = _shown(cls), place_of(x)
+        names, place = shown_fields(cls), place_of(x)
         if place is not None:
             return f"<{'.'.join(place)}>"
         if names is not None:
@@ -121,7 +121,7 @@ class _Repr(reprlib.Repr):
                 return f"{cls.__name__}(...)"
             shown = [f"{n}={self.repr1(_field(x, n), level - 1)}" for n in names[:4]]
             return f"{cls.__name__}({', '.join(shown + ['...'] * (len(names) > 4))})"
-        if cls.__module__.partition(".")[0] in _WITH_SHAPES and hasattr(x, "shape") and x.shape:
+        if cls.__module__.partition(".")[0] in WITH_SHAPES and hasattr(x, "shape") and x.shape:
             return f"<{cls.__name__} {'x'.join(map(str, x.shape))}>"
         if issubclass(cls, dict):  # OrderedDict, Counter
             return f"{cls.__name__}({self.repr_dict(x, level)})"
@@ -165,7 +165,7 @@ class _Repr(reprlib.Repr):
         return f"<function {x.__qualname__}>"
 
 
-def _shown(cls: type) -> list[str] | None:
+def shown_fields(cls: type) -> list[str] | None:
     """Return the fields that the class itself would show; a password is often left out."""
     if hasattr(cls, "__dataclass_fields__"):
         from dataclasses import fields  # on use: importing it takes a fiftieth of a start
@@ -231,7 +231,7 @@ def _asks_others(x: Any) -> bool:
 _args: Any = BaseException.args
 _LOOK = 200  # maximum number of objects to examine
 _SHOWN_BY_NAME = (type, types.ModuleType, types.FunctionType, types.CodeType)
-_WITH_SHAPES = frozenset(
+WITH_SHAPES = frozenset(
     (
         "cupy",
         "jax",

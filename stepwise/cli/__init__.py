@@ -14,6 +14,7 @@ from stepwise.cli import (  # noqa: F401
     steer,
     ui,
     up,
+    why,
 )
 from stepwise.cli._command import main, run
 

@@ -31,8 +31,9 @@ from stepwise._display.terminal import (
 from stepwise._runs.export import first_step, first_variable, html_page
 from stepwise._runs.housekeeping import store_url
 from stepwise._runs.overview import SHOWN, Overview
+from stepwise._runs.paths import find_recorded
 from stepwise._runs.run import Listed, listed, number_of_runs
-from stepwise._runs.steps import UNFINISHED, RunStatus, newest_checkpoint
+from stepwise._runs.steps import UNFINISHED, RunStatus
 from stepwise._runtime.limits import open_private
 from stepwise._runtime.messages import printable, shell_word
 from stepwise.cli._command import (
@@ -246,6 +247,7 @@ def _run_rows(
     "stepwise show  # the latest run\n"
     "stepwise show trip-0573  # the beginning of an id\n"
     "stepwise show trip-0573 3  # a step, its arguments in full\n"
+    "stepwise show trip-0573 3 --path 'result[0]'  # a part of them\n"
     "stepwise show trip-0573 --all --locals\n"
     "stepwise show trip-0573 --tree  # with the steps of child runs\n"
     "stepwise show trip-0573 --json | jq .counts",
@@ -255,10 +257,12 @@ def _run_rows(
 @click.option("--locals", "with_locals", is_flag=True, help="Also the variables where it resumes.")
 @click.option("--all", "every", is_flag=True, help="Every step, not only the newest.")
 @click.option("--tree", is_flag=True, help="The steps as a tree, with those of child runs.")
+@click.option("--path", metavar="PATH", help="Only this: arguments.NAME, result, or a part of it.")
 def show(
     run_id: str | None,
     step: int | None,
     *,
+    path: str | None,
     with_locals: bool,
     every: bool,
     tree: bool,
@@ -270,8 +274,16 @@ def show(
     were recorded: see record_arguments and record_locals of stepwise.configure.
     """
     run = find_run(run_id)
+    if path is not None:
+        of: Any = run if step is None else _step_of(run, step)
+        text = shown_value(find_recorded(of, path))
+        if as_json:
+            echo_json({"id": run.id, "step": step, "path": path, "value": text})
+        else:
+            say(text)
+        return
     if step is not None:
-        _show_step(run, step, as_json=as_json)
+        _show_step(run, _step_of(run, step), as_json=as_json)
         return
     seen = run._seen(SHOWN)
     shown = run._shown(seen)
@@ -355,8 +367,12 @@ def _show_steps(
     show_table(STEP_COLUMNS, itertools.chain(first, map(step_row, steps)))
 
 
-def _show_step(run: Run, number: int, *, as_json: bool) -> None:
-    """Print everything that is recorded of a step."""
+def _step_of(run: Run, number: int) -> StepRecord:
+    """Return a step by its number.
+
+    Raises:
+        StepNotFoundError: the run has no such step.
+    """
     steps = run._each_step(run._seen(1))
     step = next((each for each in steps if each.number == number), None)
     if step is None:
@@ -365,6 +381,11 @@ def _show_step(run: Run, number: int, *, as_json: bool) -> None:
             run_id=run.id,
             step=number,
         )
+    return step
+
+
+def _show_step(run: Run, step: StepRecord, *, as_json: bool) -> None:
+    """Print everything that is recorded of a step."""
     inputs, failures, problem = None, step.failures, ""
     try:
         inputs = step.inputs if step.has_inputs else None
@@ -379,7 +400,7 @@ def _show_step(run: Run, number: int, *, as_json: bool) -> None:
         return
     say(printable(f"{step.name}({step.arguments})", 1000))
     _say("run", printable(run.id))
-    _say("step", f"{number}  ", Word(step.status), f"  {took(step)}".rstrip())
+    _say("step", f"{step.number}  ", Word(step.status), f"  {took(step)}".rstrip())
     _say("from", printable(step.site))
     _say("attempts", str(step.attempts) if step.attempts > 1 else "")
     _say("by", printable(step.by))
@@ -491,29 +512,6 @@ def _describe(run: Run, shown: RunShown, seen: Overview) -> None:
 def _say(name: str, *parts: str) -> None:
     if any(parts):
         say(f"  {name:<8}  ", *parts)
-
-
-@command(
-    "Look",
-    "stepwise locals trip-0573\nstepwise locals trip-0573 --at 2  # after two steps\n"
-    "stepwise locals trip-0573 --json | jq .locals",
-    name="locals",
-    short_help="Show the local variables at a checkpoint.",
-)
-@run_argument()
-@click.option("--at", type=click.IntRange(0), metavar="STEP", help="After this many steps.")
-def show_locals(run_id: str, *, at: int | None, as_json: bool) -> None:
-    """Show the local variables at the newest checkpoint of a RUN, or at an older one."""
-    run = find_run(run_id)
-    variables = run._shown_locals(at)
-    taken = newest_checkpoint(run.store, run._seal, run.id, at)
-    step, position = (taken.state.step, taken.state.where) if taken is not None else (None, None)
-    if as_json:
-        texts = {name: shown_value(value) for name, value in variables.items()}
-        echo_json({"id": run.id, "step": step, "position": position, "locals": texts})
-        return
-    note(f"after step {step}, at {position}\n")
-    show_variables(variables)
 
 
 # -- while it runs -------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ A store may have more methods:
   that a page of a long listing does not read all of them.  With ``words``, it yields only the heads
   that have one text of each group in their words.  With ``before``, it begins after the head of
   that run; without such a head, it yields none.
+- ``last_owner(run_id)`` returns the process that last took the lease, even if it is gone, so that
+  displays can name the process and the machine that died; ``None`` if it is unknown.
 - ``count_heads()`` returns the number of heads.
 - ``note(run_id, epoch, data)`` replaces the run's note, a few sealed bytes that need not survive
   anything; ``noted(run_id)`` returns the note, or ``b""`` if there is none.  Displays read the

@@ -183,6 +183,11 @@ class DiskStore:
     def owner(self, run_id: str) -> Owner | None:
         return self._owner(run_id) if self._exists() else None
 
+    @_locked
+    def last_owner(self, run_id: str) -> Owner | None:
+        """Return the process that last took the lease, even if it is gone."""
+        return owner_of(self._opened().lease(run_id) or b"") if self._exists() else None
+
     def _owner(self, run_id: str) -> Owner | None:
         pid = self._leases.holder(run_id)
         if pid is None:

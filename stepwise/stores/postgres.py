@@ -244,6 +244,11 @@ class PostgresStore:
         mine = found.process == self._presence.id
         return None if mine and run_id not in self._held else found.owner
 
+    def last_owner(self, run_id: str) -> Owner | None:
+        """Return the process that took the lease and did not release it, even if it is gone."""
+        found = self._connections.use(lambda connection: self._look(connection, run_id))
+        return found.owner if found is not None else None
+
     # -- writing ---------------------------------------------------------------------------------
 
     def write(self, run_id: str, epoch: int, batch: Batch) -> None:

@@ -7,9 +7,7 @@ is executed to find more, and only values that verify are loaded.
 
 from __future__ import annotations
 
-import ast
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,8 +31,9 @@ from stepwise._display.terminal import duration_text, shown_value
 from stepwise._display.timeline import RunBars, timeline
 from stepwise._execution.viewer import look_into
 from stepwise._journal.records import RunFacts
-from stepwise._runs.export import page_of, same_value, source_of
+from stepwise._runs.export import page_of, source_of
 from stepwise._runs.overview import Overview, steps_around
+from stepwise._runs.paths import find, same_value
 from stepwise._runs.questions import Question
 from stepwise._runs.run import Run
 from stepwise._runs.steps import StepRecord, checkpoint_at, newest_checkpoint
@@ -595,7 +594,8 @@ def value_page(view: View, run: Run, of: str, step: int | None, path: str) -> Ma
         path: a variable or an argument, and a place inside it: ``notes[3]['text']``.
 
     Raises:
-        StepNotFoundError: there is no such step, checkpoint or place.
+        StepNotFoundError: there is no such step.
+        ConfigurationError: there is no value at this path.
         UnreadableValueError: the value cannot be loaded here.
     """
     at = _moment_of(run, step)
@@ -606,7 +606,8 @@ def value_page(view: View, run: Run, of: str, step: int | None, path: str) -> Ma
         value = at.chosen.inputs
     else:
         value = at.run._without_hidden(look_into(at.here)) if at.here is not None else {}
-    value = _inside(value, path, run.id, step)
+    if path:
+        value = find(value, path)
     text = shown_value(value, _WHOLE)
     name = path or f"the result of step {step}"
     back = tag("a", f"step {step}", href=_link(view, run)(step))
@@ -619,18 +620,6 @@ def value_page(view: View, run: Run, of: str, step: int | None, path: str) -> Ma
         tag("pre", [text[n : n + 10_000] for n in range(0, len(text), 10_000)], cls="value",
             data_live="value", tabindex="0", role="region", aria_label=name[:80]),
     )  # fmt: skip
-
-
-def _inside(value: Any, path: str, run_id: str, step: int | None) -> Any:
-    """Return the value at a place; only items of plain containers are looked at."""
-    for name, index in re.findall(r"""([^\[\].]+)|\[('[^']*'|"[^"]*"|-?\d{1,9})\]""", path):
-        key: Any = name or ast.literal_eval(index)
-        try:
-            value = value[key] if type(value) in (dict, list, tuple) else vars(value)[key]
-        except (LookupError, TypeError) as error:
-            missing = f"there is no value at {path[:200]!r}"
-            raise StepNotFoundError(missing, run_id=run_id, step=step or 0) from error
-    return value
 
 
 # -- fork -----------------------------------------------------------------------------------------

@@ -36,6 +36,8 @@ ON_A_RUN = {
     "show as JSON": "show RUN --json",
     "show all": "show RUN --all --locals",
     "show as a tree": "show RUN --tree",
+    "why": "why RUN",
+    "why as JSON": "why RUN --json",
     "locals": "locals RUN",
     "locals as JSON": "locals RUN --json",
     "watch": "watch RUN",

@@ -1,0 +1,707 @@
+"""Why a run stands where it stands: one screen of facts, from its records and its checkpoints.
+
+Everything is read; nothing of the program is executed.  A failed run shows its traceback's frames,
+another run the statement that follows its newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from stepwise._display.render import answers_to
+from stepwise._display.stops import why_html, why_text
+from stepwise._display.terminal import ago, duration_text
+from stepwise._execution.budget import Spent
+from stepwise._execution.outcomes import LoadedOutcome
+from stepwise._execution.suspension import PendingWait, pending
+from stepwise._execution.viewer import failure_of, result_of
+from stepwise._journal.journal import facts_of, read_end
+from stepwise._journal.lease import describe_owner
+from stepwise._journal.records import RunFacts
+from stepwise._runs.history import (
+    Moments,
+    VariableChange,
+    changes_between,
+)
+from stepwise._runs.overview import SHOWN, Overview, overview
+from stepwise._runs.paths import ABSENT, length_of, short, size_of
+from stepwise._runs.questions import Question, questions_of
+from stepwise._runs.sources import WorkflowSource
+from stepwise._runs.steps import (
+    UNFINISHED,
+    Place,
+    RecordedFrame,
+    StepRecord,
+    duration_of,
+    error_line,
+    failures_of,
+    status_of,
+    text_of_error,
+)
+from stepwise._runtime.clock import now
+from stepwise._runtime.facts import public
+from stepwise._runtime.messages import is_ours, shell_word
+from stepwise._values.preview import type_name
+from stepwise.errors import UnreadableValueError
+from stepwise.stores import Owner
+
+# -- facts ----------------------------------------------------------------------------------------
+
+
+_AROUND = 5  # lines before and after the statement
+_VARIABLES = 40  # of a checkpoint
+_ROOM = 400  # characters of a variable
+_STEPS = 4  # steps at which a run stands
+_CHILDREN = 2  # child runs of these
+_DEPTH = 3  # of child runs
+_CHANGES = 12
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class CodePlace:
+    """A statement of a program, with the lines around it as the file has them now.
+
+    Args:
+        file: the path of the file.
+        line: the line of the statement; 0 if only the function is known.
+        function: the name of the function.
+        statement: the text of the line.
+        first: the number of the first line in ``lines``.
+        lines: the lines around the statement; none if the file is not on this machine.
+        note: how the file differs from the code that was executed; empty if it fits.
+    """
+
+    file: str
+    line: int
+    function: str
+    statement: str
+    first: int = 0
+    lines: tuple[str, ...] = ()
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the attributes as plain data, for JSON."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    @property
+    def numbered(self) -> str:
+        """The lines with their numbers; the statement is marked with ``>``."""
+        width = len(str(self.first + len(self.lines)))
+        return "\n".join(
+            f"{'>' if number == self.line else ' '} {number:{width}}  {text}".rstrip()
+            for number, text in enumerate(self.lines, self.first)
+        )
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class VariableShown:
+    """A local variable at a checkpoint, as short text.
+
+    Args:
+        name: the name of the variable.
+        type: the name of its class.
+        length: the number of its items or characters; ``None`` for a value without a length.
+        size: about the size in memory, in bytes, with what it holds.
+        text: its value, shortened.
+        cut: the paths of parts that the text leaves out, for ``stepwise locals RUN PATH``.
+    """
+
+    name: str
+    type: str
+    length: int | None
+    size: int
+    text: str
+    cut: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the attributes as plain data, for JSON."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Why a run stands where it stands; see :meth:`Run.why`.
+
+    Args:
+        id: the id of the run.
+        call: the call of its workflow, as text.
+        status: the status of the run; see :attr:`Run.status`.
+        said: what happened, in one sentence.
+        place: where it stands: the line that raised, or the statement that is next; ``None`` if
+            that is unknown.
+        error: the exception as text; empty if there is none.
+        frames: the user's frames of the exception, outermost first; with variables if they were
+            recorded (``configure(record_locals=True)``).
+        because: the exceptions that led to it (causes and contexts), as texts with their lines.
+        steps: the steps at which it stands: those that failed, are in doubt, wait, or are open.
+        children: why the child runs of these steps stand where they stand.
+        result: the result of a completed run as short text; empty for other runs.
+        counts: the number of steps by status.
+        spent: what the run has spent.
+        created_at, updated_at: when it began, and when it last changed, in seconds since 1970.
+        resumed: how many times it was resumed.
+        step: the number of steps done at the newest checkpoint; ``None`` without a checkpoint.
+        position: ``file:line`` of that checkpoint.
+        kept: the number of kept checkpoints.
+        variables: the variables there: those of the statement first, then the largest.
+        left_out: the number of other variables.
+        changes: the variables that differ from the checkpoint before.
+        commands: the commands that go on, each with its meaning.
+        notes: what could not be shown, and why.
+    """
+
+    id: str
+    call: str
+    status: str
+    said: str
+    place: CodePlace | None
+    error: str
+    frames: tuple[RecordedFrame, ...]
+    because: tuple[str, ...]
+    steps: tuple[StepRecord, ...]
+    children: tuple[Why, ...]
+    result: str
+    counts: Mapping[str, int]
+    spent: Spent
+    created_at: float
+    updated_at: float
+    resumed: int
+    step: int | None
+    position: str
+    kept: int
+    variables: tuple[VariableShown, ...]
+    left_out: int
+    changes: tuple[VariableChange, ...]
+    commands: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the facts as plain data, whose JSON has 8,000 characters (2,000 tokens) at most.
+
+        Long values are cut, and ``cut`` names the paths by which the parts can be asked for; the
+        entry ``more`` says how.
+        """
+        return bounded(self)
+
+    def __str__(self) -> str:
+        return why_text(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(why_text(self))
+
+    def _repr_html_(self) -> str:
+        return why_html(self)
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def why_of(place: Place, facts: RunFacts, depth: int = 0) -> Why:
+    """Return why a run stands where it stands."""
+    return _RunReading(place, facts, depth).why()
+
+
+class _RunReading:
+    """What is read of a run, once, to say why it stands where it stands."""
+
+    def __init__(self, place: Place, facts: RunFacts, depth: int) -> None:
+        store, seal, run_id = place
+        self.place, self.facts, self.depth = place, facts, depth
+        self.notes: list[str] = []
+        self.owner: Owner | None = store.owner(run_id)
+        self.status = status_of(store, seal, facts, owned=self.owner is not None)
+        self.seen: Overview = overview(store, seal, facts, self.owner, SHOWN)
+        self.source = WorkflowSource(store, seal, facts)
+        self.failure = self._failure()
+        self.steps = self._steps()
+
+    def why(self) -> Why:
+        """Return the facts in their public form."""
+        facts, seen = self.facts, self.seen
+        error = self._error()
+        frames = self._frames()
+        moments = Moments(self.place, facts)
+        newest, before = [*_two(moments.newest_first())]
+        state = newest.state if newest is not None else None
+        place = self._place(frames, state)
+        variables, left_out, changes = self._variables(moments, newest, before, place)
+        children = tuple(self._children())
+        return Why(
+            id=facts.run_id,
+            call=f"{facts.label}({facts.arguments})",
+            status=self.status,
+            said=self._said(error, place),
+            place=place,
+            error=error,
+            frames=frames,
+            because=tuple(map(_cause, self.failure.tracebacks[1:4])),
+            steps=self.steps,
+            children=children,
+            result=self._result(),
+            counts=seen.statuses,
+            spent=seen.spent,
+            created_at=facts.created_at,
+            updated_at=max(facts.updated_at, seen.course.at),
+            resumed=seen.course.resumed,
+            step=state.step if state is not None else None,
+            position=state.where if state is not None else "",
+            kept=len(moments.names),
+            variables=variables,
+            left_out=left_out,
+            changes=changes,
+            commands=tuple(self._commands(children)),
+            notes=tuple(self.notes),
+        )
+
+    # -- what happened ---------------------------------------------------------------------------
+
+    def _failure(self) -> LoadedOutcome:
+        store, seal, _ = self.place
+        try:
+            return failure_of(store, seal, self.facts)
+        except UnreadableValueError as error:
+            self.notes.append(f"the exception cannot be loaded here: {error}")
+            return LoadedOutcome()
+
+    def _error(self) -> str:
+        if self.failure.error is not None:
+            return text_of_error(self.failure.error)
+        failed = self.status in ("failed", "cancelled")
+        return error_line(self.facts.error) if failed and self.facts.error else ""
+
+    def _frames(self) -> tuple[RecordedFrame, ...]:
+        """Return the user's frames of the exception: as recorded, else from its traceback."""
+        try:
+            end = self.facts.end if self.facts.status == "failed" else 0
+            recorded = failures_of(self.place, 0).get(end, ()) if end else ()
+        except UnreadableValueError as error:
+            self.notes.append(str(error))
+            recorded = ()
+        if recorded or not self.failure.tracebacks:
+            return recorded
+        return tuple(frames_in(self.failure.tracebacks[0]))
+
+    def _steps(self) -> tuple[StepRecord, ...]:
+        """Return the steps at which the run stands."""
+        seen, ended = self.seen, read_end(*self.place[:2], self.facts)
+        if self.status == "failed" or self.failure.error is not None:
+            chain = set(ended.ended.retry) if ended is not None and ended.ended else set()
+            failed = [each for each in seen.steps if each.status in ("failed", "cancelled")]
+            named = [each for each in failed if each.number in chain]
+            alike = [each for each in failed if each.preview == self.facts.error]
+            return tuple((named or alike[-1:])[-_STEPS:])
+        if self.status == "completed":
+            return ()
+        doubtful = {each.number for each in seen.in_doubt}
+        others = (e for e in seen.steps if e.status in ("started", "waiting"))
+        found = [*seen.in_doubt, *(each for each in others if each.number not in doubtful)]
+        return tuple(found[-_STEPS:])
+
+    def _children(self) -> Iterator[Why]:
+        store, seal, _ = self.place
+        ids = [each.child for each in self.steps if each.child]
+        for child in ids[-_CHILDREN:] if self.depth < _DEPTH else ():
+            facts = facts_of(store, seal, child)
+            if facts is None:
+                self.notes.append(f"the child run {child} is gone")
+            else:
+                yield why_of((store, seal, child), facts, self.depth + 1)
+
+    def _said(self, error: str, place: CodePlace | None) -> str:
+        step = self.steps[-1] if self.steps else None
+        at = f" at {os.path.basename(place.file)}:{place.line}" if place and place.line else ""
+        calls = f"step {step.number} {step.name}({step.arguments})" if step is not None else ""
+        tries = f" after {step.attempts} tries" if step is not None and step.attempts > 1 else ""
+        during = f", in {calls}" if calls else ""
+        waits = "; and ".join(map(str, pending(self.facts)[:4]))
+        told = {
+            "failed": f"It failed{at}{during}{tries}: {error}",
+            "completed": f"It completed in {duration_text(duration_of(self.facts))}.",
+            "running": f"It is being executed {describe_owner(self.owner)}{during}.",
+            "suspended": f"It waits {waits}.",
+            "interrupted": f"It was stopped by {self.facts.error}{at}.",
+            "cancelling": f"It is to be cancelled, asked by {self.facts.cancelling}, and unwinds.",
+            "cancelled": f"It was cancelled: {error}" if error else "It was cancelled.",
+            "ready": "It is a fork that nobody has executed yet.",
+        }.get(self.status)
+        return told if told is not None else self._said_of_death(at, during)
+
+    def _said_of_death(self, at: str, doing: str) -> str:
+        course = self.seen.course
+        since = f"{ago(max(0.0, now() - course.at))}" if course.at else "at an unknown time"
+        if any(each.said is None for each in self.seen.stops):
+            stop = next(each for each in self.seen.stops if each.said is None)
+            return (
+                f"It stopped at {stop.name}({stop.arguments}), called at {stop.site}: a person has "
+                "to say whether that is a recorded side effect."
+            )
+        if self.seen.in_doubt:
+            doubt = self.seen.in_doubt[-1]
+            return (
+                f"It stopped{at}, and it is in doubt whether step {doubt.number} "
+                f"{doubt.name}({doubt.arguments}) happened: it began, and has no recorded end."
+            )
+        if course.ended_by and course.ended_by != "submitted":
+            return f"Its process ended by {course.ended_by}{at}{doing}, {since}."
+        store, _, run_id = self.place
+        last = getattr(store, "last_owner", None)
+        owner = last(run_id) if last is not None else None
+        if owner is not None and owner.since > course.at:  # a command that looked at it since
+            owner = None
+        was = f", process {owner.pid} on {owner.host}," if owner is not None else ""
+        text = f"Its process{was} died or lost its machine{at}{doing}; last record {since}."
+        if self.status == "stuck":
+            text += f" It died {course.stuck + course.open} times at the same step."
+        return text
+
+    def _result(self) -> str:
+        if self.status != "completed":
+            return ""
+        store, seal, _ = self.place
+        try:
+            return short(result_of(store, seal, self.facts), "result", 2 * _ROOM).text
+        except UnreadableValueError as error:
+            self.notes.append(f"the result cannot be shown: {error}")
+            return ""
+
+    # -- where -----------------------------------------------------------------------------------
+
+    def _place(self, frames: Sequence[RecordedFrame], state: Any) -> CodePlace | None:
+        if frames:
+            return place_of_frame(frames[-1])
+        source, name = self.source, self.facts.workflow.rpartition(":")[2]
+        if not source.file:
+            return None
+        if not source.lines:
+            note = "the file is not on this machine"
+            return CodePlace(source.file, 0, name, "", note=note)
+        node = source.fitting(state) if state is not None else None
+        code = self.seen.course.code or self.facts.code
+        same = source.same_code(code)
+        line = source.next_line(state) if state is not None else 0
+        if self.steps and same is not None and source.holds(self.steps[-1].site):
+            line = int(self.steps[-1].site.rpartition(":")[2])
+        found = same or node or (source.named[0] if source.named else None)
+        if found is None:
+            note = f"the file has no function {name} any more"
+            return CodePlace(source.file, 0, name, "", note=note)
+        note = ""
+        if same is None:
+            note = "the function was edited since"
+            if state is not None and node is None:
+                note += ", before the newest checkpoint: a resume begins at the top, with recorded "
+                note += "results"
+        return _around(source.file, line or found.lineno, name, source.lines, note)
+
+    # -- variables -------------------------------------------------------------------------------
+
+    def _variables(
+        self, moments: Moments, newest: Any, before: Any, place: CodePlace | None
+    ) -> tuple[tuple[VariableShown, ...], int, tuple[VariableChange, ...]]:
+        if newest is None:
+            if self.status != "ready":
+                self.notes.append("no checkpoint is kept, so no variables are known")
+            return (), 0, ()
+        try:
+            values = moments.variables(newest)
+        except UnreadableValueError as error:
+            self.notes.append(str(error))
+            return (), 0, ()
+        text = place.statement if place is not None else ""
+        used = set(re.findall(r"[^\W\d]\w*", text))
+        sizes = {name: size_of(value) for name, value in values.items()}
+        order = sorted(values, key=lambda name: (name not in used, -sizes[name]))
+        shown = []
+        for name in order[:_VARIABLES]:
+            value, (value_text, cut) = values[name], short(values[name], name, _ROOM)
+            kind, length = type_name(value), length_of(value)
+            shown.append(VariableShown(name, kind, length, sizes[name], value_text, cut))
+        return (
+            tuple(shown),
+            len(values) - len(shown),
+            self._changes(moments, newest, before, values),
+        )
+
+    def _changes(
+        self, moments: Moments, newest: Any, before: Any, values: Mapping[str, Any]
+    ) -> tuple[VariableChange, ...]:
+        if before is None:
+            return ()
+        try:
+            earlier = moments.variables(before)
+        except UnreadableValueError:
+            return ()
+        found: list[VariableChange] = []
+        for name in dict.fromkeys((*values, *earlier)):
+            pair = earlier.get(name, ABSENT), values.get(name, ABSENT)
+            found += changes_between(self.source, newest.state, name, *pair, most=2)
+        return tuple(found[:_CHANGES])
+
+    # -- going on --------------------------------------------------------------------------------
+
+    def _commands(self, children: Sequence[Why]) -> Iterator[tuple[str, str]]:
+        run_id, status = shell_word(self.facts.run_id), self.status
+        store, seal, _ = self.place
+        if status == "running":
+            yield f"stepwise watch {run_id}", "follow it"
+        for question in self._questions():
+            yes, no = answers_to(question)
+            yield yes, f"say yes to {question.name}: {question.text}"
+            yield no, "say no"
+        for step in self.seen.in_doubt if status != "running" else ():
+            command = f"stepwise resolve {run_id} {step.number}"
+            yield f"{command} --landed JSON", f"{step.name} happened, and returned this"
+            yield f"{command} --did-not-happen", f"{step.name} did not happen, and may run"
+        for stop in self.seen.stops:
+            yield from zip(stop.commands, stop.meanings, strict=True)
+        for wait in self._awaited():
+            yield (
+                f"stepwise send {shell_word(wait.run_id)} {shell_word(wait.name)} JSON",
+                "send what it waits for",
+            )
+        yield from (each for child in children for each in child.commands if _settles(each[0]))
+        if self.depth:
+            return
+        top, facts = self.facts.run_id, self.facts
+        while facts.parent:
+            parent = facts_of(store, seal, facts.parent)
+            if parent is None:
+                break
+            top, facts = facts.parent, parent
+        if status in UNFINISHED or status == "cancelling":
+            first = "mend the code, then " if status == "failed" else ""
+            where = "go on from there" if top == self.facts.run_id else "go on by its parent"
+            yield f"stepwise resume {shell_word(top)}", f"{first}{where}"
+        elif status in ("completed", "cancelled"):
+            yield f"stepwise fork {run_id} --at STEP", "go on from an earlier step, as a new run"
+
+    def _questions(self) -> list[Question]:
+        if "waiting" in self.seen.statuses or self.seen.course.children:
+            return questions_of(*self.place[:2], self.facts) if not self.depth else []
+        return []
+
+    def _awaited(self) -> list[PendingWait]:
+        return [each for each in pending(self.facts) if each.kind == "signal"]
+
+
+def _two(found: Iterator[Any]) -> Iterator[Any]:
+    """Yield the first two items, and ``None`` for each that is missing."""
+    yield next(found, None)
+    yield next(found, None)
+
+
+def _settles(command: str) -> bool:
+    return command.startswith(("stepwise resolve", "stepwise send"))
+
+
+# -- frames and lines -----------------------------------------------------------------------------
+
+
+_FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)\n(?:    (?!~|\^)(.*))?', re.MULTILINE)
+_FOREIGN = re.compile(
+    r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3\.\d+[/\\]|^<frozen"
+)
+
+
+def frames_in(text: str) -> Iterator[RecordedFrame]:
+    """Yield the user's frames in the text of a traceback, outermost first."""
+    for file, line, function, code in _FRAME.findall(text):
+        if not _FOREIGN.search(file) and not is_ours(file):
+            yield RecordedFrame(file, int(line), function, code.strip(), {})
+
+
+def _cause(text: str) -> str:
+    """Return an exception of a chain in one line: its error, and the line that raised it."""
+    frames, lines = [*frames_in(text)], text.strip().splitlines()
+    error = next((each for each in reversed(lines) if not each.startswith(" ")), "")
+    where = f", at {frames[-1].file}:{frames[-1].line}: {frames[-1].code}" if frames else ""
+    return f"{error}{where}"
+
+
+def place_of_frame(frame: RecordedFrame) -> CodePlace:
+    """Return the place of a recorded frame, with the lines around it if the file still has it."""
+    linecache.checkcache(frame.file)
+    lines = linecache.getlines(frame.file)
+    if not lines:
+        note = "the file is not on this machine"
+        return CodePlace(frame.file, frame.line, frame.function, frame.code, note=note)
+    line, note = frame.line, ""
+    there = lines[line - 1].strip() if line <= len(lines) else ""
+    if frame.code and there[:300] != frame.code[:300]:
+        same = [n for n, each in enumerate(lines, 1) if each.strip()[:300] == frame.code[:300]]
+        note = f"the file was edited since: line {frame.line} was {frame.code!r}"
+        if len(same) == 1:
+            line, note = same[0], f"the file was edited since: this was line {frame.line}"
+        else:
+            line = 0
+    if not line:
+        return CodePlace(frame.file, frame.line, frame.function, frame.code, note=note)
+    return _around(frame.file, line, frame.function, lines, note)
+
+
+def _around(file: str, line: int, function: str, lines: Sequence[str], note: str) -> CodePlace:
+    first = max(1, line - _AROUND)
+    shown = tuple(each.rstrip() for each in lines[first - 1 : line + _AROUND])
+    statement = lines[line - 1].strip() if line <= len(lines) else ""
+    return CodePlace(file, line, function, statement, first, shown, note)
+
+
+# -- as plain data --------------------------------------------------------------------------------
+
+
+_LIMIT = 8000  # characters of JSON: 2,000 tokens of four
+_SCALES = (1.0, 0.7, 0.5, 0.35, 0.2, 0.1, 0.04)
+_SMALLEST = 0.05
+_COMMAND = 300  # characters of a command; half of a longer one would be of no use
+_PATH = 100  # characters of a path; a longer one is replaced by the variable
+
+
+def bounded(why: Why) -> dict[str, Any]:
+    """Return the facts of :meth:`Why.to_dict`: as much as fits."""
+    import json
+
+    found: dict[str, Any] = {}
+    for scale in _SCALES:
+        found = _dict(why, scale)
+        if len(json.dumps(found, indent=2)) <= _LIMIT:
+            break
+    return found
+
+
+def _dict(why: Why, scale: float, *, inner: bool = False) -> dict[str, Any]:
+    """Return the facts as plain data, with texts and lists cut by a scale; empty ones left out."""
+
+    def cut(text: str, room: int) -> str:
+        if scale < _SMALLEST:
+            text = re.sub(r"[^ -~]", "?", text)  # of which JSON makes up to twelve characters
+        room = max(12, int(room * scale))
+        return text if len(text) <= room else f"{text[: room * 2 // 3]}…{text[-room // 3 :]}"
+
+    def few(items: Sequence[Any], most: int) -> Sequence[Any]:
+        return items[: max(1, int(most * scale))]
+
+    run = shell_word(why.id)
+    facts: dict[str, Any] = {
+        "id": why.id[:200],
+        "call": cut(why.call, 200),
+        "status": why.status,
+        "said": cut(why.said, 400),
+        "at": _place_dict(why.place, cut, scale),
+        "error": cut(why.error, 500) if why.error not in why.said else "",
+        "frames": [_frame_dict(each, cut, few) for each in few(why.frames[::-1], 5)[::-1]],
+        "because": [cut(each, 200) for each in few(why.because, 3)],
+        "steps": [_step_dict(each, cut) for each in few(why.steps, 3)],
+        "children": [
+            _dict(each, scale * 0.4, inner=True) for each in few(why.children, 2)
+        ],
+        "result": cut(why.result, 600),
+        "done": _done(why, cut),
+        "checkpoint": _checkpoint(why, cut),
+        "variables": [_variable_dict(each, cut) for each in few(why.variables, 12)],
+        "variables_left_out": [
+            cut(each.name, 60)
+            for each in why.variables[len(few(why.variables, 12)) :][: int(18 * scale)]
+        ],
+        "changes": [_change_dict(each, cut) for each in few(why.changes, 6)],
+        "next": [
+            {"command": command, "meaning": cut(meaning, 80)}
+            for command, meaning in few(why.commands, 6)
+            if len(command) <= _COMMAND
+        ],
+        "notes": [cut(each, 200) for each in few(why.notes, 4)],
+        "more": _MORE.format(run[:200]),
+    }  # fmt: skip
+    kept = {name: value for name, value in facts.items() if value not in ("", None, [], {})}
+    for name in ("more", "checkpoint", "variables", "variables_left_out", "next") if inner else ():
+        kept.pop(name, None)
+    return kept
+
+
+_MORE = (
+    "a variable or a part: stepwise locals {0} PATH [--at STEP]; its history: stepwise locals {0} "
+    "--changes NAME; a step: stepwise show {0} STEP --path arguments.NAME or result; a list in "
+    "parts: PATH[0:10]"
+)
+
+
+def _done(why: Why, cut: Any) -> dict[str, Any]:
+    return {
+        "steps": dict(why.counts),
+        "spent": cut(str(why.spent), 100),
+        "resumed": why.resumed,
+        "created_at": round(why.created_at, 3),
+        "updated_at": round(why.updated_at, 3),
+    }
+
+
+def _checkpoint(why: Why, cut: Any) -> dict[str, Any] | None:
+    if why.step is None:
+        return None
+    return {"step": why.step, "position": cut(why.position, 80), "kept": why.kept}
+
+
+def _place_dict(place: CodePlace | None, cut: Any, scale: float) -> dict[str, Any] | None:
+    if place is None:
+        return None
+    around = max(0, int(_AROUND * scale))
+    lines = [
+        f"{'>' if number == place.line else ' '}{number}  {cut(text, 120)}"
+        for number, text in enumerate(place.lines, place.first)
+        if abs(number - place.line) <= around
+    ]
+    facts = {
+        "file": cut(place.file, 150),
+        "line": place.line,
+        "function": cut(place.function, 80),
+        "statement": cut(place.statement, 200),
+        "source": "\n".join(lines),
+        "note": cut(place.note, 200),
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def _frame_dict(frame: RecordedFrame, cut: Any, few: Any) -> dict[str, Any]:
+    where = f"{frame.file}:{frame.line} in {frame.function}: {frame.code}"
+    names = few([*frame.variables], 8)
+    variables = {cut(name, 60): cut(frame.variables[name], 120) for name in names}
+    return {"at": cut(where, 200), **({"variables": variables} if variables else {})}
+
+
+def _step_dict(step: StepRecord, cut: Any) -> dict[str, Any]:
+    facts = {
+        "number": step.number,
+        "name": cut(step.name, 80),
+        "status": step.status,
+        "arguments": cut(step.arguments, 200),
+        "at": cut(step.site, 100),
+        "attempts": step.attempts if step.attempts > 1 else None,
+        "error": cut(step.preview, 150) if step.status == "failed" else None,
+        "child": cut(step.child, 100),
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def _variable_dict(shown: VariableShown, cut: Any) -> dict[str, Any]:
+    text = cut(shown.text, 240)
+    paths = shown.cut if text == shown.text else dict.fromkeys((*shown.cut, shown.name))
+    facts = {**shown.to_dict(), "name": cut(shown.name, 80), "type": cut(shown.type, 60)}
+    short_ones = [each if len(each) <= _PATH else shown.name for each in [*paths][:3]]
+    facts |= {"text": text, "cut": [each for each in short_ones if len(each) <= _PATH]}
+    return {name: value for name, value in facts.items() if value not in (None, [])}
+
+
+def _change_dict(change: VariableChange, cut: Any) -> dict[str, Any]:
+    return {
+        "path": cut(change.path, 100),
+        "old": cut(change.old, 120) if change.old is not None else None,
+        "new": cut(change.new, 120) if change.new is not None else None,
+        "statement": cut(change.statement, 120),
+    }

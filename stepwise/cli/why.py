@@ -1,0 +1,130 @@
+"""Find out why a run stopped: the screen of a run, its variables and their history."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from stepwise import Run
+from stepwise._display.stops import why_text
+from stepwise._display.terminal import Terminal, shown_value
+from stepwise._runs.paths import find
+from stepwise._runs.steps import newest_checkpoint
+from stepwise.cli._command import (
+    command,
+    echo_json,
+    find_run,
+    note,
+    run_argument,
+    say,
+    show_variables,
+)
+
+
+@command(
+    "Look",
+    "stepwise why  # the latest run\n"
+    "stepwise why trip-0573\n"
+    "stepwise why trip-0573 --json  # at most 2,000 tokens, for a coding agent",
+    short_help="Show on one screen why a RUN stands where it stands.",
+)
+@run_argument(required=False)
+def why(run_id: str | None, *, as_json: bool) -> None:
+    """Show why a RUN, the latest one without RUN, stands where it stands.
+
+    One screen: what it was doing, what happened, what it has done and spent, its variables and
+    which changed last, and the commands that go on.
+    """
+    found = find_run(run_id).why()
+    if as_json:
+        echo_json(found.to_dict())
+        return
+    for line in why_text(found, Terminal.of(sys.stdout)).splitlines():
+        click.echo(line)
+
+
+@command(
+    "Look",
+    "stepwise locals trip-0573\n"
+    "stepwise locals trip-0573 --at 2  # after two steps\n"
+    "stepwise locals trip-0573 'notes[0:3]'  # a part of a variable\n"
+    "stepwise locals trip-0573 --changes notes  # its history\n"
+    "stepwise locals trip-0573 --json | jq .locals",
+    name="locals",
+    short_help="Show the local variables at a checkpoint, or the history of one.",
+)
+@run_argument()
+@click.argument("path", required=False)
+@click.option("--at", type=click.IntRange(0), metavar="STEP", help="After this many steps.")
+@click.option("--changes", metavar="PATH", help="How a variable changed, over all checkpoints.")
+def show_locals(
+    run_id: str, *, path: str | None, at: int | None, changes: str | None, as_json: bool
+) -> None:
+    """Show the local variables at the newest checkpoint of a RUN, or at an older one.
+
+    PATH is a variable or a part of it: messages[3].content, config['max tokens'], notes[0:10].
+    """
+    run = find_run(run_id)
+    if changes is not None:
+        if path is not None or at is not None:
+            raise click.UsageError(
+                "--changes goes through all checkpoints: leave out PATH and --at"
+            )
+        _show_changes(run, changes, as_json=as_json)
+        return
+    values = run._shown_locals(at)
+    taken = newest_checkpoint(run.store, run._seal, run.id, at)
+    step, position = (taken.state.step, taken.state.where) if taken is not None else (None, None)
+    facts: dict[str, Any] = {"id": run.id, "step": step, "position": position}
+    if path is not None:
+        text = shown_value(find(values, path))
+        if as_json:
+            echo_json({**facts, "path": path, "value": text})
+        else:
+            note(f"{path} after step {step}, at {position}\n")
+            say(text)
+        return
+    if as_json:
+        echo_json({**facts, "locals": {n: shown_value(value) for n, value in values.items()}})
+        return
+    note(f"after step {step}, at {position}\n")
+    show_variables(values)
+
+
+def _show_changes(run: Run, path: str, *, as_json: bool) -> None:
+    found = run.history(path)
+    if as_json:
+        facts = {"id": run.id, "path": path, "looked_at": found.looked_at, "kept": found.kept}
+        echo_json({**facts, "note": found.note, "changes": [each.to_dict() for each in found]})
+        return
+    for change in found:
+        say(str(change))
+    if found.note:
+        note(f"({found.note})")
+
+
+@command(
+    "Look",
+    "stepwise bisect trip-0573 'len(messages) > 40'\n"
+    "stepwise bisect trip-0573 'total < 0' --every  # looks at each checkpoint",
+    short_help="Find the first checkpoint of a RUN at which an expression is true.",
+)
+@run_argument()
+@click.argument("expression")
+@click.option("--every", is_flag=True, help="Look at each kept checkpoint, not only at some.")
+def bisect(run_id: str, *, expression: str, every: bool, as_json: bool) -> None:
+    """Find the first kept checkpoint of a RUN at which an EXPRESSION is true.
+
+    EXPRESSION is Python over the local variables: it is executed, with the code of your classes
+    that it calls. Some checkpoints are looked at, then the gap is halved.
+
+    The exit code is 0 if there is such a checkpoint, and 1 if there is none.
+    """
+    found = find_run(run_id).bisect(expression, every=every)
+    if as_json:
+        echo_json(found.to_dict())
+    else:
+        say(str(found))
+    sys.exit(int(found.step is None))
