@@ -13,6 +13,7 @@ from stepwise._runtime.messages import printable
 
 _VARIABLES = 8
 _CHANGES = 5
+_NEWEST = 5  # steps
 _FRAMES = 4
 _OF_FRAME = 5  # variables
 _WIDTH = 120  # columns, unless the terminal is known
@@ -22,6 +23,13 @@ _COLUMNS = [
     Column("SIZE", whole=True, right=True),
     Column("VALUE"),
 ]
+
+
+def step_text(step: Any) -> str:
+    """Return a step in a line: its number, call, and what came of it."""
+    ended = f" -> {step.preview}" if step.preview else ""
+    status = "" if step.status == "completed" else f" {step.status}"
+    return f"{step.number} {step.name}({step.arguments}){status}{ended}"
 
 
 def size_text(size: int) -> str:
@@ -57,6 +65,9 @@ def _lines(why: Any, terminal: Terminal) -> Iterator[str]:
         if why.place.note:
             yield line(f"({why.place.note})")
     yield from _frames(why.frames, line)
+    if why.status == "completed" and why.newest:
+        yield from ("", line(f"the newest steps, of {sum(why.counts.values()):,}:"))
+        yield from (line(step_text(each), 2) for each in why.newest[-_NEWEST:])
     for child in why.children:
         yield from ("", line(f"child run {child.id}: {child.said}"))
         if child.place is not None and child.place.statement:
@@ -101,10 +112,12 @@ def _variables(why: Any, terminal: Terminal, line: Any) -> Iterator[str]:
     shown = why.variables[:_VARIABLES]
     rows = [
         [
-            each.name,
-            each.type if each.length is None else f"{each.type}[{each.length:,}]",
+            line_of(each.name, 60),
+            line_of(each.type, 40)
+            if each.length is None
+            else f"{line_of(each.type, 40)}[{each.length:,}]",
             size_text(each.size),
-            each.text,
+            line_of(each.text, (terminal.width or 1000) // 2),  # a table compares longer cells
         ]
         for each in shown
     ]

@@ -71,7 +71,8 @@ class Placeholder:
 
 
 def _placeholder(name: str) -> type[Placeholder]:
-    return type(name.rpartition(".")[2], (Placeholder,), {"_stands_for": name})
+    module, _, short = name.rpartition(".")
+    return type(short, (Placeholder,), {"_stands_for": name, "__module__": module or __name__})
 
 
 class _ViewingUnpickler(FrameUnpickler):

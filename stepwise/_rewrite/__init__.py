@@ -50,8 +50,10 @@ from stepwise._rewrite.positions import (
     function_like,
     functions_named,
     handler_at,
+    loop_around,
     prefix_fingerprint,
     statement_lines,
+    writers_of,
 )
 from stepwise._rewrite.scope import visited_in
 from stepwise._rewrite.source import FunctionNode, Source, capture
@@ -76,9 +78,11 @@ __all__ = [
     "function_like",
     "functions_named",
     "handler_at",
+    "loop_around",
     "pending",
     "prefix_fingerprint",
     "rewrite",
     "statement_lines",
     "visited_in",
+    "writers_of",
 ]

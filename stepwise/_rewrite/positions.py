@@ -379,12 +379,49 @@ def statement_lines(node: FunctionNode, position: str) -> tuple[int, int] | None
     here, around = found
     if kind == "enter":
         here = around[-1][0]
-    last = here.end_lineno or here.lineno
-    inside = (each for block in _BLOCKS for each in getattr(here, block, ()))
-    first_inside = min(
-        (each.lineno for each in inside if hasattr(each, "lineno")), default=last + 1
-    )
-    return here.lineno, max(here.lineno, min(last, first_inside - 1))
+    return here.lineno, _end_of_head(here)
+
+
+def _end_of_head(node: Any) -> int:
+    """Return the last line of a statement without its blocks."""
+    last: int = node.end_lineno or node.lineno
+    inside = (each for block in _BLOCKS for each in getattr(node, block, ()))
+    first = min((each.lineno for each in inside if hasattr(each, "lineno")), default=last + 1)
+    return max(node.lineno, min(last, first - 1))
+
+
+def writers_of(node: FunctionNode, name: str) -> list[tuple[int, int]]:
+    """Return the lines of the statements that bind a variable, or change it by a method or an item.
+
+    Statements that only hand it to a function are not among them.
+    """
+    found = []
+    for each in walk(node):
+        if not isinstance(each, ast.stmt) or isinstance(each, (*_FUNCTIONS, ast.ClassDef)):
+            continue
+        if any(_writes(part, name) for part in _heads(each)):
+            found.append((each.lineno, _end_of_head(each)))
+    return found
+
+
+def _writes(part: ast.AST, name: str) -> bool:
+    if isinstance(part, ast.Call):  # a method
+        part = part.func
+        return isinstance(part, ast.Attribute) and _root(part) == name
+    return isinstance(getattr(part, "ctx", None), (ast.Store, ast.Del)) and _root(part) == name
+
+
+def _root(node: Any) -> str:
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Starred)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def loop_around(node: FunctionNode, *lines: int) -> tuple[int, int] | None:
+    """Return the first and last line of the innermost loop around these lines, or ``None``."""
+    loops: list[Any] = [each for each in walk(node) if isinstance(each, _LOOPS)]
+    spans: list[tuple[int, int]] = [(each.lineno, each.end_lineno) for each in loops]
+    return max((s for s in spans if all(s[0] <= line <= s[1] for line in lines)), default=None)
 
 
 def _way_to(node: FunctionNode, path: str) -> tuple[Any, list[tuple[Any, str, int]]] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
@@ -49,15 +50,17 @@ class Moments:
         """
         return without_hidden(self._facts, look_into(loaded))
 
-    def newest_first(self) -> Iterator[Loaded]:
-        """Yield the checkpoints that verify, the newest first."""
-        found = (self.load(index) for index in reversed(range(len(self.names))))
+    def until(self, name: str | None) -> Iterator[Loaded]:
+        """Yield the checkpoints that verify, the newest first, from the one of a name on."""
+        first = len(self.names) if name is None else self.names.index(name) + 1
+        found = (self.load(index) for index in reversed(range(first)))
         return (each for each in found if each is not None)
 
 
 # -- history --------------------------------------------------------------------------------------
 
 
+_JSON = 7500  # characters of the changes
 _MOST = 1000  # checkpoints that a history looks at
 
 
@@ -68,8 +71,10 @@ class VariableChange:
 
     Args:
         step: the number of steps that were done at the later checkpoint.
-        position: ``file:line`` of the statement after which the later checkpoint was taken.
-        statement: the text of that statement; empty if the code was edited since.
+        position: ``file:line`` of the statement that changed it, if only one can have done so; else
+            of the statement after which the later checkpoint was taken.
+        statement: the text of that statement, which begins with ``(before)`` if another one changed
+            it; empty if the code was edited since.
         path: the part that changed, such as ``messages[3].content``.
         old, new: the part before and after, as short texts; ``None`` if it did not exist.
         cut: the paths of parts that the text of ``new`` leaves out.
@@ -107,6 +112,21 @@ class History(list[VariableChange]):
     looked_at = kept = 0
     note = ""
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the history as plain data, whose JSON has about 8,000 characters at most.
+
+        The newest changes are in it; ``left_out`` counts the others.
+        """
+        kept: list[dict[str, Any]] = []
+        room = _JSON
+        for each in map(VariableChange.to_dict, reversed(self)):
+            room -= len(json.dumps(each, indent=2)) + 8 * len(each)
+            if room < 0:
+                break
+            kept.insert(0, each)
+        facts = {"looked_at": self.looked_at, "kept": self.kept, "note": self.note}
+        return {**facts, "left_out": len(self) - len(kept), "changes": kept}
+
     def __str__(self) -> str:
         return "\n".join([*map(str, self), *([f"({self.note})"] if self.note else [])])
 
@@ -115,20 +135,26 @@ class History(list[VariableChange]):
 
 
 def changes_between(
-    source: WorkflowSource, state: State, path: str, old: Any, new: Any, most: int = 3
+    source: WorkflowSource,
+    before: State | None,
+    state: State,
+    path: str,
+    values: tuple[Any, Any],
+    most: int = 3,
 ) -> list[VariableChange]:
-    """Return the changes of a value up to a checkpoint; none if it is the same.
+    """Return the changes of a value between two checkpoints; none if it is the same.
 
     Args:
-        state: the later checkpoint.
+        before, state: the checkpoints; the earlier one may be missing.
+        path: the path of the value.
+        values: the value at either.
         most: the number of parts; where more changed, the whole is the part.
     """
-    found = differences(old, new, path, most)
-    statement = source.statement(state) if found else ""
-    return [
-        VariableChange(state.step, state.where, statement, *each[:3], cut=each.cut)
-        for each in found
-    ]
+    found = differences(*values, path, most)
+    if not found:
+        return []
+    where, statement = source.writer(str(parsed(path)[0]), before, state)
+    return [VariableChange(state.step, where, statement, *each[:3], cut=each.cut) for each in found]
 
 
 def history_of(place: Place, facts: RunFacts, path: str, limit: int = _MOST) -> History:
@@ -142,6 +168,7 @@ def history_of(place: Place, facts: RunFacts, path: str, limit: int = _MOST) -> 
     moments, source, found = Moments(place, facts), WorkflowSource(*place[:2], facts), History()
     first = max(0, len(moments.names) - limit)
     value, problem, unreadable, met = ABSENT, None, 0, False
+    before: State | None = None
     for index in range(first, len(moments.names)):
         loaded = moments.load(index)
         if loaded is None:
@@ -156,8 +183,8 @@ def history_of(place: Place, facts: RunFacts, path: str, limit: int = _MOST) -> 
             unreadable += 1
             continue
         met = met or now is not ABSENT
-        found += changes_between(source, loaded.state, path, value, now)
-        value = now
+        found += changes_between(source, before, loaded.state, path, (value, now))
+        value, before = now, loaded.state
     if not found.looked_at:
         raise no_checkpoint(place[2])
     if not met:
@@ -342,4 +369,4 @@ def _changes_at(
     for name in dict.fromkeys(re.findall(r"[^\W\d]\w*", expression)):
         if name in old or name in new:
             pair = old.get(name, ABSENT), new.get(name, ABSENT)
-            yield from changes_between(source, now.state, name, *pair)
+            yield from changes_between(source, before.state, now.state, name, pair)

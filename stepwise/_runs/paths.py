@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import re
 import sys
 import types
@@ -330,17 +331,20 @@ class _Shortener:
         if _is(value, *_TEXTS):
             secret = _is(value, str) and _is_secret(name, value)
             return HIDDEN if secret else self._long(value, path, room)
-        if place_of(value) is not None:
-            return preview(value, room)
+        if _is(value, type) and "_stands_for" in vars(value):  # a name that this program lacks
+            return f"<{value._stands_for}>"
+        if place_of(value) is not None or _is(value, type):
+            lacking = _is(value, type) and vars(value).get("_stands_for")
+            return f"<{lacking}>" if lacking else preview(value, room)
         held = fields_of(value)
+        around = functools.partial(self._around, value, path=path, room=room, depth=depth)
         if held and (shown_fields(type(value)) is not None or _is_users(value)):
-            parts = [*held.items()]
-            return self._around(value, "()", parts, "=", path, room, depth)
-        if _is(value, dict):
-            return self._around(value, "{}", [*dict.items(value)], ": ", path, room, depth)
+            return around("()", [*held.items()], "=")
         if _is(value, *_CONTAINERS):
+            is_dict = _is(value, dict)
             ends = "[]" if _is(value, list, deque) else "()" if _is(value, tuple) else "{}"
-            return self._around(value, ends, [*enumerate(_items(value))], "", path, room, depth)
+            parts = [*dict.items(value)] if is_dict else [*enumerate(_items(value))]
+            return around(ends, parts, ": " if is_dict else "")
         text = preview(value, max(room, 20))
         if "..." in text and held:
             self.cut.append(path)
@@ -403,7 +407,7 @@ class _Shortener:
         if len(texts) < count:
             texts.insert(len(front), f"… {count - len(texts):,} more …")
             last = slice(len(front), count - len(back))
-            self.cut.insert(0, path if sign == "=" else joined(path, last))
+            self.cut.insert(0, path if sign else joined(path, last))
         inside = ", ".join(texts)
         inside += "," if cls is tuple and len(texts) == 1 else ""
         text = f"{ends[0]}{inside}{ends[1]}"

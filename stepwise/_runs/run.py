@@ -349,15 +349,22 @@ class Run:
             )
         return look_into(loaded)
 
-    def why(self) -> Why:
+    def why(self, at: int | None = None) -> Why:
         """Return why the run stands where it stands: what it was doing, and what happened.
 
         The facts are those of one screen: the statement with the lines around it, the exception
         with the user's frames, the step in doubt or the wait, what was done and spent, the
         variables at the newest checkpoint and which changed last, and the commands that go on.
         Nothing of the program is executed, and a run in progress is looked at, too.
+
+        Args:
+            at: a number of steps, for the statement and the variables at the last checkpoint after
+                that many steps or fewer; by default those of now.
+
+        Raises:
+            StepNotFoundError: no checkpoint is kept that early.
         """
-        return why_of((self.store, self._seal, self.id), self._facts())
+        return why_of((self.store, self._seal, self.id), self._facts(), at)
 
     def history(self, name: str, limit: int = 1000) -> History:
         """Return how a variable changed over the kept checkpoints, oldest first.

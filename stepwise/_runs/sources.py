@@ -14,8 +14,10 @@ from stepwise._rewrite import (
     fingerprint,
     following_line,
     functions_named,
+    loop_around,
     prefix_fingerprint,
     statement_lines,
+    writers_of,
 )
 from stepwise._runtime.forks import cached
 from stepwise.stores import Store
@@ -70,14 +72,45 @@ class WorkflowSource:
         """Return whether a place, ``file:line``, may be in this file."""
         return site.rpartition(":")[0] == os.path.basename(self.file)
 
+    def lines_of(self, state: State) -> tuple[int, int] | None:
+        """Return the lines of the statement after which a checkpoint was taken, if known."""
+        node = self.fitting(state) if self.holds(state.where) else None
+        return statement_lines(node, state.position) if node is not None else None
+
+    def writer(self, name: str, before: State | None, state: State) -> tuple[str, str]:
+        """Return the place and text of the statement that changed a variable between checkpoints.
+
+        Without exactly one such statement, it is the one after which the later checkpoint was
+        taken, and its text begins with ``(before)`` unless it may be the one.
+
+        Args:
+            name: the variable.
+            before: the earlier checkpoint; ``None`` for the beginning of the function.
+        """
+        own, node = self.lines_of(state), self.fitting(state)
+        if own is None or node is None:
+            return state.where, ""
+        last = self.lines_of(before) if before is not None else (node.lineno, node.lineno)
+        writers = writers_of(node, name)
+        if last is not None:
+            loop = loop_around(node, last[0], own[0]) if own[0] <= last[0] else None
+            spans = [(last[1] + 1, own[1])]
+            if loop is not None:  # it went round
+                spans = [(last[1] + 1, loop[1]), (loop[0], own[1])]
+            writers = [w for w in writers if any(s <= w[0] <= e for s, e in spans)]
+        if len(writers) == 1:
+            return f"{state.file}:{writers[0][0]}", self._text(*writers[0])
+        text = self._text(*own)
+        return state.where, text if own in writers or not text else f"(before) {text}"
+
+    def _text(self, first: int, last: int) -> str:
+        text = " ".join(line.strip() for line in self.lines[first - 1 : last])
+        return text if len(text) <= _TEXT else f"{text[: _TEXT - 1]}…"
+
     def statement(self, state: State) -> str:
         """Return the statement after which a checkpoint was taken; empty if it is unknown."""
-        node = self.fitting(state) if self.holds(state.where) else None
-        found = statement_lines(node, state.position) if node is not None else None
-        if found is None:
-            return ""
-        text = " ".join(line.strip() for line in self.lines[found[0] - 1 : found[1]])
-        return text if len(text) <= _TEXT else f"{text[: _TEXT - 1]}…"
+        found = self.lines_of(state)
+        return self._text(*found) if found is not None else ""
 
     def text_of(self, line: int) -> str:
         """Return a line without its indent; empty if there is no such line."""

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from stepwise._checkpoints.checkpoints import Loaded
 from stepwise._display.render import answers_to
-from stepwise._display.stops import why_html, why_text
+from stepwise._display.stops import step_text, why_html, why_text
 from stepwise._display.terminal import ago, duration_text
 from stepwise._execution.budget import Spent
 from stepwise._execution.outcomes import LoadedOutcome
@@ -37,6 +38,7 @@ from stepwise._runs.steps import (
     Place,
     RecordedFrame,
     StepRecord,
+    checkpoint_at,
     duration_of,
     error_line,
     failures_of,
@@ -47,7 +49,7 @@ from stepwise._runtime.clock import now
 from stepwise._runtime.facts import public
 from stepwise._runtime.messages import is_ours, shell_word
 from stepwise._values.preview import type_name
-from stepwise.errors import UnreadableValueError
+from stepwise.errors import StepNotFoundError, UnreadableValueError
 from stepwise.stores import Owner
 
 # -- facts ----------------------------------------------------------------------------------------
@@ -55,7 +57,9 @@ from stepwise.stores import Owner
 
 _AROUND = 5  # lines before and after the statement
 _VARIABLES = 40  # of a checkpoint
-_ROOM = 400  # characters of a variable
+_ROOM = 1200  # characters of a variable
+_RESULT = 2000  # characters
+_NEWEST = 12  # steps
 _STEPS = 4  # steps at which a run stands
 _CHILDREN = 2  # child runs of these
 _DEPTH = 3  # of child runs
@@ -142,6 +146,7 @@ class Why:
             recorded (``configure(record_locals=True)``).
         because: the exceptions that led to it (causes and contexts), as texts with their lines.
         steps: the steps at which it stands: those that failed, are in doubt, wait, or are open.
+        newest: the newest steps, in order.
         children: why the child runs of these steps stand where they stand.
         result: the result of a completed run as short text; empty for other runs.
         counts: the number of steps by status.
@@ -167,6 +172,7 @@ class Why:
     frames: tuple[RecordedFrame, ...]
     because: tuple[str, ...]
     steps: tuple[StepRecord, ...]
+    newest: tuple[StepRecord, ...]
     children: tuple[Why, ...]
     result: str
     counts: Mapping[str, int]
@@ -204,9 +210,17 @@ class Why:
 # -- reading --------------------------------------------------------------------------------------
 
 
-def why_of(place: Place, facts: RunFacts, depth: int = 0) -> Why:
-    """Return why a run stands where it stands."""
-    return _RunReading(place, facts, depth).why()
+def why_of(place: Place, facts: RunFacts, at: int | None = None, depth: int = 0) -> Why:
+    """Return why a run stands where it stands.
+
+    Args:
+        at: a number of steps, for the last checkpoint after so many steps or fewer.
+        depth: how many runs are above, for which this one is read.
+
+    Raises:
+        StepNotFoundError: no checkpoint is kept that early.
+    """
+    return _RunReading(place, facts, depth).why(at)
 
 
 class _RunReading:
@@ -223,15 +237,16 @@ class _RunReading:
         self.failure = self._failure()
         self.steps = self._steps()
 
-    def why(self) -> Why:
-        """Return the facts in their public form."""
+    def why(self, at: int | None) -> Why:
+        """Return the facts in their public form; see :func:`why_of`."""
         facts, seen = self.facts, self.seen
         error = self._error()
         frames = self._frames()
         moments = Moments(self.place, facts)
-        newest, before = [*_two(moments.newest_first())]
+        named = None if at is None else self._checkpoint(at).name
+        newest, before = [*_two(moments.until(named))]
         state = newest.state if newest is not None else None
-        place = self._place(frames, state)
+        place = self._place(frames if at is None else (), state, then=at is not None)
         variables, left_out, changes = self._variables(moments, newest, before, place)
         children = tuple(self._children())
         return Why(
@@ -244,6 +259,7 @@ class _RunReading:
             frames=frames,
             because=tuple(map(_cause, self.failure.tracebacks[1:4])),
             steps=self.steps,
+            newest=tuple(seen.steps[-_NEWEST:]),
             children=children,
             result=self._result(),
             counts=seen.statuses,
@@ -260,6 +276,17 @@ class _RunReading:
             commands=tuple(self._commands(children)),
             notes=tuple(self.notes),
         )
+
+    def _checkpoint(self, at: int) -> Loaded:
+        found = checkpoint_at(*self.place, at, self.seen.course)
+        if found is None:
+            raise StepNotFoundError(
+                f"run {self.place[2]!r} keeps no checkpoint at or before step {at}; its oldest one "
+                "is told by: stepwise locals RUN --changes NAME",
+                run_id=self.place[2],
+                step=at,
+            )
+        return found
 
     # -- what happened ---------------------------------------------------------------------------
 
@@ -313,7 +340,7 @@ class _RunReading:
             if facts is None:
                 self.notes.append(f"the child run {child} is gone")
             else:
-                yield why_of((store, seal, child), facts, self.depth + 1)
+                yield why_of((store, seal, child), facts, depth=self.depth + 1)
 
     def _said(self, error: str, place: CodePlace | None) -> str:
         step = self.steps[-1] if self.steps else None
@@ -367,14 +394,16 @@ class _RunReading:
             return ""
         store, seal, _ = self.place
         try:
-            return short(result_of(store, seal, self.facts), "result", 2 * _ROOM).text
+            return short(result_of(store, seal, self.facts), "result", _RESULT).text
         except UnreadableValueError as error:
             self.notes.append(f"the result cannot be shown: {error}")
             return ""
 
     # -- where -----------------------------------------------------------------------------------
 
-    def _place(self, frames: Sequence[RecordedFrame], state: Any) -> CodePlace | None:
+    def _place(
+        self, frames: Sequence[RecordedFrame], state: Any, *, then: bool
+    ) -> CodePlace | None:
         if frames:
             return place_of_frame(frames[-1])
         source, name = self.source, self.facts.workflow.rpartition(":")[2]
@@ -387,7 +416,7 @@ class _RunReading:
         code = self.seen.course.code or self.facts.code
         same = source.same_code(code)
         line = source.next_line(state) if state is not None else 0
-        if self.steps and same is not None and source.holds(self.steps[-1].site):
+        if not then and self.steps and same is not None and source.holds(self.steps[-1].site):
             line = int(self.steps[-1].site.rpartition(":")[2])
         found = same or node or (source.named[0] if source.named else None)
         if found is None:
@@ -442,7 +471,8 @@ class _RunReading:
         found: list[VariableChange] = []
         for name in dict.fromkeys((*values, *earlier)):
             pair = earlier.get(name, ABSENT), values.get(name, ABSENT)
-            found += changes_between(self.source, newest.state, name, *pair, most=2)
+            states = before.state, newest.state
+            found += changes_between(self.source, *states, name, pair, most=2)
         return tuple(found[:_CHANGES])
 
     # -- going on --------------------------------------------------------------------------------
@@ -558,7 +588,7 @@ def _around(file: str, line: int, function: str, lines: Sequence[str], note: str
 
 
 _LIMIT = 8000  # characters of JSON: 2,000 tokens of four
-_SCALES = (1.0, 0.7, 0.5, 0.35, 0.2, 0.1, 0.04)
+_SCALES = (4.0, 2.8, 2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.2, 0.1, 0.04)
 _SMALLEST = 0.05
 _COMMAND = 300  # characters of a command; half of a longer one would be of no use
 _PATH = 100  # characters of a path; a longer one is replaced by the variable
@@ -581,16 +611,16 @@ def _dict(why: Why, scale: float, *, inner: bool = False) -> dict[str, Any]:
 
     def cut(text: str, room: int) -> str:
         if scale < _SMALLEST:
-            text = re.sub(r"[^ -~]", "?", text)  # of which JSON makes up to twelve characters
+            text = _plain(text)
         room = max(12, int(room * scale))
         return text if len(text) <= room else f"{text[: room * 2 // 3]}…{text[-room // 3 :]}"
 
     def few(items: Sequence[Any], most: int) -> Sequence[Any]:
         return items[: max(1, int(most * scale))]
 
-    run = shell_word(why.id)
+    run = shell_word(_plain(why.id[:200]))
     facts: dict[str, Any] = {
-        "id": why.id[:200],
+        "id": _plain(why.id[:200]),
         "call": cut(why.call, 200),
         "status": why.status,
         "said": cut(why.said, 400),
@@ -599,6 +629,7 @@ def _dict(why: Why, scale: float, *, inner: bool = False) -> dict[str, Any]:
         "frames": [_frame_dict(each, cut, few) for each in few(why.frames[::-1], 5)[::-1]],
         "because": [cut(each, 200) for each in few(why.because, 3)],
         "steps": [_step_dict(each, cut) for each in few(why.steps, 3)],
+        "newest": [cut(step_text(each), 160) for each in why.newest[-max(1, int(6 * scale)) :]],
         "children": [
             _dict(each, scale * 0.4, inner=True) for each in few(why.children, 2)
         ],
@@ -614,15 +645,23 @@ def _dict(why: Why, scale: float, *, inner: bool = False) -> dict[str, Any]:
         "next": [
             {"command": command, "meaning": cut(meaning, 80)}
             for command, meaning in few(why.commands, 6)
-            if len(command) <= _COMMAND
+            if len(command) <= _COMMAND and command.isprintable()
         ],
         "notes": [cut(each, 200) for each in few(why.notes, 4)],
         "more": _MORE.format(run[:200]),
     }  # fmt: skip
     kept = {name: value for name, value in facts.items() if value not in ("", None, [], {})}
-    for name in ("more", "checkpoint", "variables", "variables_left_out", "next") if inner else ():
+    for name in _OF_THE_RUN if inner else ():
         kept.pop(name, None)
     return kept
+
+
+_OF_THE_RUN = ("more", "checkpoint", "variables", "variables_left_out", "next", "newest")
+
+
+def _plain(text: str) -> str:
+    """Return a text without the characters of which JSON makes several, up to twelve."""
+    return re.sub(r"[^ -~]", "?", text)
 
 
 _MORE = (

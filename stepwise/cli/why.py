@@ -26,18 +26,21 @@ from stepwise.cli._command import (
 @command(
     "Look",
     "stepwise why  # the latest run\n"
-    "stepwise why trip-0573\n"
+    "stepwise why trip-0573 --at 2  # its statement and variables after two steps\n"
     "stepwise why trip-0573 --json  # at most 2,000 tokens, for a coding agent",
     short_help="Show on one screen why a RUN stands where it stands.",
 )
 @run_argument(required=False)
-def why(run_id: str | None, *, as_json: bool) -> None:
+@click.option(
+    "--at", type=click.IntRange(0), metavar="STEP", help="As it was after this many steps."
+)
+def why(run_id: str | None, *, at: int | None, as_json: bool) -> None:
     """Show why a RUN, the latest one without RUN, stands where it stands.
 
     One screen: what it was doing, what happened, what it has done and spent, its variables and
     which changed last, and the commands that go on.
     """
-    found = find_run(run_id).why()
+    found = find_run(run_id).why(at)
     if as_json:
         echo_json(found.to_dict())
         return
@@ -96,8 +99,7 @@ def show_locals(
 def _show_changes(run: Run, path: str, *, as_json: bool) -> None:
     found = run.history(path)
     if as_json:
-        facts = {"id": run.id, "path": path, "looked_at": found.looked_at, "kept": found.kept}
-        echo_json({**facts, "note": found.note, "changes": [each.to_dict() for each in found]})
+        echo_json({"id": run.id, "path": path, **found.to_dict()})
         return
     for change in found:
         say(str(change))

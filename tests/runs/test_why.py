@@ -20,7 +20,7 @@ import os, signal, sys, time
 from stepwise import step, tool, workflow, wait_for
 import stepwise
 
-stepwise.configure(record_locals=bool(os.environ.get("LOCALS")))
+stepwise.configure(record_locals=bool(os.environ.get("LOCALS")), suspend_after=0)
 
 @step
 def price(item):
@@ -99,12 +99,12 @@ def test_a_failure(stopped, monkeypatch):
     assert why.place.statement == 'return sum(prices) - lowest["discount"]'
     assert f"> {why.place.line}  " in why.place.numbered
     assert len(why.place.lines) == 11
-    assert [each.function for each in why.frames] == ["<module>", "order", "total"][1:]
+    assert [each.function for each in why.frames] == ["order", "total"]
     assert why.frames[-1].variables["lowest"] == "3"
     shown = {each.name: each.text for each in why.variables}
     assert shown["prices"] == "[3, 4]"
     assert why.step == 2
-    assert [each.path for each in why.changes] == ["item", "prices[1]"] or why.changes
+    assert {each.path: each.new for each in why.changes} == {"prices[1]": "4", "item": "'cake'"}
     assert why.commands == ((f"stepwise resume {run.id}", "mend the code, then go on from there"),)
     assert "It failed at order.py:" in str(why)
     assert why.place.statement in str(why)
@@ -234,8 +234,7 @@ def test_a_child_that_failed():
     """A run that failed because of its child run leads to the child's failing step."""
     with pytest.raises(KeyError):
         parent("b")
-    run = parent.run("b") if hasattr(parent, "run") else stepwise.runs("parent")[0]
-    why = run.why()
+    why = stepwise.runs("parent")[0].why()
     (inner,) = why.children
     assert inner.id == why.steps[0].child
     assert inner.steps[0].name == "look"
@@ -381,7 +380,8 @@ def test_the_json_is_bounded():
     assert len(run.why()._repr_html_()) < 100_000
 
 
-_TEXT = st.text(max_size=400) | st.text('\U0001f600\x00"\\', min_size=100, max_size=3000)
+_ODD = st.sampled_from(["\U0001f600", "\x00", '"', "\\", "x"])
+_TEXT = st.text(max_size=100) | st.builds(str.__mul__, _ODD, st.integers(0, 3000))
 
 
 @settings(max_examples=25)
@@ -394,7 +394,7 @@ def test_any_facts_are_bounded(texts):
     frames = [stepwise.RecordedFrame(t, 1, t, t, {each: each for each in many}) for t in many]
     place = stepwise.CodePlace(many[0], 1, many[0], many[0], 1, many, many[0])
     why = stepwise.Why(
-        many[0], many[0], "failed", many[0], place, many[-1], tuple(frames), many, (), (),
+        many[0], many[0], "failed", many[0], place, many[-1], tuple(frames), many, (), (), (),
         many[0], {"failed": 1}, stepwise.Spent(), 0.0, 0.0, 1, 1, many[0], 1,
         tuple(variables), 0, tuple(changes), tuple((t, t) for t in many), many,
     )  # fmt: skip
@@ -456,9 +456,9 @@ def test_a_history():
 
 def test_few_are_kept():
     """Where few checkpoints were kept, a sentence says so."""
-    run = parent.execute("a")
-    assert "keeps" in run.history("key").note
-    assert "keeps" in run.bisect("key == 'a'").note
+    run = counting.options(retention="latest_only").execute(5)
+    assert "the run keeps 1 checkpoint" in run.history("total").note
+    assert "the run keeps 1 checkpoint" in run.bisect("total == 10").note
 
 
 # -- bisect ---------------------------------------------------------------------------------------
@@ -473,8 +473,8 @@ def test_bisect():
     assert found.statement == "total += add(number)"
     assert [(each.path, each.old, each.new) for each in found.changes] == [("total", "91", "105")]
     assert "total > 100 is true after step 15" in str(found)
-    assert run.bisect("len(notes) == 4").exact is False
-    assert run.bisect("len(notes) == 4", every=True).exact
+    assert run.bisect("len(notes) == 9").exact is False
+    assert run.bisect("len(notes) == 9", every=True).exact
 
 
 def test_bisect_says_what_it_cannot():
@@ -498,7 +498,7 @@ def empty():
 
 def test_bisect_10000_checkpoints():
     """Of 10,000 kept checkpoints so few are looked at that it takes less than a second."""
-    run = counting.execute(10_000)
+    run = counting.options(store="memory:", durability="os").execute(10_000)
     began = time.perf_counter()
     found = run.bisect("total > 10_000_000")
     took = time.perf_counter() - began
