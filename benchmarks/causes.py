@@ -17,8 +17,8 @@ The calls are those of a fixed policy, the same for all programs.  It knows the 
 2. ``locals RUN --changes NAME``: the history of a variable.  If the run completed, it is one that
    holds what the symptom quotes, a list or dict before a text; else the first variable of the
    statement where the run stands.
-3. ``locals RUN --at STEP``: all variables at the step at which, by that history, the variable got
-   what the symptom quotes; else at its last change.
+3. ``why RUN --at STEP``: variables, and what changed, at the step at which the variable got what
+   the symptom quotes, by that history; else at its last change.
 
 The same is done with the defaults (three checkpoints are kept, no arguments).  Then the evidence is
 searched in what there is without recorded variables: what the program printed, and its traceback.
@@ -122,7 +122,7 @@ class Looking:
             return
         changes = self.ask("locals", "--changes", name).get("changes", [])
         if changes:
-            self.ask("locals", "--at", str(self._worse(changes)["step"]))
+            self.ask("why", "--at", str(self._worse(changes)["step"]))
 
     def _suspect(self, why: dict[str, Any]) -> str | None:
         """Return the variable to ask for first."""
@@ -162,10 +162,15 @@ def texts_in(answer: Any, about: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 
 
 def told_by(evidence: dict[str, str], answers: list[Any]) -> bool:
-    """Return whether one of the answers has the value, as that of the variable if it is named."""
-    name = evidence.get("name")
+    """Return whether an answer has the value: of the variable, or of the step, that is named."""
+    name, step = evidence.get("name"), evidence.get("step")
     return any(
-        evidence["has"] in text and (name is None or fnmatch.filter(about, name))
+        evidence["has"] in text
+        and (
+            name is None
+            or fnmatch.filter(about, name)
+            or (step is not None and re.match(rf"\d+ {step}\(", text))
+        )
         for answer in answers
         for about, text in texts_in(answer)
     )
@@ -246,11 +251,12 @@ Which line is at fault? Add to `answers.json`, one object for all programs:
 
     {{"{name}": {{"file": "{name}.py", "line": 0, "cause": "one sentence"}}}}
 """
-_RUN = """ Its run is `{run_id}`, in the
-store of `STEPWISE_HOME={home}`. These calls tell about it, without executing anything:
+_RUN = """ Its run is `{run_id}`;
+these calls tell about it, without executing anything:
 
+    export STEPWISE_HOME={home}
     stepwise why {run_id} --json
-    stepwise locals {run_id} --at STEP --json
+    stepwise why {run_id} --at STEP --json
     stepwise locals {run_id} --changes NAME --json
 
 At most three of them.
