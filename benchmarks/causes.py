@@ -4,25 +4,25 @@
     python benchmarks/causes.py --prepare FOLDER [--without] [--quick]
     python benchmarks/causes.py --grade ANSWERS
 
-The programs (``broken/``) are ordinary ones, each with one fault of a kind that people make.  The
-answers of services and of the model come from elsewhere (``outside.json``), as in real life: nobody
-who looks for the cause sees them, except as far as the run has recorded them.  ``causes.json`` has
-for each program the symptom as its user reports it, the lines of the fault, the cause in a
-sentence, and the *evidence*: the values that decide between this cause and another one that would
-look the same from outside.  A cause counts as found if all of its evidence is in the answers.
+The programs (``broken/``) are ordinary ones, each with one fault of a kind that people make.  What
+services and the model answer comes from elsewhere (``outside.json``), and is seen only as far as a
+run has recorded it.  ``causes.json`` has for each program the symptom as its user reports it, the
+lines of the fault, the cause in a sentence, and the *evidence*: the values that decide between this
+cause and one that looks the same from outside.  Found means: all evidence is in the answers.
 
 The calls are those of a fixed policy, the same for all programs.  It knows the symptom alone:
 
 1. ``why RUN``.
-2. ``locals RUN --changes NAME``: the history of a variable.  If the run completed, it is one that
-   holds what the symptom quotes, a list or dict before a text; else the first variable of the
-   statement where the run stands.
-3. ``why RUN --at STEP``: variables, and what changed, at the step at which the variable got what
-   the symptom quotes, by that history; else at its last change.
+2. ``locals RUN --changes NAME``, the history of a variable: of the failing statement; if the run
+   completed, of one that holds what the symptom quotes (a list or dict first), or is quoted by it.
+   If there is none, ``bisect`` for the step at which a variable holds it first.
+3. ``why RUN --at STEP``, variables and what changed, at the step at which the variable got what the
+   symptom quotes, else at its last change.  If it was set only once, by a statement with other
+   variables, the history of the last of them instead.
 
-The same is done with the defaults (three checkpoints are kept, no arguments).  Then the evidence is
-searched in what there is without recorded variables: what the program printed, and its traceback.
-Source is no evidence, though a good reader suspects some of the faults in it, and a linter three.
+So with all checkpoints (``retention="all"``, arguments recorded), and with ``"thinned"`` and the
+default.  Then the evidence is searched in what there is without variables: what the program
+printed, and its traceback.  Source is no evidence, though a linter suspects three of the faults.
 
 ``--prepare`` makes a folder for a coding agent: the programs, what they printed, their runs, and a
 question for each, without the answers; with ``--without``, the runs are left out.  ``--grade``
@@ -56,6 +56,7 @@ _BROKEN = common.HERE / "broken"
 _CAUSES: dict[str, dict[str, Any]] = json.loads((_BROKEN / "causes.json").read_text("utf-8"))
 _QUICK = ("crm", "newsletter", "sales")
 _TOKEN = 4  # characters
+_WORD = re.compile(r"[^\W\d]\w*")
 _MOST = 2000  # tokens of an answer
 _EVERYTHING = {"STEPWISE_RECORD_ARGUMENTS": "1", "STEPWISE_RECORD_LOCALS": "1"}
 
@@ -63,21 +64,20 @@ _EVERYTHING = {"STEPWISE_RECORD_ARGUMENTS": "1", "STEPWISE_RECORD_LOCALS": "1"}
 # -- the runs -------------------------------------------------------------------------------------
 
 
-def make_runs(folder: pathlib.Path, names: list[str], *, keep_all: bool) -> None:
+def make_runs(folder: pathlib.Path, names: list[str], retention: str = "all") -> None:
     """Execute the programs in a folder: NAME.py, NAME.log with its output, and the store.
 
     Args:
-        keep_all: record arguments and failures in full, and keep all checkpoints.
+        retention: which checkpoints are kept; with ``"all"``, arguments and failures are recorded.
     """
     folder.mkdir(parents=True, exist_ok=True)
     environment = {name: text for name, text in os.environ.items() if name[:9] != "STEPWISE_"}
     environment |= {"STEPWISE_HOME": str(folder / "home"), "STEPWISE_QUIET": "1"}
-    environment |= {"PYTHONPATH": str(_BROKEN), **(_EVERYTHING if keep_all else {})}
+    environment |= {"PYTHONPATH": str(_BROKEN), **(_EVERYTHING if retention == "all" else {})}
 
     def execute(name: str) -> None:
         source = (_BROKEN / f"{name}.py").read_text(encoding="utf-8")
-        if keep_all:
-            source = source.replace("@workflow\n", '@workflow(retention="all")\n')
+        source = source.replace("@workflow\n", f'@workflow(retention="{retention}")\n')
         (folder / f"{name}.py").write_text(source, encoding="utf-8")
         with (folder / f"{name}.log").open("w", encoding="utf-8") as log:
             command = [sys.executable, f"{name}.py"]
@@ -111,30 +111,34 @@ class Looking:
         done = CliRunner().invoke(command_line, [words[0], self.run_id, *words[1:], "--json"])
         self.calls.append(" ".join(words))
         self.tokens.append(-(-len(done.output) // _TOKEN))
-        answer = json.loads(done.stdout) if done.exit_code == 0 else {"error": done.output}
+        answer = json.loads(done.stdout) if done.stdout[:1] == "{" else {"error": done.output}
         self.answers.append(answer)
         return answer
 
     def look(self) -> None:
         """Make the calls that the policy prescribes."""
-        name = self._suspect(self.ask("why"))
+        why = self.ask("why")
+        name = self._suspect(why)
         if name is None:
+            step = self.ask("bisect", f"{self.quoted[0]!r} in str(globals())").get("step")
+            self.ask("why", *(() if step is None else ("--at", str(step))))
             return
-        changes = self.ask("locals", "--changes", name).get("changes", [])
-        if changes:
+        changes = self.ask("locals", "--changes", name)["changes"]
+        others = {each["name"] for each in why["variables"]} - {name}
+        sources = [each for each in _WORD.findall(changes[-1]["statement"]) if each in others]
+        if len(changes) == 1 and sources:
+            self.ask("locals", "--changes", sources[-1])
+        else:
             self.ask("why", "--at", str(self._worse(changes)["step"]))
 
     def _suspect(self, why: dict[str, Any]) -> str | None:
-        """Return the variable to ask for first."""
-        variables = why.get("variables", [])
-        texts = {each["name"]: each["text"] for each in variables}
-        holding = [each for each in variables if self._quotes(each["text"])]
-        holding.sort(key=lambda each: each["type"] not in ("list", "dict"))
-        if holding and why["status"] == "completed":
-            return holding[0]["name"]
-        statement = why.get("at", {}).get("statement", "")
-        words = re.findall(r"[^\W\d]\w*", statement)
-        return next((word for word in words if word in texts), next(iter(texts), None))
+        """Return the variable to ask for; ``None`` if none has to do with what is quoted."""
+        variables = why["variables"]
+        if why["status"] == "completed":
+            variables.sort(key=lambda each: each["type"] not in ("list", "dict"))
+            return next((each["name"] for each in variables if self._quotes(each["text"])), None)
+        names = {each["name"] for each in variables}
+        return next(each for each in _WORD.findall(why["at"]["statement"]) if each in names)
 
     def _worse(self, changes: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the change that brought what the symptom quotes, else the last change."""
@@ -142,7 +146,9 @@ class Looking:
         return next(found, changes[-1])
 
     def _quotes(self, text: str) -> bool:
-        return any(words in text for words in self.quoted)
+        """Return whether a text holds words that the symptom quotes, or is among them."""
+        whole = re.compile(rf"(?<!\w){re.escape(text)}(?!\w)")
+        return any(each in text or (len(text) > 2 and whole.search(each)) for each in self.quoted)
 
 
 # -- evidence -------------------------------------------------------------------------------------
@@ -211,22 +217,19 @@ def told_without_variables(name: str, log: str) -> bool:
 
 def measure(arguments: argparse.Namespace) -> list[common.Row]:
     names = [*_QUICK] if arguments.quick else sorted(_CAUSES)
+    looked, told = {}, {}
     with common.folder() as folder:
-        for keep in ("all", "few"):
-            make_runs(folder / keep, names, keep_all=keep == "all")
-        few, found = (look_at(folder / keep, names) for keep in ("few", "all"))
+        for kept in ("all", "thinned", "prune_old"):
+            make_runs(folder / kept, names, kept)
+            looked[kept] = look_at(folder / kept, names)
+            told[kept] = {name for name in names if calls_needed(name, looked[kept][name])}
         logs = {name: (folder / "all" / f"{name}.log").read_text("utf-8") for name in names}
-    needed = {name: calls_needed(name, found[name]) for name in names}
-    told = {
-        "everything recorded": {name for name in names if needed[name]},
-        "defaults": {name for name in names if calls_needed(name, few[name])},
-        "no variables": {name for name in names if told_without_variables(name, logs[name])},
-    }
-    rows = []
+    told["no variables"] = {name for name in names if told_without_variables(name, logs[name])}
+    rows, found = [], looked["all"]
     for name in names:
-        calls = needed[name]
-        verdict = f"{calls} of 3 calls" if calls else "not found by"
-        note = f"{verdict}: {', '.join(found[name].calls[:calls])}"
+        calls = calls_needed(name, found[name])
+        note = f"{calls} of 3 calls" if calls else "not found by"
+        note += f": {', '.join(found[name].calls[:calls])}"
         others = (f"{how}: {'' if name in told[how] else 'not '}found" for how in [*told][1:])
         tokens = common.Spread.of([float(sum(found[name].tokens[:calls]))])
         what = f"{name}: {_CAUSES[name]['kind']}"
@@ -235,8 +238,7 @@ def measure(arguments: argparse.Namespace) -> list[common.Row]:
         total = common.Spread.of([float(len(those))])
         rows.append(common.Row(f"causes found, {how}", total, f"of {len(names)}"))
     longest = common.Spread.of([float(max(max(each.tokens) for each in found.values()))])
-    rows.append(common.Row("the longest answer", longest, "tokens", limit=float(_MOST)))
-    return rows
+    return [*rows, common.Row("the longest answer", longest, "tokens", limit=float(_MOST))]
 
 
 # -- for a coding agent ---------------------------------------------------------------------------
@@ -265,7 +267,7 @@ At most three of them.
 
 def prepare(folder: pathlib.Path, names: list[str], *, without: bool) -> None:
     """Write the programs, their outputs, their runs and the questions into a folder."""
-    make_runs(folder, names, keep_all=True)
+    make_runs(folder, names)
     ids = runs_in(folder)
     if without:
         shutil.rmtree(folder / "home")

@@ -4,6 +4,17 @@ from outside import chat, get
 
 from stepwise import step, workflow
 
+WISHES = [
+    "poems",
+    "maps",
+    "French cooking since 2020",
+    "gardening",
+    "something on bees",
+    "chess",
+    "tides",
+    "trains",
+]
+
 
 class Catalog:
     """The library's interface for searches."""
@@ -46,4 +57,4 @@ def reading_list(branch, wishes):
 
 
 if __name__ == "__main__":
-    print(reading_list("north", ["French cooking since 2020", "gardening", "something on bees"]))
+    print(reading_list("north", WISHES))

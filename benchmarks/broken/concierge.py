@@ -44,5 +44,5 @@ def concierge(room, turns):
 
 
 if __name__ == "__main__":
-    for line in concierge(12, 5):
+    for line in concierge(12, 12):
         print(line)

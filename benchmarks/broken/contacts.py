@@ -46,4 +46,4 @@ def sync(pages):
 
 
 if __name__ == "__main__":
-    print(sync(2))
+    print(sync(8))

@@ -42,4 +42,4 @@ def welcome(pages):
 
 
 if __name__ == "__main__":
-    print(welcome(2))
+    print(welcome(9))

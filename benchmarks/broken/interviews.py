@@ -47,4 +47,4 @@ def interviews(candidates):
 
 
 if __name__ == "__main__":
-    print(interviews(["Ida", "Noor", "Tom"]))
+    print(interviews(["Ida", "Noor", "Lea", "Tom", "Max", "Eva", "Kim", "Joe"]))

@@ -4,6 +4,7 @@ from outside import chat, get
 
 from stepwise import step, tool, workflow
 
+TOPICS = ["winds", "harbours", "knots", "races", "tides", "sails", "charts", "engines", "lights"]
 STYLE = "You write one sentence for a newsletter of a sailing club."
 
 
@@ -45,4 +46,4 @@ def newsletter(topics, address):
 
 
 if __name__ == "__main__":
-    print(newsletter(["winds", "tides", "harbours"], "members@example.org"))
+    print(newsletter(TOPICS, "members@example.org"))

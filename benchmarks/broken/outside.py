@@ -19,9 +19,30 @@ _asked: dict[str, int] = {}
 _together = asyncio.Event()
 
 
+def _first(rules, text, matching):
+    """Return the answer of the first rule that matches, with what its groups have found."""
+    for pattern, answer in rules:
+        found = matching(pattern, text, re.DOTALL)
+        if found is not None:
+            return _filled(answer, found)
+    raise LookupError(f"there is no answer to {text!r}")
+
+
+def _filled(answer, found):
+    if isinstance(answer, str):
+        return found.expand(answer)
+    if isinstance(answer, list):
+        return [_filled(each, found) for each in answer]
+    if isinstance(answer, dict):
+        return {name: _filled(each, found) for name, each in answer.items()}
+    return answer
+
+
 def get(path):
     """Return the answer of a service; one with several answers gives one after the other."""
-    answers = _KNOWN["services"][path]
+    answers = _KNOWN["services"].get(path)
+    if answers is None:
+        answers = _first(_KNOWN["others"], path, re.fullmatch)
     number = _asked[path] = _asked.get(path, 0) + 1
     answer = answers
     if isinstance(answers, dict) and "each" in answers:
@@ -49,8 +70,4 @@ def put(path, value):
 def chat(messages):
     """Return the reply of the model: that of the first pattern found in the messages."""
     text = "\n".join(f"{each['role']}: {each['content']}" for each in messages)
-    for pattern, reply in _KNOWN["model"]:
-        found = re.search(pattern, text, re.DOTALL)
-        if found is not None:
-            return found.expand(reply) if isinstance(reply, str) else copy.deepcopy(reply)
-    raise LookupError(f"the model has no reply to {text!r}")
+    return _first(_KNOWN["model"], text, re.search)

@@ -50,4 +50,4 @@ def refunds(numbers):
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
-    print(refunds(["T-31", "T-32", "T-33"]))
+    print(refunds([f"T-{number}" for number in range(1, 31)]))

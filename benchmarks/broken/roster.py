@@ -4,6 +4,8 @@ from outside import chat, get
 
 from stepwise import step, tool, workflow
 
+DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday")
+
 
 @step
 def load_people(ward):
@@ -40,4 +42,4 @@ def roster(ward, shifts):
 
 
 if __name__ == "__main__":
-    print(roster("b2", ["early", "late"]))
+    print(roster("b2", [f"{day} {time}" for day in DAYS for time in ("early", "late")]))

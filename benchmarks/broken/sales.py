@@ -43,4 +43,4 @@ def weekly(week, pages):
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
-    print(weekly("2026-W21", 3))
+    print(weekly("2026-W21", 9))

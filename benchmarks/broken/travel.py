@@ -7,6 +7,7 @@ from outside import get
 
 from stepwise import step, tool, workflow
 
+CITIES = ["Bern", "Linz", "Prag", "Brno", "Graz", "Wien", "Zell", "Murau", "Lienz", "Brixen"]
 log = logging.getLogger("travel")
 
 
@@ -47,4 +48,4 @@ def travel(cities, most):
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
-    print(travel(["Bern", "Graz"], 140))
+    print(travel(CITIES, 140))

@@ -45,5 +45,5 @@ def lesson(session, count):
 
 
 if __name__ == "__main__":
-    for line in lesson("s-12", 2):
+    for line in lesson("s-12", 8):
         print(line)

@@ -51,15 +51,18 @@ def test_each_program_has_its_cause_on_record():
         assert 30 <= len(lines) <= 80
 
 
-def test_the_calls_lead_to_the_causes(tmp_path):
-    """Three short answers tell the evidence of all programs but the named ones, the log of two."""
-    run("--json", tmp_path / "causes.json")
-    rows = {row["what"]: row for row in json.loads((tmp_path / "causes.json").read_text())["rows"]}
-    missed = {what.partition(":")[0] for what, row in rows.items() if "not found by" in row["note"]}
-    assert missed == MISSED
-    assert rows["causes found, everything recorded"]["ours"][0] == 20 - len(MISSED)
-    assert rows["causes found, no variables"]["ours"][0] == 2
-    assert rows["the longest answer"]["ours"][0] <= rows["the longest answer"]["limit"] == 2000
+def test_the_calls_lead_to_the_causes(causes, tmp_path, monkeypatch):
+    """Three answers of 2,000 tokens tell the evidence of all but the named, and the log that of two."""
+    monkeypatch.setenv("STEPWISE_HOME", "")  # put back afterwards
+    names = sorted(CAUSES)
+    causes.make_runs(tmp_path, names)
+    found = causes.look_at(tmp_path, names)
+    assert {name for name in names if not causes.calls_needed(name, found[name])} == MISSED
+    assert max(len(each.calls) for each in found.values()) == 3
+    assert max(max(each.tokens) for each in found.values()) <= 2000
+    logs = {name: (tmp_path / f"{name}.log").read_text() for name in names}
+    by_log = {name for name in names if causes.told_without_variables(name, logs[name])}
+    assert by_log == {"purchasing", "travel"}
 
 
 def test_evidence_is_the_value_of_the_named_variable(causes):
@@ -100,7 +103,7 @@ def test_a_folder_without_runs_is_for_comparison(tmp_path):
     run("--prepare", tmp_path, "--quick", "--without")
     assert not (tmp_path / "home").exists()
     assert "stepwise why" not in "".join(path.read_text() for path in tmp_path.glob("*.md"))
-    assert "660 EUR in 4 sales" in (tmp_path / "sales.log").read_text()
+    assert "700 EUR in 18 sales" in (tmp_path / "sales.log").read_text()
 
 
 def test_the_grader_tells_right_from_wrong(tmp_path):
