@@ -93,7 +93,8 @@ class VariableChange:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def __str__(self) -> str:
-        where = f"{self.position}, after step {self.step}: {self.statement}".rstrip(": ")
+        statement = f": {self.statement}" if self.statement else ""
+        where = f"{self.position}, after step {self.step}{statement}"
         if self.old is None:
             return f"{where}\n  {self.path} = {self.new}"
         new = "(gone)" if self.new is None else self.new
@@ -262,8 +263,9 @@ class FirstTrue:
     def __str__(self) -> str:
         if self.step is None:
             return self.note
-        where = f"{self.expression} is true after step {self.step}, at {self.position}"
-        lines = [f"{where}: {self.statement}".rstrip(": ")]
+        statement = f": {self.statement}" if self.statement else ""
+        where = f"after step {self.step}, at {self.position}{statement}"
+        lines = [f"{self.expression} is true {where}"]
         lines += [f"  {line}" for each in self.changes for line in str(each).splitlines()[1:]]
         return "\n".join([*lines, *([f"({self.note})"] if self.note else [])])
 

@@ -124,7 +124,8 @@ def test_a_kill(stopped):
     """A killed run shows the statement at which it died, and the process that is gone."""
     why = stopped("die").why()
     assert why.status == "crashed"
-    assert f"on {os.uname().nodename}, died or lost its machine" in why.said
+    assert why.said.startswith("Process ")
+    assert f"on {os.uname().nodename} died or lost its machine at order.py:" in why.said
     assert why.place.function == "order"
     assert "go on from there" in why.commands[0][1]
 
