@@ -55,9 +55,8 @@ from stepwise.cli import main as command_line
 _BROKEN = common.HERE / "broken"
 _CAUSES: dict[str, dict[str, Any]] = json.loads((_BROKEN / "causes.json").read_text("utf-8"))
 _QUICK = ("crm", "newsletter", "sales")
-_TOKEN = 4  # characters
 _WORD = re.compile(r"[^\W\d]\w*")
-_MOST = 2000  # tokens of an answer
+_MOST = 2000  # tokens of an answer, of four characters each
 _EVERYTHING = {"STEPWISE_RECORD_ARGUMENTS": "1", "STEPWISE_RECORD_LOCALS": "1"}
 
 
@@ -110,7 +109,7 @@ class Looking:
         """Call a command, and return its answer as data; an error is an answer as well."""
         done = CliRunner().invoke(command_line, [words[0], self.run_id, *words[1:], "--json"])
         self.calls.append(" ".join(words))
-        self.tokens.append(-(-len(done.output) // _TOKEN))
+        self.tokens.append(-(-len(done.output) // 4))
         answer = json.loads(done.stdout) if done.stdout[:1] == "{" else {"error": done.output}
         self.answers.append(answer)
         return answer
@@ -201,18 +200,15 @@ def look_at(folder: pathlib.Path, names: list[str]) -> dict[str, Looking]:
 
 def calls_needed(name: str, looking: Looking) -> int | None:
     """Return how many calls have told all of the evidence; ``None`` if it was not told."""
-    for count in range(1, len(looking.answers) + 1):
-        if all(told_by(each, looking.answers[:count]) for each in _CAUSES[name]["evidence"]):
-            return count
-    return None
+    evidence, answers = _CAUSES[name]["evidence"], looking.answers
+    counts = range(1, len(answers) + 1)
+    return next((n for n in counts if all(told_by(e, answers[:n]) for e in evidence)), None)
 
 
 def told_without_variables(name: str, log: str) -> bool:
     """Return whether what the program printed, with its traceback, tells the evidence."""
     known = _CAUSES[name]
-    if "log" in known:
-        return known["log"] in log
-    return all(each["has"] in log for each in known["evidence"])
+    return all(text in log for text in known.get("log", [e["has"] for e in known["evidence"]]))
 
 
 def measure(arguments: argparse.Namespace) -> list[common.Row]:
@@ -253,15 +249,13 @@ Which line is at fault? Add to `answers.json`, one object for all programs:
 
     {{"{name}": {{"file": "{name}.py", "line": 0, "cause": "one sentence"}}}}
 """
-_RUN = """ Its run is `{run_id}`;
-these calls tell about it, without executing anything:
+_RUN = """ At most three of these calls tell about its run:
 
     export STEPWISE_HOME={home}
     stepwise why {run_id} --json
     stepwise why {run_id} --at STEP --json
     stepwise locals {run_id} --changes NAME --json
-
-At most three of them.
+    stepwise bisect {run_id} EXPRESSION --json
 """
 
 
@@ -295,9 +289,9 @@ def grade(path: pathlib.Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--prepare", type=pathlib.Path)
+    for option in ("--prepare", "--grade"):
+        parser.add_argument(option, type=pathlib.Path)
     parser.add_argument("--without", action="store_true")
-    parser.add_argument("--grade", type=pathlib.Path)
     arguments, others = parser.parse_known_args()
     if arguments.prepare is not None:
         names = [*_QUICK] if "--quick" in others else sorted(_CAUSES)

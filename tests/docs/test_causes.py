@@ -52,8 +52,9 @@ def test_each_program_has_its_cause_on_record():
 
 
 def test_the_calls_lead_to_the_causes(causes, tmp_path, monkeypatch):
-    """Three answers of 2,000 tokens tell the evidence of all but the named, and the log that of two."""
+    """Three short answers tell the evidence of all programs but the named, and the log of two."""
     monkeypatch.setenv("STEPWISE_HOME", "")  # put back afterwards
+    monkeypatch.delenv("STEPWISE_TEST_HOME")  # the runs are those of other processes
     names = sorted(CAUSES)
     causes.make_runs(tmp_path, names)
     found = causes.look_at(tmp_path, names)
