@@ -325,8 +325,7 @@ class Outcome(NamedTuple):
         spent: amounts of the call that no other record holds, its failed attempts included, by
             unit: ``usd``, ``tokens``, ``seconds``, and ``steps`` if it is not one.
         tries: the newest attempts of a call that took several, oldest first: when each began and
-            ended, and its exception, shortened.  The last one ended with the call.  A header
-            without attempts lacks the fact.
+            ended, and its exception, shortened.  The last one ended with the call.
     """
 
     call: Call
@@ -732,10 +731,7 @@ def is_turn(header: list[Any]) -> bool:
 
 def to_header(record: Record) -> list[Any]:
     """Return the record as JSON-able facts: its kind, then the values of its fields in order."""
-    header = [_NAMES[type(record)], *record]
-    if not header[-1] and type(record) is Outcome:  # few calls have tries
-        del header[-1]
-    return header
+    return [_NAMES[type(record)], *record]
 
 
 def from_header(header: list[Any]) -> Record:
