@@ -470,6 +470,8 @@ class _RunReading:
             return ()
         found: list[VariableChange] = []
         for name in dict.fromkeys((*values, *earlier)):
+            if len(found) >= _CHANGES:
+                break
             pair = earlier.get(name, ABSENT), values.get(name, ABSENT)
             states = before.state, newest.state
             found += changes_between(self.source, *states, name, pair, most=2)
