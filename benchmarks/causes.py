@@ -20,9 +20,9 @@ The calls are those of a fixed policy, the same for all programs.  It knows the 
    symptom quotes, else at its last change.  If it was set only once, by a statement with other
    variables, the history of the last of them instead.
 
-So with all checkpoints (``retention="all"``, arguments recorded), and with ``"thinned"`` and the
-default.  Then the evidence is searched in what there is without variables: what the program
-printed, and its traceback.  Source is no evidence, though a linter suspects three of the faults.
+So with all checkpoints and arguments, with ``retention="thinned"``, and with the default.  Then the
+evidence is searched in what there is without variables: what the program printed, and its
+traceback.  Source is no evidence, though a linter suspects three of the faults.
 
 ``--prepare`` makes a folder for a coding agent: the programs, what they printed, their runs, and a
 question for each, without the answers; with ``--without``, the runs are left out.  ``--grade``
@@ -64,11 +64,7 @@ _EVERYTHING = {"STEPWISE_RECORD_ARGUMENTS": "1", "STEPWISE_RECORD_LOCALS": "1"}
 
 
 def make_runs(folder: pathlib.Path, names: list[str], retention: str = "all") -> None:
-    """Execute the programs in a folder: NAME.py, NAME.log with its output, and the store.
-
-    Args:
-        retention: which checkpoints are kept; with ``"all"``, arguments and failures are recorded.
-    """
+    """Execute the programs in a folder: NAME.py, NAME.log with its output, and the store."""
     folder.mkdir(parents=True, exist_ok=True)
     environment = {name: text for name, text in os.environ.items() if name[:9] != "STEPWISE_"}
     environment |= {"STEPWISE_HOME": str(folder / "home"), "STEPWISE_QUIET": "1"}
@@ -169,15 +165,10 @@ def texts_in(answer: Any, about: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 def told_by(evidence: dict[str, str], answers: list[Any]) -> bool:
     """Return whether an answer has the value: of the variable, or of the step, that is named."""
     name, step = evidence.get("name"), evidence.get("step")
+    found = (each for a in answers for each in texts_in(a) if evidence["has"] in each[1])
     return any(
-        evidence["has"] in text
-        and (
-            name is None
-            or fnmatch.filter(about, name)
-            or (step is not None and re.match(rf"\d+ {step}\(", text))
-        )
-        for answer in answers
-        for about, text in texts_in(answer)
+        name is None or fnmatch.filter(about, name) or re.match(rf"\d+ {step}\(", text)
+        for about, text in found
     )
 
 
@@ -261,6 +252,8 @@ _RUN = """ At most three of these calls tell about its run:
 
 def prepare(folder: pathlib.Path, names: list[str], *, without: bool) -> None:
     """Write the programs, their outputs, their runs and the questions into a folder."""
+    if folder.exists() and any(folder.iterdir()):
+        sys.exit(f"{folder} is not empty: name a new folder, since old runs would answer there")
     make_runs(folder, names)
     ids = runs_in(folder)
     if without:

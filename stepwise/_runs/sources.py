@@ -38,6 +38,8 @@ class WorkflowSource:
         how = how_started(store, seal, facts)
         self.file = how[2] if how is not None else ""
         self.name = facts.workflow.rpartition(":")[2].rpartition(".")[2]
+        self._fitting: dict[tuple[str, tuple[str, ...], str], FunctionNode | None] = {}
+        self._writers: dict[tuple[FunctionNode, str], list[tuple[int, int]]] = {}
         if self.file:
             linecache.checkcache(self.file)
         self.lines = linecache.getlines(self.file) if self.file else []
@@ -47,7 +49,7 @@ class WorkflowSource:
         """All functions of the file."""
         return [*functions_named("".join(self.lines))]
 
-    @property
+    @cached
     def named(self) -> list[FunctionNode]:
         """The functions of the file that have the name of the workflow."""
         return [node for node in self.nodes if node.name == self.name]
@@ -59,9 +61,12 @@ class WorkflowSource:
 
     def fitting(self, state: State) -> FunctionNode | None:
         """Return the function if its code before a checkpoint is unchanged, else ``None``."""
-        place = state.position, state.visited
-        fits = (node for node in self.named if prefix_fingerprint(node, *place) == state.prefix)
-        return next(fits, None)
+        place = state.position, tuple(state.visited), state.prefix
+        if place not in self._fitting:
+            *where, prefix = place
+            fits = (node for node in self.named if prefix_fingerprint(node, *where) == prefix)
+            self._fitting[place] = next(fits, None)
+        return self._fitting[place]
 
     def next_line(self, state: State) -> int:
         """Return the line that follows a checkpoint; 0 if it is unknown."""
@@ -91,11 +96,15 @@ class WorkflowSource:
         if own is None or node is None:
             return state.where, ""
         last = self.lines_of(before) if before is not None else (node.lineno, node.lineno)
-        writers = writers_of(node, name)
+        if (node, name) not in self._writers:
+            self._writers[node, name] = writers_of(node, name)
+        writers = self._writers[node, name]
         if last is not None:
-            loop = loop_around(node, last[0], own[0]) if own[0] <= last[0] else None
             spans = [(last[1] + 1, own[1])]
-            if loop is not None:  # it went round
+            loop = loop_around(node, own[0])
+            if own[0] > last[0] and loop is not None and loop[0] == own[0]:  # its next item
+                spans = [(last[1] + 1, loop[1])]
+            elif own[0] <= last[0] and (loop := loop_around(node, last[0], own[0])) is not None:
                 spans = [(last[1] + 1, loop[1]), (loop[0], own[1])]
             writers = [w for w in writers if any(s <= w[0] <= e for s, e in spans)]
         if len(writers) == 1:

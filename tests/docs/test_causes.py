@@ -107,6 +107,15 @@ def test_a_folder_without_runs_is_for_comparison(tmp_path):
     assert "700 EUR in 18 sales" in (tmp_path / "sales.log").read_text()
 
 
+def test_a_folder_in_use_is_left(tmp_path):
+    """A folder that is not empty is refused: a former run would answer in it."""
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(subprocess.CalledProcessError) as raised:
+        run("--prepare", tmp_path, "--quick")
+    assert "is not empty: name a new folder" in raised.value.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
 def test_the_grader_tells_right_from_wrong(tmp_path):
     """An answer is right if it names a line of the fault in the program's own file."""
     right = {name: {"file": f"/somewhere/{name}.py", "line": fault(name)} for name in CAUSES}
