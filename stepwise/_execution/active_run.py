@@ -209,11 +209,12 @@ def cleans_up(run: ActiveRun) -> bool:
     return _are_in_cleanup(_until(sys._current_frames().get(run.home), run.executor))
 
 
-def own_frames(run: ActiveRun) -> Iterable[FrameType]:
-    """Return the frames of a run's own flow of control, as seen from another task or thread."""
+def own_frames(run: ActiveRun) -> Iterator[FrameType]:
+    """Yield the frames of a run's own flow of control, as seen from another task or thread."""
     if run.task is not None:
-        return _awaiting(run.task.get_coro())
-    return _until(sys._current_frames().get(run.home), run.executor)
+        yield from _awaiting(run.task.get_coro())
+    else:
+        yield from _until(sys._current_frames().get(run.home), run.executor)
 
 
 def task_cleans_up(task: Any) -> bool:

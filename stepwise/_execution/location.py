@@ -104,6 +104,7 @@ class Locator:
         self._code = code
         self._points = points
         self._frame: FrameType | None = None  # the workflow's, as seen from its own flow
+        self._waits: FrameType | None = None  # the same, as seen from its tasks and threads
         self._spots: dict[tuple[int, int], _Spot] = {}  # by the id of the code and the instruction
         self._direct: dict[int, _Spot] = {}  # for the workflow's own code, by the instruction
 
@@ -197,12 +198,15 @@ class Locator:
         Args:
             frames: the frames of the workflow's own flow of control.
         """
-        frame = next((each for each in frames if each.f_code is self._code), None)
-        return self._site(frame) if frame is not None else ""
+        if is_ours(self._code.co_filename):  # of a graph or a step loop
+            return ""
+        if self._waits is None:
+            self._waits = next((each for each in frames if each.f_code is self._code), None)
+        return self._site(self._waits) if self._waits is not None else ""
 
     def close(self) -> None:
         """Release the workflow's frame."""
-        self._frame = None
+        self._frame = self._waits = None
 
 
 def _caller(frame: FrameType | None) -> tuple[FrameType | None, bool]:

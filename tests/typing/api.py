@@ -30,6 +30,7 @@ from stepwise import (
     Recovered,
     Run,
     RunCheckpoint,
+    StepAttempt,
     StepRecord,
     Verification,
     Workflow,
@@ -619,6 +620,7 @@ def check_runs(run: Run) -> None:
 def check_steps(record: StepRecord) -> None:
     assert_type((record.number, record.name, record.status), tuple[int, str, str])
     assert_type((record.attempts, record.started_at), tuple[int, float])
+    assert_type((record.tries, record.waited), tuple[tuple[StepAttempt, ...], float])
     assert_type((record.finished_at, record.duration), tuple[float | None, float | None])
     assert_type((record.side_effect, record.idempotency_key), tuple[bool, str])
     assert_type((record.error, record.traceback), tuple[BaseException | None, str])
