@@ -36,6 +36,7 @@ from stepwise.ui._shell import (
     form,
     hidden,
     moment,
+    saved_text,
     shell,
     shortened,
 )
@@ -401,7 +402,7 @@ def spending_page(view: View, spending: Spending) -> Markup:
                 "tokens": f"{total.tokens:,}",
                 "time in steps": duration_text(total.seconds),
                 "runs": f"{total.runs:,}",
-                "saved by resuming": _saved(saved),
+                "saved by resuming": saved_text(saved),
             }
         ),
         tag("p", "by ", ways, cls="ways"),
@@ -420,15 +421,9 @@ def _spending_cells(view: View, row: SpendingRow, most: float) -> list[Content]:
         duration_text(row.seconds),
         f"{row.tokens:,}" if row.tokens else "",
         amounts(row.usd, 0, at_least=row.at_least),
-        _saved(row.saved),
+        saved_text(row.saved),
         tag("meter", min=0, max=1, value=share, aria_label=f"share of {row.name}") if share else "",
     ]
-
-
-def _saved(saved: Mapping[str, float]) -> str:
-    text = amounts(saved.get("usd", 0.0), saved.get("tokens", 0))
-    took = duration_text(saved["seconds"]) if saved.get("seconds") else ""
-    return ", ".join(filter(None, (text, took)))
 
 
 # -- two runs -------------------------------------------------------------------------------------

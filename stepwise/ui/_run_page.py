@@ -38,7 +38,7 @@ from stepwise._runs.overview import Overview, steps_around
 from stepwise._runs.paths import find, same_value
 from stepwise._runs.questions import Question
 from stepwise._runs.run import Run
-from stepwise._runs.steps import StepRecord, checkpoint_at, newest_checkpoint
+from stepwise._runs.steps import UNFINISHED, StepRecord, checkpoint_at, newest_checkpoint
 from stepwise.errors import RunNotFoundError, StepNotFoundError, UnreadableValueError
 from stepwise.ui._conversation import conversation
 from stepwise.ui._pages import doubt, question, stopped
@@ -51,6 +51,7 @@ from stepwise.ui._shell import (
     figures,
     form,
     moment,
+    saved_text,
     shell,
 )
 from stepwise.ui._view import View
@@ -61,7 +62,7 @@ _CHILD_STEPS = 40
 _VALUE = 600  # characters of a variable
 _VALUES = 40_000  # characters of all variables
 _WHOLE = 1_000_000  # characters of a value on a page of its own
-_RESUMABLE = ("crashed", "stuck", "failed", "interrupted", "suspended", "ready", "cancelling")
+_RESUMABLE = (*UNFINISHED, "cancelling")
 _NONE: Mapping[str, str] = {}
 _ENDED = ("completed", "failed", "cancelled")
 _OPEN = ("started", "waiting", "in_doubt")  # steps at which a run stands
@@ -187,26 +188,22 @@ def run_page(view: View, run: Run, step: int | None) -> Markup:
     )
 
 
+def _crumbs(view: View, *below: Content) -> Markup:
+    """Return the way from the list of runs to a page."""
+    return tag("p", tag("a", "Runs", href=view.at()), " / ", *below, cls="crumbs")
+
+
 def _link(view: View, run: Run) -> Any:
     return lambda number: view.at("runs", run.id, step=number)
 
 
 def _head(view: View, at: _Moment) -> Markup:
     shown, spent = at.page.shown, at.seen.spent
-    saved = spent.saved or {}
     parts: dict[str, Content] = {
         "spent": amounts(spent.usd, spent.tokens, at_least=spent.at_least),
         "steps": f"{shown.total:,}" if shown.total else "",
         "time in steps": duration_text(spent.seconds) if spent.seconds else "",
-        "saved by resuming": ", ".join(
-            filter(
-                None,
-                (
-                    amounts(saved.get("usd", 0), saved.get("tokens", 0)),
-                    duration_text(saved["seconds"]) if saved.get("seconds") else "",
-                ),
-            )
-        ),
+        "saved by resuming": saved_text(spent.saved or {}),
         "down": duration_text(shown.lost) if shown.lost else "",
         "resumed": f"{at.page.resumed} times"
         if at.page.resumed > 1
@@ -216,7 +213,7 @@ def _head(view: View, at: _Moment) -> Markup:
     }
     parent = at.run.parent
     return markup(
-        tag("p", tag("a", "Runs", href=view.at()), " / ", tag("code", shown.id), cls="crumbs"),
+        _crumbs(view, tag("code", shown.id)),
         title_of(shown),
         tag(
             "p",
@@ -630,8 +627,7 @@ def value_page(
     return shell(
         view,
         name[:80],
-        tag("p", tag("a", "Runs", href=view.at()), " / ",
-            tag("a", tag("code", run.id), href=view.at("runs", run.id)), " / ", back, cls="crumbs"),
+        _crumbs(view, tag("a", tag("code", run.id), href=view.at("runs", run.id)), " / ", back),
         tag("h1", tag("code", name), " ", tag("small", f"{len(text):,} characters")),
         tag(
             "div",
@@ -692,8 +688,7 @@ def fork_page(
     return shell(
         view,
         f"Fork {run.label}",
-        tag("p", tag("a", "Runs", href=view.at()), " / ",
-            tag("a", tag("code", run.id), href=view.at("runs", run.id)), cls="crumbs"),
+        _crumbs(view, tag("a", tag("code", run.id), href=view.at("runs", run.id))),
         tag("h1", "Fork from ", f"step {step}" if step is not None else "here"),
         tag("p", problem, cls="note bad", role="alert") if problem else None,
         made or tag("p", "This page is read-only.", cls="note"),

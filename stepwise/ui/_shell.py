@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from stepwise._display.markup import Content, Markup, Rules, markup, tag
 from stepwise._display.page import document
-from stepwise._display.terminal import ago, when
+from stepwise._display.terminal import ago, duration_text, when
 from stepwise._execution.budget import amounts_text
 from stepwise.ui._view import View
 
@@ -140,6 +140,13 @@ def amounts(usd: float, tokens: float, *, at_least: bool = False) -> str:
     """Return money and tokens, as ``$0.12, 1,240 tokens``."""
     text = amounts_text({"usd": usd, "tokens": int(tokens)})
     return f"at least {text}" if at_least and text else text
+
+
+def saved_text(saved: Mapping[str, float]) -> str:
+    """Return what resuming has saved, as ``$0.12, 1,240 tokens, 3.4 s``."""
+    text = amounts(saved.get("usd", 0.0), saved.get("tokens", 0))
+    took = duration_text(saved["seconds"]) if saved.get("seconds") else ""
+    return ", ".join(filter(None, (text, took)))
 
 
 def figures(named: Mapping[str, Content]) -> Markup:

@@ -833,6 +833,27 @@ _PAGE = [
         "test_access.py::test_a_page_to_look_at_changes_nothing",
     ),
     _mutant(
+        "a page to look at opens its database to write",
+        "stores/disk.py",
+        "return Rows(self.path, self.path, to_read=self._to_read)",
+        "return Rows(self.path, self.path)",
+        "test_access.py::test_a_database_is_opened_to_read_only",
+    ),
+    _mutant(
+        "a page stays open when the login has ended",
+        "ui/_app.py",
+        "if time.monotonic() - asked > _TRUSTED:",
+        "if False:",
+        "test_live.py::test_a_login_that_ended_ends_the_events",
+    ),
+    _mutant(
+        "a run with two dots has an address that browsers change",
+        "ui/_view.py",
+        'if part in (".", "..") else text',
+        "if False else text",
+        "test_actions.py::test_each_run_has_an_address",
+    ),
+    _mutant(
         "who acts is the user of the server",
         "ui/_actions.py",
         "with acting_as(who):",

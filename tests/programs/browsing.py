@@ -36,9 +36,9 @@ class Browser:
         """The hidden field of a form."""
         return re.search(r'name="token"[^>]*value="(\w+)"', self.get("/"))[1]
 
-    def post(self, path, status=303, headers=None, token="", **fields):
+    def post(self, path, status=303, headers=None, token=None, **fields):
         """Send a form; return where it leads, or the text of its problem."""
-        given = {"token": token or self.token, **fields}
+        given = {"token": self.token if token is None else token, **fields}
         origin = {"origin": self.place}
         answer = self.client.post(
             self.root + path, data=given, headers=origin if headers is None else headers
