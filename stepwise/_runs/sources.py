@@ -61,12 +61,12 @@ class WorkflowSource:
 
     def fitting(self, state: State) -> FunctionNode | None:
         """Return the function if its code before a checkpoint is unchanged, else ``None``."""
-        place = state.position, tuple(state.visited), state.prefix
-        if place not in self._fitting:
-            *where, prefix = place
-            fits = (node for node in self.named if prefix_fingerprint(node, *where) == prefix)
-            self._fitting[place] = next(fits, None)
-        return self._fitting[place]
+        key = state.position, tuple(state.visited), state.prefix
+        if key not in self._fitting:
+            where = state.position, state.visited
+            fits = (n for n in self.named if prefix_fingerprint(n, *where) == state.prefix)
+            self._fitting[key] = next(fits, None)
+        return self._fitting[key]
 
     def next_line(self, state: State) -> int:
         """Return the line that follows a checkpoint; 0 if it is unknown."""

@@ -89,10 +89,6 @@ class CodePlace:
     lines: tuple[str, ...] = ()
     note: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the attributes as plain data, for JSON."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
-
     @property
     def numbered(self) -> str:
         """The lines with their numbers; the statement is marked with ``>``."""
