@@ -257,7 +257,13 @@ def warn_if_unseen(what: str) -> None:
     is set to ``None``: in a thread started outside, in the background, in a reconcile function.
     The remaining cases are threads older than the run, calls in an emptied context, and worker
     processes.
+
+    Raises:
+        OutsideRunError: the call is typed at the prompt of a debugger.
     """
+    if debugged.look is not None and debugged.look.is_typed():
+        why = f"{what} is refused at the prompt of a debugger: no run is visible here"
+        raise OutsideRunError(why, run_id=debugged.look.request.run_id)
     if works_for_a_run() and scope_variable.get(_NOWHERE) is _NOWHERE:
         warn(
             f"{what} was called in a worker process, while a run is in progress in the process "

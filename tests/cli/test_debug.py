@@ -431,8 +431,10 @@ def test_a_child_run(tmp_path, monkeypatch):
     prompt = case.debug()
     assert "cents = inner(text)" in prompt.hear()
     assert "OutsideRunError" in prompt.say("inner('8')")
-    prompt.say("text = '7'")
-    assert prompt.end("continue")[0] == 0
+    case.edit("cents = int(text)", "cents = 7")
+    prompt.say("reload")
+    code, said = prompt.end("continue")
+    assert code == 0, said
     assert case.run.result == "sent tides [10, 20, 30] 7"
 
 
@@ -542,6 +544,30 @@ def test_a_replay_that_raises(tmp_path, monkeypatch):
     assert "the code has raised" in prompt.say("continue")
     assert prompt.end("quit")[0] == 0
     assert case.state == before
+
+
+def test_recorded_arguments(tmp_path, monkeypatch):
+    """``--step`` takes the recorded arguments of a step, if there are any."""
+    monkeypatch.setenv("STEPWISE_RECORD_ARGUMENTS", "1")
+    case = Case(tmp_path, monkeypatch)
+    case.edit('text = "seven"', 'text = "eight"')
+    prompt = case.debug("--step", "4")
+    assert "with the arguments on record" in prompt.hear()
+    assert prompt.say("p text").strip() == "'seven'"
+    assert prompt.end("quit")[0] == 0
+
+
+def test_after_the_end(case):
+    """Behind the end of the run, a typed side effect is refused as well."""
+    prompt = case.debug()
+    prompt.hear()
+    prompt.say("text = '7'")
+    while "(<module>)" not in (said := prompt.say("next")) and "<module>()" not in said:
+        pass
+    assert case.run.status == "completed"
+    assert "OutsideRunError" in prompt.say("send_email('boss', 'hello')")
+    prompt.end("quit")
+    assert sum("email" in each for each in case.log) == 1
 
 
 def test_a_side_effect_that_failed(tmp_path, monkeypatch):
