@@ -249,14 +249,8 @@ carrier = Carrier(scope_variable, _begin_thread)
 _NOWHERE = object()
 
 
-@reports
 def warn_if_unseen(what: str) -> None:
     """Warn if a step called where no run is visible may belong to a run in progress.
-
-    In a task it does not belong to one: tasks inherit the context.  Nor does it where the variable
-    is set to ``None``: in a thread started outside, in the background, in a reconcile function.
-    The remaining cases are threads older than the run, calls in an emptied context, and worker
-    processes.
 
     Raises:
         OutsideRunError: the call is typed at the prompt of a debugger.
@@ -264,6 +258,18 @@ def warn_if_unseen(what: str) -> None:
     if debugged.look is not None and debugged.look.is_typed():
         why = f"{what} is refused at the prompt of a debugger: no run is visible here"
         raise OutsideRunError(why, run_id=debugged.look.request.run_id)
+    _warn_if_unseen(what)
+
+
+@reports
+def _warn_if_unseen(what: str) -> None:
+    """Warn if the call is not known to be outside of any run.
+
+    In a task it does not belong to one: tasks inherit the context.  Nor does it where the variable
+    is set to ``None``: in a thread started outside, in the background, in a reconcile function.
+    The remaining cases are threads older than the run, calls in an emptied context, and worker
+    processes.
+    """
     if works_for_a_run() and scope_variable.get(_NOWHERE) is _NOWHERE:
         warn(
             f"{what} was called in a worker process, while a run is in progress in the process "

@@ -58,6 +58,7 @@ _INTRODUCTION = (
     "nothing is recorded until continue, next or step, which go on for real",
     "also: back, forward, jump LINE, reload, fork, allow NAME, quit",
 )
+_LIBRARY = os.path.dirname(pdb.__file__) + os.sep
 _SKIPPED = ("stepwise", "stepwise.*", "wrapt", "wrapt.*", "contextlib")
 
 
@@ -119,6 +120,15 @@ class Prompt(pdb.Pdb):
         """Stop at a line, but not where a loop only takes its next item."""
         if not self.opened.passes(frame):
             super().user_line(frame)
+
+    def stop_here(self, frame: FrameType) -> bool:
+        """Return whether to stop in a frame: not in the standard library that we call."""
+        here: FrameType | None = frame
+        while here is not None and _is_of_library(here.f_code.co_filename):
+            here = here.f_back
+        if here is not frame and (here is None or is_ours(here.f_code.co_filename)):
+            return False
+        return bool(super().stop_here(frame))
 
     def get_stack(self, f: Any, t: Any) -> tuple[list[tuple[FrameType, int]], int]:
         """Return the stack without our own frames."""
@@ -257,6 +267,11 @@ class Prompt(pdb.Pdb):
     do_n, do_s, do_r, do_unt, do_j = do_next, do_step, do_return, do_until, do_jump
     do_q = do_exit = do_quit
     do_run = do_restart = do_reload
+
+
+def _is_of_library(file: str) -> bool:
+    """Return whether a file belongs to the standard library."""
+    return file.startswith((_LIBRARY, "<frozen")) and "-packages" not in file
 
 
 def write_back(frame: FrameType | None) -> None:
