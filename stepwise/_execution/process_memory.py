@@ -230,7 +230,7 @@ def command(mask: Callable[[str], str] = str) -> tuple[tuple[str, ...], str]:
     spawned = "--multiprocessing-fork" in given
     main = getattr(sys.modules.get("__main__"), "__file__", None) or "-c" in given
     others = spawned or memory.is_executor or kernel_shell() is not None
-    if others or not main or not sys.executable:
+    if others or main in (False, "<stdin>") or not sys.executable:
         return (), ""
     try:
         return (sys.executable, *(mask(hide_passwords(each)) for each in given)), os.getcwd()

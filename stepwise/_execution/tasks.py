@@ -249,9 +249,21 @@ carrier = Carrier(scope_variable, _begin_thread)
 _NOWHERE = object()
 
 
-@reports
 def warn_if_unseen(what: str) -> None:
     """Warn if a step called where no run is visible may belong to a run in progress.
+
+    Raises:
+        OutsideRunError: the call is typed at the prompt of a debugger.
+    """
+    if debugged.look is not None and debugged.look.is_typed():
+        why = f"{what} is refused at the prompt of a debugger: no run is visible here"
+        raise OutsideRunError(why, run_id=debugged.look.request.run_id)
+    _warn_if_unseen(what)
+
+
+@reports
+def _warn_if_unseen(what: str) -> None:
+    """Warn if the call is not known to be outside of any run.
 
     In a task it does not belong to one: tasks inherit the context.  Nor does it where the variable
     is set to ``None``: in a thread started outside, in the background, in a reconcile function.

@@ -535,18 +535,26 @@ def _is_reset(stmt: object) -> bool:
     )
 
 
-def _saved(stmts: list[ast.stmt]) -> ast.expr:
+def _saved(stmts: list[ast.stmt]) -> int:
     """Return the number of the point that a statement saves, or 0."""
     for stmt in stmts:
-        call = stmt.body[0].value if isinstance(stmt, ast.If) else None  # type: ignore[attr-defined]
-        if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "save":
-            return call.args[0]
-    return ast.Constant(0)
+        match stmt:
+            case ast.If(
+                body=[
+                    ast.Expr(
+                        ast.Call(
+                            ast.Attribute(ast.Name(id=id_), "save"), [ast.Constant(int(number)), *_]
+                        )
+                    )
+                ]
+            ) if id_ == FRAME:
+                return number
+    return 0
 
 
-def _announced(stmt: ast.stmt, head: ast.AST, *, takes: bool, before: ast.expr) -> list[ast.stmt]:
+def _announced(stmt: ast.stmt, head: ast.AST, *, takes: bool, before: int) -> list[ast.stmt]:
     ends = [ast.Constant(value=True)] if takes else []
     arrived = placed([store(TARGET, ask("arrived", *ends))], head)
     here: list[ast.stmt] = [ast.If(load(TARGET), arrived, [])]
-    here += [] if takes else [ast.Expr(ask("go", ast.Constant(before.value)))]  # type: ignore[attr-defined]
+    here += [] if takes else [ast.Expr(ask("go", ast.Constant(before)))]
     return placed(here, stmt) if hasattr(stmt, "lineno") else here

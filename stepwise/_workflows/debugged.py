@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import inspect
 import os
 import pdb
 import sys
@@ -28,12 +29,14 @@ from typing import Any
 from stepwise._checkpoints.checkpoints import PREFIX, Loaded, State
 from stepwise._execution.active_run import ActiveRun, debugged
 from stepwise._execution.looking import Looking, Request
+from stepwise._execution.viewer import Placeholder, view_inputs
 from stepwise._journal.journal import facts_of, holds
 from stepwise._journal.records import Call, RunFacts
 from stepwise._rewrite import build, following_line
 from stepwise._runtime import settings
 from stepwise._runtime.messages import count, is_ours, kernel_shell, printable, shell_word
 from stepwise._values import codec
+from stepwise._values.preview import NotShown
 from stepwise._workflows.definition import Definition
 from stepwise._workflows.execute import Invocation
 from stepwise._workflows.frame import WorkflowFrame, mark
@@ -43,6 +46,7 @@ from stepwise.errors import (
     RunBusyError,
     RunStopped,
     StepwiseError,
+    UnreadableValueError,
 )
 
 # -- which call is debugged -----------------------------------------------------------------------
@@ -54,6 +58,7 @@ _INTRODUCTION = (
     "nothing is recorded until continue, next or step, which go on for real",
     "also: back, forward, jump LINE, reload, fork, allow NAME, quit",
 )
+_LIBRARY = os.path.dirname(pdb.__file__) + os.sep
 _SKIPPED = ("stepwise", "stepwise.*", "wrapt", "wrapt.*", "contextlib")
 
 
@@ -115,6 +120,15 @@ class Prompt(pdb.Pdb):
         """Stop at a line, but not where a loop only takes its next item."""
         if not self.opened.passes(frame):
             super().user_line(frame)
+
+    def stop_here(self, frame: FrameType) -> bool:
+        """Return whether to stop in a frame: not in the standard library that we call."""
+        here: FrameType | None = frame
+        while here is not None and _is_of_library(here.f_code.co_filename):
+            here = here.f_back
+        if here is not frame and (here is None or is_ours(here.f_code.co_filename)):
+            return False
+        return bool(super().stop_here(frame))
 
     def get_stack(self, f: Any, t: Any) -> tuple[list[tuple[FrameType, int]], int]:
         """Return the stack without our own frames."""
@@ -253,6 +267,11 @@ class Prompt(pdb.Pdb):
     do_n, do_s, do_r, do_unt, do_j = do_next, do_step, do_return, do_until, do_jump
     do_q = do_exit = do_quit
     do_run = do_restart = do_reload
+
+
+def _is_of_library(file: str) -> bool:
+    """Return whether a file belongs to the standard library."""
+    return file.startswith((_LIBRARY, "<frozen")) and "-packages" not in file
 
 
 def write_back(frame: FrameType | None) -> None:
@@ -581,23 +600,39 @@ class DebuggedRun(WorkflowRun):
         self, call: Call, body: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         """Execute the body of a step under the debugger, outside of the run, and leave."""
-        prompt = self.prompt
+        prompt, number, why = self.prompt, self.request.step, ""
         if call.effect and not self.look.takes(call.name):
-            self._fail(
-                ConfigurationError(
-                    f"step {self.request.step} is a side effect, and its body would act: "
-                    f"stepwise debug {shell_word(self.active.run_id)} --step {self.request.step} "
-                    f"--allow {call.name} executes it, outside of the run"
-                )
-            )
+            again = f"stepwise debug {shell_word(self.active.run_id)} --step {number}"
+            why = f"is a side effect, and its body would act: {again} --allow {call.name}"
+        elif inspect.iscoroutinefunction(body):
+            why = "is a coroutine function: set a breakpoint in it, and continue"
+        if why:
+            self._fail(ConfigurationError(f"step {number} {why}"))
         prompt.message(f"stepwise: the body of {call.name}({call.arguments}), outside of the run")
+        given = self._as_recorded(inspect.signature(body).bind(*args, **kwargs))
         try:
-            prompt.message(f"stepwise: it returned {prompt.runcall(body, *args, **kwargs)!r}")
+            value = prompt.runcall(body, *given.args, **given.kwargs)
+            prompt.message(f"stepwise: it returned {value!r}")
         except BaseException as error:
-            prompt.message("".join(traceback.format_exception(error)).rstrip())
+            trace = error.__traceback__
+            while trace is not None and trace.tb_frame.f_code is not body.__code__:
+                trace = trace.tb_next
+            told = traceback.format_exception(type(error), error, trace)
+            prompt.message("".join(told).rstrip())
             prompt.reset()
-            prompt.interaction(None, error.__traceback__)
+            prompt.interaction(None, trace or error.__traceback__)
         self.leave()
+
+    def _as_recorded(self, given: inspect.BoundArguments) -> inspect.BoundArguments:
+        """Replace the arguments of the step's body by the recorded ones, if there are any."""
+        journal = self.active.journal
+        with contextlib.suppress(UnreadableValueError):  # they are not recorded
+            recorded = view_inputs(journal.store, journal.seal, journal.run_id, self.request.step)
+            for name, value in recorded.items():
+                if name in given.arguments and not isinstance(value, (Placeholder, NotShown)):
+                    given.arguments[name] = value
+            self.prompt.message("stepwise: with the arguments on record")
+        return given
 
     # -- elsewhere -------------------------------------------------------------------------------
 

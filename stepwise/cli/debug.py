@@ -21,9 +21,9 @@ from stepwise.cli.steer import execute
 @command(
     "Steer",
     "stepwise debug trip-0573\n"
-    "stepwise debug trip-0573 --at 4  # the newest kept checkpoint after 4 steps or fewer\n"
-    "stepwise debug trip-0573 --listen 5678  # for VS Code, PyCharm\n"
-    "stepwise debug trip-0573 --step 5  # the body of a step that failed",
+    "stepwise debug trip-0573 --at 4  # at most 4 steps were done\n"
+    "stepwise debug trip-0573 --listen 5678  # for an editor\n"
+    "stepwise debug trip-0573 --step 5  # the body of a failed step",
     short_help="Open a RUN in a debugger, in the frame where it stopped.",
 )
 @run_argument()

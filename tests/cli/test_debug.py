@@ -104,7 +104,7 @@ class Case:
         monkeypatch.setenv("LOG", str(self.path))
         monkeypatch.setenv("STEPWISE_QUIET", "")
         self.start()
-        (self.run,) = stepwise.runs()
+        self.run = next(iter(stepwise.runs()), None)
 
     def start(self):
         """Run the program itself."""
@@ -394,6 +394,50 @@ def test_a_completed_run(case):
     assert case.log[-1] == "email team tides [10, 20, 30] 2", said
 
 
+def test_a_run_without_a_command(tmp_path, monkeypatch):
+    """A run whose program was not started from a command line is opened by its module."""
+    case = Case(tmp_path, monkeypatch, "")
+    (tmp_path / "orders.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    source = "import orders\norders.agent('winds')\n"
+    subprocess.run([sys.executable], input=source, text=True, capture_output=True, check=False)
+    (case.run,) = stepwise.runs()
+    prompt = case.debug()
+    prompt.hear()
+    assert prompt.say("p topic, notes").strip() == "('winds', [10, 20, 30])"
+    prompt.say("text = '7'")
+    prompt.say("reload")
+    assert prompt.say("p text").strip() == "'7'"
+    assert prompt.end("continue")[0] == 0
+    assert case.run.result == "sent winds [10, 20, 30] 7"
+
+
+def test_an_encrypted_store_without_its_key(case, tmp_path):
+    """A store that cannot be read with the key that is set is a sentence."""
+    code, said = Prompt(case.run.id, env={"STEPWISE_KEY": "another key of some length"}).end()
+    assert (code, "another key" in said, "Traceback" in said) == (1, True, False)
+
+
+def test_a_child_run(tmp_path, monkeypatch):
+    """A child run is opened by its parent, whose ``step`` enters it."""
+    source = PROGRAM.replace(
+        "def doubled", "@workflow\ndef inner(text):\n    return price(text)\n\ndef doubled"
+    ).replace("cents = price(text)", "cents = inner(text)")
+    case = Case(tmp_path, monkeypatch, source)
+    child = next(each for each in stepwise.runs() if each.parent)
+    code, said = Prompt(child.id, env=case.plain).end()
+    assert (code, f"stepwise debug {child.parent}" in said) == (1, True)
+    case.run = stepwise.get_run(child.parent)
+    prompt = case.debug()
+    assert "cents = inner(text)" in prompt.hear()
+    assert "OutsideRunError" in prompt.say("inner('8')")
+    case.edit("cents = int(text)", "cents = 7")
+    prompt.say("reload")
+    code, said = prompt.end("continue")
+    assert code == 0, said
+    assert case.run.result == "sent tides [10, 20, 30] 7"
+
+
 def test_other_calls_of_the_program(case):
     """The program's calls of other runs are refused, so that it begins none."""
     case.edit('if __name__ == "__main__":', 'agent("winds")\nif True:')
@@ -500,6 +544,30 @@ def test_a_replay_that_raises(tmp_path, monkeypatch):
     assert "the code has raised" in prompt.say("continue")
     assert prompt.end("quit")[0] == 0
     assert case.state == before
+
+
+def test_recorded_arguments(tmp_path, monkeypatch):
+    """``--step`` takes the recorded arguments of a step, if there are any."""
+    monkeypatch.setenv("STEPWISE_RECORD_ARGUMENTS", "1")
+    case = Case(tmp_path, monkeypatch)
+    case.edit('text = "seven"', 'text = "eight"')
+    prompt = case.debug("--step", "4")
+    assert "with the arguments on record" in prompt.hear()
+    assert prompt.say("p text").strip() == "'seven'"
+    assert prompt.end("quit")[0] == 0
+
+
+def test_after_the_end(case):
+    """Behind the end of the run, a typed side effect is refused as well."""
+    prompt = case.debug()
+    prompt.hear()
+    prompt.say("text = '7'")
+    while "(<module>)" not in (said := prompt.say("next")) and "<module>()" not in said:
+        pass
+    assert case.run.status == "completed"
+    assert "OutsideRunError" in prompt.say("send_email('boss', 'hello')")
+    prompt.end("quit")
+    assert sum("email" in each for each in case.log) == 1
 
 
 def test_a_side_effect_that_failed(tmp_path, monkeypatch):

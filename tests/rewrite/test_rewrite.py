@@ -169,6 +169,41 @@ def test_resumes(case):
     assert bool(positions) == (function is not without_calls)
 
 
+class Announced(Runner):
+    """A runner that notes where a debugger would open, and which statements begin."""
+
+    def __init__(self, rewritten, saved=None):
+        super().__init__(rewritten, saved)
+        self.arrivals, self.begun = 0, []
+
+    def arrived(self, takes_item=False):
+        self.arrivals += 1
+        assert self.begun == []
+        return 0
+
+    def go(self, number):
+        self.begun.append((number, sys._getframe(1).f_lineno))
+
+
+@cases
+def test_a_debugger_at_each_point(case):
+    """A function for debuggers continues likewise, and says once where the next one begins."""
+    function, argument = case.function, case.argument
+    source = capture(function)
+    rewritten = build(function, source, debugged=True)
+    outcome, trace = observe(function, argument)
+    whole = Announced(rewritten)
+    assert observe(rewritten.function, argument, whole) == (outcome, trace)
+    assert whole.arrivals == 0
+    for saved in whole.saves:
+        runner = Announced(rewritten, saved)
+        at = rewritten.points[saved[0]]
+        assert observe(rewritten.function, argument, runner) == (outcome, trace[saved[2] :]), at
+        assert runner.arrivals <= 1
+        if runner.arrivals == 0:  # nothing is left to execute
+            assert not runner.begun
+
+
 @cases
 def test_resumes_again_and_again(case):
     """A resumed function can be resumed again, from what it saved since."""
