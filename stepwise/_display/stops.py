@@ -10,6 +10,7 @@ from stepwise._display.markup import Markup, block, tag
 from stepwise._display.render import framed, status_of
 from stepwise._display.terminal import Column, Terminal, Word, line_of, when
 from stepwise._runtime.messages import printable
+from stepwise._values.preview import NO_SECRETS
 
 _VARIABLES = 8
 _CHANGES = 5
@@ -29,7 +30,8 @@ def step_text(step: Any) -> str:
     """Return a step in a line: its number, call, and what came of it."""
     ended = f" -> {step.preview}" if step.preview else ""
     status = "" if step.status == "completed" else f" {step.status}"
-    return f"{step.number} {step.name}({step.arguments}){status}{ended}"
+    text = f"{step.number} {step.name}({step.arguments}){status}{ended}"
+    return NO_SECRETS.cleaned_text(text)
 
 
 def size_text(size: int) -> str:
@@ -117,7 +119,7 @@ def _variables(why: Any, terminal: Terminal, line: Any) -> Iterator[str]:
             if each.length is None
             else f"{line_of(each.type, 40)}[{each.length:,}]",
             size_text(each.size),
-            line_of(each.text, (terminal.width or 1000) // 2),  # a table compares longer cells
+            line_of(each.text, (terminal.width or 480) // 2),  # a table compares longer cells
         ]
         for each in shown
     ]

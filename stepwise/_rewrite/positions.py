@@ -387,7 +387,8 @@ def _end_of_head(node: Any) -> int:
     last: int = node.end_lineno or node.lineno
     inside = (each for block in _BLOCKS for each in getattr(node, block, ()))
     first = min((each.lineno for each in inside if hasattr(each, "lineno")), default=last + 1)
-    return max(node.lineno, min(last, first - 1))
+    line: int = node.lineno
+    return max(line, min(last, first - 1))
 
 
 def writers_of(node: FunctionNode, name: str) -> list[tuple[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 from stepwise._checkpoints.checkpoints import PREFIX, Loaded, State, load_checkpoint, number_of
 from stepwise._checkpoints.references import Vault
+from stepwise._execution.outcomes import load_inputs
 from stepwise._execution.viewer import look_into
 from stepwise._journal.records import RunFacts
 from stepwise._runs.paths import ABSENT, differences, find, parsed
@@ -71,8 +73,8 @@ class VariableChange:
 
     Args:
         step: the number of steps that were done at the later checkpoint.
-        position: ``file:line`` of the statement that changed it, if only one can have done so; else
-            of the statement after which the later checkpoint was taken.
+        position: ``file:line`` of the statement that changed it, if the code between the two has
+            only one that could; else of the statement after which the later one was taken.
         statement: the text of that statement, which begins with ``(before)`` if another one changed
             it; empty if the code was edited since.
         path: the part that changed, such as ``messages[3].content``.
@@ -93,7 +95,8 @@ class VariableChange:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def __str__(self) -> str:
-        where = f"{self.position}, after step {self.step}: {self.statement}".rstrip(": ")
+        statement = f": {self.statement}" if self.statement else ""
+        where = f"{self.position}, after step {self.step}{statement}"
         if self.old is None:
             return f"{where}\n  {self.path} = {self.new}"
         new = "(gone)" if self.new is None else self.new
@@ -168,6 +171,9 @@ def history_of(place: Place, facts: RunFacts, path: str, limit: int = _MOST) -> 
     moments, source, found = Moments(place, facts), WorkflowSource(*place[:2], facts), History()
     first = max(0, len(moments.names) - limit)
     value, problem, unreadable, met = ABSENT, None, 0, False
+    if not first:
+        with contextlib.suppress(ConfigurationError, UnreadableValueError):
+            value = find(without_hidden(facts, load_inputs(*place[:2], facts).whole()), path)
     before: State | None = None
     for index in range(first, len(moments.names)):
         loaded = moments.load(index)
@@ -195,15 +201,19 @@ def history_of(place: Place, facts: RunFacts, path: str, limit: int = _MOST) -> 
     told = [
         f"{count(first, 'older checkpoint')} not looked at" if first else "",
         f"{count(unreadable, 'checkpoint')} cannot be read" if unreadable else "",
-        few_kept(found.kept),
+        few_kept(found.kept, before.step if before is not None else 0),
     ]
     found.note = "; ".join(filter(None, told))
     return found
 
 
-def few_kept(kept: int) -> str:
-    """Return a hint if a run keeps too few checkpoints to tell much; else an empty text."""
-    if kept > 3:
+def few_kept(kept: int, steps: int) -> str:
+    """Return a hint if a run keeps too few checkpoints to tell much; else an empty text.
+
+    Args:
+        steps: the steps that were done at the newest one.
+    """
+    if kept > 3 or steps <= kept:
         return ""
     return (
         f"the run keeps {count(kept, 'checkpoint')}, so earlier moments are unknown: "
@@ -235,7 +245,7 @@ class FirstTrue:
     Args:
         expression: the expression.
         step: the number of steps that were done at that checkpoint; ``None`` if it is true nowhere.
-        position: ``file:line`` of the statement after which the checkpoint was taken.
+        position: ``file:line`` of the statement that made it so; see :class:`VariableChange`.
         statement: the text of that statement; empty if the code was edited since.
         changes: how the variables of the expression changed since the checkpoint before.
         looked_at: how many checkpoints were looked at.
@@ -262,8 +272,9 @@ class FirstTrue:
     def __str__(self) -> str:
         if self.step is None:
             return self.note
-        where = f"{self.expression} is true after step {self.step}, at {self.position}"
-        lines = [f"{where}: {self.statement}".rstrip(": ")]
+        statement = f": {self.statement}" if self.statement else ""
+        where = f"after step {self.step}, at {self.position}{statement}"
+        lines = [f"{self.expression} is true {where}"]
         lines += [f"  {line}" for each in self.changes for line in str(each).splitlines()[1:]]
         return "\n".join([*lines, *([f"({self.note})"] if self.note else [])])
 
@@ -325,11 +336,12 @@ def bisect_of(place: Place, facts: RunFacts, expression: str, *, every: bool) ->
         f"{len(holds.told)} of {kept:,} checkpoints were looked at, so it may have been true "
         "for a while before: --every looks at each"
     )  # fmt: skip
-    facts_of_search = len(holds.told), kept, exact
+    facts_of_search, newest = (len(holds.told), kept, exact), moments.load(kept - 1)
+    few = few_kept(kept, newest.state.step if newest is not None else 0)
     if index is None:
         why = f"; at the last one that failed: {holds.error}" if holds.error else ""
         nowhere = f"{expression} is true at no kept checkpoint of {kept:,}{why}"
-        note = ". ".join(filter(None, (nowhere, told, few_kept(kept))))
+        note = ". ".join(filter(None, (nowhere, told, few)))
         return FirstTrue(expression, None, "", "", (), *facts_of_search, note)
     if index == 0:
         number = number_of(moments.names[0])
@@ -337,10 +349,12 @@ def bisect_of(place: Place, facts: RunFacts, expression: str, *, every: bool) ->
     loaded = moments.load(index)
     assert loaded is not None  # the expression was evaluated there
     state, source = loaded.state, WorkflowSource(*place[:2], facts)
-    changes = _changes_at(moments, source, index, expression) if index else ()
-    note = ". ".join(filter(None, (told, few_kept(kept))))
-    at = state.step, state.where, source.statement(state), tuple(changes)
-    return FirstTrue(expression, *at, *facts_of_search, note)
+    changes = (*_changes_at(moments, source, index, expression),) if index else ()
+    note = ". ".join(filter(None, (told, few)))
+    where, statement = state.where, source.statement(state)
+    if changes:
+        where, statement = changes[0].position, changes[0].statement
+    return FirstTrue(expression, state.step, where, statement, changes, *facts_of_search, note)
 
 
 def _first(holds: Callable[[int], bool], kept: int, samples: int) -> int | None:
@@ -365,7 +379,10 @@ def _changes_at(
     before, now = moments.load(index - 1), moments.load(index)
     if before is None or now is None:
         return
-    old, new = moments.variables(before), moments.variables(now)
+    try:
+        old, new = moments.variables(before), moments.variables(now)
+    except UnreadableValueError:
+        return
     for name in dict.fromkeys(re.findall(r"[^\W\d]\w*", expression)):
         if name in old or name in new:
             pair = old.get(name, ABSENT), new.get(name, ABSENT)

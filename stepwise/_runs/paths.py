@@ -285,6 +285,7 @@ def joined(path: str, part: Any) -> str:
 # -- short texts ----------------------------------------------------------------------------------
 
 
+JSON_ROOM = 3000  # characters of a value for a coding agent; twice as many at most
 _LEAST = 24  # characters that a part gets before others are left out
 _DEEPEST = 8
 _MOST_CUT = 4  # paths that are named
@@ -314,11 +315,20 @@ def short(value: Any, path: str, room: int = 200) -> Short:
         room: about how many characters the text may have; it is never twice as long.
     """
     made = _Shortener()
-    name = next((each for each in reversed(parsed(path)) if type(each) in (str, _PathName)), "")
-    text = NO_SECRETS.cleaned_text(made.text(value, path, room, str(name)))
+    text = NO_SECRETS.cleaned_text(made.text(value, path, room, _last_name(path)))
     if len(text) > 2 * room:
         text, made.cut = f"{text[:room]}…", [path]
     return Short(text, tuple(dict.fromkeys(made.cut))[:_MOST_CUT])
+
+
+def shown(value: Any, path: str) -> str:
+    """Return the value of a path as text, whole, without secrets by name and credentials."""
+    hidden = _is(value, str) and _is_secret(_last_name(path), value)
+    return HIDDEN if hidden else NO_SECRETS.cleaned_text(shown_value(value))
+
+
+def _last_name(path: str) -> str:
+    return str(next((each for each in reversed(parsed(path)) if _is(each, str)), ""))
 
 
 class _Shortener:
@@ -390,7 +400,7 @@ class _Shortener:
         left = room - len(kind) - 2
         front: list[str] = []
         back: list[str] = []
-        few = count * _LEAST <= room  # all have room, and share it evenly
+        few = count * _needed(parts) <= room  # all have room, and share it evenly
         while len(front) + len(back) < count and (few or left >= _LEAST):
             first = few or len(front) <= len(back)
             key, part = parts[len(front) if first else -1 - len(back)]
@@ -399,7 +409,7 @@ class _Shortener:
             has_path = type(key) in _PLAIN_KEYS and (sign or ends != "{}")  # not an item of a set
             inner = joined(path, key) if has_path else path
             name = key if type(key) is str else ""
-            share = max(8, share - len(before) - 2)
+            share = max(16, share - len(before) - 2)
             text = before + self.text(part, inner, share, name, depth + 1)
             (front if first else back).append(text)
             left -= len(text) + 2
@@ -412,6 +422,13 @@ class _Shortener:
         inside += "," if cls is tuple and len(texts) == 1 else ""
         text = f"{ends[0]}{inside}{ends[1]}"
         return f"{kind}({text})" if kind and ends != "()" else f"{kind}{text}"
+
+
+def _needed(parts: list[tuple[Any, Any]]) -> int:
+    """Return how many characters a part needs to tell something, judged by the first and last."""
+    ends = [part for _, part in (*parts[:1], *parts[-1:])]
+    inside = any(_is(each, *_CONTAINERS) or fields_of(each) for each in ends)
+    return 3 * _LEAST if inside and len(parts) > 3 else _LEAST
 
 
 def _is_secret(name: str, value: Any) -> bool:

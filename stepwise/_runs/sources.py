@@ -93,9 +93,11 @@ class WorkflowSource:
         last = self.lines_of(before) if before is not None else (node.lineno, node.lineno)
         writers = writers_of(node, name)
         if last is not None:
-            loop = loop_around(node, last[0], own[0]) if own[0] <= last[0] else None
             spans = [(last[1] + 1, own[1])]
-            if loop is not None:  # it went round
+            loop = loop_around(node, own[0])
+            if own[0] > last[0] and loop is not None and loop[0] == own[0]:  # its next item
+                spans = [(last[1] + 1, loop[1])]
+            elif own[0] <= last[0] and (loop := loop_around(node, last[0], own[0])) is not None:
                 spans = [(last[1] + 1, loop[1]), (loop[0], own[1])]
             writers = [w for w in writers if any(s <= w[0] <= e for s, e in spans)]
         if len(writers) == 1:

@@ -48,7 +48,7 @@ from stepwise._runs.steps import (
 from stepwise._runtime.clock import now
 from stepwise._runtime.facts import public
 from stepwise._runtime.messages import is_ours, shell_word
-from stepwise._values.preview import type_name
+from stepwise._values.preview import NO_SECRETS, type_name
 from stepwise.errors import StepNotFoundError, UnreadableValueError
 from stepwise.stores import Owner
 
@@ -239,7 +239,7 @@ class _RunReading:
 
     def why(self, at: int | None) -> Why:
         """Return the facts in their public form; see :func:`why_of`."""
-        facts, seen = self.facts, self.seen
+        facts, seen, cleaned = self.facts, self.seen, NO_SECRETS.cleaned_text
         error = self._error()
         frames = self._frames()
         moments = Moments(self.place, facts)
@@ -251,9 +251,9 @@ class _RunReading:
         children = tuple(self._children())
         return Why(
             id=facts.run_id,
-            call=f"{facts.label}({facts.arguments})",
+            call=cleaned(f"{facts.label}({facts.arguments})"),
             status=self.status,
-            said=self._said(error, place),
+            said=cleaned(self._said(error, place)),
             place=place,
             error=error,
             frames=frames,
@@ -383,8 +383,8 @@ class _RunReading:
         owner = last(run_id) if last is not None else None
         if owner is not None and owner.since > course.at:  # a command that looked at it since
             owner = None
-        was = f", process {owner.pid} on {owner.host}," if owner is not None else ""
-        text = f"Its process{was} died or lost its machine{at}{doing}; last record {since}."
+        was = f"Process {owner.pid} on {owner.host}" if owner is not None else "Its process"
+        text = f"{was} died or lost its machine{at}{doing}; last record {since}."
         if self.status == "stuck":
             text += f" It died {course.stuck + course.open} times at the same step."
         return text
@@ -612,6 +612,7 @@ def _dict(why: Why, scale: float, *, inner: bool = False) -> dict[str, Any]:
     """Return the facts as plain data, with texts and lists cut by a scale; empty ones left out."""
 
     def cut(text: str, room: int) -> str:
+        text = NO_SECRETS.cleaned_text(text[: 20 * room])
         if scale < _SMALLEST:
             text = _plain(text)
         room = max(12, int(room * scale))
@@ -621,6 +622,10 @@ def _dict(why: Why, scale: float, *, inner: bool = False) -> dict[str, Any]:
         return items[: max(1, int(most * scale))]
 
     run = shell_word(_plain(why.id[:200]))
+    # What a child run shows, and what the variables show, is not said twice.
+    below = {(each.file, each.line) for child in why.children for each in child.frames}
+    frames = [each for each in why.frames if (each.file, each.line) not in below]
+    known = {each.name: each.text for each in why.variables}
     facts: dict[str, Any] = {
         "id": _plain(why.id[:200]),
         "call": cut(why.call, 200),
@@ -628,7 +633,7 @@ def _dict(why: Why, scale: float, *, inner: bool = False) -> dict[str, Any]:
         "said": cut(why.said, 400),
         "at": _place_dict(why.place, cut, scale),
         "error": cut(why.error, 500) if why.error not in why.said else "",
-        "frames": [_frame_dict(each, cut, few) for each in few(why.frames[::-1], 5)[::-1]],
+        "frames": [_frame_dict(each, known, cut, few) for each in few(frames[::-1], 5)[::-1]],
         "because": [cut(each, 200) for each in few(why.because, 3)],
         "steps": [_step_dict(each, cut) for each in few(why.steps, 3)],
         "newest": [cut(step_text(each), 160) for each in why.newest[-max(1, int(6 * scale)) :]],
@@ -709,9 +714,11 @@ def _place_dict(place: CodePlace | None, cut: Any, scale: float) -> dict[str, An
     return {name: value for name, value in facts.items() if value}
 
 
-def _frame_dict(frame: RecordedFrame, cut: Any, few: Any) -> dict[str, Any]:
+def _frame_dict(
+    frame: RecordedFrame, known: Mapping[str, str], cut: Any, few: Any
+) -> dict[str, Any]:
     where = f"{frame.file}:{frame.line} in {frame.function}: {frame.code}"
-    names = few([*frame.variables], 8)
+    names = few([n for n, text in frame.variables.items() if known.get(n) != text], 8)
     variables = {cut(name, 60): cut(frame.variables[name], 120) for name in names}
     return {"at": cut(where, 200), **({"variables": variables} if variables else {})}
 
@@ -724,7 +731,7 @@ def _step_dict(step: StepRecord, cut: Any) -> dict[str, Any]:
         "arguments": cut(step.arguments, 200),
         "at": cut(step.site, 100),
         "attempts": step.attempts if step.attempts > 1 else None,
-        "error": cut(step.preview, 150) if step.status == "failed" else None,
+        "error": cut(step.preview, 150) if step.status == "failed" and not step.child else None,
         "child": cut(step.child, 100),
     }
     return {name: value for name, value in facts.items() if value}

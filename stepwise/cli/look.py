@@ -32,7 +32,7 @@ from stepwise._runs.export import first_step, first_variable, html_page
 from stepwise._runs.finding import find_step, unsettled
 from stepwise._runs.housekeeping import store_url
 from stepwise._runs.overview import SHOWN, Overview
-from stepwise._runs.paths import find_recorded
+from stepwise._runs.paths import JSON_ROOM, find_recorded, short, shown
 from stepwise._runs.run import Listed, listed, number_of_runs
 from stepwise._runs.steps import UNFINISHED, RunStatus
 from stepwise._runtime.limits import open_private
@@ -248,7 +248,7 @@ def _run_rows(
     "stepwise show  # the latest run\n"
     "stepwise show trip-0573  # the beginning of an id\n"
     "stepwise show trip-0573 3  # a step, its arguments in full\n"
-    "stepwise show trip-0573 3 --path 'result[0]'  # a part of them\n"
+    "stepwise show trip-0573 3 --path result\n"
     "stepwise show trip-0573 --all --locals\n"
     "stepwise show trip-0573 --tree  # with the steps of child runs\n"
     "stepwise show trip-0573 --json | jq .counts",
@@ -276,23 +276,18 @@ def show(
     """
     run = find_run(run_id)
     if path is not None:
-        of: Any = run if step is None else find_step(run, step)
-        text = shown_value(find_recorded(of, path))
-        if as_json:
-            echo_json({"id": run.id, "step": step, "path": path, "value": text})
-        else:
-            say(text)
+        _show_part(run, step, path, as_json=as_json)
         return
     if step is not None:
         _show_step(run, find_step(run, step), as_json=as_json)
         return
     seen = run._seen(SHOWN)
-    shown = run._shown(seen)
-    steps = run._each_step(seen) if every else iter(shown.steps)
+    of_run = run._shown(seen)
+    steps = run._each_step(seen) if every else iter(of_run.steps)
     variables = run._shown_locals() if with_locals else {}
     if as_json:
-        facts = _all_facts(run, shown, seen)
-        facts["steps_left_out"] = 0 if every else shown.earlier
+        facts = _all_facts(run, of_run, seen)
+        facts["steps_left_out"] = 0 if every else of_run.earlier
         facts["steps"] = (each.to_dict() for each in steps)
         facts["frames"] = [each.to_dict() for each in run.frames]
         facts["stops"] = [each.to_dict() for each in seen.stops]
@@ -302,16 +297,16 @@ def show(
             facts["locals"] = {name: shown_value(value) for name, value in variables.items()}
         echo_json(facts)
         return
-    _describe(run, shown, seen)
+    _describe(run, of_run, seen)
     again = RanAgain()
     if tree:
         say()
         click.echo(
             Terminal.of(sys.stdout).tree(_branch_of(run, Terminal.of(sys.stdout), every=every))
         )
-    elif shown.steps:
+    elif of_run.steps:
         say()
-        _show_steps(shown, seen, again.noting(steps), every=every)
+        _show_steps(of_run, seen, again.noting(steps), every=every)
     _show_frames("the run failed here", run.frames)
     if with_locals:
         say()
@@ -366,6 +361,17 @@ def _show_steps(
         doubtful = [step for step in seen.in_doubt if step.number not in numbers]
         first += map(step_row, doubtful[:_DOUBTFUL])
     show_table(STEP_COLUMNS, itertools.chain(first, map(step_row, steps)))
+
+
+def _show_part(run: Run, step: int | None, path: str, *, as_json: bool) -> None:
+    """Print a part of the arguments or the result of a step, or of the run."""
+    of: Any = run if step is None else find_step(run, step)
+    value = find_recorded(of, path)
+    if as_json:
+        text, cut = short(value, path, JSON_ROOM)
+        echo_json({"id": run.id, "step": step, "path": path, "value": text, "cut": cut})
+    else:
+        say(shown(value, path))
 
 
 def _show_step(run: Run, step: StepRecord, *, as_json: bool) -> None:

@@ -10,7 +10,7 @@ import click
 from stepwise import Run
 from stepwise._display.stops import why_text
 from stepwise._display.terminal import Terminal, shown_value
-from stepwise._runs.paths import find
+from stepwise._runs.paths import JSON_ROOM, find, short, shown
 from stepwise._runs.steps import newest_checkpoint
 from stepwise.cli._command import (
     command,
@@ -82,10 +82,11 @@ def show_locals(
     step, position = (taken.state.step, taken.state.where) if taken is not None else (None, None)
     facts: dict[str, Any] = {"id": run.id, "step": step, "position": position}
     if path is not None:
-        text = shown_value(find(values, path))
         if as_json:
-            echo_json({**facts, "path": path, "value": text})
+            text, cut = short(find(values, path), path, JSON_ROOM)
+            echo_json({**facts, "path": path, "value": text, "cut": cut})
         else:
+            text = shown(find(values, path), path)
             note(f"{path} after step {step}, at {position}\n")
             say(text)
         return
@@ -109,7 +110,7 @@ def _show_changes(run: Run, path: str, *, as_json: bool) -> None:
 
 @command(
     "Look",
-    "stepwise bisect trip-0573 'len(messages) > 40'\n"
+    "stepwise bisect trip-0573 'len(messages)>40'\n"
     "stepwise bisect trip-0573 'total < 0' --every  # looks at each checkpoint",
     short_help="Find the first checkpoint of a RUN at which an expression is true.",
 )

@@ -27,6 +27,7 @@ from stepwise._display.page import (
     title_of,
     variables,
 )
+from stepwise._display.stops import said_html
 from stepwise._display.terminal import duration_text, shown_value
 from stepwise._display.timeline import RunBars, timeline
 from stepwise._execution.viewer import look_into
@@ -225,6 +226,7 @@ def _head(view: View, at: _Moment) -> Markup:
             (", resumes ", at.page.where) if at.page.where else None,
             cls="soft",
         ),
+        said_html(at.run.why()) if shown.status in _RESUMABLE else None,
         block(shown.error, cls="error") if shown.error else None,
         [tag("p", each, cls="note") for each in _waits(view, at)],
         tag("p", shown.damage, cls="note bad") if shown.damage else None,

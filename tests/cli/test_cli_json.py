@@ -76,7 +76,6 @@ COMMANDS = {
     "show all": (dict, "show RUN --all --locals"),
     "why": (dict, "why DOUBT"),
     "locals": (dict, "locals RUN"),
-    "history": (dict, "locals RUN --changes topic"),
     "bisect": (dict, "bisect RUN topic"),
     "diff": (dict, "diff RUN DOUBT"),
     "in-doubt": (list, "in-doubt"),
