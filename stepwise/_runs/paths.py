@@ -39,6 +39,7 @@ from stepwise.errors import ConfigurationError
 _ORDERED = (list, tuple, deque)
 _TEXTS = (str, bytes, bytearray)
 _CONTAINERS = (*_ORDERED, dict, set, frozenset)
+_ATOMS = frozenset((str, bytes, int, float, bool, complex, type(None)))
 _SINGLE = (type, types.ModuleType, types.FunctionType)  # described by their names
 
 
@@ -57,7 +58,11 @@ def _is(value: object, *kinds: type) -> bool:
 def fields_of(value: Any) -> dict[str, Any]:
     """Return what an instance holds, by attribute, as far as its class shows it."""
     cls = type(value)
-    if _is(value, *_SINGLE) or any("get_secret_value" in vars(base) for base in cls.__mro__):
+    if (
+        cls in _ATOMS
+        or _is(value, *_SINGLE)
+        or any("get_secret_value" in vars(base) for base in cls.__mro__)
+    ):
         return {}
     shown = shown_fields(cls)
     if shown is not None and issubclass(cls, tuple):
@@ -100,6 +105,10 @@ def size_of(value: Any, most: int = 20_000) -> int:
     met, size = set[int](), 0
     while todo and len(met) < most:
         each = todo.pop()
+        if type(each) in _ATOMS:  # almost always
+            size += sys.getsizeof(each)
+            most -= 1
+            continue
         if id(each) in met or _is(each, *_SINGLE):
             continue
         met.add(id(each))
@@ -540,6 +549,8 @@ def _differing_items(
     one: list[Any], other: list[Any], path: str, met: set[tuple[int, int]]
 ) -> _Differing:
     for number, (old, new) in enumerate(zip(one, other, strict=False)):
+        if type(old) is type(new) and type(old) in _ATOMS and old == new:  # almost always
+            continue
         yield from _differing(old, new, f"{path}[{number}]", met)
     least = min(len(one), len(other))
     if len(one) != len(other):

@@ -38,6 +38,8 @@ class WorkflowSource:
         how = how_started(store, seal, facts)
         self.file = how[2] if how is not None else ""
         self.name = facts.workflow.rpartition(":")[2].rpartition(".")[2]
+        self._fitting: dict[tuple[str, tuple[str, ...], str], FunctionNode | None] = {}
+        self._writers: dict[tuple[FunctionNode, str], list[tuple[int, int]]] = {}
         if self.file:
             linecache.checkcache(self.file)
         self.lines = linecache.getlines(self.file) if self.file else []
@@ -47,7 +49,7 @@ class WorkflowSource:
         """All functions of the file."""
         return [*functions_named("".join(self.lines))]
 
-    @property
+    @cached
     def named(self) -> list[FunctionNode]:
         """The functions of the file that have the name of the workflow."""
         return [node for node in self.nodes if node.name == self.name]
@@ -59,9 +61,12 @@ class WorkflowSource:
 
     def fitting(self, state: State) -> FunctionNode | None:
         """Return the function if its code before a checkpoint is unchanged, else ``None``."""
-        place = state.position, state.visited
-        fits = (node for node in self.named if prefix_fingerprint(node, *place) == state.prefix)
-        return next(fits, None)
+        key = state.position, tuple(state.visited), state.prefix
+        if key not in self._fitting:
+            where = state.position, state.visited
+            fits = (n for n in self.named if prefix_fingerprint(n, *where) == state.prefix)
+            self._fitting[key] = next(fits, None)
+        return self._fitting[key]
 
     def next_line(self, state: State) -> int:
         """Return the line that follows a checkpoint; 0 if it is unknown."""
@@ -91,7 +96,9 @@ class WorkflowSource:
         if own is None or node is None:
             return state.where, ""
         last = self.lines_of(before) if before is not None else (node.lineno, node.lineno)
-        writers = writers_of(node, name)
+        if (node, name) not in self._writers:
+            self._writers[node, name] = writers_of(node, name)
+        writers = self._writers[node, name]
         if last is not None:
             spans = [(last[1] + 1, own[1])]
             loop = loop_around(node, own[0])

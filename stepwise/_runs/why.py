@@ -89,10 +89,6 @@ class CodePlace:
     lines: tuple[str, ...] = ()
     note: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the attributes as plain data, for JSON."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
-
     @property
     def numbered(self) -> str:
         """The lines with their numbers; the statement is marked with ``>``."""
@@ -471,7 +467,7 @@ class _RunReading:
         found: list[VariableChange] = []
         for name in dict.fromkeys((*values, *earlier)):
             if len(found) >= _CHANGES:
-                break  # the statement of each change is searched in the source
+                break
             pair = earlier.get(name, ABSENT), values.get(name, ABSENT)
             states = before.state, newest.state
             found += changes_between(self.source, *states, name, pair, most=2)
