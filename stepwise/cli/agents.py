@@ -79,7 +79,7 @@ def serve_tools(*, port: int | None, allowed: tuple[str, ...], phrase: str, as_j
 
 @command(
     "Check and learn",
-    f"stepwise skill  # {_SKILLS}/stepwise/SKILL.md\n"
+    f"stepwise skill  # in {_SKILLS}\n"
     "stepwise skill .agents/skills\n"
     "stepwise skill ~/.claude/skills --replace",
     short_help="Write instructions for coding agents.",

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from stepwise._runtime.messages import printable
-from stepwise._values.preview import preview
+from stepwise._values.preview import NO_SECRETS, preview
 
 LIMIT = 8000
 """The bytes of an answer as JSON: about 2,000 tokens."""
@@ -59,6 +59,8 @@ def as_json(value: Any) -> str:
 def cut(value: Any, text: int, items: int, depth: int = 0) -> Any:
     """Return plain data with shortened texts, and with fewer items of lists and objects.
 
+    Texts that look like credentials are masked.
+
     Args:
         text: characters of a text; the middle of a longer one is left out.
         items: of a list or an object.
@@ -69,7 +71,7 @@ def cut(value: Any, text: int, items: int, depth: int = 0) -> Any:
     if isinstance(value, (int, float)):  # JSON has neither NaN nor large numbers
         return value if abs(value) <= _LARGEST else preview(value)
     if not isinstance(value, (Mapping, list, tuple)):
-        return printable(str(value), text)
+        return printable(NO_SECRETS.cleaned_text(str(value)[: 20 * text]), text)
     left_out = f"[... {len(value) - items:,} more ...]" if len(value) > items else ""
     if depth == _DEEPEST:
         return f"[... {len(value):,} inside ...]"

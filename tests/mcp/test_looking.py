@@ -304,12 +304,12 @@ def test_nothing_secret_is_shown(ask):
     """What is declared secret, redacted or ignored is in no answer."""
 
     @step(secret="token", redact="name")
-    def log_in(token, name):
+    def log_in(token, name, key):
         return Account("account of somebody", "hunter2-hunter2")
 
     @workflow(secret="token")
     def visit(token, name):
-        account = log_in(token, name)
+        account = log_in(token, name, f"sk-live-{name[-12:]}0123456789")
         raise LookupError(f"no entry for {token} in {type(account)}")
 
     stepwise.configure(record_locals=True, record_arguments=True)
@@ -330,6 +330,7 @@ def test_nothing_secret_is_shown(ask):
     ):
         text = " ".join(ask(asked, **arguments).texts)
         assert token not in text, asked
+        assert f"sk-live-{name[-12:]}" not in text, asked
         if asked == "step":
             assert name not in text
 
