@@ -147,7 +147,7 @@ def _debug(run: Run, at: int = -1) -> Any:
     except RunStopped as stop:
         if type(stop) is not RunStopped:  # the run went on, and stopped by itself
             raise
-        notice(str(stop))
+        notice(f"{stop}")
         return None
 
 
