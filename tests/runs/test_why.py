@@ -525,7 +525,7 @@ def empty():
 
 
 def test_bisect_10000_checkpoints():
-    """Of 10,000 kept checkpoints fewer than 70 are looked at, which takes a tenth of a second."""
+    """Of 10,000 kept checkpoints fewer than 70 are looked at, which takes about a second."""
     run = counting.execute(2)
     loaded = newest_checkpoint(run.store, run._seal, run.id)
     put = {}
