@@ -357,7 +357,7 @@ def bisect_of(place: Place, facts: RunFacts, expression: str, *, every: bool) ->
     loaded = moments.load(index)
     assert loaded is not None  # the expression was evaluated there
     state, source = loaded.state, WorkflowSource(*place[:2], facts)
-    changes = (*_changes_at(moments, source, index, expression),) if index else ()
+    changes = (*_changes_at(moments, source, index, loaded, expression),) if index else ()
     note = ". ".join(filter(None, (told, few)))
     where, statement = state.where, source.statement(state)
     if changes:
@@ -382,10 +382,10 @@ def _first(holds: Callable[[int], bool], kept: int, samples: int) -> int | None:
 
 
 def _changes_at(
-    moments: Moments, source: WorkflowSource, index: int, expression: str
+    moments: Moments, source: WorkflowSource, index: int, now: Loaded, expression: str
 ) -> Iterator[VariableChange]:
-    before, now = moments.load(index - 1), moments.load(index)
-    if before is None or now is None:
+    before = moments.load(index - 1)
+    if before is None:
         return
     try:
         old, new = moments.variables(before), moments.variables(now)

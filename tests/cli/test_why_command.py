@@ -100,7 +100,7 @@ def test_bisect(talked):
 
 @workflow(retention="all")
 def connect(count):
-    config = {"headers": {"password": "sesame opens"}, "api_keys": ["abc"]}
+    config = {"headers": {"password": "sesame opens"}, "api_keys": ["opens it"]}
     key_of = [{"authorization": "Bearer x", "password": "hunter-2-hunter"}]
     for number in range(count):
         ask(number)
@@ -121,7 +121,7 @@ def test_no_view_of_variables_shows_a_secret():
         for as_json in ([], ["--json"]):
             told = run(*arguments, *as_json)
             assert told.exit_code == 0
-            assert "abc" not in told.output
+            assert "opens it" not in told.output
             assert "hunter-2" not in told.output
             assert "sesame" not in told.output
 
