@@ -6,7 +6,7 @@ import builtins
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -19,8 +19,8 @@ from stepwise._runs.paths import ABSENT, differences, find, parsed
 from stepwise._runs.sources import WorkflowSource
 from stepwise._runs.steps import Place
 from stepwise._runtime.facts import public
-from stepwise._runtime.messages import count
-from stepwise._values.preview import NOT_SHOWN, error_text
+from stepwise._runtime.messages import count, printable
+from stepwise._values.preview import NO_SECRETS, NOT_SHOWN, error_text
 from stepwise.errors import ConfigurationError, StepNotFoundError, UnreadableValueError
 
 # -- kept checkpoints -----------------------------------------------------------------------------
@@ -120,13 +120,7 @@ class History(list[VariableChange]):
 
         The newest changes are in it; ``left_out`` counts the others.
         """
-        kept: list[dict[str, Any]] = []
-        room = _JSON
-        for each in map(VariableChange.to_dict, reversed(self)):
-            room -= len(json.dumps(each, indent=2)) + 8 * len(each)
-            if room < 0:
-                break
-            kept.insert(0, each)
+        kept = _fitting(self)
         facts = {"looked_at": self.looked_at, "kept": self.kept, "note": self.note}
         return {**facts, "left_out": len(self) - len(kept), "changes": kept}
 
@@ -135,6 +129,18 @@ class History(list[VariableChange]):
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(str(self))
+
+
+def _fitting(changes: Sequence[VariableChange]) -> list[dict[str, Any]]:
+    """Return the newest changes as plain data, as many as JSON of limited length has room for."""
+    kept: list[dict[str, Any]] = []
+    room = _JSON
+    for each in map(VariableChange.to_dict, reversed(changes)):
+        room -= len(json.dumps(each, indent=2)) + 8 * len(each)
+        if room < 0:
+            break
+        kept.insert(0, each)
+    return kept
 
 
 def changes_between(
@@ -234,6 +240,7 @@ def no_checkpoint(run_id: str) -> StepNotFoundError:
 # -- bisect ---------------------------------------------------------------------------------------
 
 
+_ERROR = 300  # characters of an expression's exception
 _SAMPLES = 48  # checkpoints looked at before the gap is halved
 
 
@@ -265,9 +272,9 @@ class FirstTrue:
     note: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the attributes as plain data, for JSON."""
+        """Return the attributes as plain data, with as many changes as 7,500 characters hold."""
         facts = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {**facts, "changes": [each.to_dict() for each in self.changes]}
+        return {**facts, "changes": _fitting(self.changes)}
 
     def __str__(self) -> str:
         if self.step is None:
@@ -301,7 +308,8 @@ class _Condition:
             variables = self.moments.variables(loaded)
             return bool(eval(self._code, {"__builtins__": builtins, **variables}))  # noqa: S307
         except Exception as error:  # the user's expression may raise anything
-            self.error = f"{type(error).__name__}: {error_text(error)}"
+            text = NO_SECRETS.cleaned_text(error_text(error)[:_ERROR])
+            self.error = printable(f"{type(error).__name__}: {text}")
             return False
 
 
@@ -349,7 +357,7 @@ def bisect_of(place: Place, facts: RunFacts, expression: str, *, every: bool) ->
     loaded = moments.load(index)
     assert loaded is not None  # the expression was evaluated there
     state, source = loaded.state, WorkflowSource(*place[:2], facts)
-    changes = (*_changes_at(moments, source, index, expression),) if index else ()
+    changes = (*_changes_at(moments, source, index, loaded, expression),) if index else ()
     note = ". ".join(filter(None, (told, few)))
     where, statement = state.where, source.statement(state)
     if changes:
@@ -374,10 +382,10 @@ def _first(holds: Callable[[int], bool], kept: int, samples: int) -> int | None:
 
 
 def _changes_at(
-    moments: Moments, source: WorkflowSource, index: int, expression: str
+    moments: Moments, source: WorkflowSource, index: int, now: Loaded, expression: str
 ) -> Iterator[VariableChange]:
-    before, now = moments.load(index - 1), moments.load(index)
-    if before is None or now is None:
+    before = moments.load(index - 1)
+    if before is None:
         return
     try:
         old, new = moments.variables(before), moments.variables(now)

@@ -11,21 +11,25 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import json
 import re
 import sys
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import islice
+from math import isfinite
 from typing import Any
 
 from stepwise._display.terminal import shown_value
 from stepwise._runtime.facts import NamedTuple
+from stepwise._runtime.messages import printable
 from stepwise._values.credentials import is_secret_name, is_suspect, is_suspect_name
 from stepwise._values.preview import (
     HIDDEN,
     NO_SECRETS,
     WITH_SHAPES,
+    is_of_python,
     preview,
     shown_fields,
     type_name,
@@ -40,6 +44,7 @@ _ORDERED = (list, tuple, deque)
 _TEXTS = (str, bytes, bytearray)
 _CONTAINERS = (*_ORDERED, dict, set, frozenset)
 _ATOMS = frozenset((str, bytes, int, float, bool, complex, type(None)))
+_PLAIN = (*_TEXTS, int, float, complex, type(None))
 _SINGLE = (type, types.ModuleType, types.FunctionType)  # described by their names
 
 
@@ -295,11 +300,15 @@ def joined(path: str, part: Any) -> str:
 
 
 JSON_ROOM = 3000  # characters of a value for a coding agent; twice as many at most
+_JSON = 7000  # characters of all variables as JSON
+_WHOLE = 1 << 1000  # characters: a room that no value fills
+_MOST_SHOWN = 100_000  # characters
 _LEAST = 24  # characters that a part gets before others are left out
 _DEEPEST = 8
 _MOST_CUT = 4  # paths that are named
 _MADE_BY_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
-_PLAIN_KEYS = (str, int, bytes, float, bool, tuple, type(None))
+_LONGEST_KEY = 200  # characters
+_LARGEST_KEY = 10**18
 
 
 class Short(NamedTuple):
@@ -331,9 +340,35 @@ def short(value: Any, path: str, room: int = 200) -> Short:
 
 
 def shown(value: Any, path: str) -> str:
-    """Return the value of a path as text, whole, without secrets by name and credentials."""
-    hidden = _is(value, str) and _is_secret(_last_name(path), value)
-    return HIDDEN if hidden else NO_SECRETS.cleaned_text(shown_value(value))
+    """Return the whole value of a path as printable text, without secrets by name and credentials.
+
+    Of a text of more than 100,000 characters, the middle is left out.
+    """
+    text = _Shortener(whole=True).text(value, path, _WHOLE, _last_name(path))
+    return printable(NO_SECRETS.cleaned_text(text), _MOST_SHOWN)
+
+
+def short_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return variables as short texts, whose JSON has about 8,000 characters at most.
+
+    ``locals`` has the texts, ``cut`` the paths of cut parts, and ``left_out`` the number of
+    variables that have no room.
+    """
+    found: dict[str, Any] = {}
+    for room in (JSON_ROOM, 1500, 700, 300, 150, 80, 40):
+        texts = {name: short(value, name, room) for name, value in values.items()}
+        left = _JSON
+        found = {"locals": {}, "cut": []}
+        for name, (text, cut) in texts.items():
+            left -= len(json.dumps([name, text, *cut[:1]])) + 12
+            if left < 0:
+                break
+            found["locals"][name] = text
+            found["cut"] += cut[:1]
+        found["left_out"] = len(values) - len(found["locals"])
+        if not found["left_out"]:
+            break
+    return found
 
 
 def _last_name(path: str) -> str:
@@ -343,20 +378,22 @@ def _last_name(path: str) -> str:
 class _Shortener:
     """The texts of a value and its parts, each with a share of the room."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, whole: bool = False) -> None:
         self.cut: list[str] = []
+        self.whole, self._deepest = whole, 100 if whole else _DEEPEST
+        self._inside: set[int] = set()  # containers, by id; a value may hold itself
 
     def text(self, value: Any, path: str, room: int, name: str = "", depth: int = 0) -> str:
         if _is(value, *_TEXTS):
             secret = _is(value, str) and _is_secret(name, value)
             return HIDDEN if secret else self._long(value, path, room)
-        if _is(value, type) and "_stands_for" in vars(value):  # a name that this program lacks
-            return f"<{value._stands_for}>"
         if place_of(value) is not None or _is(value, type):
-            lacking = _is(value, type) and vars(value).get("_stands_for")
+            lacking = _is(value, type) and vars(value).get("_stands_for")  # this program lacks it
             return f"<{lacking}>" if lacking else preview(value, room)
         held = fields_of(value)
-        around = functools.partial(self._around, value, path=path, room=room, depth=depth)
+        around = functools.partial(
+            self._around, value, path=path, room=room, name=name, depth=depth
+        )
         if held and (shown_fields(type(value)) is not None or _is_users(value)):
             return around("()", [*held.items()], "=")
         if _is(value, *_CONTAINERS):
@@ -364,7 +401,10 @@ class _Shortener:
             ends = "[]" if _is(value, list, deque) else "()" if _is(value, tuple) else "{}"
             parts = [*dict.items(value)] if is_dict else [*enumerate(_items(value))]
             return around(ends, parts, ": " if is_dict else "")
-        text = preview(value, max(room, 20))
+        if self.whole and not _is_users(value) and is_of_python(value):
+            text = shown_value(value, _MOST_SHOWN)
+        else:
+            text = preview(value, max(room, 20))
         if "..." in text and held:
             self.cut.append(path)
         return text
@@ -389,6 +429,7 @@ class _Shortener:
         sign: str,
         path: str,
         room: int,
+        name: str,
         depth: int,
     ) -> str:
         """Return the text of a container or an instance: as many parts as there is room for.
@@ -403,9 +444,11 @@ class _Shortener:
         kind = "" if cls in (list, tuple, dict) or (cls is set and parts) else type_name(value)
         if not parts and _is(value, set, frozenset):
             return f"{kind}()"
-        if parts and (depth > _DEEPEST or room < _LEAST):
+        if parts and (id(value) in self._inside or depth > self._deepest or room < _LEAST):
             self.cut.append(path)
             return f"{kind}{ends[0]}… {count:,}{ends[1]}"
+        if self.whole:
+            self._inside.add(id(value))
         left = room - len(kind) - 2
         front: list[str] = []
         back: list[str] = []
@@ -413,15 +456,20 @@ class _Shortener:
         while len(front) + len(back) < count and (few or left >= _LEAST):
             first = few or len(front) <= len(back)
             key, part = parts[len(front) if first else -1 - len(back)]
-            before = f"{key if sign == '=' else preview(key, 60)}{sign}" if sign else ""
+            is_text = self.whole and type(key) is str
+            said = key if sign == "=" else repr(key) if is_text else preview(key, 60)
+            before = f"{said}{sign}" if sign else ""
             share = left // (count - len(front)) if few else left // 3
-            has_path = type(key) in _PLAIN_KEYS and (sign or ends != "{}")  # not an item of a set
+            has_path = _has_path(key) and (sign or ends != "{}")  # not an item of a set
             inner = joined(path, key) if has_path else path
-            name = key if type(key) is str else ""
+            held_as = key if type(key) is str else name  # each item of "passwords" is one
+            if cls is tuple and count == 2 and key == 1 and type(value[0]) is str:  # of a header
+                held_as = value[0]
             share = max(16, share - len(before) - 2)
-            text = before + self.text(part, inner, share, name, depth + 1)
+            text = before + self.text(part, inner, share, held_as, depth + 1)
             (front if first else back).append(text)
             left -= len(text) + 2
+        self._inside.discard(id(value))
         texts = [*front, *reversed(back)]
         if len(texts) < count:
             texts.insert(len(front), f"… {count - len(texts):,} more …")
@@ -431,6 +479,19 @@ class _Shortener:
         inside += "," if cls is tuple and len(texts) == 1 else ""
         text = f"{ends[0]}{inside}{ends[1]}"
         return f"{kind}({text})" if kind and ends != "()" else f"{kind}{text}"
+
+
+def _has_path(key: Any) -> bool:
+    """Return whether a key can be written in a path."""
+    if type(key) is tuple:
+        return len(key) <= _DEEPEST and all(map(_has_path, key))
+    if type(key) in (str, bytes):
+        return len(key) <= _LONGEST_KEY
+    if type(key) is float:
+        return isfinite(key)  # ``inf`` is no literal
+    return type(key) in (bool, type(None)) or (
+        type(key) is int and -_LARGEST_KEY < key < _LARGEST_KEY
+    )
 
 
 def _needed(parts: list[tuple[Any, Any]]) -> int:
@@ -508,9 +569,11 @@ def _differing(one: Any, other: Any, path: str, met: set[tuple[int, int]]) -> _D
     met.add((id(one), id(other)))
     if _class_name(one) != _class_name(other):
         yield path, one, other
-    elif _is(one, *_TEXTS, int, float, complex, type(None)):
-        base: Any = next(k for k in (*_TEXTS, int, float, complex, type(None)) if _is(one, k))
-        if base.__repr__(one) != base.__repr__(other):  # NaN does not equal itself
+    elif _is(one, *_PLAIN):
+        base: Any = next(each for each in _PLAIN if _is(one, each))
+        # NaN does not equal itself, and a large int has no text.
+        by_text = base in (float, complex)
+        if base.__repr__(one) != base.__repr__(other) if by_text else base.__ne__(one, other):
             yield path, one, other
     elif _is(one, dict):
         yield from _differing_keys(one, other, path, met)
@@ -536,7 +599,7 @@ def _differing_keys(one: Any, other: Any, path: str, met: set[tuple[int, int]]) 
     olds, news = ({_named(k): (k, v) for k, v in dict.items(each)} for each in (one, other))
     for name in dict.fromkeys((*olds, *news)):
         key = (olds.get(name) or news[name])[0]
-        inner = joined(path, key) if type(key) in _PLAIN_KEYS else path
+        inner = joined(path, key) if _has_path(key) else path
         old, new = (each[name][1] if name in each else ABSENT for each in (olds, news))
         yield from _differing(old, new, inner, met)
 

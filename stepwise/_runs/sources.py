@@ -20,6 +20,7 @@ from stepwise._rewrite import (
     writers_of,
 )
 from stepwise._runtime.forks import cached
+from stepwise._values.preview import NO_SECRETS
 from stepwise.stores import Store
 
 _TEXT = 200  # characters of a statement
@@ -114,6 +115,7 @@ class WorkflowSource:
 
     def _text(self, first: int, last: int) -> str:
         text = " ".join(line.strip() for line in self.lines[first - 1 : last])
+        text = NO_SECRETS.cleaned_text(text)
         return text if len(text) <= _TEXT else f"{text[: _TEXT - 1]}…"
 
     def statement(self, state: State) -> str:

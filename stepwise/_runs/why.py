@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain, islice
 from typing import Any
 
 from stepwise._checkpoints.checkpoints import Loaded
@@ -19,19 +20,15 @@ from stepwise._display.stops import step_text, why_html, why_text
 from stepwise._display.terminal import ago, duration_text
 from stepwise._execution.budget import Spent
 from stepwise._execution.outcomes import LoadedOutcome
-from stepwise._execution.suspension import PendingWait, pending
+from stepwise._execution.suspension import pending
 from stepwise._execution.viewer import failure_of, result_of
 from stepwise._journal.journal import facts_of, read_end
 from stepwise._journal.lease import describe_owner
 from stepwise._journal.records import RunFacts
-from stepwise._runs.history import (
-    Moments,
-    VariableChange,
-    changes_between,
-)
+from stepwise._runs.history import Moments, VariableChange, changes_between
 from stepwise._runs.overview import SHOWN, Overview, overview
 from stepwise._runs.paths import ABSENT, length_of, short, size_of
-from stepwise._runs.questions import Question, questions_of
+from stepwise._runs.questions import questions_of
 from stepwise._runs.sources import WorkflowSource
 from stepwise._runs.steps import (
     UNFINISHED,
@@ -240,7 +237,7 @@ class _RunReading:
         frames = self._frames()
         moments = Moments(self.place, facts)
         named = None if at is None else self._checkpoint(at).name
-        newest, before = [*_two(moments.until(named))]
+        newest, before = islice(chain(moments.until(named), (None, None)), 2)
         state = newest.state if newest is not None else None
         place = self._place(frames if at is None else (), state, then=at is not None)
         variables, left_out, changes = self._variables(moments, newest, before, place)
@@ -480,7 +477,8 @@ class _RunReading:
         store, seal, _ = self.place
         if status == "running":
             yield f"stepwise watch {run_id}", "follow it"
-        for question in self._questions():
+        asks = "waiting" in self.seen.statuses or self.seen.course.children
+        for question in questions_of(store, seal, self.facts) if asks and not self.depth else ():
             yes, no = answers_to(question)
             yield yes, f"say yes to {question.name}: {question.text}"
             yield no, "say no"
@@ -490,12 +488,16 @@ class _RunReading:
             yield f"{command} --did-not-happen", f"{step.name} did not happen, and may run"
         for stop in self.seen.stops:
             yield from zip(stop.commands, stop.meanings, strict=True)
-        for wait in self._awaited():
+        for wait in pending(self.facts):
+            if wait.kind != "signal":
+                continue
             yield (
                 f"stepwise send {shell_word(wait.run_id)} {shell_word(wait.name)} JSON",
                 "send what it waits for",
             )
-        yield from (each for child in children for each in child.commands if _settles(each[0]))
+        settling = ("stepwise resolve", "stepwise send")
+        of_children = (each for child in children for each in child.commands)
+        yield from (each for each in of_children if each[0].startswith(settling))
         if self.depth:
             return
         top, facts = self.facts.run_id, self.facts
@@ -510,24 +512,6 @@ class _RunReading:
             yield f"stepwise resume {shell_word(top)}", f"{first}{where}"
         elif status in ("completed", "cancelled"):
             yield f"stepwise fork {run_id} --at STEP", "go on from an earlier step, as a new run"
-
-    def _questions(self) -> list[Question]:
-        if "waiting" in self.seen.statuses or self.seen.course.children:
-            return questions_of(*self.place[:2], self.facts) if not self.depth else []
-        return []
-
-    def _awaited(self) -> list[PendingWait]:
-        return [each for each in pending(self.facts) if each.kind == "signal"]
-
-
-def _two(found: Iterator[Any]) -> Iterator[Any]:
-    """Yield the first two items, and ``None`` for each that is missing."""
-    yield next(found, None)
-    yield next(found, None)
-
-
-def _settles(command: str) -> bool:
-    return command.startswith(("stepwise resolve", "stepwise send"))
 
 
 # -- frames and lines -----------------------------------------------------------------------------
@@ -637,8 +621,16 @@ def _dict(why: Why, scale: float, *, inner: bool = False) -> dict[str, Any]:
             _dict(each, scale * 0.4, inner=True) for each in few(why.children, 2)
         ],
         "result": cut(why.result, 600),
-        "done": _done(why, cut),
-        "checkpoint": _checkpoint(why, cut),
+        "done": {
+            "steps": dict(why.counts),
+            "spent": cut(str(why.spent), 100),
+            "resumed": why.resumed,
+            "created_at": round(why.created_at, 3),
+            "updated_at": round(why.updated_at, 3),
+        },
+        "checkpoint": {
+            "step": why.step, "position": cut(why.position, 80), "kept": why.kept
+        } if why.step is not None else None,
         "variables": [_variable_dict(each, cut) for each in few(why.variables, 12)],
         "variables_left_out": [
             cut(each.name, 60)
@@ -672,22 +664,6 @@ _MORE = (
     "--changes NAME; a step: stepwise show {0} STEP --path arguments.NAME or result; a list in "
     "parts: PATH[0:10]"
 )
-
-
-def _done(why: Why, cut: Any) -> dict[str, Any]:
-    return {
-        "steps": dict(why.counts),
-        "spent": cut(str(why.spent), 100),
-        "resumed": why.resumed,
-        "created_at": round(why.created_at, 3),
-        "updated_at": round(why.updated_at, 3),
-    }
-
-
-def _checkpoint(why: Why, cut: Any) -> dict[str, Any] | None:
-    if why.step is None:
-        return None
-    return {"step": why.step, "position": cut(why.position, 80), "kept": why.kept}
 
 
 def _place_dict(place: CodePlace | None, cut: Any, scale: float) -> dict[str, Any] | None:

@@ -202,6 +202,11 @@ def _repr_of(cls: type) -> Any:
     return next(vars(base)["__repr__"] for base in cls.__mro__ if "__repr__" in vars(base))
 
 
+def is_of_python(x: Any) -> bool:
+    """Return whether the ``repr`` of an object calls code of Python or of arrays only."""
+    return type(x).__module__.partition(".")[0] in WITH_SHAPES or not _asks_others(x)
+
+
 def _asks_others(x: Any) -> bool:
     """Return whether the ``repr`` of an object calls, or might call, code that is not Python's.
 

@@ -24,12 +24,12 @@ from stepwise._display.terminal import (
     Terminal,
     Word,
     duration_text,
-    shown_value,
 )
 from stepwise._display.words import took_text
 from stepwise._runs.finding import call_text as call_text
 from stepwise._runs.finding import find_run as find_run
 from stepwise._runs.messages import parsed_json
+from stepwise._runs.paths import shown
 from stepwise._runs.run import each_listed
 from stepwise._runs.steps import StoppedCall
 from stepwise._runtime.messages import printable, shell_word
@@ -81,7 +81,7 @@ def show_table(columns: Sequence[Column], rows: Iterable[Sequence[Any] | Below])
 
 def show_variables(variables: Mapping[str, Any]) -> None:
     """Print a table of local variables."""
-    rows = [[name, shown_value(value)] for name, value in variables.items()]
+    rows = [[name, shown(value, name)] for name, value in variables.items()]
     show_table([Column("VARIABLE"), Column("VALUE")], rows)
 
 
@@ -156,7 +156,7 @@ def run_facts(run: Run) -> dict[str, Any]:
     facts |= {"error": run._error_text() or facts["error"], "result": None}
     if run.status == "completed":
         try:
-            facts["result"] = shown_value(run.result)
+            facts["result"] = shown(run.result, "result")
         except stepwise.UnreadableValueError as problem:
             facts["result_unreadable"] = printable(str(problem))
     return facts

@@ -295,7 +295,7 @@ def show(
         facts["questions"] = [each.to_dict() for each in run._asked(seen)]
         facts["inbox"] = [each.to_dict() for each in run.inbox if every or each.status != "taken"]
         if with_locals:
-            facts["locals"] = {name: shown_value(value) for name, value in variables.items()}
+            facts["locals"] = {name: shown(value, name) for name, value in variables.items()}
         echo_json(facts)
         return
     _describe(run, of_run, seen)
@@ -382,7 +382,7 @@ def _show_step(run: Run, step: StepRecord, *, as_json: bool) -> None:
         inputs = step.inputs if step.has_inputs else None
     except stepwise.UnreadableValueError as error:
         problem = str(error)
-    texts = {name: shown_value(value) for name, value in (inputs or {}).items()}
+    texts = {n: shown(value, f"arguments[{n!r}]") for n, value in (inputs or {}).items()}
     if as_json:
         told = {n: [each.to_dict() for each in frames] for n, frames in failures.items()}
         echo_json(
@@ -678,7 +678,7 @@ def _write_json(run: Run, file: TextIO) -> None:
 def _variables(run: Run) -> dict[str, str]:
     """Return the variables at the newest checkpoint as text; empty if they cannot be shown."""
     try:
-        return {name: shown_value(value) for name, value in run._shown_locals().items()}
+        return {name: shown(value, name) for name, value in run._shown_locals().items()}
     except (stepwise.StepNotFoundError, stepwise.UnreadableValueError):
         return {}
 

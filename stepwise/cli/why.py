@@ -9,8 +9,8 @@ import click
 
 from stepwise import Run
 from stepwise._display.stops import why_text
-from stepwise._display.terminal import Terminal, shown_value
-from stepwise._runs.paths import JSON_ROOM, find, short, shown
+from stepwise._display.terminal import Terminal
+from stepwise._runs.paths import JSON_ROOM, find, short, short_values, shown
 from stepwise._runs.steps import newest_checkpoint
 from stepwise.cli._command import (
     command,
@@ -91,7 +91,7 @@ def show_locals(
             say(text)
         return
     if as_json:
-        echo_json({**facts, "locals": {n: shown_value(value) for n, value in values.items()}})
+        echo_json({**facts, **short_values(values)})
         return
     note(f"after step {step}, at {position}\n")
     show_variables(values)

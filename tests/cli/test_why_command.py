@@ -96,3 +96,56 @@ def test_bisect(talked):
     assert run("bisect", talked, "len(answers) == 9").exit_code == 1
     facts = json.loads(run("bisect", talked, "len(answers) == 2", "--json").stdout)
     assert (facts["step"], facts["exact"]) == (2, True)
+
+
+@workflow(retention="all")
+def connect(count):
+    config = {"headers": {"password": "sesame opens"}, "api_keys": ["opens it"]}
+    key_of = [{"authorization": "Bearer x", "password": "hunter-2-hunter"}]
+    for number in range(count):
+        ask(number)
+        pages = ["x" * 900] * 50
+    raise ValueError(len(config) + len(key_of) + len(pages))
+
+
+def test_no_view_of_variables_shows_a_secret():
+    """No command shows a value under a secret's name, nor one in a statement of the source."""
+    with pytest.raises(ValueError, match="53"):
+        connect(3)
+    run_id = stepwise.runs()[0].id
+    for arguments in (
+        *(["locals", run_id], ["locals", run_id, "config"], ["locals", run_id, "key_of"]),
+        *(["locals", run_id, "--changes", "key_of"], ["show", run_id, "--locals"]),
+        ["bisect", run_id, "key_of"],
+    ):
+        for as_json in ([], ["--json"]):
+            told = run(*arguments, *as_json)
+            assert told.exit_code == 0
+            assert "opens it" not in told.output
+            assert "hunter-2" not in told.output
+            assert "sesame" not in told.output
+
+
+def test_all_variables_as_json_are_bounded():
+    """``locals --json`` has 8,000 characters at most, and names the paths of what is cut."""
+    with pytest.raises(ValueError, match="53"):
+        connect(1)
+    run_id = stepwise.runs()[0].id
+    result = run("locals", run_id, "--json")
+    assert len(result.stdout) <= 8000
+    facts = json.loads(result.stdout)
+    assert facts["left_out"] == 0
+    assert "pages" in facts["locals"]
+    for path in facts["cut"]:
+        assert run("locals", run_id, path).exit_code == 0
+
+
+def test_an_expression_that_fails_at_length(talked):
+    """The exception of an expression is shown in short, without what looks like a credential."""
+    fails = "{}['api_key=abcdef123456' + 'x' * 10**6]"
+    told = run("bisect", talked, fails, "--json")
+    assert told.exit_code == 1
+    assert len(told.stdout) <= 8000
+    assert "abcdef123456" not in json.loads(told.stdout)["note"].replace(fails, "")
+    names = " and ".join(["answers", "number", "upto"] * 300)
+    assert len(run("bisect", talked, names, "--json").stdout) <= 8000 + 2 * len(names)

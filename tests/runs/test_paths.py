@@ -17,6 +17,8 @@ from stepwise._runs.paths import (
     length_of,
     same_value,
     short,
+    short_values,
+    shown,
     size_of,
 )
 from stepwise.errors import ConfigurationError
@@ -156,6 +158,51 @@ def test_secrets_are_not_shown():
     assert "abc" not in text
     assert "sesame" not in text
     assert short("hunter2", "password").text == "<secret>"
+    held = {"api_keys": ["abc"], "headers": [("token", "abc123def456ghi789")], "n": 1}
+    for told in (short(held, "held").text, shown(held, "held"), shown(["abc"], "api_keys")):
+        assert "abc" not in told
+    assert shown({"api_key": "abc", "inner": Message("password", ["x"])}, "config") == (
+        "{'api_key': <secret>, 'inner': Message(role='password', content=['x'])}"
+    )
+
+
+def test_a_whole_text_executes_nothing():
+    """The whole text of a value calls no code of its classes, and ends where it holds itself."""
+    value = {"key": VALUES["trap"], "long " * 40: list(range(300)), "nested": [[[[[[[[[[1]]]]]]]]]]}
+    value["self"] = value
+    text = shown(value, "value")
+    assert "Trap(slot='in a slot', inner=TrapList([" in text
+    assert repr("long " * 40) in text
+    assert "298, 299]" in text
+    assert "[[[[[[[[[[1]]]]]]]]]]" in text
+    assert text.endswith("'self': {… 4}}")
+
+
+def test_keys_and_numbers_without_a_text():
+    """A number with more digits than Python writes is a key or a value like any other."""
+    large = 10**5000
+    value = {large: [1], (large, 1): [2] * 400, "k" * 5000: [3] * 400, float("inf"): [4] * 400}
+    text, cut = short(value, "value", 200)
+    assert len(text) <= 400
+    for path in cut:
+        find({"value": value}, path)
+    assert len(differences(value, {**value, large: [2]}, "value")) == 1
+    assert differences(large, large, "n") == []
+    assert len(differences(large, large + 1, "n")) == 1
+
+
+def test_all_variables_are_short():
+    """The texts of all variables keep to the limit of JSON, whatever the variables hold."""
+    few = short_values({"a": 1, "b": [1, 2]})
+    assert few == {"locals": {"a": "1", "b": "[1, 2]"}, "cut": [], "left_out": 0}
+    many = {f"name_{n}": "\U0001f600" * 5000 for n in range(500)}
+    found = short_values(many)
+    assert len(json.dumps(found, indent=2)) <= 8000
+    assert found["left_out"] == 500 - len(found["locals"])
+    one = short_values({"messages": [{"content": "lorem " * 100}] * 55, "n": 1})
+    assert one["locals"].keys() == {"messages", "n"}
+    assert find({"messages": [{"content": "x"}] * 55}, one["cut"][0])
+    assert one["left_out"] == 0
 
 
 _ANY = st.recursive(
