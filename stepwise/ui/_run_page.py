@@ -202,7 +202,7 @@ def _head(view: View, at: _Moment) -> Markup:
     parts: dict[str, Content] = {
         "spent": amounts(spent.usd, spent.tokens, at_least=spent.at_least),
         "steps": f"{shown.total:,}" if shown.total else "",
-        "time in steps": duration_text(spent.seconds) if spent.seconds else "",
+        "execution time": duration_text(spent.seconds) if spent.seconds else "",
         "saved by resuming": saved_text(spent.saved or {}),
         "down": duration_text(shown.lost) if shown.lost else "",
         "resumed": f"{at.page.resumed} times"
