@@ -24,7 +24,8 @@ _THIN = 0.4  # percent: the minimum for a step; a shorter pause is not drawn
 _LANE, _THINNEST = 22, 8  # pixels
 _HIGH = 528  # pixels that many lanes share
 _LETTER = 0.85  # percent of the width for a letter of a label, about
-_APART = 20.0  # percent between two labels
+_LABEL = 20.0  # percent: the width of a label, about
+_BEFORE = {"start": 0.0, "": _LABEL / 2, "end": _LABEL}  # percent of a label left of its pause
 _EDGE = 24.0  # percent: the half of a label, on the narrowest page
 _EARLIER = 80  # attempts that are drawn, beside the last one of each step
 
@@ -354,12 +355,13 @@ def _legend(axis: _Axis, ends: Iterable[str]) -> list[str]:
 
 def _labels(pauses: Iterable[Pause], rules: Rules) -> Markup:
     """Return the labels of the times in which the run was down, where there is room."""
-    found, last = list[Markup](), -_APART
+    found, taken = list[Markup](), -_LABEL
     for pause in pauses:
         middle = pause.left + pause.width / 2
-        if pause.end is not None and middle - last >= _APART:
-            last = middle
-            side = "start" if middle < _EDGE else "end" if middle > 100 - _EDGE else ""
+        side = "start" if middle < _EDGE else "end" if middle > 100 - _EDGE else ""
+        begin = middle - _BEFORE[side]
+        if pause.end is not None and begin >= taken:
+            taken = begin + _LABEL
             place = rules.at(left=f"{middle:.2f}%")
             found.append(tag("small", pause.told, cls=f"label {side} {place}"))
     return tag("div", found, cls="labels") if found else Markup()

@@ -397,6 +397,14 @@ def test_a_value_of_several_pages(monkeypatch):
     assert f"{shown[-1][-3:]}</pre>" in html.unescape(last)
 
 
+def test_a_value_of_another_kind():
+    """A page of values says which they are, and an unknown kind has none."""
+    run = agent.execute("tides")
+    assert "the variables at step 1" in _run_page.value_page(view(), run, "locals", 1, "")
+    with pytest.raises(stepwise.ConfigurationError, match="not 'nothing'"):
+        _run_page.value_page(view(), run, "nothing", 1, "")
+
+
 def test_trust_in_data_only():
     """With trust="data" the page has the short texts, and says why it has no more."""
     run = agent.execute("tides")
