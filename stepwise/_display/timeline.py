@@ -254,7 +254,7 @@ def _parts(
         told = before_text(tries[0])
         found.append(_Stretch(start, max(start, tries[0].started_at), "rest", told))
     for one, other in itertools.pairwise(tries):
-        over = one.started_at if one.finished_at is None else one.finished_at
+        over = max(one.started_at, one.finished_at or one.started_at)  # clocks are set back
         found.append(_Stretch(one.started_at, over, one.status, attempt_text(one)))
         told = f"next attempt after {duration_text(max(0.0, other.started_at - over))}"
         found.append(_Stretch(over, max(over, other.started_at), "rest", told))

@@ -407,6 +407,16 @@ def test_attempts_and_waits_are_apart():
     assert "attempt 1 failed after 10.0 s: E()" in shown.one("details", id="s2").text
 
 
+def test_attempts_while_the_clock_is_set_back():
+    """No bar leaves the picture or stands left of its beginning, whatever the clock did."""
+    tries = (tried(1, "failed", 100, 60, "E()"), tried(2, "completed", 60, 60))
+    step = step_of(2, start=100, end=60, duration=0, attempts=2, tries=tries)
+    spans, _ = bars(step_of(1), step, step_of(3, start=60, end=61))
+    assert len(spans) == 4
+    assert all(0 <= left < right <= 100 for left, right, _ in spans)
+    assert spans[0][0] == 0
+
+
 def test_attempts_that_are_not_recorded():
     """Of a step with many attempts the picture says how many there were before those it has."""
     tries = tuple(tried(n, "failed", n, n + 0.5) for n in range(11, 32))
