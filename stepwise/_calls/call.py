@@ -630,7 +630,7 @@ class Performance(NamedTuple):
         name, effect, digest, unwinding = performer.name, performer.effect, identity.digest, None
         helped = around is None and active.frame is not None
         origin = active.locator.origin(effect=effect, helped=helped)
-        if not (origin.site or effect):
+        if not (origin.site or effect or active.locator.is_ours):
             origin = origin._replace(site=active.locator.waiting_at(own_frames(active)))
         counted, key = counted_as(name, branch) if branch else name, ""
         ordinal = active.ordinals.of_call(counted)

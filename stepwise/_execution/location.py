@@ -98,10 +98,14 @@ class Locator:
     Args:
         code: the code of the workflow function, which identifies its frame.
         points: the statements of the function; ``None`` without source.
+
+    Attributes:
+        is_ours: True for a graph or a step loop, which has no statements of a user.
     """
 
     def __init__(self, code: CodeType, points: Points | None) -> None:
         self._code = code
+        self.is_ours = is_ours(code.co_filename)
         self._points = points
         self._frame: FrameType | None = None  # the workflow's, as seen from its own flow
         self._waits: FrameType | None = None  # the same, as seen from its tasks and threads
@@ -198,8 +202,6 @@ class Locator:
         Args:
             frames: the frames of the workflow's own flow of control.
         """
-        if is_ours(self._code.co_filename):  # of a graph or a step loop
-            return ""
         if self._waits is None:
             self._waits = next((each for each in frames if each.f_code is self._code), None)
         return self._site(self._waits) if self._waits is not None else ""
