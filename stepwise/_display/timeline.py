@@ -16,7 +16,7 @@ from typing import Any
 
 from stepwise._display.markup import Markup, Rules, tag
 from stepwise._display.terminal import duration_text
-from stepwise._display.words import attempt_text, ended_text, is_waiting, took_text
+from stepwise._display.words import attempt_text, before_text, ended_text, is_waiting, took_text
 from stepwise._runtime.facts import NamedTuple
 
 _GAP = 4.0  # percent: the maximum for a pause
@@ -24,8 +24,10 @@ _THIN = 0.4  # percent: the minimum for a step; a shorter pause is not drawn
 _LANE, _THINNEST = 22, 8  # pixels
 _HIGH = 528  # pixels that many lanes share
 _LETTER = 0.85  # percent of the width for a letter of a label, about
-_APART = 20.0  # percent between two labels
+_LABEL = 20.0  # percent: the width of a label, about
+_BEFORE = {"start": 0.0, "": _LABEL / 2, "end": _LABEL}  # percent of a label left of its pause
 _EDGE = 24.0  # percent: the half of a label, on the narrowest page
+_EARLIER = 80  # attempts that are drawn, beside the last one of each step
 
 
 class Pause(NamedTuple):
@@ -185,7 +187,9 @@ def timeline(
         return Markup()
     first = min(step.started_at for step in groups[0].steps)
     ends = {at: end for at, end in resumes if at >= first}
-    parts = [[_parts(step, now, ends) for step in each.steps] for each in groups]
+    retried = sum(step.attempts > 1 for each in groups for step in each.steps)
+    most = 1 + _EARLIER // max(1, retried)
+    parts = [[_parts(step, now, ends, most) for step in each.steps] for each in groups]
     moments = [each.moments for theirs in parts for step in theirs for each in step]
     axis = _Axis(itertools.chain(*moments), ends)
     drawn = [
@@ -229,21 +233,28 @@ def _group(
     return tag("div", label, tag("div", bars, cls=f"bars {height}"), cls=kind)
 
 
-def _parts(step: Any, now: float | None, resumes: Iterable[float]) -> list[_Stretch]:
-    """Return the parts of a step's time, oldest first; the last one stands for the step."""
+def _parts(
+    step: Any, now: float | None, resumes: Iterable[float] = (), most: int = 1
+) -> list[_Stretch]:
+    """Return the parts of a step's time, oldest first; the last one stands for the step.
+
+    Args:
+        step, now, resumes: see :func:`timeline`.
+        most: the number of attempts that have parts of their own.
+    """
     begun, end = float(step.started_at), step.finished_at
     if is_waiting(step):
         return [_Stretch(begun, max(begun, end or now or begun), "waits")]
     found: list[_Stretch] = []
-    tries = step.tries if step.attempts > 1 else ()
+    tries = step.tries[-most:] if step.attempts > 1 else ()
     start = begun + step.waited
     if step.waited:
         found.append(_Stretch(begun, start, "wait", f"waited {duration_text(step.waited)}"))
     if tries and tries[0].number > 1:
-        told = f"{tries[0].number - 1:,} attempts before"
+        told = before_text(tries[0])
         found.append(_Stretch(start, max(start, tries[0].started_at), "rest", told))
     for one, other in itertools.pairwise(tries):
-        over = one.started_at if one.finished_at is None else one.finished_at
+        over = max(one.started_at, one.finished_at or one.started_at)  # clocks are set back
         found.append(_Stretch(one.started_at, over, one.status, attempt_text(one)))
         told = f"next attempt after {duration_text(max(0.0, other.started_at - over))}"
         found.append(_Stretch(over, max(over, other.started_at), "rest", told))
@@ -257,7 +268,7 @@ def _parts(step: Any, now: float | None, resumes: Iterable[float]) -> list[_Stre
 
 def last_span(step: Any, now: float) -> tuple[float, float]:
     """Return when the last attempt of a step, or its wait, began and ended."""
-    return _parts(step, now, ())[-1][:2]
+    return _parts(step, now)[-1][:2]
 
 
 def _bar(
@@ -279,8 +290,10 @@ def _bar(
     )
     if idle:
         return tag("i", cls=f"gap {part.kind} {place}", title=part.told)
-    told = _told(step) if part.is_whole else f"{step.number} {step.name}: {part.told}"
     answered = did(step, group.begun) == "skipped"
+    told = f"{step.number} {step.name}: {part.told}"
+    if part.is_whole:
+        told = _told(step) + ", answered by the journal" * answered
     kinds = [
         "bar",
         step.status if part.is_whole else f"try {part.kind}",
@@ -295,7 +308,7 @@ def _bar(
         tag("span", name) if fits else None,
         href=group.link(step.number),
         cls=" ".join(filter(None, kinds)),
-        title=f"{told}, answered by the journal" if answered else told,
+        title=told,
         aria_label=told,
         aria_current="step" if part.is_whole and step.number == group.chosen else None,
     )
@@ -342,12 +355,13 @@ def _legend(axis: _Axis, ends: Iterable[str]) -> list[str]:
 
 def _labels(pauses: Iterable[Pause], rules: Rules) -> Markup:
     """Return the labels of the times in which the run was down, where there is room."""
-    found, last = list[Markup](), -_APART
+    found, taken = list[Markup](), -_LABEL
     for pause in pauses:
         middle = pause.left + pause.width / 2
-        if pause.end is not None and middle - last >= _APART:
-            last = middle
-            side = "start" if middle < _EDGE else "end" if middle > 100 - _EDGE else ""
+        side = "start" if middle < _EDGE else "end" if middle > 100 - _EDGE else ""
+        begin = middle - _BEFORE[side]
+        if pause.end is not None and begin >= taken:
+            taken = begin + _LABEL
             place = rules.at(left=f"{middle:.2f}%")
             found.append(tag("small", pause.told, cls=f"label {side} {place}"))
     return tag("div", found, cls="labels") if found else Markup()

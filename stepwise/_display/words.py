@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stepwise._display.terminal import duration_text, when
+from stepwise._runtime.messages import count
 
 _ENDS = {"died": "process died", "completed": "ended"}
 
@@ -33,15 +34,21 @@ def took_text(step: Any) -> str:
 
 def attempt_text(attempt: Any) -> str:
     """Return an attempt of a step in words: how and after how long it ended."""
-    took = attempt.finished_at and duration_text(attempt.finished_at - attempt.started_at)
-    ended = f"{attempt.status} after {took}" if took else attempt.status
+    ended = attempt.status
+    if attempt.finished_at is not None:  # the clock may have been set back
+        ended += f" after {duration_text(max(0.0, attempt.finished_at - attempt.started_at))}"
     error = f": {attempt.error}" if attempt.error else ""
     return f"attempt {attempt.number} {ended}{error}"
+
+
+def before_text(attempt: Any) -> str:
+    """Return how many attempts of a step came before one."""
+    return f"{count(attempt.number - 1, 'attempt')} before"
 
 
 def tries_text(step: Any) -> list[str]:
     """Return the attempts of a step that took several, a text each."""
     tries = step.tries if step.attempts > 1 else ()
     told = [f"{attempt_text(each)}, begun {when(each.started_at)}" for each in tries]
-    missing = tries[0].number - 1 if tries else 0
-    return [*([f"{missing:,} attempts before"] if missing else []), *told]
+    missing = [before_text(tries[0])] if tries and tries[0].number > 1 else []
+    return [*missing, *told]

@@ -400,7 +400,7 @@ def spending_page(view: View, spending: Spending) -> Markup:
             {
                 "spent": amounts(total.usd, 0, at_least=total.at_least) or "$0",
                 "tokens": f"{total.tokens:,}",
-                "time in steps": duration_text(total.seconds),
+                "execution time": duration_text(total.seconds),
                 "runs": f"{total.runs:,}",
                 "saved by resuming": saved_text(saved),
             }
@@ -484,7 +484,7 @@ def _side(view: View, run: Run) -> Markup:
             "took": duration_text(run.duration),
             "steps": counted(run.counts),
             "spent": amounts(spent.usd, spent.tokens, at_least=spent.at_least),
-            "time in steps": duration_text(spent.seconds),
+            "execution time": duration_text(spent.seconds),
         }
     )
     call = f"{run.label}({run.arguments})"

@@ -39,7 +39,12 @@ from stepwise._runs.paths import find, same_value
 from stepwise._runs.questions import Question
 from stepwise._runs.run import Run
 from stepwise._runs.steps import UNFINISHED, StepRecord, checkpoint_at, newest_checkpoint
-from stepwise.errors import RunNotFoundError, StepNotFoundError, UnreadableValueError
+from stepwise.errors import (
+    ConfigurationError,
+    RunNotFoundError,
+    StepNotFoundError,
+    UnreadableValueError,
+)
 from stepwise.ui._conversation import conversation
 from stepwise.ui._pages import doubt, question, stopped
 from stepwise.ui._shell import (
@@ -202,7 +207,7 @@ def _head(view: View, at: _Moment) -> Markup:
     parts: dict[str, Content] = {
         "spent": amounts(spent.usd, spent.tokens, at_least=spent.at_least),
         "steps": f"{shown.total:,}" if shown.total else "",
-        "time in steps": duration_text(spent.seconds) if spent.seconds else "",
+        "execution time": duration_text(spent.seconds) if spent.seconds else "",
         "saved by resuming": saved_text(spent.saved or {}),
         "down": duration_text(shown.lost) if shown.lost else "",
         "resumed": f"{at.page.resumed} times"
@@ -583,6 +588,9 @@ def _steps(view: View, at: _Moment) -> Markup:
 # -- one value ------------------------------------------------------------------------------------
 
 
+_OF = {"locals": "the variables at", "result": "the result of", "inputs": "the arguments of"}
+
+
 def value_page(
     view: View, run: Run, of: str, step: int | None, path: str, begin: int = 0
 ) -> Markup:
@@ -598,9 +606,11 @@ def value_page(
 
     Raises:
         StepNotFoundError: there is no such step.
-        ConfigurationError: there is no value at this path.
+        ConfigurationError: there is no value at this path, or no such kind of values.
         UnreadableValueError: the value cannot be loaded here.
     """
+    if of not in _OF:
+        raise ConfigurationError(f"a page shows one of {', '.join(_OF)}, not {of!r}")
     at = _moment_of(run, step)
     value: Any
     if of == "result" and at.chosen is not None:
@@ -615,7 +625,7 @@ def value_page(
     last = max(0, len(text) - 1) // _WHOLE * _WHOLE
     begin = min(begin, last)
     part = text[begin : begin + _WHOLE]
-    name = path or f"the result of step {step}"
+    name = path or f"{_OF[of]} step {step}"
 
     def to(start: int, what: str) -> Markup | None:
         where = view.at("runs", run.id, "value", of=of, step=step, path=path, begin=start)

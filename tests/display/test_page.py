@@ -351,6 +351,13 @@ def test_attempts_that_did_nothing():
     assert labels == ["process died, resumed after 59.0 s"]
 
 
+def test_labels_do_not_overlap():
+    """A label near the right edge stands left of its place, and only where no other one is."""
+    steps = [step_of(1, end=60), step_of(2, start=100, end=120), step_of(3, start=160, end=180)]
+    _, labels = bars(*steps, resumes=[(100.0, "died"), (160.0, "suspended")])
+    assert labels == ["process died, resumed after 40.0 s"]
+
+
 def test_a_step_that_was_executed_again():
     """A step whose first execution was killed begins, in the picture, with the last attempt."""
     spans, _ = bars(step_of(1), step_of(2, start=1, end=101), resumes=[(100.0, "died")])
@@ -400,6 +407,16 @@ def test_attempts_and_waits_are_apart():
     assert "attempt 1 failed after 10.0 s: E()" in shown.one("details", id="s2").text
 
 
+def test_attempts_while_the_clock_is_set_back():
+    """No bar leaves the picture or stands left of its beginning, whatever the clock did."""
+    tries = (tried(1, "failed", 100, 60, "E()"), tried(2, "completed", 60, 60))
+    step = step_of(2, start=100, end=60, duration=0, attempts=2, tries=tries)
+    spans, _ = bars(step_of(1), step, step_of(3, start=60, end=61))
+    assert len(spans) == 4
+    assert all(0 <= left < right <= 100 for left, right, _ in spans)
+    assert spans[0][0] == 0
+
+
 def test_attempts_that_are_not_recorded():
     """Of a step with many attempts the picture says how many there were before those it has."""
     tries = tuple(tried(n, "failed", n, n + 0.5) for n in range(11, 32))
@@ -408,6 +425,9 @@ def test_attempts_that_are_not_recorded():
     waits = [vars(each)["with"] for each in drawn.all("i") if "gap" in vars(each)["with"]["class"]]
     assert waits[0]["title"] == "10 attempts before"
     assert len(drawn.all("a")) == 21
+    steps = [step] * 40
+    drawn = Page(timeline([RunBars("", steps, "#s{}".format)], None, [], Rules()))
+    assert len(drawn.all("a")) == 40 * 3
 
 
 def test_unfinished_steps():

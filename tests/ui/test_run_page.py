@@ -264,6 +264,28 @@ def test_the_page_of_a_long_run_is_small():
     assert "later steps, from 600" in page
 
 
+@stepwise.step(retries=30, backoff=0)
+def stubborn(number):
+    if stepwise.current_step().attempt < 25:
+        raise OSError("x" * 300)
+    return number
+
+
+def test_the_page_of_many_attempts_is_small():
+    """Where many steps were tried often, a page counts most attempts instead of drawing them."""
+
+    @stepwise.workflow
+    def flow(steps):
+        for number in range(steps):
+            stubborn(number)
+
+    for steps, drawn in ((3, 20), (150, 0)):
+        page = _run_page.run_page(view(), flow.execute(steps), None)
+        assert len(page) < 150_000
+        assert page.count('class="bar try failed') == steps * drawn
+        assert page.count(f"{24 - drawn} attempts before") == steps + bool(drawn)
+
+
 # -- a conversation --------------------------------------------------------------------------------
 
 
@@ -375,6 +397,14 @@ def test_a_value_of_several_pages(monkeypatch):
     assert f"{shown[-1][-3:]}</pre>" in html.unescape(last)
 
 
+def test_a_value_of_another_kind():
+    """A page of values says which they are, and an unknown kind has none."""
+    run = agent.execute("tides")
+    assert "the variables at step 1" in _run_page.value_page(view(), run, "locals", 1, "")
+    with pytest.raises(stepwise.ConfigurationError, match="not 'nothing'"):
+        _run_page.value_page(view(), run, "nothing", 1, "")
+
+
 def test_trust_in_data_only():
     """With trust="data" the page has the short texts, and says why it has no more."""
     run = agent.execute("tides")
@@ -401,6 +431,7 @@ listed = st.builds(
     waits=st.lists(waits, max_size=4).map(tuple),
     tags=st.dictionaries(text, text, max_size=3),
     forked_from=text,
+    tally=st.none(),
 )  # fmt: skip
 statuses = st.sampled_from(["completed", "crashed", "suspended", "cancelling"])
 rows = st.builds(RunRow, listed, statuses, served_by=text)
