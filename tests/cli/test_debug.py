@@ -171,6 +171,65 @@ def test_calls_at_the_prompt(case):
     assert "email" not in "".join(case.log)
 
 
+def test_typed_threads(case):
+    """A step in a thread that was started at the prompt is typed as well, whatever run it sees."""
+    before = case.state
+    prompt = case.debug()
+    prompt.hear()
+    prompt.say("back")
+    prompt.say("back")
+    threads = (
+        "import threading; t = threading.Thread(target=think, args=(3,)); t.start(); t.join()",
+        "import threading; t = threading.Thread(target=send_email, args=(1, 2)); t.start()",
+        "import asyncio; asyncio.run(asyncio.to_thread(send_email, 1, 2))",
+        "import contextvars; contextvars.Context().run(send_email, 1, 2)",
+        "import contextvars, concurrent.futures as f; "
+        "f.ThreadPoolExecutor().submit(contextvars.Context().run, send_email, 1, 2).result()",
+    )
+    for line in threads:
+        prompt.say(line)
+    assert case.state == before
+    prompt.say("text = '7'")
+    prompt.say("next")
+    for line in threads:
+        prompt.say(line)
+    code, said = prompt.end("continue")
+    assert (code, "result sent tides [10, 20, 30] 7" in said) == (0, True)
+    assert Counter(case.log).most_common(1)[0][1] == 1
+    assert "email 1 2" not in case.log
+
+
+def test_a_function_on_one_line(tmp_path, monkeypatch):
+    """A workflow whose statements stand on the line of its ``def`` is opened before them."""
+    source = PROGRAM.split("@workflow", maxsplit=1)[0] + (
+        "@workflow\ndef agent(topic): think(1); return price(topic)\n\nagent('tides')\n"
+    )
+    case = Case(tmp_path, monkeypatch, source)
+    before = case.state
+    prompt = case.debug()
+    assert "def agent(topic)" in prompt.hear()
+    assert prompt.end("quit")[0] == 0
+    assert case.state == before
+
+
+def test_a_second_call_of_the_run(case):
+    """Once the run has completed, a second call of it is answered by the journal."""
+    case.edit('print("result", agent("tides"))', 'print("result", agent("tides"), agent("tides"))')
+    prompt = case.debug()
+    prompt.hear()
+    prompt.say("text = '7'")
+    code, said = prompt.end("continue")
+    assert (code, said.count("sent tides [10, 20, 30] 7")) == (0, 2), said
+
+
+def test_the_latest_run(case):
+    """Without RUN, the latest run is opened."""
+    prompt = Prompt(env=case.plain)
+    assert case.run.id in prompt.hear()
+    assert prompt.end("quit")[0] == 0
+    assert f"stepwise debug {case.run.id}" in process("why").stdout
+
+
 def test_allow(case):
     """``allow NAME`` lets one typed call be executed, outside of the run."""
     before = case.state
