@@ -183,8 +183,8 @@ def test_typed_threads(case):
         "import threading; t = threading.Thread(target=send_email, args=(1, 2)); t.start()",
         "import asyncio; asyncio.run(asyncio.to_thread(send_email, 1, 2))",
         "import contextvars; contextvars.Context().run(send_email, 1, 2)",
-        "import contextvars, concurrent.futures as f; "
-        "f.ThreadPoolExecutor().submit(contextvars.Context().run, send_email, 1, 2).result()",
+        "import contextvars as c, concurrent.futures as f; "
+        + "f.ThreadPoolExecutor().submit(c.Context().run, send_email, 1, 2).result()",
     )
     for line in threads:
         prompt.say(line)
@@ -212,14 +212,16 @@ def test_a_function_on_one_line(tmp_path, monkeypatch):
     assert case.state == before
 
 
-def test_a_second_call_of_the_run(case):
+def test_a_second_call_of_the_run(tmp_path, monkeypatch):
     """Once the run has completed, a second call of it is answered by the journal."""
-    case.edit('print("result", agent("tides"))', 'print("result", agent("tides"), agent("tides"))')
-    prompt = case.debug()
+    source = PROGRAM.replace('retention="all"', 'retention="all", run_id="one"').replace(
+        'print("result", agent("tides"))', 'print(agent("tides"), agent("tides"))'
+    )
+    prompt = Case(tmp_path, monkeypatch, source).debug()
     prompt.hear()
     prompt.say("text = '7'")
     code, said = prompt.end("continue")
-    assert (code, said.count("sent tides [10, 20, 30] 7")) == (0, 2), said
+    assert (code, said.count("sent tides [10, 20, 30] 7")) == (0, 2)
 
 
 def test_the_latest_run(case):
