@@ -183,8 +183,8 @@ def test_typed_threads(case):
         "import threading; t = threading.Thread(target=send_email, args=(1, 2)); t.start()",
         "import asyncio; asyncio.run(asyncio.to_thread(send_email, 1, 2))",
         "import contextvars; contextvars.Context().run(send_email, 1, 2)",
-        "import contextvars as c, concurrent.futures as f; "
-        + "f.ThreadPoolExecutor().submit(c.Context().run, send_email, 1, 2).result()",
+        "import contextvars as c; from concurrent.futures import ThreadPoolExecutor as Pool",
+        "Pool().submit(c.Context().run, send_email, 1, 2).result()",
     )
     for line in threads:
         prompt.say(line)
@@ -210,6 +210,20 @@ def test_a_function_on_one_line(tmp_path, monkeypatch):
     assert "def agent(topic)" in prompt.hear()
     assert prompt.end("quit")[0] == 0
     assert case.state == before
+
+
+def test_a_coroutine_that_is_typed(tmp_path, monkeypatch):
+    """A typed call of an asynchronous step that nobody awaits does not fail the run later."""
+    source = PROGRAM.split("@workflow", maxsplit=1)[0] + (
+        "import asyncio\n@step\nasync def later(number):\n    return number\n"
+        "@workflow\nasync def agent(topic):\n    text = 'x'\n    await later(1)\n"
+        "    return price(text)\n\nprint(asyncio.run(agent('tides')))\n"
+    )
+    prompt = Case(tmp_path, monkeypatch, source).debug()
+    prompt.hear()
+    assert "coroutine" in prompt.say("later(2)")
+    prompt.say("text = '7'")
+    assert prompt.end("continue")[0] == 0
 
 
 def test_a_second_call_of_the_run(tmp_path, monkeypatch):
