@@ -18,7 +18,7 @@ from types import CodeType
 from typing import Any
 
 from stepwise._calls.driver import Result, Unfinished
-from stepwise._execution.active_run import ActiveRun, current_scope
+from stepwise._execution.active_run import ActiveRun, current_scope, debugged
 from stepwise._execution.concurrency import Unawaited
 from stepwise._runtime import asyncio_state
 from stepwise._runtime.forks import process_lock
@@ -192,6 +192,8 @@ def _unawaited(coroutine: Any) -> None:
     code, origin = getattr(coroutine, "cr_code", None), getattr(coroutine, "cr_origin", None)
     if scope is not None and origin and code in made_by and not _in_collector():
         path, line, _ = next((each for each in origin if not is_ours(each[0])), origin[0])
+        if debugged.look is not None and path.startswith("<"):  # typed at a prompt
+            return
         site = f"{file_name(path)}:{line}"
         what = repr(coroutine.__qualname__)
         scope.run.unawaited[object()] = Unawaited(what, site, lambda: None)

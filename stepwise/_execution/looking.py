@@ -2,7 +2,7 @@
 
 While a run is looked at, the process has no lease, and nothing is written.  The journal answers
 the calls of steps, or they are refused.  Calls typed at a prompt are recognized by the frames of
-the debugger on the stack, so that other threads of a live run are not held up.
+the debugger on the stack, or by their thread, so that other threads of a live run are not held up.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import cmd
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
@@ -83,6 +84,22 @@ class Request(NamedTuple):
         return os.path.join(self.folder, "opened")
 
 
+class TypedThread:
+    """A thread, or a job of a pool, that was started at the prompt of a debugger."""
+
+    def __init__(self, typing: set[int]) -> None:
+        self._typing, self._ident = typing, 0
+
+    def enter(self) -> None:
+        """Mark the calls of the current thread as typed."""
+        self._ident = threading.get_ident()
+        self._typing.add(self._ident)
+
+    def leave(self) -> None:
+        """Note that the thread or job has ended."""
+        self._typing.discard(self._ident)
+
+
 class Looking:
     """The debugged run of this process, as its calls see it.
 
@@ -109,6 +126,7 @@ class Looking:
         self.differs = ""
         self.code: CodeType | None = None
         self._held: list[tuple[Record, Data]] = []
+        self._typing: set[int] = set()  # threads that execute what was typed
 
     def holds(self, run_id: str) -> bool:
         """Return whether a run is only looked at, so that nothing may be written or made."""
@@ -116,6 +134,8 @@ class Looking:
 
     def is_typed(self) -> bool:
         """Return whether the calling code was typed at the prompt of a debugger."""
+        if threading.get_ident() in self._typing:
+            return True
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code is not self.code:
             if frame.f_code is cmd.Cmd.onecmd.__code__:
@@ -124,6 +144,10 @@ class Looking:
                 return True
             frame = frame.f_back
         return False
+
+    def new_thread(self) -> TypedThread:
+        """Return the listener of a thread, or of a job, that is started at the prompt."""
+        return TypedThread(self._typing)
 
     def before(self, name: str, done: int) -> None:
         """Stop a replay before a call, once it has got as far as was asked for.

@@ -38,7 +38,7 @@ import weakref
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepwise._execution.active_run import (
     ActiveRun,
@@ -55,6 +55,9 @@ from stepwise._runtime.forks import Carrier, process_lock, works_for_a_run
 from stepwise._runtime.interrupts import AFTER_SIGTERM, sigterms
 from stepwise._runtime.messages import count, notice, reports, warn
 from stepwise.errors import OutsideRunError, UnrecordedCallWarning
+
+if TYPE_CHECKING:
+    from stepwise._execution.looking import TypedThread
 
 # -- other tasks ----------------------------------------------------------------------------------
 
@@ -237,8 +240,10 @@ def name_of_another(run: ActiveRun) -> str:
 # -- outside --------------------------------------------------------------------------------------
 
 
-def _begin_thread(scope: Scope | None, name: str, daemon: bool) -> Worker | None:
-    """Register a thread that the workflow's own code starts; ignore threads of steps."""
+def _begin_thread(scope: Scope | None, name: str, daemon: bool) -> Worker | TypedThread | None:
+    """Register a thread that a debugger or the workflow's own code starts, not those of steps."""
+    if debugged.look is not None and debugged.look.is_typed():
+        return debugged.look.new_thread()
     if scope is None or scope.call is not None:
         return None
     return scope.run.flows.start(name, daemon=daemon)
@@ -253,11 +258,12 @@ def warn_if_unseen(what: str) -> None:
     """Warn if a step called where no run is visible may belong to a run in progress.
 
     Raises:
-        OutsideRunError: the call is typed at the prompt of a debugger.
+        OutsideRunError: the call is typed at the prompt of a debugger, or a run is only looked at.
     """
-    if debugged.look is not None and debugged.look.is_typed():
-        why = f"{what} is refused at the prompt of a debugger: no run is visible here"
-        raise OutsideRunError(why, run_id=debugged.look.request.run_id)
+    look = debugged.look
+    if look is not None and (not look.live or look.is_typed()):
+        why = f"{what} is refused while a run is open in a debugger: no run is visible here"
+        raise OutsideRunError(why, run_id=look.request.run_id)
     _warn_if_unseen(what)
 
 

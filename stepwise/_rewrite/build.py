@@ -135,8 +135,11 @@ def build(
         stored = attributes_stored(resumable)
         made = made_by_calls(resumable)
         changed = transform(resumable)
-        head = resumable if debugged else plain.body[0]
+        head: ast.AST = plain.body[0]
         if debugged:
+            one_line = plain.body[0].lineno == resumable.lineno
+            head = ast.copy_location(ast.Pass(), resumable)
+            ast.increment_lineno(head, one_line)  # no line of a statement: see announce
             announce(changed.body, head)
         alone = _alone(source, function)
         code = _compile(plain, _body(changed, plain, head, alone, made), function)

@@ -507,7 +507,7 @@ def announce(body: list[ast.stmt], head: ast.AST) -> None:
     ``arrived(True)`` says.
 
     Args:
-        head: the definition of the function.
+        head: a node on a line without statements, such as the definition of the function.
     """
     for node in walk(ast.Module(body, [])):
         for name in node._fields:

@@ -510,6 +510,7 @@ class _RunReading:
             first = "mend the code, then " if status == "failed" else ""
             where = "go on from there" if top == self.facts.run_id else "go on by its parent"
             yield f"stepwise resume {shell_word(top)}", f"{first}{where}"
+            yield f"stepwise debug {shell_word(top)}", "look at its frame, mend it, go on"
         elif status in ("completed", "cancelled"):
             yield f"stepwise fork {run_id} --at STEP", "go on from an earlier step, as a new run"
 

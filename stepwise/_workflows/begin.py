@@ -406,7 +406,8 @@ def _open_for_debugger(call: Invocation, seal: Seal) -> Recall | WorkflowRun:
     from stepwise._workflows.debugged import DebuggedRun, check_call, request_here  # on use
 
     request, facts = request_here(), facts_of(call.store, seal, call.run_id)
-    if call.run_id != request.run_id and facts is not None and facts.status == "completed":
+    is_asked = call.run_id == request.run_id and (debugged.look is None or not debugged.look.live)
+    if not is_asked and facts is not None and facts.status == "completed":
         facts, recall = recall_run(call, seal)
         if recall is not None:
             return recall

@@ -84,7 +84,9 @@ def check_call(call: Invocation, facts: RunFacts | None, request: Request) -> No
             f"at that run instead: stepwise debug {shell_word(call.run_id)}"
         )
     why = ""
-    if facts is None:
+    if debugged.look is not None and not debugged.look.live:
+        why = "it is open already"
+    elif facts is None:
         why = "it was deleted"
     elif facts.undoing or facts.cancelling:
         why = f"it is being {'undone' if facts.undoing else 'cancelled'}: stepwise resume ends that"

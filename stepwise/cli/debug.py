@@ -26,7 +26,7 @@ from stepwise.cli.steer import execute
     "stepwise debug trip-0573 --step 5  # the body of a failed step",
     short_help="Open a RUN in a debugger, in the frame where it stopped.",
 )
-@run_argument()
+@run_argument(required=False)
 @click.option("--at", type=click.IntRange(0), metavar="STEP", help="After so many steps, or fewer.")
 @click.option(
     "--listen",
@@ -40,8 +40,8 @@ from stepwise.cli.steer import execute
 )
 @click.option("--replay", is_flag=True, help="Execute the code from the checkpoint on again.")
 @click.option("--allow", multiple=True, metavar="NAME", help="Let a step be executed once.")
-def debug(run_id: str, *, port: int | None, as_json: bool, **asked: Any) -> None:
-    """Open a RUN in a debugger, in the frame where it stopped, with its variables.
+def debug(run_id: str | None, *, port: int | None, as_json: bool, **asked: Any) -> None:
+    """Open a RUN in a debugger, in the frame where it stopped; without RUN, the latest run.
 
     The program of the run is started, as stepwise resume does.  Nothing is recorded until the
     prompt is told to continue.  What is typed at the prompt is executed; steps are answered by the

@@ -171,6 +171,81 @@ def test_calls_at_the_prompt(case):
     assert "email" not in "".join(case.log)
 
 
+def test_typed_threads(case):
+    """A step in a thread that was started at the prompt is typed as well, whatever run it sees."""
+    before = case.state
+    prompt = case.debug()
+    prompt.hear()
+    prompt.say("back")
+    prompt.say("back")
+    threads = (
+        "import threading; t = threading.Thread(target=think, args=(3,)); t.start(); t.join()",
+        "import threading; t = threading.Thread(target=send_email, args=(1, 2)); t.start()",
+        "import asyncio; asyncio.run(asyncio.to_thread(send_email, 1, 2))",
+        "import contextvars; contextvars.Context().run(send_email, 1, 2)",
+        "import contextvars as c; from concurrent.futures import ThreadPoolExecutor as Pool",
+        "Pool().submit(c.Context().run, send_email, 1, 2).result()",
+    )
+    for line in threads:
+        prompt.say(line)
+    assert case.state == before
+    prompt.say("text = '7'")
+    prompt.say("next")
+    for line in threads:
+        prompt.say(line)
+    code, said = prompt.end("continue")
+    assert (code, "result sent tides [10, 20, 30] 7" in said) == (0, True)
+    assert Counter(case.log).most_common(1)[0][1] == 1
+    assert "email 1 2" not in case.log
+
+
+def test_a_function_on_one_line(tmp_path, monkeypatch):
+    """A workflow whose statements stand on the line of its ``def`` is opened before them."""
+    source = PROGRAM.split("@workflow", maxsplit=1)[0] + (
+        "@workflow\ndef agent(topic): think(1); return price(topic)\n\nagent('tides')\n"
+    )
+    case = Case(tmp_path, monkeypatch, source)
+    before = case.state
+    prompt = case.debug()
+    assert "def agent(topic)" in prompt.hear()
+    assert prompt.end("quit")[0] == 0
+    assert case.state == before
+
+
+def test_a_coroutine_that_is_typed(tmp_path, monkeypatch):
+    """A typed call of an asynchronous step that nobody awaits does not fail the run later."""
+    source = PROGRAM.split("@workflow", maxsplit=1)[0] + (
+        "import asyncio\n@step\nasync def later(number):\n    return number\n"
+        "@workflow\nasync def agent(topic):\n    text = 'x'\n    await later(1)\n"
+        "    return price(text)\n\nprint(asyncio.run(agent('tides')))\n"
+    )
+    prompt = Case(tmp_path, monkeypatch, source).debug()
+    prompt.hear()
+    assert "coroutine" in prompt.say("later(2)")
+    prompt.say("text = '7'")
+    assert prompt.end("continue")[0] == 0
+
+
+def test_a_second_call_of_the_run(tmp_path, monkeypatch):
+    """Once the run has completed, a second call of it is answered by the journal."""
+    source = PROGRAM.replace('retention="all"', 'retention="all", run_id="one"').replace(
+        'print("result", agent("tides"))', 'print(agent("tides"), agent("tides"))'
+    )
+    prompt = Case(tmp_path, monkeypatch, source).debug()
+    prompt.hear()
+    prompt.say("text = '7'")
+    code, said = prompt.end("continue")
+    assert (code, said.count("sent tides [10, 20, 30] 7")) == (0, 2)
+
+
+def test_the_latest_run(case):
+    """Without RUN, the latest run is opened."""
+    prompt = Prompt(env=case.plain)
+    assert case.run.id in prompt.hear()
+    assert prompt.end("quit")[0] == 0
+    assert f"stepwise debug {case.run.id}" in process("why").stdout
+
+
 def test_allow(case):
     """``allow NAME`` lets one typed call be executed, outside of the run."""
     before = case.state

@@ -110,7 +110,10 @@ def test_a_failure(stopped, monkeypatch):
     assert shown["prices"] == "[3, 4]"
     assert why.step == 2
     assert {each.path: each.new for each in why.changes} == {"prices[1]": "4", "item": "'cake'"}
-    assert why.commands == ((f"stepwise resume {run.id}", "mend the code, then go on from there"),)
+    assert why.commands == (
+        (f"stepwise resume {run.id}", "mend the code, then go on from there"),
+        (f"stepwise debug {run.id}", "look at its frame, mend it, go on"),
+    )
     assert "It failed at order.py:" in str(why)
     assert why.place.statement in str(why)
     assert len(str(why).splitlines()) < 50
