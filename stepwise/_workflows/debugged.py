@@ -145,6 +145,12 @@ class Prompt(pdb.Pdb):
         write_back(self.curframe)
         return super().postcmd(stop, line)
 
+    def stop_at(self, frame: FrameType) -> None:
+        """Stop before the next line; ``set_trace`` of Python 3.13 stops before, in our own code."""
+        self.reset()
+        self.trace_from(frame)
+        self.set_step()
+
     def trace_from(self, frame: FrameType) -> None:
         """Trace this frame and its callers, as ``set_trace`` does, without asking for a stop."""
         here: FrameType | None = frame
@@ -489,7 +495,7 @@ class DebuggedRun(WorkflowRun):
         elif request.step or request.replay:
             self.look.replays = True
         elif not request.goes:
-            self.prompt.set_trace(frame)
+            self.prompt.stop_at(frame)
         elif problem := self.acquire():
             self._fail(RunBusyError(problem, run_id=self.active.run_id, owner=None))
         elif request.breaks:
