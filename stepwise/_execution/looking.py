@@ -26,7 +26,7 @@ _DEBUGGERS = ("_pydevd", "pydevd")  # modules of debugpy
 
 
 class Request(NamedTuple):
-    """What ``stepwise debug`` asks of the program that it starts.
+    """The request of ``stepwise debug`` to the program that it starts.
 
     Args:
         run_id: the run to open.

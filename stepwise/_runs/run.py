@@ -224,7 +224,7 @@ class Run:
 
     @property
     def forked_by(self) -> str | None:
-        """Who made the fork, as ``user@host``; ``None`` if the run is not a fork."""
+        """The maker of the fork, as ``user@host``; ``None`` if the run is not a fork."""
         return self._facts().forked_by or None
 
     @property

@@ -9,12 +9,13 @@ from __future__ import annotations
 import linecache
 import os
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from typing import Any
 
-from stepwise._checkpoints.checkpoints import Loaded
+from stepwise._checkpoints.checkpoints import Loaded, State
 from stepwise._display.render import answers_to
 from stepwise._display.stops import step_text, why_html, why_text
 from stepwise._display.terminal import ago, duration_text
@@ -37,6 +38,7 @@ from stepwise._runs.steps import (
     StepRecord,
     checkpoint_at,
     duration_of,
+    each_step,
     error_line,
     failures_of,
     status_of,
@@ -139,7 +141,7 @@ class Why:
             recorded (``configure(record_locals=True)``).
         because: the exceptions that led to it (causes and contexts), as texts with their lines.
         steps: the steps at which it stands: those that failed, are in doubt, wait, or are open.
-        newest: the newest steps, in order.
+        newest: the newest steps, in order; up to the checkpoint, if one was asked for.
         children: why the child runs of these steps stand where they stand.
         result: the result of a completed run as short text; empty for other runs.
         counts: the number of steps by status.
@@ -217,7 +219,7 @@ def why_of(place: Place, facts: RunFacts, at: int | None = None, depth: int = 0)
 
 
 class _RunReading:
-    """What is read of a run, once, to say why it stands where it stands."""
+    """One reading of a run, with all that says why it stands where it stands."""
 
     def __init__(self, place: Place, facts: RunFacts, depth: int) -> None:
         store, seal, run_id = place
@@ -252,7 +254,7 @@ class _RunReading:
             frames=frames,
             because=tuple(map(_cause, self.failure.tracebacks[1:4])),
             steps=self.steps,
-            newest=tuple(seen.steps[-_NEWEST:]),
+            newest=self._newest(None if at is None else state),
             children=children,
             result=self._result(),
             counts=seen.statuses,
@@ -269,6 +271,14 @@ class _RunReading:
             commands=tuple(self._commands(children)),
             notes=tuple(self.notes),
         )
+
+    def _newest(self, until: State | None) -> tuple[StepRecord, ...]:
+        """Return the newest steps of the run, or the newest up to a checkpoint."""
+        if until is None:
+            return tuple(self.seen.steps[-_NEWEST:])
+        doubtful = {each.number for each in self.seen.in_doubt}
+        steps = each_step(*self.place[:2], self.facts, doubtful)
+        return (*deque(takewhile(lambda each: each.number <= until.calls, steps), _NEWEST),)
 
     def _checkpoint(self, at: int) -> Loaded:
         found = checkpoint_at(*self.place, at, self.seen.course)

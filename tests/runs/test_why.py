@@ -485,6 +485,13 @@ def test_the_statement_that_changed_it():
     assert statements == {"done.append(add(len(done)))", "(before) while len(done) < 3:"}
 
 
+def test_the_newest_steps_at_an_earlier_moment():
+    """At an earlier checkpoint the newest steps are those that had been made by then."""
+    run = counting.execute(5)
+    assert [each.number for each in run.why().newest] == [1, 2, 3, 4, 5]
+    assert [each.number for each in run.why(at=2).newest] == [1, 2]
+
+
 def test_few_are_kept():
     """Where few checkpoints were kept, a sentence says so."""
     run = counting.options(retention="latest_only").execute(5)
