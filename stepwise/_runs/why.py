@@ -10,7 +10,7 @@ import linecache
 import os
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain, islice, takewhile
 from typing import Any
@@ -599,8 +599,8 @@ def bounded(why: Why) -> dict[str, Any]:
     return found
 
 
-def _dict(why: Why, scale: float, *, inner: bool = False) -> dict[str, Any]:
-    """Return the facts as plain data, with texts and lists cut by a scale; empty ones left out."""
+def _cutters(scale: float) -> tuple[Callable[[str, int], str], Callable[..., Sequence[Any]]]:
+    """Return what shortens texts and lists by a scale."""
 
     def cut(text: str, room: int) -> str:
         text = NO_SECRETS.cleaned_text(text[: 20 * room])
@@ -612,6 +612,12 @@ def _dict(why: Why, scale: float, *, inner: bool = False) -> dict[str, Any]:
     def few(items: Sequence[Any], most: int) -> Sequence[Any]:
         return items[: max(1, int(most * scale))]
 
+    return cut, few
+
+
+def _dict(why: Why, scale: float, *, inner: bool = False) -> dict[str, Any]:
+    """Return the facts as plain data, with texts and lists cut by a scale; empty ones left out."""
+    cut, few = _cutters(scale)
     run = shell_word(_plain(why.id[:200]))
     # What a child run shows, and what the variables show, is not said twice.
     below = {(each.file, each.line) for child in why.children for each in child.frames}
