@@ -29,6 +29,7 @@ from stepwise._values.preview import (
     HIDDEN,
     NO_SECRETS,
     WITH_SHAPES,
+    NotShown,
     is_of_python,
     preview,
     shown_fields,
@@ -384,6 +385,8 @@ class _Shortener:
         self._inside: set[int] = set()  # containers, by id; a value may hold itself
 
     def text(self, value: Any, path: str, room: int, name: str = "", depth: int = 0) -> str:
+        if _is(value, NotShown):
+            return repr(value)
         if _is(value, *_TEXTS):
             secret = _is(value, str) and _is_secret(name, value)
             return HIDDEN if secret else self._long(value, path, room)
