@@ -147,7 +147,7 @@ if TYPE_CHECKING:
     from stepwise._calls.waiting import sleep, sleep_until, wait_for
     from stepwise._execution.budget import Budget, Spent
     from stepwise._execution.suspension import PendingWait
-    from stepwise._runs.history import FirstTrue, VariableChange
+    from stepwise._runs.history import FirstTrue, VariableChange, VariableHistory
     from stepwise._runs.messages import InboxMessage
     from stepwise._runs.overview import Program
     from stepwise._runs.questions import Question
@@ -234,6 +234,7 @@ __all__ = [
     "UnrecordedCallWarning",
     "UnusedRecordWarning",
     "VariableChange",
+    "VariableHistory",
     "VariableShown",
     "Verification",
     "WaitTimeoutError",
@@ -285,7 +286,7 @@ _ON_USE = {
     "Question": "_runs.questions",
     "RunCheckpoint": "_runs.steps",
     "Verification": "_runs.verify",
-    **dict.fromkeys(("FirstTrue", "VariableChange"), "_runs.history"),
+    **dict.fromkeys(("FirstTrue", "VariableChange", "VariableHistory"), "_runs.history"),
     **dict.fromkeys(("CodePlace", "VariableShown", "Why"), "_runs.why"),
     **dict.fromkeys(("RecordedFrame", "PossibleStep", "StoppedCall"), "_runs.steps"),
     "map": "_calls.parallel",

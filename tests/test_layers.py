@@ -560,7 +560,8 @@ FRONT_DOOR = """
     StepAttempt
     StepFailedError StepInDoubtError StepNotFoundError StepRecord StepTimeoutError StepwiseError
     StepwiseWarning StoppedCall StoreError StreamChangedError ThreadMovedOnError
-    UnreadableValueError UnrecordedCallWarning UnusedRecordWarning VariableChange VariableShown
+    UnreadableValueError UnrecordedCallWarning UnusedRecordWarning VariableChange VariableHistory
+    VariableShown
     Verification WaitTimeoutError Why
     WorkerDiedError Workflow approve background configure current_run current_step errors
     get_run identity instrument map on_event recover reenterable resource runs sleep sleep_until

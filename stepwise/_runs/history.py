@@ -103,7 +103,8 @@ class VariableChange:
         return f"{where}\n  {self.path}: {self.old} -> {new}"
 
 
-class History(list[VariableChange]):
+@public
+class VariableHistory(list[VariableChange]):
     """The changes of a variable, oldest first.
 
     Attributes:
@@ -166,7 +167,7 @@ def changes_between(
     return [VariableChange(state.step, where, statement, *each[:3], cut=each.cut) for each in found]
 
 
-def history_of(place: Place, facts: RunFacts, path: str, limit: int = _MOST) -> History:
+def history_of(place: Place, facts: RunFacts, path: str, limit: int = _MOST) -> VariableHistory:
     """Return the changes of a variable, or of a part of it, over the kept checkpoints.
 
     Raises:
@@ -174,7 +175,11 @@ def history_of(place: Place, facts: RunFacts, path: str, limit: int = _MOST) -> 
         StepNotFoundError: the run has no checkpoint that verifies.
     """
     parsed(path)
-    moments, source, found = Moments(place, facts), WorkflowSource(*place[:2], facts), History()
+    moments, source, found = (
+        Moments(place, facts),
+        WorkflowSource(*place[:2], facts),
+        VariableHistory(),
+    )
     first = max(0, len(moments.names) - limit)
     value, problem, unreadable, met = ABSENT, None, 0, False
     if not first:

@@ -54,7 +54,7 @@ from stepwise._journal.summary import how_started
 from stepwise._matching.pool import key_of
 from stepwise._runs.copying import Copier
 from stepwise._runs.fork import Change, fork
-from stepwise._runs.history import FirstTrue, History, bisect_of, history_of, without_hidden
+from stepwise._runs.history import FirstTrue, VariableHistory, bisect_of, history_of, without_hidden
 from stepwise._runs.messages import InboxMessage, cancel, messages_of, send
 from stepwise._runs.overview import (
     SHOWN,
@@ -371,7 +371,7 @@ class Run:
         """
         return why_of((self.store, self._seal, self.id), self._facts(), at)
 
-    def history(self, name: str, limit: int = 1000) -> History:
+    def history(self, name: str, limit: int = 1000) -> VariableHistory:
         """Return how a variable changed over the kept checkpoints, oldest first.
 
         Args:
