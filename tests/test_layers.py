@@ -368,11 +368,20 @@ def test_only_writers_name_kinds_of_records():
     from stepwise._journal.records import KINDS
 
     kinds = {kind.__name__ for kind in KINDS.values()}
-    naming = {
-        module.removeprefix("stepwise.")
+    imported = [
+        (module, {each.name for each in node.names})
         for module, node in every(ast.ImportFrom)
         if node.module == "stepwise._journal.records"
-        if kinds & {each.name for each in node.names} and "._journal." not in module
+    ]
+    named = [
+        (module, {node.attr})
+        for module, node in every(ast.Attribute)
+        if ast.unparse(node.value) == "records"
+    ]
+    naming = {
+        module.removeprefix("stepwise.")
+        for module, names in (*imported, *named)
+        if kinds & names and "._journal." not in module
     }
     assert sorted(naming) == sorted(WRITERS.split())
 

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stepwise._journal import records
 from stepwise._journal.journal import (
     Journal,
     Lost,
@@ -29,20 +30,6 @@ from stepwise._journal.journal import (
     read_start,
 )
 from stepwise._journal.projection import Calls, Flags, Projection, RecordedCall
-from stepwise._journal.records import (
-    Entry,
-    Intent,
-    Outcome,
-    Record,
-    Resumed,
-    RunFacts,
-    Settled,
-    Started,
-    Sums,
-    Tally,
-    Waiting,
-    sums_after,
-)
 from stepwise._journal.seal import DamagedError, Seal, named
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import reports
@@ -118,7 +105,7 @@ class Summary(Projection):
                 break
         return found
 
-    def take(self, entry: Entry) -> None:
+    def take(self, entry: records.Entry) -> None:
         """Take the next record.
 
         Raises:
@@ -127,7 +114,7 @@ class Summary(Projection):
         self.course.take(entry)
         self._takers[type(entry.record)](self, entry, entry.record)  # a faster super().take()
 
-    def on_outcome(self, entry: Entry, record: Outcome) -> None:
+    def on_outcome(self, entry: records.Entry, record: records.Outcome) -> None:
         number = record.call.number
         self._count(number)
         if record.status != "completed":
@@ -135,15 +122,15 @@ class Summary(Projection):
         else:
             self.others.pop(number, None)
 
-    def on_intent(self, entry: Entry, record: Intent) -> None:
+    def on_intent(self, entry: records.Entry, record: records.Intent) -> None:
         self._count(record.call.number)
         self.others[record.call.number] = "started"
 
-    def on_waiting(self, entry: Entry, record: Waiting) -> None:
+    def on_waiting(self, entry: records.Entry, record: records.Waiting) -> None:
         self._count(record.call.number)
         self.others[record.call.number] = "waiting"
 
-    def on_settled(self, entry: Entry, record: Settled) -> None:
+    def on_settled(self, entry: records.Entry, record: records.Settled) -> None:
         if record.number not in self.others:
             raise _NotFollowedError
         if record.landed:
@@ -151,7 +138,7 @@ class Summary(Projection):
         else:
             self.others[record.number] = "started"
 
-    def on_forgotten(self, entry: Entry, record: Record) -> None:
+    def on_forgotten(self, entry: records.Entry, record: records.Record) -> None:
         raise _NotFollowedError
 
     on_compensating = on_compensated = on_forgotten
@@ -202,7 +189,7 @@ class Summary(Projection):
         return {**vars(self), "others": others, "course": vars(self.course)}
 
 
-def spent_facts(sums: Sums, course: Course) -> tuple[Any, ...]:
+def spent_facts(sums: records.Sums, course: Course) -> tuple[Any, ...]:
     """Return the amounts that a run has spent: the facts of :class:`stepwise.Spent`, in order."""
     usd, tokens, steps, seconds, at_least, _ = sums
     saved = {**course.kept, "seconds": round(course.saved, 3)} if course.resumed else {}
@@ -227,7 +214,7 @@ def kept_summary(store: Store, seal: Seal, run_id: str) -> Summary | None:
 
 def follow(
     store: Store, seal: Seal, run_id: str, summary: Summary
-) -> tuple[list[Entry], list[Entry]] | None:
+) -> tuple[list[records.Entry], list[records.Entry]] | None:
     """Add the records after a summary's position to the summary.
 
     Returns:
@@ -236,8 +223,8 @@ def follow(
     """
     if summary.position[0] and not holds(store, seal, run_id, summary.start):
         return None
-    fresh: list[Entry] = []
-    effects: list[Entry] = []
+    fresh: list[records.Entry] = []
+    effects: list[records.Entry] = []
     at = summary.start
     for entry, position in read(store, seal, run_id, at):
         if isinstance(entry, Lost):
@@ -254,7 +241,7 @@ def follow(
     return fresh, effects
 
 
-def course_of(store: Store, seal: Seal, facts: RunFacts) -> Course:
+def course_of(store: Store, seal: Seal, facts: records.RunFacts) -> Course:
     """Return the attempts of a run, from its summary if possible."""
     summary = kept_summary(store, seal, facts.run_id)
     if summary is not None and follow(store, seal, facts.run_id, summary) is not None:
@@ -266,7 +253,7 @@ def course_of(store: Store, seal: Seal, facts: RunFacts) -> Course:
 
 
 def how_started(
-    store: Store, seal: Seal, facts: RunFacts
+    store: Store, seal: Seal, facts: records.RunFacts
 ) -> tuple[tuple[str, ...], str, str] | None:
     """Return the command, folder and file of the program that executed a run last.
 
@@ -276,12 +263,12 @@ def how_started(
     start = read_start(store, seal, facts.run_id, course.started)
     file = start[0].file if start is not None else ""
     entry = read_one(store, seal, facts.run_id, course.command) if course.command else None
-    if entry is not None and isinstance(entry.record, (Started, Resumed)):
+    if entry is not None and isinstance(entry.record, (records.Started, records.Resumed)):
         return entry.record.command, entry.record.cwd, file
     return ((), "", file) if file else None
 
 
-def open_waits(store: Store, seal: Seal, facts: RunFacts) -> list[RecordedCall]:
+def open_waits(store: Store, seal: Seal, facts: records.RunFacts) -> list[RecordedCall]:
     """Return the waiting calls of a run, according to its journal."""
     summary = kept_summary(store, seal, facts.run_id)
     followed = follow(store, seal, facts.run_id, summary) if summary is not None else None
@@ -294,10 +281,14 @@ def open_waits(store: Store, seal: Seal, facts: RunFacts) -> list[RecordedCall]:
 
 
 def with_unclear(
-    store: Store, seal: Seal, run_id: str, unclear: list[list[Any]], entries: Iterable[Entry]
+    store: Store,
+    seal: Seal,
+    run_id: str,
+    unclear: list[list[Any]],
+    entries: Iterable[records.Entry],
 ) -> Calls:
     """Return the recorded calls of some entries, together with the unclear calls of a summary."""
-    earlier: list[Entry] = []
+    earlier: list[records.Entry] = []
     flags: dict[int, Flags] = {}
     for origin, last, handled, retry, spent in unclear:
         for number in dict.fromkeys((origin, last)):
@@ -309,7 +300,7 @@ def with_unclear(
 
 
 def sealed_summary(
-    seal: Seal, run_id: str, entries: Iterable[tuple[Entry, Position]]
+    seal: Seal, run_id: str, entries: Iterable[tuple[records.Entry, Position]]
 ) -> dict[str, Data]:
     """Return the sealed summary of a run's first records, by its name.
 
@@ -341,13 +332,15 @@ class SummaryKeeper:
         self._journal = journal
         self._lock: Any = threading.RLock()
         self._summary: Summary | None = None
-        self._effects: list[Entry] = []  # records about side effects since the last keeping
-        self._new: dict[int, Record] = {}  # noted records to take in; threads overtake each other
+        self._effects: list[records.Entry] = []  # records about side effects since the last keeping
+        self._new: dict[
+            int, records.Record
+        ] = {}  # noted records to take in; threads overtake each other
         self._last = 0  # the highest number of a noted record
         self._due = 0  # the number of the record at which the summary is kept next
         self._given_up = False
 
-    def note(self, numbers: Sequence[int], items: Sequence[tuple[Record, Data]]) -> None:
+    def note(self, numbers: Sequence[int], items: Sequence[tuple[records.Record, Data]]) -> None:
         """Note records that this process has appended under these numbers."""
         if self._given_up or not numbers:
             return
@@ -360,7 +353,7 @@ class SummaryKeeper:
             self._sum_up()
 
     @reports
-    def closing(self, *records: Record) -> Tally | None:
+    def closing(self, *added: records.Record) -> records.Tally | None:
         """Return the tally of the run once the last records of the attempt are written.
 
         Return ``None`` if only the journal has the tally.  The whole journal is not read, so that
@@ -377,10 +370,10 @@ class SummaryKeeper:
                 if summary is None or summary.position[0] != at.last:
                     return None
                 sums, entries = at.sums, [*self._effects]
-                for number, record in enumerate(records, at.last + 1):
-                    entries.append(Entry(number, record, b""))
+                for number, record in enumerate(added, at.last + 1):
+                    entries.append(records.Entry(number, record, b""))
                     summary.take(entries[-1])
-                    sums = sums_after(sums, record)
+                    sums = records.sums_after(sums, record)
             except _NotFollowedError:
                 return None
             course = summary.course
@@ -388,7 +381,7 @@ class SummaryKeeper:
                 return None
             doubtful = with_unclear(*self._place, summary.unclear, entries).in_doubt
             counts = summary.statuses(each.call.number for each in doubtful)
-            return Tally(at.last + len(records), counts, spent_facts(sums, course))
+            return records.Tally(at.last + len(added), counts, spent_facts(sums, course))
 
     @reports
     def _sum_up(self) -> None:
@@ -421,7 +414,7 @@ class SummaryKeeper:
         """Add the noted records that directly follow the summary."""
         while (record := self._new.pop(summary.position[0] + 1, None)) is not None:
             summary.position[0] += 1
-            entry = Entry(summary.position[0], record, b"")
+            entry = records.Entry(summary.position[0], record, b"")
             summary.take(entry)
             if entry.concerns_effects:
                 self._effects.append(entry)
@@ -444,7 +437,7 @@ class SummaryKeeper:
         self._journal.put(NAME, summary.header(), b"", renew=True)
         self._summary, self._due = summary, _next_due(at.last)
 
-    def _gathered(self) -> tuple[Summary, Position, list[Entry]]:
+    def _gathered(self) -> tuple[Summary, Position, list[records.Entry]]:
         """Return the summary up to the journal's end, the end, and the records of side effects."""
         at, summary = self._journal.position, self._summary
         if summary is not None and summary.position[0] == at.last:
@@ -494,7 +487,7 @@ class Deaths(NamedTuple):
         return self.stuck >= DEADLY and not self.waits
 
 
-def deaths_of(store: Store, seal: Seal, facts: RunFacts, code: str = "") -> Deaths:
+def deaths_of(store: Store, seal: Seal, facts: records.RunFacts, code: str = "") -> Deaths:
     """Return the deaths of a crashed run.
 
     Args:

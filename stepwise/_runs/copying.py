@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Literal
 
+from stepwise import errors
 from stepwise._checkpoints.checkpoints import PREFIX
 from stepwise._execution.active_run import current_scope
 from stepwise._journal.inbox import Inbox
@@ -60,17 +61,6 @@ from stepwise._runs.verify import append_restored
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count, shell_word
 from stepwise._values.unpickling import Data
-from stepwise.errors import (
-    ConfigurationError,
-    CorruptStoreError,
-    RunBusyError,
-    RunConflictError,
-    RunNotFoundError,
-    RunOwnedError,
-    RunStopped,
-    StepwiseError,
-    StoreError,
-)
 from stepwise.stores import Batch, Store
 
 _COPIED = "copied"  # an object of the copy: the end that the source had
@@ -372,18 +362,18 @@ class _StoreEntry:
 
     # -- problems --------------------------------------------------------------------------------
 
-    def _damaged(self, store: Store, problem: str, way: str = "") -> CorruptStoreError:
+    def _damaged(self, store: Store, problem: str, way: str = "") -> errors.CorruptStoreError:
         where = "" if store is self.source else f" --store {shell_word(store.url)}"
         if not way and self.is_of_run:
             way = f"stepwise verify {shell_word(self.run_id)} --repair{where}"
         way = way or "put that store back from a backup, or delete the log there"
-        return CorruptStoreError(
+        return errors.CorruptStoreError(
             f"{self._what} is not copied, since {problem} in {store.url}. Repair it, then copy "
             f"again: {way}",
             path=store.url,
         )
 
-    def _differs(self, number: int, there: bytes) -> StepwiseError | StoreError:
+    def _differs(self, number: int, there: bytes) -> errors.StepwiseError | errors.StoreError:
         """Return the error for a record whose bytes differ in the target."""
         try:
             self.seal.open(identity(self.name, number), there)
@@ -393,12 +383,12 @@ class _StoreEntry:
             return self._damaged(self.target, f"record {number} of it is damaged")
         return self._other(f"record {number} is another one there")
 
-    def _other(self, why: str) -> RunConflictError:
+    def _other(self, why: str) -> errors.RunConflictError:
         way = "the copy there was continued, or both began apart"
         if self.is_of_run:
             target = shell_word(self.target.url)
             way += f". To replace it: stepwise forget {shell_word(self.run_id)} --store {target}"
-        return RunConflictError(
+        return errors.RunConflictError(
             f"{self._what} is not copied, since {self.target.url} holds another history of it: "
             f"{why}; {way}",
             run_id=self.run_id,
@@ -452,12 +442,12 @@ class Copier:
         self._messages = messages or restored  # the original of a backup is gone
         for store in (source, target):
             if not store.persistent:
-                raise ConfigurationError(
+                raise errors.ConfigurationError(
                     f"{store.url} ends with its process: copy between stores that last, such as "
                     "disk: and postgresql:"
                 )
         if source is target or source.url == target.url:
-            raise ConfigurationError(f"source and target are the same store, {source.url}")
+            raise errors.ConfigurationError(f"source and target are the same store, {source.url}")
         self.seal: Seal = seal_for(source)
         check_key(self.target, self.seal)
 
@@ -473,12 +463,12 @@ class Copier:
         for run_id in run_ids:
             try:
                 yield self.copy(run_id, known)
-            except (RunBusyError, RunOwnedError) as problem:
+            except (errors.RunBusyError, errors.RunOwnedError) as problem:
                 yield Copied(run_id, "busy", problem=str(problem))
-            except (StepwiseError, RunStopped) as problem:
+            except (errors.StepwiseError, errors.RunStopped) as problem:
                 yield Copied(run_id, "refused", problem=str(problem))
-                is_of_store = isinstance(problem, StoreError)
-                if is_of_store and not isinstance(problem, CorruptStoreError):
+                is_of_store = isinstance(problem, errors.StoreError)
+                if is_of_store and not isinstance(problem, errors.CorruptStoreError):
                     raise
 
     def copy(self, name: str, children: Mapping[str, list[str]] | None = None) -> Copied:
@@ -528,7 +518,9 @@ class Copier:
         facts = facts_of(self.source, self.seal, name) if log_kind_of(name) is None else None
         is_there = facts or next(self.source.read(name), None) or self.source.names(name)
         if not is_there:
-            raise RunNotFoundError(f"there is no run {name!r} in {self.source.url}", run_id=name)
+            raise errors.RunNotFoundError(
+                f"there is no run {name!r} in {self.source.url}", run_id=name
+            )
         return facts
 
     def _write(self, entries: list[_StoreEntry], epoch: int) -> None:
@@ -568,7 +560,7 @@ class Copier:
             if facts is not None and facts.status not in ("completed", "cancelled"):
                 found += unacted(self.source, self.seal, facts)
         if found:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"run {run_id!r} is not copied, since both would act on what was sent to it: "
                 f"{', '.join(found)}. If only one of them goes on: stepwise copy --messages, or "
                 "copy_to(messages=True)"
@@ -579,7 +571,7 @@ class Copier:
         inbox.look(tolerant=True)
         lost = inbox.all_lost()
         if lost:
-            raise CorruptStoreError(
+            raise errors.CorruptStoreError(
                 f"run {run_id!r} is not copied, since {count(len(lost), 'message')} to it are "
                 f"damaged or gone in {self.source.url}. Repair it, then copy again: "
                 f"stepwise verify {shell_word(run_id)} --repair",
@@ -628,12 +620,12 @@ class Copier:
         while True:
             try:
                 lease.acquire(child=current_scope() is not None)
-            except (RunBusyError, RunOwnedError):
+            except (errors.RunBusyError, errors.RunOwnedError):
                 if not self._wait and time.monotonic() > until:
                     raise
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST)
-            except StoreError as error:
+            except errors.StoreError as error:
                 if lease.store is not self.source or error.errno not in _READ_ONLY:
                     raise
                 self._refuse_owned(lease.store, lease.run_id)
@@ -644,7 +636,7 @@ class Copier:
     def _refuse_owned(self, store: Store, name: str) -> None:
         owner = store.owner(name)
         if owner is not None:
-            raise RunBusyError(
+            raise errors.RunBusyError(
                 f"run {name!r} is being executed {describe_owner(owner)}, in {store.url}",
                 run_id=name,
                 owner=owner,

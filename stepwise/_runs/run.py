@@ -15,18 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from stepwise import errors
 from stepwise._calls.compensation import compensate
 from stepwise._calls.driver import drive
-from stepwise._display.render import (
-    RunShown,
-    buttons,
-    question_text,
-    questions_html,
-    run_html,
-    run_text,
-    runs_html,
-    runs_text,
-)
+from stepwise._display import render
 from stepwise._execution.active_run import current_scope, live_runs
 from stepwise._execution.budget import Spent
 from stepwise._execution.outcomes import load_inputs
@@ -52,6 +44,7 @@ from stepwise._journal.records import Entry, Forgotten, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import how_started
 from stepwise._matching.pool import key_of
+from stepwise._runs import questions
 from stepwise._runs.copying import Copier
 from stepwise._runs.fork import Change, fork
 from stepwise._runs.history import FirstTrue, VariableHistory, bisect_of, history_of, without_hidden
@@ -63,16 +56,6 @@ from stepwise._runs.overview import (
     goes_on,
     overview,
     shown,
-)
-from stepwise._runs.questions import (
-    UNSET,
-    Decision,
-    Question,
-    choose,
-    give_answer,
-    questions_of,
-    said_of,
-    to_record,
 )
 from stepwise._runs.steps import (
     RecordedFrame,
@@ -96,11 +79,6 @@ from stepwise._runtime.facts import public
 from stepwise._runtime.forks import cached
 from stepwise._runtime.messages import count, fold, shell_word
 from stepwise._values.codec import Codec
-from stepwise.errors import (
-    RunNotFoundError,
-    StepNotFoundError,
-    UnreadableValueError,
-)
 from stepwise.stores import Head, Owner, Store, open_store
 from stepwise.stores.base import Words
 
@@ -126,23 +104,23 @@ class Run:
     def _repr_html_(self) -> str:
         seen = self._seen()
         asked = self._asked(seen)
-        return run_html(self._shown(seen)) + (questions_html(asked) if asked else "")
+        return render.run_html(self._shown(seen)) + (render.questions_html(asked) if asked else "")
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         seen = self._seen()
-        asked = map(question_text, self._asked(seen))
-        printer.text("\n\n".join([run_text(self._shown(seen)), *asked]))
+        asked = map(render.question_text, self._asked(seen))
+        printer.text("\n\n".join([render.run_text(self._shown(seen)), *asked]))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         seen = self._seen()
         asked = self._asked(seen)
-        return buttons(run_html(self._shown(seen)), asked) if asked else {}
+        return render.buttons(render.run_html(self._shown(seen)), asked) if asked else {}
 
-    def _asked(self, seen: Overview) -> list[Question]:
+    def _asked(self, seen: Overview) -> list[questions.Question]:
         """Return the open questions; the store is asked only if the run may have some."""
         return self.questions if "waiting" in seen.statuses or seen.course.children else []
 
-    def _shown(self, seen: Overview | None = None) -> RunShown:
+    def _shown(self, seen: Overview | None = None) -> render.RunShown:
         facts, owner = self._facts(), self.owner
         return shown(facts, self._status(facts, owner), owner, seen)
 
@@ -184,7 +162,7 @@ class Run:
                     ": only marks of it are left. Put the folder back from a backup and run "
                     f"stepwise restore, or delete them: stepwise forget {shell_word(self.id)}"
                 )
-            raise RunNotFoundError(what, run_id=self.id)
+            raise errors.RunNotFoundError(what, run_id=self.id)
         return facts
 
     @property
@@ -347,7 +325,7 @@ class Run:
             when = "" if at is None else f" at or before step {at}"
             steps = ", ".join(str(each.step) for each in self.checkpoints if each.verified)
             others = f"; it has some after steps {steps}" if steps else ""
-            raise StepNotFoundError(
+            raise errors.StepNotFoundError(
                 f"run {self.id!r} has no checkpoint{when}{others}",
                 run_id=self.id,
                 step=at or 0,
@@ -442,7 +420,7 @@ class Run:
         """
         try:
             error = self.error
-        except UnreadableValueError:
+        except errors.UnreadableValueError:
             return None
         return text_of_error(error) if error is not None else None
 
@@ -504,7 +482,7 @@ class Run:
         self,
         step: int | str,
         *,
-        landed: Any = UNSET,
+        landed: Any = questions.UNSET,
         did_not_happen: bool = False,
         same: bool = False,
         another: bool = False,
@@ -531,17 +509,17 @@ class Run:
             ConfigurationError: the arguments do not give exactly one answer.
             RunBusyError: the run is being executed.
         """
-        said = said_of(landed, did_not_happen, same, another, stop)
+        said = questions.said_of(landed, did_not_happen, same, another, stop)
         with self._journal() as (journal, entries):
             codec = Codec(self._facts().codec)
-            items = to_record(self.id, step, entries, said, codec)
+            items = questions.to_record(self.id, step, entries, said, codec)
             if items:
                 journal.append(*items, head=self._facts())  # listings count it
 
     @property
-    def questions(self) -> list[Question]:
+    def questions(self) -> list[questions.Question]:
         """The open questions of the run and its child runs, which wait for a person's answer."""
-        return questions_of(self.store, self._seal, self._facts())
+        return questions.questions_of(self.store, self._seal, self._facts())
 
     def approve(self, step: int | str, ticket: str, note: str = "", *, key: Any = None) -> None:
         """Answer the question of a step with yes: its call runs with the arguments shown.
@@ -564,7 +542,9 @@ class Run:
             ConfigurationError: an approver has to sign the answer, and this key is not an
                 approver's key.
         """
-        give_answer(self.store, self._seal, self.id, step, ticket, Decision(True, note, key))
+        questions.give_answer(
+            self.store, self._seal, self.id, step, ticket, questions.Decision(True, note, key)
+        )
 
     def deny(self, step: int | str, ticket: str, reason: str, *, key: Any = None) -> None:
         """Answer the question of a step with no: its call raises :class:`ApprovalDenied`.
@@ -583,7 +563,9 @@ class Run:
             ConfigurationError: the reason is empty, or an approver has to sign the answer, and this
                 key is not an approver's key.
         """
-        give_answer(self.store, self._seal, self.id, step, ticket, Decision(False, reason, key))
+        questions.give_answer(
+            self.store, self._seal, self.id, step, ticket, questions.Decision(False, reason, key)
+        )
 
     def send(self, name: str, value: Any = None, key: str | None = None) -> int:
         """Send a signal to the run, from any process: a value for its ``wait_for(name)``.
@@ -675,7 +657,7 @@ class Run:
             RunBusyError: the run is being executed.
         """
         with self._journal() as (journal, entries):
-            recorded = choose(self.id, step, [*Calls(entries)], "recorded")
+            recorded = questions.choose(self.id, step, [*Calls(entries)], "recorded")
             outcome = recorded.outcome
             inner = outcome.inner if outcome is not None else ()
             forgotten = Forgotten((recorded.call.number, *inner), time.time(), this_person())
@@ -785,22 +767,22 @@ class Runs(list[Run]):
     """A list of runs that is displayed as a table."""
 
     def __repr__(self) -> str:
-        return runs_text(*self._few())
+        return render.runs_text(*self._few())
 
     def _repr_html_(self) -> str:
-        return runs_html(*self._few())
+        return render.runs_html(*self._few())
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self))
 
-    def _few(self) -> tuple[list[RunShown], int]:
+    def _few(self) -> tuple[list[render.RunShown], int]:
         """Return the first runs for display, and the number of remaining ones."""
         shown = []
         for run in self[:_SHOWN]:
             try:
                 shown.append(run._shown())
-            except RunNotFoundError:
-                shown.append(RunShown(run.id, "", "deleted"))
+            except errors.RunNotFoundError:
+                shown.append(render.RunShown(run.id, "", "deleted"))
         return shown, len(self) - len(shown)
 
 
@@ -834,7 +816,7 @@ def get_run(run_id: str, *, store: Any = None) -> Run:
         near = difflib.get_close_matches(run_id, ids, n=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
         hint = hint or (" They are listed by: stepwise runs" if ids else "")
-        raise RunNotFoundError(
+        raise errors.RunNotFoundError(
             f"there is no run {run_id!r} in {opened.url}, which holds {count(total, 'run')}.{hint}",
             run_id=run_id,
         )

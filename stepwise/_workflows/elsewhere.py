@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import IO, TYPE_CHECKING, Any, Literal
 
+from stepwise import errors
 from stepwise._execution.active_run import current_scope
 from stepwise._execution.process_memory import memory
 from stepwise._execution.tasks import drained
@@ -56,14 +57,6 @@ from stepwise._workflows.definition import Definition
 from stepwise._workflows.execute import Recall, record_submission
 from stepwise._workflows.handles import Handle, UnfinishedRun, execute_here, refuse_start
 from stepwise._workflows.resume import WorkflowRun
-from stepwise.errors import (
-    ConfigurationError,
-    NotRecordableError,
-    RunBusyError,
-    RunStopped,
-    RunSuspended,
-    StepwiseError,
-)
 from stepwise.stores import Store, open_store
 
 if TYPE_CHECKING:
@@ -381,7 +374,7 @@ class Placement:
             return loads(reply.data, stored=False)
         recalled = self._top.recall()
         if recalled is None:
-            raise StepwiseError(
+            raise errors.StepwiseError(
                 f"run {self._top.run_id!r} completed {reply.place}, and its result is no longer "
                 "in the store: the run was deleted, or called again"
             )
@@ -414,7 +407,7 @@ def place(
     """
     definition = getattr(workflow, "definition", None)
     if not isinstance(definition, Definition):
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"{what}: {workflow!r} is not a workflow: decorate the function with @workflow"
         )
     operation = functools.partial(_place, (workflow, args), what, check)
@@ -444,14 +437,14 @@ def _place(
     try:
         call = dump_code((elsewhere, whole, dict(kwargs)))
     except Exception as error:
-        raise NotRecordableError(
+        raise errors.NotRecordableError(
             f"{what}: the workflow or one of its arguments cannot be sent to another process: "
             f"{error}",
             type_name=type(error).__name__,
         ) from error
     try:
         top.begin_here()
-    except RunBusyError:  # the task waits for the result
+    except errors.RunBusyError:  # the task waits for the result
         return Placement(top, call)
     opened = top.taken
     if isinstance(opened, WorkflowRun):
@@ -506,14 +499,14 @@ def _carry_out(order: Order, where: str) -> Reply:
     if facts is not None and store.owner(order.run_id) is None:
         stuck = deaths_of(store, seal, facts).stuck
         if stuck >= _HOPELESS:
-            raise StepwiseError(
+            raise errors.StepwiseError(
                 f"run {order.run_id!r} is not tried again: its process died {stuck} times at the "
                 f"same step. To try it again: stepwise resume {order.run_id}"
             )
     try:
         workflow, args, kwargs = loads(order.call, stored=False)
     except Exception as error:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"the workflow of run {order.run_id!r}, or one of its arguments, cannot be loaded "
             f"{where}: {type(error).__name__}: {error}. Its modules must be there; "
             "ray.init(runtime_env={'working_dir': '.'}) sends the files of a folder along"
@@ -531,7 +524,7 @@ def _prepared(order: Order | Continuation, run_id: str, where: str) -> Store:
     settings.adopt(order.settings)
     store = open_store(order.store)
     if order.key not in seal_for(store).key_ids:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"run {run_id!r} cannot be executed {where}: the key there is not the "
             "submitter's, so its records do not verify. Set STEPWISE_KEY to the same secret on "
             "every machine, before its processes start"
@@ -572,7 +565,7 @@ def _reply(top: TopLevel, where: str) -> Reply:
         return Reply("value", dump_code(handle._value), where)
     except Exception as error:
         return _raised(
-            NotRecordableError(
+            errors.NotRecordableError(
                 f"run {top.run_id!r} completed {where}, and its result cannot be sent: {error}",
                 type_name=type(handle._value).__name__,
             ),
@@ -637,9 +630,11 @@ def is_of_the_engine(error: BaseException) -> bool:
 
 def _raised(error: BaseException, where: str, secrets: Secrets | None = None) -> Reply:
     secrets = secrets or Secrets()
-    trace = "" if isinstance(error, RunStopped) else traceback_text(error, secrets.cleaned_text)
+    trace = (
+        "" if isinstance(error, errors.RunStopped) else traceback_text(error, secrets.cleaned_text)
+    )
     data = bytes(encode_error(error, secrets).data)
-    return Reply("error", data, where, trace, isinstance(error, RunSuspended))
+    return Reply("error", data, where, trace, isinstance(error, errors.RunSuspended))
 
 
 _kept: dict[str, object] = {}  # names that were added to this process's __main__

@@ -35,6 +35,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from stepwise import errors
 from stepwise._execution.process_memory import known_workflow, known_workflows, memory
 from stepwise._execution.suspension import pending
 from stepwise._execution.tasks import drained
@@ -49,28 +50,10 @@ from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.interrupts import AFTER_SIGTERM
 from stepwise._runtime.messages import EX_TEMPFAIL, count
 from stepwise._values.preview import error_text, preview
+from stepwise._workflows import handles
 from stepwise._workflows.begin import run_of
 from stepwise._workflows.elsewhere import WAIT_HERE, RunLog, RunOutput
 from stepwise._workflows.execute import record_end_of_process
-from stepwise._workflows.handles import (
-    Backlog,
-    Handle,
-    UnfinishedRun,
-    execute_here,
-    is_submitted,
-    start_task,
-    stores_of,
-)
-from stepwise.errors import (
-    ConfigurationError,
-    CorruptStoreError,
-    JournalLostError,
-    LeaseLostError,
-    RunBusyError,
-    RunStopped,
-    StepwiseError,
-    StoreError,
-)
 from stepwise.stores import Store
 
 if TYPE_CHECKING:
@@ -93,7 +76,7 @@ class Underway:
         told: whether the executing process has already reported what became of the run.
     """
 
-    def __init__(self, run: UnfinishedRun, news: Callable[[Underway], None]) -> None:
+    def __init__(self, run: handles.UnfinishedRun, news: Callable[[Underway], None]) -> None:
         self.run = run
         self.error: BaseException | None = None
         self.refused = self.lost = self.told = False
@@ -160,8 +143,8 @@ class Threads:
         except Exception as problem:  # classes of loaded values may raise, too
             error, refused = problem, True
         else:
-            handle: Handle[Any] = Handle(run_of(top.store, top.run_id))
-            execute_here(top, handle)
+            handle: handles.Handle[Any] = handles.Handle(run_of(top.store, top.run_id))
+            handles.execute_here(top, handle)
             error, refused = handle._error, not top.opened
         finally:
             self._output.end(log)
@@ -185,7 +168,7 @@ class Threads:
 
         try:
             top = job.run.again()
-            handle = start_task(top, asyncio.Semaphore(), wakes=False)
+            handle = handles.start_task(top, asyncio.Semaphore(), wakes=False)
         except Exception as error:
             self._output.end(log)
             job.end(error, refused=True)
@@ -333,13 +316,13 @@ def stores_for(modules: Sequence[str]) -> list[Store]:
         held = {getattr(each, "definition", None) for each in vars(sys.modules[name]).values()}
         places = (f"{each.function.__module__}." for each in known)
         if held.isdisjoint(known) and not any(place.startswith(f"{name}.") for place in places):
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"module {name!r} has no workflows: name the modules with functions that are "
                 "decorated with @workflow"
             )
-    first, *others = stores_of(known)
+    first, *others = handles.stores_of(known)
     if not first.persistent:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"the store {first.url} is in the memory of one process, so no other process has left "
             "runs there: choose another one with --store or STEPWISE_STORE"
         )
@@ -354,7 +337,7 @@ class _Plan(NamedTuple):
         alone: whether the run gets its own process, since it may kill the process.
     """
 
-    run: UnfinishedRun
+    run: handles.UnfinishedRun
     at: float
     alone: bool = False
 
@@ -362,7 +345,7 @@ class _Plan(NamedTuple):
 class _LeftAlone(NamedTuple):
     """A run that the supervisor leaves alone until something about the run changes."""
 
-    run: UnfinishedRun
+    run: handles.UnfinishedRun
     last: int  # number of its last record; 0 if only its head counts
 
 
@@ -382,7 +365,7 @@ class Supervisor:
         report: Callable[[Happening], None],
         output: RunOutput,
     ) -> None:
-        self._backlogs = {store.url: Backlog(store) for store in stores}
+        self._backlogs = {store.url: handles.Backlog(store) for store in stores}
         self._terms, self._report = terms, report
         self._bells: dict[str, Bell] = {}
         self._plans: dict[Key, _Plan] = {}
@@ -523,7 +506,7 @@ class Supervisor:
                 found = backlog.look()
                 for run in found:
                     self._consider(run)
-            except (StepwiseError, RunStopped) as error:
+            except (errors.StepwiseError, errors.RunStopped) as error:
                 if self._terms.once:
                     raise
                 self._withdraw(url)
@@ -548,7 +531,7 @@ class Supervisor:
             if key in self._announced and not self._announced[key].is_ours():
                 self._announced.pop(key).release()
             if key not in self._announced:
-                with contextlib.suppress(RunBusyError):  # of another supervisor
+                with contextlib.suppress(errors.RunBusyError):  # of another supervisor
                     self._announced[key] = Lease(store, key[1]).acquire()
 
     def _withdraw(self, url: str) -> None:
@@ -568,7 +551,9 @@ class Supervisor:
     def _hear(self) -> None:
         """Look at the runs whose bell rang."""
         for url, bell in self._bells.items():
-            with contextlib.suppress(StepwiseError, RunStopped):  # the next scan reports it
+            with contextlib.suppress(
+                errors.StepwiseError, errors.RunStopped
+            ):  # the next scan reports it
                 for run_id in bell.look():
                     self._look_at(url, run_id)
 
@@ -588,20 +573,20 @@ class Supervisor:
             key = self._swept.popleft()
             plan = self._plans.get(key)
             if plan is not None and plan.at > clock.now():
-                with contextlib.suppress(StepwiseError, RunStopped):
+                with contextlib.suppress(errors.StepwiseError, errors.RunStopped):
                     self._look_at(*key)
 
     # -- deciding --------------------------------------------------------------------------------
 
-    def _consider(self, run: UnfinishedRun) -> None:
+    def _consider(self, run: handles.UnfinishedRun) -> None:
         """Plan when a run continues, or leave it; an unreadable run must not stop the others."""
         try:
             self._decide(run)
-        except (StepwiseError, RunStopped) as error:
+        except (errors.StepwiseError, errors.RunStopped) as error:
             self._failed += 1
             self._say("problem", run, f"it cannot be read: {error}")
 
-    def _decide(self, run: UnfinishedRun) -> None:
+    def _decide(self, run: handles.UnfinishedRun) -> None:
         key, facts, only = run.key, run.facts, self._terms.only
         if key in self._jobs or (only and facts.run_id not in only) or self._is_left(run):
             return
@@ -614,7 +599,7 @@ class Supervisor:
             return
         try:
             definition = known_workflow(facts.workflow).definition
-        except ConfigurationError as error:
+        except errors.ConfigurationError as error:
             self._leave_strange(run, error)
             return
         if why == "crashed":
@@ -622,7 +607,7 @@ class Supervisor:
         else:
             self._plan(_Plan(run, run.until if why is None else clock.now()))
 
-    def _leave_strange(self, run: UnfinishedRun, error: ConfigurationError) -> None:
+    def _leave_strange(self, run: handles.UnfinishedRun, error: errors.ConfigurationError) -> None:
         """Leave a run whose workflow is unknown here; report the first of them by name."""
         unknown = run.facts.workflow not in self._strange
         self._strange.add(run.facts.workflow)
@@ -632,11 +617,11 @@ class Supervisor:
             why = "its workflow is not in these modules" if "knows no workflow" in text else text
             try:
                 command = tuple(self._terms.continuing(run.run))
-            except StepwiseError as problem:
+            except errors.StepwiseError as problem:
                 why = f"{why}; {problem}"
             self._say("left", run, why, command=command)
 
-    def _plan_after_death(self, run: UnfinishedRun, code: str) -> None:
+    def _plan_after_death(self, run: handles.UnfinishedRun, code: str) -> None:
         deaths = deaths_of(*run, code)
         if self._terms.only:
             self._plan(_Plan(run, clock.now()))
@@ -646,7 +631,7 @@ class Supervisor:
             self._leave(run, why, self._terms.alone(run.run), status="stuck")
         else:
             wait = min(_LONGEST, 2.0 ** (deaths.attempts - 1)) if deaths.attempts else 0.0
-            if not deaths.attempts and is_submitted(run):
+            if not deaths.attempts and handles.is_submitted(run):
                 wait = _OWN_TASK
             alone = deaths.stuck >= DEADLY - 1 and bool(self._terms.alone(run.run))
             self._plan(_Plan(run, deaths.at + wait, alone))
@@ -658,7 +643,7 @@ class Supervisor:
             self._moments.add((plan.at, key))
             heapq.heappush(self._agenda, (plan.at, plan.run.facts.created_at, key))
 
-    def _is_left(self, run: UnfinishedRun) -> bool:
+    def _is_left(self, run: handles.UnfinishedRun) -> bool:
         left = self._left.get(run.key)
         if left is None:
             return False
@@ -669,7 +654,7 @@ class Supervisor:
 
     def _leave(
         self,
-        run: UnfinishedRun,
+        run: handles.UnfinishedRun,
         detail: str,
         command: Sequence[str] = (),
         *,
@@ -683,7 +668,7 @@ class Supervisor:
     def _say(
         self,
         kind: Kind,
-        run: UnfinishedRun | None,
+        run: handles.UnfinishedRun | None,
         detail: str = "",
         *,
         status: str = "",
@@ -705,7 +690,7 @@ class Supervisor:
                 self._say("left", plan.run, _waits_for(plan.run))
             else:
                 ahead = max(0.0, plan.at - clock.now())
-                why = "it was submitted" if is_submitted(plan.run) else "its process died"
+                why = "it was submitted" if handles.is_submitted(plan.run) else "its process died"
                 detail = f"{why}; it is tried again in {ahead:.0f} s"
                 self._say("left", plan.run, detail)
 
@@ -740,13 +725,13 @@ class Supervisor:
         """Handle the end of a run; retry the run later if the store is not available."""
         try:
             self._ended(job)
-        except StoreError as error:
+        except errors.StoreError as error:
             if self._terms.once or self._is_ending:
                 raise
             self._plan(_Plan(job.run, clock.now() + self._pause_after_fault(job.run)))
             self._say("problem", None, f"{job.run.facts.run_id}: {error_text(error)}")
 
-    def _pause_after_fault(self, run: UnfinishedRun) -> float:
+    def _pause_after_fault(self, run: handles.UnfinishedRun) -> float:
         """Return the seconds to wait before the retry of a run that the store failed."""
         number = self._faults[run.key] = self._faults.get(run.key, 0) + 1
         return min(_LONGEST, 2.0**number)
@@ -755,8 +740,9 @@ class Supervisor:
         """Handle the end of a run's execution: report it, and plan or leave the run."""
         run, error = job.run, job.error
         del self._jobs[run.key]
-        if isinstance(error, RunBusyError) or (
-            isinstance(error, LeaseLostError) and run.store.owner(run.facts.run_id) is not None
+        if isinstance(error, errors.RunBusyError) or (
+            isinstance(error, errors.LeaseLostError)
+            and run.store.owner(run.facts.run_id) is not None
         ):
             self._say("ended", run, "another process executes it", status="running")
             return
@@ -784,11 +770,13 @@ class Supervisor:
         else:
             self._consider(now)
 
-    def _stopped(self, run: UnfinishedRun, error: BaseException | None, *, refused: bool) -> None:
+    def _stopped(
+        self, run: handles.UnfinishedRun, error: BaseException | None, *, refused: bool
+    ) -> None:
         """Decide what becomes of a run that stopped without an end."""
         self._failed += 1
-        lost = isinstance(error, (CorruptStoreError, JournalLostError))
-        if isinstance(error, (StoreError, LeaseLostError, MemoryError)) and not lost:
+        lost = isinstance(error, (errors.CorruptStoreError, errors.JournalLostError))
+        if isinstance(error, (errors.StoreError, errors.LeaseLostError, MemoryError)) and not lost:
             self._plan(_Plan(run, clock.now() + self._pause_after_fault(run)))
             self._say("problem", run, error_text(error))
             return
@@ -815,9 +803,9 @@ def _behind() -> float:
     return clock.elapsed() - clock.now()
 
 
-def _waits_for(run: UnfinishedRun) -> str:
+def _waits_for(run: handles.UnfinishedRun) -> str:
     return f"waits {'; '.join(map(str, pending(run.facts)))}"
 
 
-def _last(run: UnfinishedRun) -> int:
+def _last(run: handles.UnfinishedRun) -> int:
     return newest_mark(run.store, run.seal, run.facts.run_id).last

@@ -14,15 +14,9 @@ import click
 import stepwise
 from stepwise import Run
 from stepwise._display.terminal import Word
+from stepwise._runs import starting
 from stepwise._runs.messages import parsed_json
 from stepwise._runs.run import listed
-from stepwise._runs.starting import (
-    check_start,
-    environment_for,
-    refuse_running,
-    start_command,
-    top_of,
-)
 from stepwise._runtime.messages import count, printable, shell_word
 from stepwise.cli._command import (
     call_text,
@@ -57,7 +51,7 @@ def resume(run_id: str | None, *, all_crashed: bool, dry_run: bool, as_json: boo
     if (run_id is None) != all_crashed:
         raise click.UsageError("name a RUN, or use --all-crashed")
     if run_id is not None:
-        done = _resume(top_of(find_run(run_id)), dry_run=dry_run, as_json=as_json)
+        done = _resume(starting.top_of(find_run(run_id)), dry_run=dry_run, as_json=as_json)
         if as_json:
             echo_json(done)
         sys.exit(done["exit_code"])
@@ -103,8 +97,8 @@ def _resume(run: Run, *, dry_run: bool, as_json: bool) -> dict[str, Any]:
     if status == "completed":
         note(f"{run.id} has completed; there is nothing to resume")
         return {**run.to_dict(), "command": None, "cwd": None, "exit_code": 0}
-    refuse_running(run)
-    command, folder = start_command(run)
+    starting.refuse_running(run)
+    command, folder = starting.start_command(run)
     where, line = run._goes_on()
     verb = "would resume" if dry_run else "resumes"
     note(f"{call_text(run)}, ", Word(status), f", {verb} {where}")
@@ -113,8 +107,8 @@ def _resume(run: Run, *, dry_run: bool, as_json: bool) -> dict[str, Any]:
     note(f"  in {folder}: {shlex.join(command)}")
     code = 0
     if not dry_run:
-        check_start(run)
-        code = execute(command, folder, environment_for(run), as_json=as_json)
+        starting.check_start(run)
+        code = execute(command, folder, starting.environment_for(run), as_json=as_json)
         after = run.status
         if after != "completed":
             hint = "" if code else f": does it still call {run.label} with the same arguments?"

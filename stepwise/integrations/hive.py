@@ -36,12 +36,8 @@ from stepwise._values import digest as _digest
 from stepwise._workflows import host
 from stepwise._workflows.host import DamagedError, HostedRun, HostProgram, HostStore, Recall, Step
 from stepwise.errors import ConfigurationError, CorruptStoreError, DigestError, RunStopped
-from stepwise.integrations._hive_store import (
-    HiveCheckpointStore,
-    does_not_fit_hive,
-    has_hive_module,
-    hive_module,
-)
+from stepwise.integrations import _hive_store
+from stepwise.integrations._hive_store import HiveCheckpointStore
 from stepwise.stores import Store, open_store
 
 # -- hive execution -------------------------------------------------------------------------------
@@ -595,17 +591,17 @@ def executor_class() -> Any:
         ConfigurationError: hive's package ``framework`` is missing, or its version has an executor
             that cannot be recorded.
     """
-    if has_hive_module("orchestrator"):  # since v0.10
-        base = hive_module("orchestrator.orchestrator").Orchestrator
-        workers = hive_module("orchestrator.node_worker").NodeWorker
+    if _hive_store.has_hive_module("orchestrator"):  # since v0.10
+        base = _hive_store.hive_module("orchestrator.orchestrator").Orchestrator
+        workers = _hive_store.hive_module("orchestrator.node_worker").NodeWorker
     else:
-        base, workers = hive_module("graph.executor").GraphExecutor, None
-        if has_hive_module("graph.worker_agent"):  # in v0.9
-            workers = hive_module("graph.worker_agent").WorkerAgent
+        base, workers = _hive_store.hive_module("graph.executor").GraphExecutor, None
+        if _hive_store.has_hive_module("graph.worker_agent"):  # in v0.9
+            workers = _hive_store.hive_module("graph.worker_agent").WorkerAgent
     if workers is not None:
         record_workers(workers)
     elif "_get_node_implementation" not in base.execute.__code__.co_names:
-        raise does_not_fit_hive("its executor does not look up its nodes")
+        raise _hive_store.does_not_fit_hive("its executor does not look up its nodes")
     return type("RecordedGraphExecutor", (_RecordingMixin, base), {"__module__": __name__})
 
 

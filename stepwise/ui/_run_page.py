@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stepwise import errors
 from stepwise._checkpoints.checkpoints import Loaded
 from stepwise._display.markup import Content, Markup, Rules, badge, block, markup, section, tag
 from stepwise._display.page import (
@@ -39,12 +40,6 @@ from stepwise._runs.paths import find, same_value
 from stepwise._runs.questions import Question
 from stepwise._runs.run import Run
 from stepwise._runs.steps import UNFINISHED, StepRecord, checkpoint_at, newest_checkpoint
-from stepwise.errors import (
-    ConfigurationError,
-    RunNotFoundError,
-    StepNotFoundError,
-    UnreadableValueError,
-)
 from stepwise.ui._conversation import conversation
 from stepwise.ui._pages import doubt, question, stopped
 from stepwise.ui._shell import (
@@ -124,7 +119,9 @@ def _moment_of(run: Run, step: int | None) -> _Moment:
     if step is not None and step not in steps:  # a forgotten step leaves its number free
         before_it = [each for each in steps if each < step]
         if not before_it or step > max(steps):
-            raise StepNotFoundError(f"run {run.id!r} has no step {step}", run_id=run.id, step=step)
+            raise errors.StepNotFoundError(
+                f"run {run.id!r} has no step {step}", run_id=run.id, step=step
+            )
         step = max(before_it)
     place, course = (run.store, run._seal, run.id), seen.course
     here = newest_checkpoint(*place) if step is None else checkpoint_at(*place, step, course)
@@ -368,7 +365,7 @@ def _timeline(view: View, at: _Moment, rules: Rules) -> Markup:
         child = Run(run.store, each.child, run._seal)
         try:
             seen = child._seen(_CHILD_STEPS)
-        except RunNotFoundError:
+        except errors.RunNotFoundError:
             continue
         label, begun = called(each)[:120], seen.course.begun
         groups.append(RunBars(label, seen.steps, _link(view, child), begun))
@@ -433,7 +430,7 @@ def _locals_of(run: Run, loaded: Loaded | None) -> tuple[dict[str, Any], str]:
         return {}, ""
     try:
         return run._without_hidden(look_into(loaded)), ""
-    except UnreadableValueError as error:
+    except errors.UnreadableValueError as error:
         return {}, str(error)
 
 
@@ -540,7 +537,7 @@ def _inputs(view: View, run: Run, step: StepRecord) -> Markup:
         return Markup()
     try:
         values: Mapping[str, Any] = step.inputs
-    except UnreadableValueError as error:
+    except errors.UnreadableValueError as error:
         return markup(block(step.arguments), tag("small", f"{error}"))
     link = {"of": "inputs", "step": step.number}
     return variables(
@@ -554,7 +551,7 @@ def _inputs(view: View, run: Run, step: StepRecord) -> Markup:
 def _result(view: View, run: Run, step: StepRecord, limit: int) -> Markup:
     try:
         text = shown_value(step.result, _WHOLE)
-    except UnreadableValueError as error:
+    except errors.UnreadableValueError as error:
         return markup(block(step.preview), tag("small", f"{error}"))
     return _value(view, run, text, limit, of="result", step=step.number)
 
@@ -610,7 +607,7 @@ def value_page(
         UnreadableValueError: the value cannot be loaded here.
     """
     if of not in _OF:
-        raise ConfigurationError(f"a page shows one of {', '.join(_OF)}, not {of!r}")
+        raise errors.ConfigurationError(f"a page shows one of {', '.join(_OF)}, not {of!r}")
     at = _moment_of(run, step)
     value: Any
     if of == "result" and at.chosen is not None:
