@@ -92,52 +92,14 @@ from __future__ import annotations
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
+import stepwise.errors as errors  # noqa: PLR0402 -- this module is not made yet
 from stepwise._calls.steps import step, tool
 from stepwise._checkpoints.resources import reenterable, resource
 from stepwise._execution.tasks import background
 from stepwise._identity.clients import identity
 from stepwise._runtime.settings import configure
 from stepwise._workflows.workflow import Workflow, workflow
-from stepwise.errors import (
-    ApprovalDenied,
-    ArgumentMutatedWarning,
-    ArgumentsChangedWarning,
-    BudgetExceeded,
-    CodeChangedError,
-    ConfigurationError,
-    CorruptStoreError,
-    DigestError,
-    JournalLostError,
-    LeaseLostError,
-    NotRecordableError,
-    OutsideRunError,
-    RunBusyError,
-    RunCancelled,
-    RunConflictError,
-    RunEndedError,
-    RunNotFoundError,
-    RunOwnedError,
-    RunSkipped,
-    RunStopped,
-    RunSuspended,
-    RunTimeoutError,
-    RunWarning,
-    SignalRefusedError,
-    StepFailedError,
-    StepInDoubtError,
-    StepNotFoundError,
-    StepTimeoutError,
-    StepwiseError,
-    StepwiseWarning,
-    StoreError,
-    StreamChangedError,
-    ThreadMovedOnError,
-    UnreadableValueError,
-    UnrecordedCallWarning,
-    UnusedRecordWarning,
-    WaitTimeoutError,
-    WorkerDiedError,
-)
+from stepwise.errors import *  # noqa: F403
 
 if TYPE_CHECKING:
     from stepwise._calls.approvals import approve
@@ -169,33 +131,21 @@ if TYPE_CHECKING:
     from stepwise.integrations.instrument import instrument, uninstrument
 
 __all__ = [
-    "ApprovalDenied",
-    "ArgumentMutatedWarning",
-    "ArgumentsChangedWarning",
     "AsyncHandle",
     "Budget",
-    "BudgetExceeded",
     "Checkpoint",
     "CheckpointStore",
-    "CodeChangedError",
     "CodePlace",
     "CompletedCall",
-    "ConfigurationError",
-    "CorruptStoreError",
     "CurrentStep",
     "DidNotHappen",
-    "DigestError",
     "Event",
     "FirstTrue",
     "Handle",
     "InDoubtCall",
     "InboxMessage",
     "Inconclusive",
-    "JournalLostError",
     "Landed",
-    "LeaseLostError",
-    "NotRecordableError",
-    "OutsideRunError",
     "PendingWait",
     "PossibleStep",
     "Program",
@@ -204,42 +154,16 @@ __all__ = [
     "RecoverableAgent",
     "Recovered",
     "Run",
-    "RunBusyError",
-    "RunCancelled",
     "RunCheckpoint",
-    "RunConflictError",
-    "RunEndedError",
-    "RunNotFoundError",
-    "RunOwnedError",
-    "RunSkipped",
-    "RunStopped",
-    "RunSuspended",
-    "RunTimeoutError",
-    "RunWarning",
-    "SignalRefusedError",
     "Spent",
     "StepAttempt",
-    "StepFailedError",
-    "StepInDoubtError",
-    "StepNotFoundError",
     "StepRecord",
-    "StepTimeoutError",
-    "StepwiseError",
-    "StepwiseWarning",
     "StoppedCall",
-    "StoreError",
-    "StreamChangedError",
-    "ThreadMovedOnError",
-    "UnreadableValueError",
-    "UnrecordedCallWarning",
-    "UnusedRecordWarning",
     "VariableChange",
     "VariableHistory",
     "VariableShown",
     "Verification",
-    "WaitTimeoutError",
     "Why",
-    "WorkerDiedError",
     "Workflow",
     "approve",
     "background",
@@ -265,6 +189,7 @@ __all__ = [
     "wait_for",
     "workflow",
 ]
+__all__ += errors.__all__
 
 __version__ = "0.1.0"
 

@@ -579,9 +579,8 @@ FRONT_DOOR = """
 
 
 def test_the_front_door():
-    """The public names are these, sorted; a change of them is a decision."""
-    assert stepwise.__all__ == sorted(stepwise.__all__)
-    assert stepwise.__all__ == FRONT_DOOR.split()
+    """The public names are these; a change of them is a decision."""
+    assert sorted(stepwise.__all__) == FRONT_DOOR.split()
     assert all(hasattr(stepwise, name) for name in stepwise.__all__)
 
 

@@ -19,15 +19,7 @@ from stepwise._checkpoints.references import (
     chunk_name,
     digest_of,
 )
-from stepwise._journal.journal import (
-    Journal,
-    Position,
-    holds,
-    names_beside,
-    read,
-    read_one,
-    seal_for,
-)
+from stepwise._journal import journal as journals
 from stepwise._journal.records import Entry, RunFacts, Sums
 from stepwise._journal.seal import DamagedError, Seal, named
 from stepwise._runtime.facts import NamedTuple
@@ -104,9 +96,9 @@ class State(NamedTuple):
         return f"{self.file}:{self.line}"
 
     @property
-    def start(self) -> Position:
+    def start(self) -> journals.Position:
         """The journal position at which the checkpoint was taken."""
-        return Position.from_kept(self.journal)
+        return journals.Position.from_kept(self.journal)
 
     def earlier(
         self, store: Store, seal: Seal, run_id: str
@@ -114,7 +106,7 @@ class State(NamedTuple):
         """Yield the unused records before the checkpoint, with their flags."""
         for origin, last, *flags in self.unused:
             for number in dict.fromkeys((origin, last)):
-                entry = read_one(store, seal, run_id, number)
+                entry = journals.read_one(store, seal, run_id, number)
                 if entry is not None:
                     yield entry, (*flags,)
 
@@ -168,7 +160,12 @@ class Checkpoints:
     """
 
     def __init__(
-        self, journal: Journal, retention: Retention, keep: int, *, prune_journal: bool = False
+        self,
+        journal: journals.Journal,
+        retention: Retention,
+        keep: int,
+        *,
+        prune_journal: bool = False,
     ) -> None:
         self._journal = journal
         self._keep = {"latest_only": 1, "prune_old": keep}.get(retention, 0)
@@ -285,7 +282,7 @@ class Checkpoints:
             state: the state of the newest checkpoint.
         """
         journal, calls = self._journal, state.calls
-        beside = names_beside(journal.store, journal.run_id)
+        beside = journals.names_beside(journal.store, journal.run_id)
         if beside and oldest in self._names:
             vault = Vault(journal.store, journal.seal, journal.run_id)
             try:
@@ -387,14 +384,14 @@ def load_checkpoint(vault: Vault, name: str) -> Loaded | None:
 
 def spent_so_far(store: Store, run_id: str, seal: Seal | None = None) -> Sums:
     """Return the recorded spending of a run, including records before a checkpoint."""
-    seal = seal or seal_for(store)
-    vault, at = Vault(store, seal, run_id), Position()
+    seal = seal or journals.seal_for(store)
+    vault, at = Vault(store, seal, run_id), journals.Position()
     for name in reversed(store.names(run_id, PREFIX)):
         loaded = load_checkpoint(vault, name)
-        if loaded is not None and holds(store, seal, run_id, loaded.state.start):
+        if loaded is not None and journals.holds(store, seal, run_id, loaded.state.start):
             at = loaded.state.start
             break
-    for _, following in read(store, seal, run_id, at):
+    for _, following in journals.read(store, seal, run_id, at):
         at = following
     return at.sums
 
@@ -409,7 +406,7 @@ class _Chunks:
         none: True if there are no checkpoints yet.
     """
 
-    def __init__(self, journal: Journal, *, none: bool) -> None:
+    def __init__(self, journal: journals.Journal, *, none: bool) -> None:
         self._vault = Vault(journal.store, journal.seal, journal.run_id)
         self._last: int | None = None
         self._needs: dict[str, Needs] | None = {} if none else None

@@ -17,18 +17,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stepwise._journal import journal as journals
 from stepwise._journal import records
-from stepwise._journal.journal import (
-    Journal,
-    Lost,
-    Position,
-    facts_of,
-    holds,
-    read,
-    read_entries,
-    read_one,
-    read_start,
-)
 from stepwise._journal.projection import Calls, Flags, Projection, RecordedCall
 from stepwise._journal.seal import DamagedError, Seal, named
 from stepwise._runtime.facts import NamedTuple
@@ -87,9 +77,11 @@ class Summary(Projection):
         self.course = _new_course() if course is None else course
 
     @property
-    def start(self) -> Position:
+    def start(self) -> journals.Position:
         """The journal position that the summary covers."""
-        return Position.from_kept(self.position) if self.position[0] else Position()
+        return (
+            journals.Position.from_kept(self.position) if self.position[0] else journals.Position()
+        )
 
     @property
     def total(self) -> int:
@@ -170,7 +162,7 @@ class Summary(Projection):
             counts["in_doubt"] += 1
         return dict(+counts)
 
-    def close(self, at: Position, effects: Iterable[RecordedCall]) -> None:
+    def close(self, at: journals.Position, effects: Iterable[RecordedCall]) -> None:
         """Finish the summary: set its position, and the calls that may be in doubt."""
         self.position = at.kept()
         self.unclear = [
@@ -221,13 +213,13 @@ def follow(
         the added records, and the added records that concern side effects; ``None`` if the summary
         does not fit the journal, a record is lost, or a record changes earlier calls.
     """
-    if summary.position[0] and not holds(store, seal, run_id, summary.start):
+    if summary.position[0] and not journals.holds(store, seal, run_id, summary.start):
         return None
     fresh: list[records.Entry] = []
     effects: list[records.Entry] = []
     at = summary.start
-    for entry, position in read(store, seal, run_id, at):
-        if isinstance(entry, Lost):
+    for entry, position in journals.read(store, seal, run_id, at):
+        if isinstance(entry, journals.Lost):
             return None
         at = position
         fresh.append(entry)
@@ -247,7 +239,9 @@ def course_of(store: Store, seal: Seal, facts: records.RunFacts) -> Course:
     if summary is not None and follow(store, seal, facts.run_id, summary) is not None:
         return summary.course
     course = _new_course()
-    for entry in read_entries(store, seal, facts.run_id, Position(facts.pruned, None)):
+    for entry in journals.read_entries(
+        store, seal, facts.run_id, journals.Position(facts.pruned, None)
+    ):
         course.take(entry)
     return course
 
@@ -260,9 +254,9 @@ def how_started(
     Return ``None`` if the journal does not have them.
     """
     course = course_of(store, seal, facts)
-    start = read_start(store, seal, facts.run_id, course.started)
+    start = journals.read_start(store, seal, facts.run_id, course.started)
     file = start[0].file if start is not None else ""
-    entry = read_one(store, seal, facts.run_id, course.command) if course.command else None
+    entry = journals.read_one(store, seal, facts.run_id, course.command) if course.command else None
     if entry is not None and isinstance(entry.record, (records.Started, records.Resumed)):
         return entry.record.command, entry.record.cwd, file
     return ((), "", file) if file else None
@@ -276,7 +270,9 @@ def open_waits(store: Store, seal: Seal, facts: records.RunFacts) -> list[Record
         found = [call for call in Calls(followed[0]) if call.wait]
         if len(found) == list(summary.others.values()).count("waiting"):
             return found
-    entries = read_entries(store, seal, facts.run_id, Position(facts.pruned, None))
+    entries = journals.read_entries(
+        store, seal, facts.run_id, journals.Position(facts.pruned, None)
+    )
     return [call for call in Calls(entries) if call.wait]
 
 
@@ -292,7 +288,7 @@ def with_unclear(
     flags: dict[int, Flags] = {}
     for origin, last, handled, retry, spent in unclear:
         for number in dict.fromkeys((origin, last)):
-            entry = read_one(store, seal, run_id, number)
+            entry = journals.read_one(store, seal, run_id, number)
             if entry is not None:
                 earlier.append(entry)
                 flags[number] = (handled, retry, spent)
@@ -300,13 +296,13 @@ def with_unclear(
 
 
 def sealed_summary(
-    seal: Seal, run_id: str, entries: Iterable[tuple[records.Entry, Position]]
+    seal: Seal, run_id: str, entries: Iterable[tuple[records.Entry, journals.Position]]
 ) -> dict[str, Data]:
     """Return the sealed summary of a run's first records, by its name.
 
     Return an empty dictionary if the summary is not worth keeping.
     """
-    summary, effects, at = Summary(), [], Position()
+    summary, effects, at = Summary(), [], journals.Position()
     try:
         for entry, position in entries:
             at = position
@@ -328,7 +324,7 @@ class SummaryKeeper:
     unless some are missing in between.
     """
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: journals.Journal) -> None:
         self._journal = journal
         self._lock: Any = threading.RLock()
         self._summary: Summary | None = None
@@ -437,7 +433,7 @@ class SummaryKeeper:
         self._journal.put(NAME, summary.header(), b"", renew=True)
         self._summary, self._due = summary, _next_due(at.last)
 
-    def _gathered(self) -> tuple[Summary, Position, list[records.Entry]]:
+    def _gathered(self) -> tuple[Summary, journals.Position, list[records.Entry]]:
         """Return the summary up to the journal's end, the end, and the records of side effects."""
         at, summary = self._journal.position, self._summary
         if summary is not None and summary.position[0] == at.last:
@@ -499,9 +495,15 @@ def deaths_of(store: Store, seal: Seal, facts: records.RunFacts, code: str = "")
         return Deaths(at=course.at)
     stuck, waits = course.stuck + course.open, False
     if stuck > 1:  # child runs may have made progress
-        calls = [*Calls(read_entries(store, seal, facts.run_id, Position(facts.pruned, None)))]
+        calls = [
+            *Calls(
+                journals.read_entries(
+                    store, seal, facts.run_id, journals.Position(facts.pruned, None)
+                )
+            )
+        ]
         children = [each.call.child for each in calls if each.status == "open"]
-        known = [facts_of(store, seal, child) for child in children if child]
+        known = [journals.facts_of(store, seal, child) for child in children if child]
         theirs = [deaths_of(store, seal, each) for each in known if each is not None]
         stuck = min([stuck, *(each.stuck for each in theirs)])
         waits = any(each.status == "waiting" for each in calls)

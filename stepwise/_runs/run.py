@@ -25,26 +25,15 @@ from stepwise._execution.outcomes import load_inputs
 from stepwise._execution.process_memory import known_workflow
 from stepwise._execution.suspension import PendingWait, pending
 from stepwise._execution.viewer import error_of, look_into, result_of
+from stepwise._journal import journal as journals
 from stepwise._journal.inbox import this_person
-from stepwise._journal.journal import (
-    Journal,
-    Position,
-    facts_of,
-    is_of_file,
-    is_ready,
-    newest_mark,
-    open_head,
-    owned_journal,
-    read_entries,
-    seal_for,
-    words_for,
-)
 from stepwise._journal.projection import Calls
 from stepwise._journal.records import Entry, Forgotten, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import how_started
 from stepwise._matching.pool import key_of
 from stepwise._runs import questions
+from stepwise._runs import steps as run_steps
 from stepwise._runs.copying import Copier
 from stepwise._runs.fork import Change, fork
 from stepwise._runs.history import FirstTrue, VariableHistory, bisect_of, history_of, without_hidden
@@ -56,21 +45,6 @@ from stepwise._runs.overview import (
     goes_on,
     overview,
     shown,
-)
-from stepwise._runs.steps import (
-    RecordedFrame,
-    RunCheckpoint,
-    RunStatus,
-    StepRecord,
-    checkpoints_of,
-    duration_of,
-    each_step,
-    failures_of,
-    newest_checkpoint,
-    run_dict,
-    status_of,
-    steps_of,
-    text_of_error,
 )
 from stepwise._runs.verify import ChildRuns, Verification, delete_run, erase, repair, verify
 from stepwise._runs.why import Why, why_of
@@ -95,7 +69,7 @@ class Run:
     def __init__(self, store: Store, run_id: str, seal: Seal | None = None) -> None:
         self.store = store
         self.id = run_id
-        self._seal = seal_for(store) if seal is None else seal
+        self._seal = journals.seal_for(store) if seal is None else seal
 
     def __repr__(self) -> str:
         facts = self._facts()
@@ -134,10 +108,10 @@ class Run:
                 seen.course.skipped = active.progress.skipped
         return seen
 
-    def _each_step(self, seen: Overview) -> Iterator[StepRecord]:
+    def _each_step(self, seen: Overview) -> Iterator[run_steps.StepRecord]:
         """Read all steps of the run one by one, with only the next step in memory."""
         doubtful = {step.number for step in seen.in_doubt}
-        recorded = each_step(self.store, self._seal, self._facts(), doubtful)
+        recorded = run_steps.each_step(self.store, self._seal, self._facts(), doubtful)
         return itertools.chain(recorded, seen.doing)
 
     def _goes_on(self) -> tuple[str, str]:
@@ -153,11 +127,13 @@ class Run:
     # -- facts -----------------------------------------------------------------------------------
 
     def _facts(self) -> RunFacts:
-        facts = facts_of(self.store, self._seal, self.id)
+        facts = journals.facts_of(self.store, self._seal, self.id)
         if facts is None:
-            Journal(self.store, self._seal, self.id, 0, fsync=True).load()  # raises if it is lost
+            journals.Journal(
+                self.store, self._seal, self.id, 0, fsync=True
+            ).load()  # raises if it is lost
             what = f"run {self.id!r} is gone from {self.store.url}"
-            if newest_mark(self.store, self._seal, self.id).last:
+            if journals.newest_mark(self.store, self._seal, self.id).last:
                 what += (
                     ": only marks of it are left. Put the folder back from a backup and run "
                     f"stepwise restore, or delete them: stepwise forget {shell_word(self.id)}"
@@ -212,7 +188,7 @@ class Run:
         return Program(*how) if how is not None else None
 
     @property
-    def status(self) -> RunStatus:
+    def status(self) -> run_steps.RunStatus:
         """The status of the run, as one word.
 
         ``running``, ``completed``, ``failed``.  ``interrupted``: stopped by Ctrl-C, by a
@@ -224,8 +200,8 @@ class Run:
         """
         return self._status(self._facts(), self.owner)
 
-    def _status(self, facts: RunFacts, owner: Owner | None) -> RunStatus:
-        return status_of(self.store, self._seal, facts, owned=owner is not None)
+    def _status(self, facts: RunFacts, owner: Owner | None) -> run_steps.RunStatus:
+        return run_steps.status_of(self.store, self._seal, facts, owned=owner is not None)
 
     @property
     def waits(self) -> list[PendingWait]:
@@ -250,7 +226,7 @@ class Run:
     @property
     def duration(self) -> float | None:
         """The seconds from the start of the run to its end, with pauses; ``None`` until it ends."""
-        return duration_of(self._facts())
+        return run_steps.duration_of(self._facts())
 
     @property
     def counts(self) -> dict[str, int]:
@@ -281,14 +257,14 @@ class Run:
     # -- history ---------------------------------------------------------------------------------
 
     def _entries(self) -> Iterator[Entry]:
-        start = Position(self._facts().pruned, None)
-        return read_entries(self.store, self._seal, self.id, start)
+        start = journals.Position(self._facts().pruned, None)
+        return journals.read_entries(self.store, self._seal, self.id, start)
 
     @property
-    def steps(self) -> list[StepRecord]:
+    def steps(self) -> list[run_steps.StepRecord]:
         """All recorded calls, in the order in which they were first made."""
         place = self.store, self._seal, self.id
-        return steps_of(place, [*self._entries()], owned=self.owner is not None)
+        return run_steps.steps_of(place, [*self._entries()], owned=self.owner is not None)
 
     @property
     def inbox(self) -> list[InboxMessage]:
@@ -296,9 +272,9 @@ class Run:
         return messages_of(self.store, self._seal, self._facts())
 
     @property
-    def checkpoints(self) -> list[RunCheckpoint]:
+    def checkpoints(self) -> list[run_steps.RunCheckpoint]:
         """The checkpoints of the run, oldest first; it resumes at the newest that is verified."""
-        return [each for each, _ in checkpoints_of(self.store, self._seal, self.id)]
+        return [each for each, _ in run_steps.checkpoints_of(self.store, self._seal, self.id)]
 
     def _shown_locals(self, at: int | None = None) -> dict[str, Any]:
         return self._without_hidden(self.locals(at))
@@ -320,7 +296,7 @@ class Run:
             StepNotFoundError: there is no verified checkpoint (that early).
             UnreadableValueError: another Python version wrote the checkpoint.
         """
-        loaded = newest_checkpoint(self.store, self._seal, self.id, at)
+        loaded = run_steps.newest_checkpoint(self.store, self._seal, self.id, at)
         if loaded is None:
             when = "" if at is None else f" at or before step {at}"
             steps = ", ".join(str(each.step) for each in self.checkpoints if each.verified)
@@ -400,7 +376,7 @@ class Run:
         return error_of(self.store, self._seal, self._facts())
 
     @property
-    def frames(self) -> tuple[RecordedFrame, ...]:
+    def frames(self) -> tuple[run_steps.RecordedFrame, ...]:
         """The frames of the run's failure, outermost first, with local variables.
 
         Empty if the run did not fail, or ``configure(record_locals=True)`` was not set.
@@ -410,7 +386,7 @@ class Run:
         """
         facts = self._facts()
         failed = facts.status == "failed"
-        failures = failures_of((self.store, self._seal, self.id), 0) if failed else {}
+        failures = run_steps.failures_of((self.store, self._seal, self.id), 0) if failed else {}
         return failures.get(facts.end, ())
 
     def _error_text(self) -> str | None:
@@ -422,7 +398,7 @@ class Run:
             error = self.error
         except errors.UnreadableValueError:
             return None
-        return text_of_error(error) if error is not None else None
+        return run_steps.text_of_error(error) if error is not None else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts of a listing as plain data, for JSON; nothing is unpickled.
@@ -435,7 +411,9 @@ class Run:
 
     def _dict_of(self, facts: RunFacts, owner: Owner | None) -> dict[str, Any]:
         seen = self._seen(1)
-        return run_dict(facts, self._status(facts, owner), owner, seen.statuses, seen.spent)
+        return run_steps.run_dict(
+            facts, self._status(facts, owner), owner, seen.statuses, seen.spent
+        )
 
     @property
     def resumed_from_step(self) -> int | None:
@@ -662,7 +640,7 @@ class Run:
             inner = outcome.inner if outcome is not None else ()
             forgotten = Forgotten((recorded.call.number, *inner), time.time(), this_person())
             facts = self._facts()
-            facts = facts.reopened(facts.updated_at if is_ready(facts) else time.time())
+            facts = facts.reopened(facts.updated_at if journals.is_ready(facts) else time.time())
             journal.append((forgotten, b""), head=facts)
 
     def compensate(self) -> int:
@@ -746,11 +724,11 @@ class Run:
         delete_run(self.store, self._seal, self.id)
 
     @contextmanager
-    def _journal(self) -> Iterator[tuple[Journal, list[Entry]]]:
+    def _journal(self) -> Iterator[tuple[journals.Journal, list[Entry]]]:
         self._facts()  # raises for a missing run, which must not be created here
         inside = current_scope() is not None
-        with owned_journal(self.store, self._seal, self.id, child=inside) as journal:
-            yield journal, journal.load(Position(self._facts().pruned, None))
+        with journals.owned_journal(self.store, self._seal, self.id, child=inside) as journal:
+            yield journal, journal.load(journals.Position(self._facts().pruned, None))
 
 
 # -- listing --------------------------------------------------------------------------------------
@@ -806,8 +784,11 @@ def get_run(run_id: str, *, store: Any = None) -> Run:
         RunNotFoundError: there is no such run; the message names runs with a similar id.
     """
     opened = open_store(store if store is not None else settings.store())
-    run, seal = Run(opened, run_id), seal_for(opened)
-    if facts_of(opened, seal, run_id) is None and not newest_mark(opened, seal, run_id).last:
+    run, seal = Run(opened, run_id), journals.seal_for(opened)
+    if (
+        journals.facts_of(opened, seal, run_id) is None
+        and not journals.newest_mark(opened, seal, run_id).last
+    ):
         heads = newest_heads(opened, seal)
         ids = [head.run_id for head in itertools.islice(heads, _NEAR)]
         total = number_of_runs(opened) or len(ids)
@@ -825,7 +806,7 @@ def get_run(run_id: str, *, store: Any = None) -> Run:
 
 def runs(
     workflow: Any = None,
-    status: RunStatus | None = None,
+    status: run_steps.RunStatus | None = None,
     *,
     tags: Mapping[str, str] | None = None,
     store: Any = None,
@@ -853,7 +834,7 @@ class Listed:
     owner: Owner | None
 
     @cached
-    def status(self) -> RunStatus:
+    def status(self) -> run_steps.RunStatus:
         """The status of the run."""
         return self.run._status(self.facts, self.owner)
 
@@ -865,12 +846,14 @@ class Listed:
         tally = self.facts.tally if self.facts.status != "running" else None
         if tally is None:
             return self.run._dict_of(self.facts, self.owner)
-        return run_dict(self.facts, self.status, self.owner, tally.counts, Spent(*tally.spent))
+        return run_steps.run_dict(
+            self.facts, self.status, self.owner, tally.counts, Spent(*tally.spent)
+        )
 
 
 def listed(
     workflow: Any = None,
-    status: RunStatus | None = None,
+    status: run_steps.RunStatus | None = None,
     store: Any = None,
     tags: Mapping[str, str] | None = None,
     *,
@@ -889,7 +872,7 @@ def listed(
 
 def each_listed(
     workflow: Any = None,
-    status: RunStatus | None = None,
+    status: run_steps.RunStatus | None = None,
     store: Any = None,
     tags: Mapping[str, str] | None = None,
     *,
@@ -909,16 +892,16 @@ def each_listed(
     if tags is not None:
         options.check_tags("runs()", tags)
     opened = open_store(store if store is not None else settings.store())
-    seal = seal_for(opened)
+    seal = journals.seal_for(opened)
     unfinished = status in _UNFINISHED
     kept = "running" if status in _RUNNING else status if status in _NEVER_RUNNING else None
     name = workflow if isinstance(workflow, str) else None
-    words = words_for(seal, name, kept, tags or {})
+    words = journals.words_for(seal, name, kept, tags or {})
     heads = opened.heads(unfinished=unfinished) if oldest else None
     for head in heads or newest_heads(opened, seal, before, unfinished=unfinished, words=words):
         if ids is not None and not ids(head.run_id):
             continue
-        facts = open_head(seal, head) or facts_of(opened, seal, head.run_id)
+        facts = journals.open_head(seal, head) or journals.facts_of(opened, seal, head.run_id)
         if facts is None or not _is_of(opened, seal, facts, workflow):
             continue
         if (tags and not tags.items() <= facts.tags.items()) or (where and not where(facts)):
@@ -949,7 +932,7 @@ def newest_heads(
         return
 
     def begun(head: Head) -> float:
-        facts = open_head(seal, head)
+        facts = journals.open_head(seal, head)
         return facts.created_at if facts is not None else math.inf
 
     found = sorted(store.heads(unfinished=unfinished), key=begun, reverse=True)
@@ -963,7 +946,7 @@ def _is_of(store: Store, seal: Seal, facts: RunFacts, workflow: Any) -> bool:
     if getattr(workflow, "full_name", workflow) in (None, facts.workflow, facts.label):
         return True
     definition = getattr(workflow, "definition", None)
-    return definition is not None and is_of_file(
+    return definition is not None and journals.is_of_file(
         store, seal, facts, definition.other_names, definition.file
     )
 

@@ -26,24 +26,12 @@ from stepwise._execution.viewer import failure_of, result_of
 from stepwise._journal.journal import facts_of, read_end
 from stepwise._journal.lease import describe_owner
 from stepwise._journal.records import RunFacts
+from stepwise._runs import steps as run_steps
 from stepwise._runs.history import Moments, VariableChange, changes_between
 from stepwise._runs.overview import SHOWN, Overview, overview
 from stepwise._runs.paths import ABSENT, length_of, short, size_of
 from stepwise._runs.questions import questions_of
 from stepwise._runs.sources import WorkflowSource
-from stepwise._runs.steps import (
-    UNFINISHED,
-    Place,
-    RecordedFrame,
-    StepRecord,
-    checkpoint_at,
-    duration_of,
-    each_step,
-    error_line,
-    failures_of,
-    status_of,
-    text_of_error,
-)
 from stepwise._runtime.clock import now
 from stepwise._runtime.facts import public
 from stepwise._runtime.messages import is_ours, shell_word
@@ -164,10 +152,10 @@ class Why:
     said: str
     place: CodePlace | None
     error: str
-    frames: tuple[RecordedFrame, ...]
+    frames: tuple[run_steps.RecordedFrame, ...]
     because: tuple[str, ...]
-    steps: tuple[StepRecord, ...]
-    newest: tuple[StepRecord, ...]
+    steps: tuple[run_steps.StepRecord, ...]
+    newest: tuple[run_steps.StepRecord, ...]
     children: tuple[Why, ...]
     result: str
     counts: Mapping[str, int]
@@ -205,7 +193,7 @@ class Why:
 # -- reading --------------------------------------------------------------------------------------
 
 
-def why_of(place: Place, facts: RunFacts, at: int | None = None, depth: int = 0) -> Why:
+def why_of(place: run_steps.Place, facts: RunFacts, at: int | None = None, depth: int = 0) -> Why:
     """Return why a run stands where it stands.
 
     Args:
@@ -221,12 +209,12 @@ def why_of(place: Place, facts: RunFacts, at: int | None = None, depth: int = 0)
 class _RunReading:
     """One reading of a run, with all that says why it stands where it stands."""
 
-    def __init__(self, place: Place, facts: RunFacts, depth: int) -> None:
+    def __init__(self, place: run_steps.Place, facts: RunFacts, depth: int) -> None:
         store, seal, run_id = place
         self.place, self.facts, self.depth = place, facts, depth
         self.notes: list[str] = []
         self.owner: Owner | None = store.owner(run_id)
-        self.status = status_of(store, seal, facts, owned=self.owner is not None)
+        self.status = run_steps.status_of(store, seal, facts, owned=self.owner is not None)
         self.seen: Overview = overview(store, seal, facts, self.owner, SHOWN)
         self.source = WorkflowSource(store, seal, facts)
         self.failure = self._failure()
@@ -272,16 +260,16 @@ class _RunReading:
             notes=tuple(self.notes),
         )
 
-    def _newest(self, until: State | None) -> tuple[StepRecord, ...]:
+    def _newest(self, until: State | None) -> tuple[run_steps.StepRecord, ...]:
         """Return the newest steps of the run, or the newest up to a checkpoint."""
         if until is None:
             return tuple(self.seen.steps[-_NEWEST:])
         doubtful = {each.number for each in self.seen.in_doubt}
-        steps = each_step(*self.place[:2], self.facts, doubtful)
+        steps = run_steps.each_step(*self.place[:2], self.facts, doubtful)
         return (*deque(takewhile(lambda each: each.number <= until.calls, steps), _NEWEST),)
 
     def _checkpoint(self, at: int) -> Loaded:
-        found = checkpoint_at(*self.place, at, self.seen.course)
+        found = run_steps.checkpoint_at(*self.place, at, self.seen.course)
         if found is None:
             raise StepNotFoundError(
                 f"run {self.place[2]!r} keeps no checkpoint at or before step {at}; its oldest one "
@@ -303,15 +291,15 @@ class _RunReading:
 
     def _error(self) -> str:
         if self.failure.error is not None:
-            return text_of_error(self.failure.error)
+            return run_steps.text_of_error(self.failure.error)
         failed = self.status in ("failed", "cancelled")
-        return error_line(self.facts.error) if failed and self.facts.error else ""
+        return run_steps.error_line(self.facts.error) if failed and self.facts.error else ""
 
-    def _frames(self) -> tuple[RecordedFrame, ...]:
+    def _frames(self) -> tuple[run_steps.RecordedFrame, ...]:
         """Return the user's frames of the exception: as recorded, else from its traceback."""
         try:
             end = self.facts.end if self.facts.status == "failed" else 0
-            recorded = failures_of(self.place, 0).get(end, ()) if end else ()
+            recorded = run_steps.failures_of(self.place, 0).get(end, ()) if end else ()
         except UnreadableValueError as error:
             self.notes.append(str(error))
             recorded = ()
@@ -319,7 +307,7 @@ class _RunReading:
             return recorded
         return tuple(frames_in(self.failure.tracebacks[0]))
 
-    def _steps(self) -> tuple[StepRecord, ...]:
+    def _steps(self) -> tuple[run_steps.StepRecord, ...]:
         """Return the steps at which the run stands."""
         seen, ended = self.seen, read_end(*self.place[:2], self.facts)
         if self.status == "failed" or self.failure.error is not None:
@@ -354,7 +342,7 @@ class _RunReading:
         waits = "; and ".join(map(str, pending(self.facts)[:4]))
         told = {
             "failed": f"It failed{at}{during}{tries}: {error}",
-            "completed": f"It completed in {duration_text(duration_of(self.facts))}.",
+            "completed": f"It completed in {duration_text(run_steps.duration_of(self.facts))}.",
             "running": f"It is being executed {describe_owner(self.owner)}{during}.",
             "suspended": f"It waits {waits}.",
             "interrupted": f"It was stopped by {self.facts.error}{at}.",
@@ -405,7 +393,7 @@ class _RunReading:
     # -- where -----------------------------------------------------------------------------------
 
     def _place(
-        self, frames: Sequence[RecordedFrame], state: Any, *, then: bool
+        self, frames: Sequence[run_steps.RecordedFrame], state: Any, *, then: bool
     ) -> CodePlace | None:
         if frames:
             return place_of_frame(frames[-1])
@@ -516,7 +504,7 @@ class _RunReading:
             if parent is None:
                 break
             top, facts = facts.parent, parent
-        if status in UNFINISHED or status == "cancelling":
+        if status in run_steps.UNFINISHED or status == "cancelling":
             first = "mend the code, then " if status == "failed" else ""
             where = "go on from there" if top == self.facts.run_id else "go on by its parent"
             yield f"stepwise resume {shell_word(top)}", f"{first}{where}"
@@ -534,11 +522,11 @@ _FOREIGN = re.compile(
 )
 
 
-def frames_in(text: str) -> Iterator[RecordedFrame]:
+def frames_in(text: str) -> Iterator[run_steps.RecordedFrame]:
     """Yield the user's frames in the text of a traceback, outermost first."""
     for file, line, function, code in _FRAME.findall(text):
         if not _FOREIGN.search(file) and not is_ours(file):
-            yield RecordedFrame(file, int(line), function, code.strip(), {})
+            yield run_steps.RecordedFrame(file, int(line), function, code.strip(), {})
 
 
 def _cause(text: str) -> str:
@@ -549,7 +537,7 @@ def _cause(text: str) -> str:
     return f"{error}{where}"
 
 
-def place_of_frame(frame: RecordedFrame) -> CodePlace:
+def place_of_frame(frame: run_steps.RecordedFrame) -> CodePlace:
     """Return the place of a recorded frame, with the lines around it if the file still has it."""
     linecache.checkcache(frame.file)
     lines = linecache.getlines(frame.file)
@@ -704,7 +692,7 @@ def _place_dict(place: CodePlace | None, cut: Any, scale: float) -> dict[str, An
 
 
 def _frame_dict(
-    frame: RecordedFrame, known: Mapping[str, str], cut: Any, few: Any
+    frame: run_steps.RecordedFrame, known: Mapping[str, str], cut: Any, few: Any
 ) -> dict[str, Any]:
     where = f"{frame.file}:{frame.line} in {frame.function}: {frame.code}"
     names = few([n for n, text in frame.variables.items() if known.get(n) != text], 8)
@@ -712,7 +700,7 @@ def _frame_dict(
     return {"at": cut(where, 200), **({"variables": variables} if variables else {})}
 
 
-def _step_dict(step: StepRecord, cut: Any) -> dict[str, Any]:
+def _step_dict(step: run_steps.StepRecord, cut: Any) -> dict[str, Any]:
     facts = {
         "number": step.number,
         "name": cut(step.name, 80),

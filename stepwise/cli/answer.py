@@ -13,31 +13,21 @@ from stepwise._display.render import question_text
 from stepwise._journal.signatures import make_key
 from stepwise._runs.questions import Decision, give_answer, question_of
 from stepwise._runtime.messages import shell_word
-from stepwise.cli._command import (
-    command,
-    echo_json,
-    find_run,
-    id_and_status,
-    note,
-    run_argument,
-    say,
-    say_next,
-    typed_json,
-)
+from stepwise.cli import _command as cli
 
 _key_option = click.option(
     "--key", metavar="FILE", help="Sign it with an approver's key, where the tool wants that."
 )
 
 
-@command(
+@cli.command(
     "Steer",
     "stepwise send trip-0573 payment '{\"paid\": true}'\n"
     "stepwise send trip-0573 payment true --key order-7  # once, if repeated\n"
     "cat order.json | stepwise send trip-0573 payment -",
     short_help="Send a signal that a RUN waits for.",
 )
-@run_argument()
+@cli.run_argument()
 @click.argument("name")
 @click.argument("value", metavar="JSON")
 @click.option("--key", metavar="TEXT", help="Signals of one NAME with the same key are one.")
@@ -47,29 +37,31 @@ def send(run_id: str, name: str, value: str, *, key: str | None, as_json: bool) 
     JSON is the value; - reads it from stdin.  A value sent before the run waits for it is kept.
     """
     text = sys.stdin.read() if value == "-" else value
-    parsed, run = typed_json(text, "JSON"), find_run(run_id)
+    parsed, run = cli.typed_json(text, "JSON"), cli.find_run(run_id)
     number = run.send(name, parsed, key)
     if as_json:
-        echo_json(
-            {**id_and_status(run), "message": number, "name": name, "value": parsed, "key": key}
+        cli.echo_json(
+            {**cli.id_and_status(run), "message": number, "name": name, "value": parsed, "key": key}
         )
         return
-    say(f"{name} is sent to {run.id}, as message {number} of its inbox")
+    cli.say(f"{name} is sent to {run.id}, as message {number} of its inbox")
     wait = next((each for each in run._facts().waits if each.name == name), None)
     if wait is not None and wait.run:
         child = f"stepwise send {shell_word(wait.run)} {shell_word(name)}"
-        note(f"its child run {wait.run} waits for that, and has an inbox of its own: {child} ...")
+        cli.note(
+            f"its child run {wait.run} waits for that, and has an inbox of its own: {child} ..."
+        )
     else:
-        say_next(run, waited_for=wait is not None)
+        cli.say_next(run, waited_for=wait is not None)
 
 
-@command(
+@cli.command(
     "Steer",
     "stepwise approve trip-0573 4\n"
     "stepwise approve trip-0573 4 ask-91f0c2d4e6a8 --note 'the small room'",
     short_help="Approve a call that asks for it.",
 )
-@run_argument()
+@cli.run_argument()
 @click.argument("step")
 @click.argument("ticket", required=False)
 @click.option("--note", "text", default="", metavar="TEXT", help="What the run is told with it.")
@@ -82,16 +74,18 @@ def approve(
     STEP is the number or the name of the call.  TICKET is the name of the question that you have
     seen; without it, the question is shown first, and you are asked.
     """
-    _answer(find_run(run_id), step, ticket, Decision(True, text, key, _passphrase), as_json=as_json)
+    _answer(
+        cli.find_run(run_id), step, ticket, Decision(True, text, key, _passphrase), as_json=as_json
+    )
 
 
-@command(
+@cli.command(
     "Steer",
     "stepwise deny trip-0573 4 --reason costly\n"
     "stepwise deny trip-0573 4 ask-91f0c2d4e6a8 --reason 'too expensive'",
     short_help="Deny a call that asks for approval.",
 )
-@run_argument()
+@cli.run_argument()
 @click.argument("step")
 @click.argument("ticket", required=False)
 @click.option("--reason", required=True, metavar="TEXT", help="What the run is told.")
@@ -105,7 +99,11 @@ def deny(
     seen; without it, the question is shown first, and you are asked.
     """
     _answer(
-        find_run(run_id), step, ticket, Decision(False, reason, key, _passphrase), as_json=as_json
+        cli.find_run(run_id),
+        step,
+        ticket,
+        Decision(False, reason, key, _passphrase),
+        as_json=as_json,
     )
 
 
@@ -119,10 +117,10 @@ def _answer(run: Run, step: str, ticket: str | None, said: Decision, *, as_json:
     give_answer(run.store, run._seal, run.id, step, ticket, said)
     if as_json:
         given = {"ticket": ticket, "approved": said.approved, "note": said.note}
-        echo_json({**id_and_status(run), "step": step, **given})
+        cli.echo_json({**cli.id_and_status(run), "step": step, **given})
         return
-    say(f"step {step} of {run.id} is {'approved' if said.approved else 'denied'}")
-    say_next(run, waited_for=True)
+    cli.say(f"step {step} of {run.id} is {'approved' if said.approved else 'denied'}")
+    cli.say_next(run, waited_for=True)
 
 
 def _passphrase() -> str:
@@ -132,7 +130,7 @@ def _passphrase() -> str:
     return text
 
 
-@command(
+@cli.command(
     "Steer",
     "stepwise approver-key ~/ann.key --name ann",
     name="approver-key",
@@ -158,9 +156,9 @@ def approver_key(file: str, *, name: str, no_passphrase: bool, as_json: bool) ->
     except OSError as error:
         raise click.FileError(file, error.strerror or str(error)) from error
     if as_json:
-        echo_json({"file": file, "public": public})
+        cli.echo_json({"file": file, "public": public})
     else:
-        say(public)
+        cli.say(public)
 
 
 def _show_first(question: stepwise.Question, ask: str, *, as_json: bool) -> None:
@@ -170,18 +168,18 @@ def _show_first(question: stepwise.Question, ask: str, *, as_json: bool) -> None
             "there is no terminal to show the question and to ask. Look at it; this very question "
             f"is then answered with its ticket:\n{question_text(question)}"
         )
-    note(question_text(question))
+    cli.note(question_text(question))
     click.confirm(ask, abort=True, err=True)
 
 
-@command(
+@cli.command(
     "Settle",
     "stepwise resolve trip-0573 4 --landed '\"booked\"'  # it returned this\n"
     "stepwise resolve trip-0573 4 --did-not-happen  # it may run\n"
     "stepwise resolve trip-0573 4 --another  # the stopped call is new",
     short_help="Settle a side effect in doubt.",
 )
-@run_argument()
+@cli.run_argument()
 @click.argument("step")
 @click.option("--landed", metavar="JSON", help="It happened; JSON is its result.")
 @click.option("--did-not-happen", is_flag=True, help="It did not happen, and may run.")
@@ -220,14 +218,14 @@ def resolve(
     if stop is not None and not (same or another):
         raise click.UsageError("--stop chooses a stopped call: add --same or --another")
     (answer,) = chosen
-    value: Any = typed_json(landed, "--landed") if landed is not None else True
-    run = find_run(run_id)
+    value: Any = cli.typed_json(landed, "--landed") if landed is not None else True
+    run = cli.find_run(run_id)
     run.resolve(step, stop=stop, **{answer: value})
     if as_json:
         given = {"landed": value} if answer == "landed" else {}
-        echo_json({"id": run.id, "step": step, "answer": answer, "stop": stop, **given})
+        cli.echo_json({"id": run.id, "step": step, "answer": answer, "stop": stop, **given})
     else:
-        say(_ANSWERED[answer].format(step=step, run=run.id, landed=landed))
+        cli.say(_ANSWERED[answer].format(step=step, run=run.id, landed=landed))
 
 
 _ANSWERED = {

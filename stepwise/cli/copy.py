@@ -17,16 +17,7 @@ from stepwise._display.terminal import Column, Terminal, Word
 from stepwise._runs import housekeeping
 from stepwise._runs.copying import Copied, Copier, log_kind_of
 from stepwise._runtime.messages import count
-from stepwise.cli._command import (
-    command,
-    echo_json,
-    find_run,
-    note,
-    run_argument,
-    say,
-    show_table,
-    use_store,
-)
+from stepwise.cli import _command as cli
 from stepwise.cli.look import chosen_runs
 
 _ERASE = "\r\x1b[2K"
@@ -36,20 +27,20 @@ def _size_text(size: int) -> str:
     return f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} kB"
 
 
-@command(
+@cli.command(
     "Keep",
     "stepwise copy --to postgresql://db.example/stepwise  # all runs\n"
     "stepwise copy --from disk:./runs --to disk:./one trip-0573\n"
     "stepwise copy --from disk:./backup --to disk:./runs --restored",
     short_help="Copy runs from one store into another.",
 )
-@run_argument("run_ids", "[RUN]...", nargs=-1)
+@cli.run_argument("run_ids", "[RUN]...", nargs=-1)
 @click.option(
     "--from",
     metavar="URL",
     expose_value=False,
     is_eager=True,
-    callback=use_store,
+    callback=cli.use_store,
     help="The store that they are in; by default the configured one.",
 )
 @click.option("--to", "target", metavar="URL", required=True, help="The store to copy them into.")
@@ -96,7 +87,7 @@ def copy(
         _show(rows)
     seconds = time.monotonic() - began
     if as_json:
-        echo_json(_as_dict(copier, found, seconds, dry_run=dry_run))
+        cli.echo_json(_as_dict(copier, found, seconds, dry_run=dry_run))
     else:
         _sum_up(copier, found, seconds, dry_run=dry_run)
     if any(each.problem for each in found):
@@ -108,7 +99,7 @@ def _name_of(text: str) -> str:
     if log_kind_of(text) is not None:
         return text
     try:
-        return find_run(text).id
+        return cli.find_run(text).id
     except stepwise.RunNotFoundError:
         if housekeeping.has_objects(text):
             return text
@@ -121,7 +112,7 @@ def _rows(
     """Copy, and yield the rows of a table, without runs that were there already."""
     for each in _shown_on_a_line(copier.copy_each(names), found, len(names)):
         if each.problem:
-            note(f"stepwise: {each.problem}")
+            cli.note(f"stepwise: {each.problem}")
         if each.outcome != "there":
             told = "would be copied" if dry_run and each.outcome == "copied" else each.outcome
             size = _size_text(each.size) if each.size else ""
@@ -154,14 +145,14 @@ def _show(rows: Iterator[list[Any]]) -> None:
         Column("SIZE", whole=True, right=True),
         Column("RESULT", whole=True),
     ]
-    show_table(columns, itertools.chain([first], rows))
+    cli.show_table(columns, itertools.chain([first], rows))
 
 
 def _sum_up(copier: Copier, found: list[Copied], seconds: float, *, dry_run: bool) -> None:
     outcomes = Counter(each.outcome for each in found)
     way = f"from {copier.source.url} to {copier.target.url}"
     if not found:
-        note(f"nothing to copy {way}: no runs like that")
+        cli.note(f"nothing to copy {way}: no runs like that")
         return
     below = sum(each.children for each in found)
     records, size = sum(each.records for each in found), sum(each.size for each in found)
@@ -172,7 +163,7 @@ def _sum_up(copier: Copier, found: list[Copied], seconds: float, *, dry_run: boo
     parts += [f"{outcomes['there']:,} already there"] if outcomes["there"] else []
     parts += [f"{outcomes['busy']:,} being executed"] if outcomes["busy"] else []
     parts += [f"{outcomes['refused']:,} refused"] if outcomes["refused"] else []
-    say("; ".join(parts))
+    cli.say("; ".join(parts))
 
 
 def _as_dict(

@@ -14,11 +14,11 @@ import stepwise
 from stepwise import Run
 from stepwise._runs.starting import check_start, to_debug
 from stepwise._runtime.messages import shell_word
-from stepwise.cli._command import command, echo_json, find_run, note, run_argument
+from stepwise.cli import _command as cli
 from stepwise.cli.steer import execute
 
 
-@command(
+@cli.command(
     "Steer",
     "stepwise debug trip-0573\n"
     "stepwise debug trip-0573 --at 4  # at most 4 steps were done\n"
@@ -26,7 +26,7 @@ from stepwise.cli.steer import execute
     "stepwise debug trip-0573 --step 5  # the body of a failed step",
     short_help="Open a RUN in a debugger, in the frame where it stopped.",
 )
-@run_argument(required=False)
+@cli.run_argument(required=False)
 @click.option("--at", type=click.IntRange(0), metavar="STEP", help="After so many steps, or fewer.")
 @click.option(
     "--listen",
@@ -50,7 +50,7 @@ def debug(run_id: str | None, *, port: int | None, as_json: bool, **asked: Any) 
     --replay stops before the step that follows --at, or where the recorded results end.  It
     executes the code between the steps, once you have agreed.
     """
-    run = find_run(run_id)
+    run = cli.find_run(run_id)
     _check(run, port, asked)
     if asked["replay"]:
         question = (
@@ -63,13 +63,13 @@ def debug(run_id: str | None, *, port: int | None, as_json: bool, **asked: Any) 
         request, environment = to_debug(run, folder, port=port or 0, **asked)
         code = execute(request.command, request.cwd, environment, as_json=as_json)
         if not os.path.exists(request.sign) and not code:
-            note(
+            cli.note(
                 f"stepwise: the program ended without a call of run {run.id!r}: does it still call "
                 f"{run.label} with the same arguments?"
             )
             code = 1
     if as_json:
-        echo_json({**run.to_dict(), "exit_code": code})
+        cli.echo_json({**run.to_dict(), "exit_code": code})
     sys.exit(code)
 
 

@@ -38,29 +38,7 @@ from stepwise._runs.run import Listed, listed, number_of_runs
 from stepwise._runs.steps import UNFINISHED, RunStatus
 from stepwise._runtime.limits import open_private
 from stepwise._runtime.messages import printable, shell_word
-from stepwise.cli._command import (
-    PROBLEMS,
-    STEP_COLUMNS,
-    F,
-    RanAgain,
-    age,
-    ago,
-    call_text,
-    command,
-    echo_json,
-    fail,
-    find_run,
-    note,
-    run_argument,
-    run_facts,
-    say,
-    show_in_doubt,
-    show_stops,
-    show_table,
-    show_variables,
-    step_row,
-    took,
-)
+from stepwise.cli import _command as cli
 from stepwise.integrations._model_calls import model_calls
 
 # -- look -----------------------------------------------------------------------------------------
@@ -84,7 +62,7 @@ def pairs(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict
     return {name: value for name, _, value in parts}
 
 
-def chosen_runs(function: F) -> F:
+def chosen_runs(function: cli.F) -> cli.F:
     """Add the options by which runs are chosen: ``workflow``, ``status`` and ``tags``."""
     options = (
         click.option("--workflow", help="Only runs of this workflow: its name or full name."),
@@ -111,7 +89,7 @@ def chosen_runs(function: F) -> F:
 # -- the list ------------------------------------------------------------------------------------
 
 
-@command(
+@cli.command(
     "Look",
     "stepwise runs  # the newest first\n"
     "stepwise runs --status failed --since 2h\n"
@@ -121,10 +99,10 @@ def chosen_runs(function: F) -> F:
 @chosen_runs
 @click.option("--children", is_flag=True, help="Child runs too.")
 @click.option(
-    "--since", type=age, metavar="AGE", help="Only those updated in the last 2h, 30d, ..."
+    "--since", type=cli.age, metavar="AGE", help="Only those updated in the last 2h, 30d, ..."
 )
 @click.option(
-    "--older-than", type=age, metavar="AGE", help="Only those not updated since 2h, 30d, ..."
+    "--older-than", type=cli.age, metavar="AGE", help="Only those not updated since 2h, 30d, ..."
 )
 @click.option(
     "-n",
@@ -159,9 +137,9 @@ def runs(
     found = listed(workflow, status, tags=tags, limit=more or most, where=is_meant)
     chosen = bool(workflow or status or tags or since is not None or older_than is not None)
     if as_json:
-        echo_json(each for each in map(_run_dict, found) if each is not None)
+        cli.echo_json(each for each in map(_run_dict, found) if each is not None)
     elif not found:
-        note(f"no runs{' like that' if chosen else ''} in {store_url()}")
+        cli.note(f"no runs{' like that' if chosen else ''} in {store_url()}")
     else:
         _show_runs(found[:most])
         if most is not None and len(found) > most:
@@ -177,7 +155,7 @@ def _tell_of_more(shown: int, *, chosen: bool) -> None:
     total = None if chosen else number_of_runs()
     these = f"the newest {shown} of {total:,} runs" if total else f"the newest {shown} like that"
     choose = "" if chosen else "; --status, --workflow, --since and --tag choose"
-    note(f"{these}; -n {10 * shown} shows more{choose}")
+    cli.note(f"{these}; -n {10 * shown} shows more{choose}")
 
 
 def _run_dict(each: Listed) -> dict[str, Any] | None:
@@ -206,7 +184,7 @@ def _show_runs(found: list[Listed]) -> None:
         columns += [Column("TIME", whole=True, right=True), *more]
     elif room >= _ROOM:
         columns += more[:1]
-    show_table(columns, _run_rows(found, [each.name for each in columns], narrow=narrow))
+    cli.show_table(columns, _run_rows(found, [each.name for each in columns], narrow=narrow))
 
 
 def _run_rows(
@@ -225,9 +203,9 @@ def _run_rows(
             "RUN": facts["id"],
             "STATUS": Word(facts["status"]),
             "STEPS": f"{total} ({told})" if told and not narrow else total,
-            "UPDATED": ago(facts["updated_at"]),
+            "UPDATED": cli.ago(facts["updated_at"]),
             "TIME": duration_text(facts["duration"]),
-            "CALL": call_text(each.facts),
+            "CALL": cli.call_text(each.facts),
             "ERROR": facts["error"] or "",
             "WAITS": "; ".join(str(stepwise.PendingWait(**wait)) for wait in facts["waits"]),
             "TAGS": tags,
@@ -244,7 +222,7 @@ def _run_rows(
 # -- one run -------------------------------------------------------------------------------------
 
 
-@command(
+@cli.command(
     "Look",
     "stepwise show  # the latest run\n"
     "stepwise show trip-0573  # the beginning of an id\n"
@@ -254,7 +232,7 @@ def _run_rows(
     "stepwise show trip-0573 --tree  # with the steps of child runs\n"
     "stepwise show trip-0573 --json | jq .counts",
 )
-@run_argument(required=False)
+@cli.run_argument(required=False)
 @click.argument("step", type=click.IntRange(1), required=False)
 @click.option("--locals", "with_locals", is_flag=True, help="Also the variables where it resumes.")
 @click.option("--all", "every", is_flag=True, help="Every step, not only the newest.")
@@ -275,7 +253,7 @@ def show(
     A step is shown with its arguments in full and with the variables of its failures, if these
     were recorded: see record_arguments and record_locals of stepwise.configure.
     """
-    run = find_run(run_id)
+    run = cli.find_run(run_id)
     if path is not None:
         _show_part(run, step, path, as_json=as_json)
         return
@@ -296,29 +274,29 @@ def show(
         facts["inbox"] = [each.to_dict() for each in run.inbox if every or each.status != "taken"]
         if with_locals:
             facts["locals"] = {name: shown(value, name) for name, value in variables.items()}
-        echo_json(facts)
+        cli.echo_json(facts)
         return
     _describe(run, of_run, seen)
-    again = RanAgain()
+    again = cli.RanAgain()
     if tree:
-        say()
+        cli.say()
         click.echo(
             Terminal.of(sys.stdout).tree(_branch_of(run, Terminal.of(sys.stdout), every=every))
         )
     elif of_run.steps:
-        say()
+        cli.say()
         _show_steps(of_run, seen, again.noting(steps), every=every)
     _show_frames("the run failed here", run.frames)
     if with_locals:
-        say()
-        show_variables(variables)
+        cli.say()
+        cli.show_variables(variables)
     again.show()
-    show_in_doubt(run, seen.in_doubt)
-    show_stops(seen.stops)
+    cli.show_in_doubt(run, seen.in_doubt)
+    cli.show_stops(seen.stops)
     for question in run._asked(seen):
-        say()
+        cli.say()
         for line in question_text(question).splitlines():
-            say(line)
+            cli.say(line)
     _show_inbox(run, every=every)
 
 
@@ -344,12 +322,12 @@ def _show_inbox(run: Run, *, every: bool) -> None:
             each.note if each.kind != "signal" else shown_value(each.value),
             f"refused: {each.why}" if each.why else Word(each.status),
             each.by,
-            ago(each.at),
+            cli.ago(each.at),
         ]
         for each in found
     ]
-    say("\ninbox:")
-    show_table(_INBOX, rows)
+    cli.say("\ninbox:")
+    cli.show_table(_INBOX, rows)
 
 
 def _show_steps(
@@ -360,8 +338,8 @@ def _show_steps(
         first.append(["...", f"{shown.earlier:,} earlier steps: --all", *[""] * 5])
         numbers = {step.number for step in shown.steps}
         doubtful = [step for step in seen.in_doubt if step.number not in numbers]
-        first += map(step_row, doubtful[:_DOUBTFUL])
-    show_table(STEP_COLUMNS, itertools.chain(first, map(step_row, steps)))
+        first += map(cli.step_row, doubtful[:_DOUBTFUL])
+    cli.show_table(cli.STEP_COLUMNS, itertools.chain(first, map(cli.step_row, steps)))
 
 
 def _show_part(run: Run, step: int | None, path: str, *, as_json: bool) -> None:
@@ -370,9 +348,9 @@ def _show_part(run: Run, step: int | None, path: str, *, as_json: bool) -> None:
     value = find_recorded(of, path)
     if as_json:
         text, cut = short(value, path, JSON_ROOM)
-        echo_json({"id": run.id, "step": step, "path": path, "value": text, "cut": cut})
+        cli.echo_json({"id": run.id, "step": step, "path": path, "value": text, "cut": cut})
     else:
-        say(shown(value, path))
+        cli.say(shown(value, path))
 
 
 def _show_step(run: Run, step: StepRecord, *, as_json: bool) -> None:
@@ -385,13 +363,13 @@ def _show_step(run: Run, step: StepRecord, *, as_json: bool) -> None:
     texts = {n: shown(value, f"arguments[{n!r}]") for n, value in (inputs or {}).items()}
     if as_json:
         told = {n: [each.to_dict() for each in frames] for n, frames in failures.items()}
-        echo_json(
+        cli.echo_json(
             {**step.to_dict(), "inputs": texts if inputs is not None else None, "failures": told}
         )
         return
-    say(printable(f"{step.name}({step.arguments})", 1000))
+    cli.say(printable(f"{step.name}({step.arguments})", 1000))
     _say("run", printable(run.id))
-    _say("step", f"{step.number}  ", Word(step.status), f"  {took(step)}".rstrip())
+    _say("step", f"{step.number}  ", Word(step.status), f"  {cli.took(step)}".rstrip())
     _say("from", printable(step.site))
     for each in tries_text(step):
         _say("try", printable(each, 1000))
@@ -401,11 +379,11 @@ def _show_step(run: Run, step: StepRecord, *, as_json: bool) -> None:
     _say("model", printable(usage_text(step.usage)))
     _say("result", printable(step.preview, 1000))
     if inputs is not None:
-        say()
-        show_table([Column("ARGUMENT"), Column("VALUE")], map(list, texts.items()))
+        cli.say()
+        cli.show_table([Column("ARGUMENT"), Column("VALUE")], map(list, texts.items()))
     _say("unread", printable(problem, 1000))
     if step.traceback:
-        say(f"\n{step.traceback.rstrip()}")
+        cli.say(f"\n{step.traceback.rstrip()}")
     for attempt, frames in failures.items():
         _show_frames(f"attempt {attempt} failed here", frames)
 
@@ -413,12 +391,12 @@ def _show_step(run: Run, step: StepRecord, *, as_json: bool) -> None:
 def _show_frames(title: str, frames: Sequence[RecordedFrame]) -> None:
     """Print the frames of a failure with their variables, the outermost first."""
     if frames:
-        say(f"\n{title}, the last line innermost:")
+        cli.say(f"\n{title}, the last line innermost:")
     for each in frames:
         where = f"{each.file}:{each.line}, in {each.function}: {each.code}"
-        say(f"  {printable(where, 1000)}")
+        cli.say(f"  {printable(where, 1000)}")
         for name, text in each.variables.items():
-            say(f"    {printable(f'{name} = {text}', 1000)}")
+            cli.say(f"    {printable(f'{name} = {text}', 1000)}")
 
 
 def _branch_of(run: Run, terminal: Terminal, *, every: bool, depth: int = 0) -> Branch:
@@ -433,7 +411,7 @@ def _branch_of(run: Run, terminal: Terminal, *, every: bool, depth: int = 0) -> 
     for number, step in enumerate(seen.steps):
         near = [calls[n] for n in (number - 1, number + 1) if 0 <= n < len(calls)]
         call = elided(line_of(calls[number], 1000), max(room, 20), near)
-        time_taken = took(step)
+        time_taken = cli.took(step)
         parts = [f"{step.number}  {call}  ", Word(step.status), f"  {time_taken}".rstrip()]
         children: Sequence[Branch] = ()
         if step.child:
@@ -443,7 +421,7 @@ def _branch_of(run: Run, terminal: Terminal, *, every: bool, depth: int = 0) -> 
             except stepwise.RunNotFoundError:
                 parts.append("  (its run is gone)")
         below.append(Branch(parts, children))
-    top = line_of(call_text(run), max((terminal.width or 1000) - 20, 20))
+    top = line_of(cli.call_text(run), max((terminal.width or 1000) - 20, 20))
     return Branch([f"{top}  ", Word(run.status)], tuple(below))
 
 
@@ -452,7 +430,7 @@ def _all_facts(run: Run, shown: RunShown, seen: Overview) -> dict[str, Any]:
     unfinished = shown.status in UNFINISHED
     where, line = run._goes_on() if unfinished else ("", "")
     return {
-        **run_facts(run),
+        **cli.run_facts(run),
         "resumes_at": {"where": where, "line": line} if unfinished else None,
         "resumes": [
             {"at": at, "how": how, "before": end} for at, how, end in seen.course.resumptions
@@ -468,7 +446,7 @@ def _all_facts(run: Run, shown: RunShown, seen: Overview) -> dict[str, Any]:
 
 
 def _describe(run: Run, shown: RunShown, seen: Overview) -> None:
-    say(printable(shown.call, 1000))
+    cli.say(printable(shown.call, 1000))
     _say("run", f"{run.id}  ", Word(shown.status), f"  {shown.owner}".rstrip())
     _say("workflow", printable(shown.workflow))
     _say("tags", ", ".join(f"{name}={text}" for name, text in run.tags.items()))
@@ -487,12 +465,12 @@ def _describe(run: Run, shown: RunShown, seen: Overview) -> None:
     _say("spent", shown.spent)
     _say("lost", shown.gaps)
     if shown.status in ("crashed", "stuck"):
-        _say("stopped", f"{ago(seen.course.at)}, at its last record")
+        _say("stopped", f"{cli.ago(seen.course.at)}, at its last record")
     if shown.status == "stuck":
         _say("stuck", "it died at the same step three times, so stepwise up leaves it: edit its")
         _say("", "workflow, settle or forget a step, or try it again by the command below")
     if shown.status == "interrupted":
-        _say("stopped", f"{ago(shown.updated_at)}, by {printable(shown.error)}")
+        _say("stopped", f"{cli.ago(shown.updated_at)}, by {printable(shown.error)}")
     _say("damage", shown.damage)
     for each in shown.waits:
         _say("waits", printable(each))
@@ -505,31 +483,31 @@ def _describe(run: Run, shown: RunShown, seen: Overview) -> None:
 
 def _say(name: str, *parts: str) -> None:
     if any(parts):
-        say(f"  {name:<8}  ", *parts)
+        cli.say(f"  {name:<8}  ", *parts)
 
 
 # -- while it runs -------------------------------------------------------------------------------
 
 
-@command(
+@cli.command(
     "Look",
     "stepwise watch trip-0573\nstepwise watch trip-0573 --json  # one JSON object a line",
     short_help="Print the steps of a RUN as they happen.",
 )
-@run_argument(required=False)
+@cli.run_argument(required=False)
 def watch(run_id: str | None, *, as_json: bool) -> None:
     """Print each step of a RUN, the latest one without RUN, until it ends or its process is gone.
 
     As JSON, each line is an object: ``{"step": ...}``, and at the end ``{"run": ...}``.
     """
-    run = find_run(run_id)
+    run = cli.find_run(run_id)
     shown: dict[int, str] = {}
     while True:
         status, began = run.status, time.monotonic()
         seen = run._seen(_WATCHED if shown else SHOWN)
         missed = seen.steps[0].number - max(shown, default=0) - 1 if seen.steps else 0
         if missed > 0:
-            note(f"... {missed:,} steps: stepwise show {shell_word(run.id)} --all")
+            cli.note(f"... {missed:,} steps: stepwise show {shell_word(run.id)} --all")
         for step in seen.steps:
             if shown.get(step.number) != step.status:
                 shown[step.number] = step.status
@@ -541,17 +519,17 @@ def watch(run_id: str | None, *, as_json: bool) -> None:
     if as_json:
         _one_line({"run": run.to_dict()})
     else:
-        say(f"{run.id} {'has' if status in ('completed', 'failed') else 'is'} ", Word(status))
+        cli.say(f"{run.id} {'has' if status in ('completed', 'failed') else 'is'} ", Word(status))
 
 
 def _watched(step: StepRecord, *, as_json: bool) -> None:
     if as_json:
         _one_line({"step": step.to_dict()})
         return
-    number, call, _, result, _, length, _ = (line_of(cell, 100) for cell in step_row(step))
+    number, call, _, result, _, length, _ = (line_of(cell, 100) for cell in cli.step_row(step))
     moment = time.strftime("%H:%M:%S", time.localtime(step.finished_at or step.started_at))
     ended = f"  {length}  {result}" if step.finished_at is not None else ""
-    say(f"{moment}  {number}  {call}  ", Word(step.status), ended.rstrip())
+    cli.say(f"{moment}  {number}  {call}  ", Word(step.status), ended.rstrip())
 
 
 def _one_line(facts: Mapping[str, Any]) -> None:
@@ -563,7 +541,7 @@ def _one_line(facts: Mapping[str, Any]) -> None:
 # -- in doubt ------------------------------------------------------------------------------------
 
 
-@command(
+@cli.command(
     "Settle",
     "stepwise in-doubt\nstepwise in-doubt --json | jq '.[].run_id'",
     name="in-doubt",
@@ -578,7 +556,7 @@ def in_doubt(*, as_json: bool) -> None:
         rows: list[Any] = [{"run_id": run.id, **step.to_dict()} for run, step in found]
         for run, stops in stopped:
             rows += [{"run_id": run.id, "status": "stopped", **each.to_dict()} for each in stops]
-        echo_json(rows)
+        cli.echo_json(rows)
         return
     if found:
         columns = [
@@ -591,25 +569,25 @@ def in_doubt(*, as_json: bool) -> None:
             [run.id, step.number, f"{step.name}({step.arguments})", when(step.started_at)]
             for run, step in found
         ]
-        show_table(columns, rows)
-        say("\nstepwise resolve RUN STEP --landed JSON | --did-not-happen")
+        cli.show_table(columns, rows)
+        cli.say("\nstepwise resolve RUN STEP --landed JSON | --did-not-happen")
     for run, stops in stopped:
-        say(f"\n{run.id}")
-        show_stops(stops)
+        cli.say(f"\n{run.id}")
+        cli.show_stops(stops)
     if not found and not stopped:
-        note("nothing is in doubt")
+        cli.note("nothing is in doubt")
 
 
 # -- report ---------------------------------------------------------------------------------------
 
 
-@command(
+@cli.command(
     "Keep",
     "stepwise export trip-0573 -o run.html\nstepwise export trip-0573 --json > run.json\n"
     "stepwise export trip-0573 --format model-calls -o tests/run.json",
     short_help="Write a RUN as one HTML page, or as JSON.",
 )
-@run_argument()
+@cli.run_argument()
 @click.option(
     "--format",
     "form",
@@ -633,10 +611,10 @@ def export(run_id: str, *, form: str, output: str, as_json: bool) -> None:
 
     The file is readable by its owner only, like the store.
     """
-    run = find_run(run_id)
+    run = cli.find_run(run_id)
     only_calls = model_calls(run) if form == "model-calls" else None
     if only_calls == []:
-        fail(
+        cli.fail(
             stepwise.ConfigurationError(
                 f"run {run.id} has no recorded model calls: call stepwise.instrument() in the "
                 "program, and run it again"
@@ -648,7 +626,7 @@ def export(run_id: str, *, form: str, output: str, as_json: bool) -> None:
         if page:
             click.echo(page, file=file, nl=False)
         elif only_calls is not None:
-            echo_json({"model_calls": only_calls}, file)
+            cli.echo_json({"model_calls": only_calls}, file)
         else:
             _write_json(run, file)
 
@@ -665,14 +643,14 @@ def _private(path: str) -> Iterator[TextIO]:
 
 def _write_json(run: Run, file: TextIO) -> None:
     facts = {
-        **run_facts(run),
+        **cli.run_facts(run),
         "steps": (step.to_dict() for step in run._each_step(run._seen(1))),
         "checkpoints": [each.to_dict() for each in run.checkpoints],
         "inbox": [each.to_dict() for each in run.inbox],
         "locals": _variables(run),
         "model_calls": model_calls(run),
     }
-    echo_json(facts, file)
+    cli.echo_json(facts, file)
 
 
 def _variables(run: Run) -> dict[str, str]:
@@ -686,25 +664,25 @@ def _variables(run: Run) -> dict[str, str]:
 # -- where two runs part -------------------------------------------------------------------------
 
 
-@command(
+@cli.command(
     "Look",
     "stepwise diff trip-0573 three\nstepwise diff trip-0573 three --json | jq .variable",
     short_help="Show where two runs part.",
 )
-@run_argument("one", "RUN_A")
-@run_argument("other", "RUN_B")
+@cli.run_argument("one", "RUN_A")
+@cli.run_argument("other", "RUN_B")
 def diff(one: str, other: str, *, as_json: bool) -> None:
     """Show the first step and the first variable in which two runs differ.
 
     The exit code is 0 if they do not differ, 1 if they do, and 2 if they cannot be compared.
     """
     try:
-        runs = find_run(one), find_run(other)
+        runs = cli.find_run(one), cli.find_run(other)
         step, variable = first_step(*runs), first_variable(*runs)
-    except PROBLEMS as problem:
-        fail(problem, code=2)
+    except cli.PROBLEMS as problem:
+        cli.fail(problem, code=2)
     if as_json:
-        echo_json(
+        cli.echo_json(
             {
                 "runs": [run.id for run in runs],
                 "step": step.to_dict() if step is not None else None,
@@ -712,20 +690,20 @@ def diff(one: str, other: str, *, as_json: bool) -> None:
             }
         )
     elif step is None and variable is None:
-        say("the runs do not differ")
+        cli.say("the runs do not differ")
     if not as_json and step is not None:
-        say(f"step {step.number} is the first that differs, in its {step.what}:")
-        show_table(
-            [Column("RUN"), *STEP_COLUMNS[1:4], Column("TIME", wide=True)],
+        cli.say(f"step {step.number} is the first that differs, in its {step.what}:")
+        cli.show_table(
+            [Column("RUN"), *cli.STEP_COLUMNS[1:4], Column("TIME", wide=True)],
             [[f"  {run.id}", *_cells(each)] for run, each in zip(runs, step.steps, strict=True)],
         )
     if not as_json and variable is not None:
-        say(
+        cli.say(
             f"{chr(10) if step is not None else ''}variable {variable.name} is the first that "
             f"differs, at {variable.position} after step {variable.step}:"
         )
         values = zip(runs, variable.values, strict=True)
-        show_table(
+        cli.show_table(
             [Column("RUN"), Column("VALUE")], [[f"  {run.id}", value] for run, value in values]
         )
     sys.exit(int(step is not None or variable is not None))
@@ -734,5 +712,5 @@ def diff(one: str, other: str, *, as_json: bool) -> None:
 def _cells(step: StepRecord | None) -> list[Any]:
     if step is None:
         return ["(has no such step)", "", "", ""]
-    row = step_row(step)
+    row = cli.step_row(step)
     return [*row[1:4], row[5]]

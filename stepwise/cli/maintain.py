@@ -17,26 +17,15 @@ from stepwise._runs import housekeeping
 from stepwise._runs.housekeeping import store_url
 from stepwise._runs.run import Listed
 from stepwise._runtime.messages import count, printable
-from stepwise.cli._command import (
-    age,
-    ago,
-    call_text,
-    command,
-    echo_json,
-    find_run,
-    note,
-    run_argument,
-    say,
-    show_table,
-)
+from stepwise.cli import _command as cli
 
 
-@command(
+@cli.command(
     "Check and learn",
     "stepwise verify  # all runs\nstepwise verify trip-0573 --repair",
     short_help="Verify every stored byte of runs.",
 )
-@run_argument("run_ids", "[RUN]...", nargs=-1)
+@cli.run_argument("run_ids", "[RUN]...", nargs=-1)
 @click.option("--repair", is_flag=True, help="Set damaged data aside, derive what can be derived.")
 @click.option(
     "--accept-loss",
@@ -47,12 +36,12 @@ def verify(run_ids: tuple[str, ...], *, repair: bool, accept_loss: bool, as_json
     """Verify every stored byte of the RUNs, or of all; the exit code is 1 if any is damaged."""
     if accept_loss and not repair:
         raise click.UsageError("--accept-loss says how to repair: add --repair")
-    found = [find_run(run_id) for run_id in run_ids] or stepwise.runs()
+    found = [cli.find_run(run_id) for run_id in run_ids] or stepwise.runs()
     verified = [run.repair(accept_loss=accept_loss) if repair else run.verify() for run in found]
     if as_json:
-        echo_json([_verification(each) for each in verified])
+        cli.echo_json([_verification(each) for each in verified])
     elif not verified:
-        note(f"nothing to verify: no runs in {store_url()}")
+        cli.note(f"nothing to verify: no runs in {store_url()}")
     else:
         columns = [
             Column("RUN"),
@@ -65,12 +54,12 @@ def verify(run_ids: tuple[str, ...], *, repair: bool, accept_loss: bool, as_json
             for each in verified
             for problem in (each.problems or [Word("verified")])
         ]
-        show_table(columns, rows)
+        cli.show_table(columns, rows)
     if not all(each.ok for each in verified):
         if not as_json and not repair:
-            note("to repair what can be repaired: stepwise verify --repair")
+            cli.note("to repair what can be repaired: stepwise verify --repair")
         elif not as_json and any(each.effects for each in verified):
-            note(
+            cli.note(
                 "records of side effects are gone: find out which happened, then run "
                 "stepwise verify RUN --repair --accept-loss (or put a backup back, then run "
                 "stepwise restore)"
@@ -83,7 +72,7 @@ def _verification(each: Any) -> dict[str, Any]:
     return {"id": facts.pop("run_id"), "ok": each.ok, "problems": each.problems, **facts}
 
 
-@command(
+@cli.command(
     "Check and learn",
     "stepwise restore\nstepwise restore --store disk:/backup/store",
     short_help="Mark a store that was put back from a backup.",
@@ -96,14 +85,14 @@ def restore(*, as_json: bool) -> None:
     """
     found = housekeeping.put_back()
     if as_json:
-        echo_json({"store": store_url(), "runs": found})
+        cli.echo_json({"store": store_url(), "runs": found})
         return
     for run_id in found:
-        say(run_id)
+        cli.say(run_id)
     if not found:
-        note(f"nothing to mark: no unfinished runs in {store_url()}")
+        cli.note(f"nothing to mark: no unfinished runs in {store_url()}")
         return
-    note(
+    cli.note(
         f"{count(len(found), 'unfinished run')} of {store_url()}: each side effect that is "
         "missing in the backup is in doubt until you settle it (stepwise resolve)"
     )
@@ -112,18 +101,18 @@ def restore(*, as_json: bool) -> None:
 # -- deleting ------------------------------------------------------------------------------------
 
 
-@command(
+@cli.command(
     "Keep",
     "stepwise forget trip-0573 4  # step 4 runs again\n"
     "stepwise forget trip-0573  # delete the run\n"
     "stepwise forget trip-0573 --yes --json",
 )
-@run_argument()
+@cli.run_argument()
 @click.argument("step", required=False)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def forget(run_id: str, step: str | None, *, yes: bool, as_json: bool) -> None:
     """Delete a RUN, or have one STEP of it run again."""
-    run = find_run(run_id)
+    run = cli.find_run(run_id)
     if not yes:
         _ask(run, step)
     if step is not None:
@@ -133,9 +122,9 @@ def forget(run_id: str, step: str | None, *, yes: bool, as_json: bool) -> None:
         run.delete()
         done = f"{run.id} is deleted"
     if as_json:
-        echo_json({"id": run.id, "step": step, "deleted": step is None})
+        cli.echo_json({"id": run.id, "step": step, "deleted": step is None})
     else:
-        say(done)
+        cli.say(done)
     if step is None:
         _tell_free()
 
@@ -174,7 +163,7 @@ def _effect(step: StepRecord) -> str:
     return printable(f"{step.name}({step.arguments})", 1000)
 
 
-@command(
+@cli.command(
     "Keep",
     "stepwise prune --dry-run  # what would be deleted\nstepwise prune --older-than 7d --keep 10",
     short_help="Delete completed runs that are old.",
@@ -183,7 +172,7 @@ def _effect(step: StepRecord) -> str:
     "--older-than",
     "seconds",
     metavar="AGE",
-    type=age,
+    type=cli.age,
     default="30d",
     show_default=True,
     help="Completed at least this long ago: 2h, 30d, ...",
@@ -218,12 +207,12 @@ def prune(
         if problem is None:
             deleted.append(each)
         else:
-            note(f"stepwise: {each.run.id} is not deleted: {problem}")
+            cli.note(f"stepwise: {each.run.id} is not deleted: {problem}")
             skipped.append({"id": each.run.id, "problem": str(problem)})
     deleted.sort(key=lambda each: each.facts.created_at, reverse=True)
     if as_json:
         rows = [facts[each.run.id] for each in deleted if each.run.id in facts]
-        echo_json({"runs": rows, "skipped": skipped, "dry_run": dry_run})
+        cli.echo_json({"runs": rows, "skipped": skipped, "dry_run": dry_run})
     else:
         _show_pruned(deleted, seconds, dry_run=dry_run)
     if skipped:
@@ -233,12 +222,13 @@ def prune(
 def _show_pruned(deleted: list[Listed], seconds: float, *, dry_run: bool) -> None:
     if deleted:
         rows = [
-            [each.run.id, ago(each.facts.updated_at), call_text(each.facts)] for each in deleted
+            [each.run.id, cli.ago(each.facts.updated_at), cli.call_text(each.facts)]
+            for each in deleted
         ]
-        show_table([Column("RUN"), Column("UPDATED", whole=True), Column("CALL")], rows)
+        cli.show_table([Column("RUN"), Column("UPDATED", whole=True), Column("CALL")], rows)
     verb = "would be deleted" if dry_run else "deleted"
     which = f"completed more than {_in_words(seconds)} ago" if seconds else "completed so far"
-    say(f"{count(len(deleted), 'run')} {which}: {verb}")
+    cli.say(f"{count(len(deleted), 'run')} {which}: {verb}")
     _tell_free()
 
 
@@ -256,7 +246,7 @@ _MUCH = 64 << 20  # bytes
 def _tell_free() -> None:
     free = housekeeping.free_space()
     if free >= _MUCH:
-        note(
+        cli.note(
             f"{_megabytes(free)} are free in the store for later runs; to give them back to the "
             "disk: stepwise compact"
         )
@@ -266,7 +256,7 @@ def _megabytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB"
 
 
-@command(
+@cli.command(
     "Keep",
     "stepwise compact\nstepwise compact --store disk:./runs",
     short_help="Give the space of deleted runs back to the disk.",
@@ -279,6 +269,6 @@ def compact(*, as_json: bool) -> None:
     """
     freed = housekeeping.compact()
     if as_json:
-        echo_json({"store": store_url(), "freed": freed})
+        cli.echo_json({"store": store_url(), "freed": freed})
     else:
-        say(f"{store_url()}: {_megabytes(freed)} given back")
+        cli.say(f"{store_url()}: {_megabytes(freed)} given back")

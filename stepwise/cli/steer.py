@@ -18,18 +18,8 @@ from stepwise._runs import starting
 from stepwise._runs.messages import parsed_json
 from stepwise._runs.run import listed
 from stepwise._runtime.messages import count, printable, shell_word
-from stepwise.cli._command import (
-    call_text,
-    chosen_store,
-    command,
-    echo_json,
-    find_run,
-    id_and_status,
-    note,
-    run_argument,
-    say,
-    say_next,
-)
+from stepwise.cli import _command as cli
+from stepwise.cli._command import command
 
 
 @command(
@@ -38,7 +28,7 @@ from stepwise.cli._command import (
     "stepwise resume trip-0573 --dry-run  # only print the command\n"
     "stepwise resume --all-crashed  # after a power cut",
 )
-@run_argument(metavar="[RUN]", required=False)
+@cli.run_argument(metavar="[RUN]", required=False)
 @click.option("--all-crashed", is_flag=True, help="Every run that crashed, one after another.")
 @click.option("--dry-run", is_flag=True, help="Only print the command.")
 def resume(run_id: str | None, *, all_crashed: bool, dry_run: bool, as_json: bool) -> None:
@@ -51,25 +41,25 @@ def resume(run_id: str | None, *, all_crashed: bool, dry_run: bool, as_json: boo
     if (run_id is None) != all_crashed:
         raise click.UsageError("name a RUN, or use --all-crashed")
     if run_id is not None:
-        done = _resume(starting.top_of(find_run(run_id)), dry_run=dry_run, as_json=as_json)
+        done = _resume(starting.top_of(cli.find_run(run_id)), dry_run=dry_run, as_json=as_json)
         if as_json:
-            echo_json(done)
+            cli.echo_json(done)
         sys.exit(done["exit_code"])
     crashed = [each.run for each in listed(status="crashed") if not each.facts.parent]
     if not crashed:
-        note("no run has crashed")
+        cli.note("no run has crashed")
     for each in listed(status="stuck"):
-        note(f"{each.run.id} is stuck, and left: it died at the same step three times")
+        cli.note(f"{each.run.id} is stuck, and left: it died at the same step three times")
     found = []
     for run in crashed[::-1]:
         try:
             if _is_crashed(run):
                 found.append(_resume(run, dry_run=dry_run, as_json=as_json))
         except (stepwise.StepwiseError, stepwise.RunStopped) as problem:
-            note(f"stepwise: {problem}")
+            cli.note(f"stepwise: {problem}")
             found.append({**_known(run), "exit_code": 1, "problem": str(problem)})
     if as_json:
-        echo_json(found)
+        cli.echo_json(found)
     codes = [each["exit_code"] for each in found if each["exit_code"]]
     sys.exit(codes[-1] if codes else 0)
 
@@ -79,7 +69,7 @@ def _is_crashed(run: Run) -> bool:
     try:
         return run.status == "crashed"
     except stepwise.RunNotFoundError as problem:
-        note(str(problem))
+        cli.note(str(problem))
         return False
 
 
@@ -95,16 +85,16 @@ def _resume(run: Run, *, dry_run: bool, as_json: bool) -> dict[str, Any]:
     """Resume a run; return what was done, as plain data."""
     status = run.status
     if status == "completed":
-        note(f"{run.id} has completed; there is nothing to resume")
+        cli.note(f"{run.id} has completed; there is nothing to resume")
         return {**run.to_dict(), "command": None, "cwd": None, "exit_code": 0}
     starting.refuse_running(run)
     command, folder = starting.start_command(run)
     where, line = run._goes_on()
     verb = "would resume" if dry_run else "resumes"
-    note(f"{call_text(run)}, ", Word(status), f", {verb} {where}")
+    cli.note(f"{cli.call_text(run)}, ", Word(status), f", {verb} {where}")
     if line:
-        note(f"  {printable(line, 200)}")
-    note(f"  in {folder}: {shlex.join(command)}")
+        cli.note(f"  {printable(line, 200)}")
+    cli.note(f"  in {folder}: {shlex.join(command)}")
     code = 0
     if not dry_run:
         starting.check_start(run)
@@ -112,7 +102,7 @@ def _resume(run: Run, *, dry_run: bool, as_json: bool) -> dict[str, Any]:
         after = run.status
         if after != "completed":
             hint = "" if code else f": does it still call {run.label} with the same arguments?"
-            note(f"stepwise: {run.id} is {after} after the program ended{hint}")
+            cli.note(f"stepwise: {run.id} is {after} after the program ended{hint}")
         code = code or int(after != "completed")
     return {**run.to_dict(), "command": [*command], "cwd": folder, "exit_code": code}
 
@@ -165,16 +155,16 @@ def run_script(program: tuple[str, ...], *, as_module: bool, as_json: bool) -> N
         hint = f" To run a module: stepwise run -m {program[0]}" if is_name else ""
         raise click.UsageError(f"there is no script {program[0]!r}.{hint}")
     environment = {"STEPWISE_PROGRESS": os.environ.get("STEPWISE_PROGRESS", "1")}
-    if (url := chosen_store()) is not None:
+    if (url := cli.chosen_store()) is not None:
         environment["STEPWISE_STORE"] = url
     command, began = (sys.executable, *program), time.time()
     code = execute(command, "", environment, as_json=as_json)
     if code:
         again = shlex.join(("stepwise", "run", *program))
-        note(f"stepwise: stopped (exit code {code}); to resume: {again}")
+        cli.note(f"stepwise: stopped (exit code {code}); to resume: {again}")
     if as_json:
         duration = time.time() - began
-        echo_json({"command": [*command], "exit_code": code, "duration": duration})
+        cli.echo_json({"command": [*command], "exit_code": code, "duration": duration})
     sys.exit(code)
 
 
@@ -187,7 +177,7 @@ def run_script(program: tuple[str, ...], *, as_module: bool, as_json: bool) -> N
     "stepwise fork trip-0573 --result 'search=\"Hotel Roma\"' --id roma\n"
     "stepwise fork trip-0573 --at 0 --json | jq -r .id",
 )
-@run_argument()
+@cli.run_argument()
 @click.option(
     "--at", type=click.IntRange(0), metavar="STEP", help="Share the steps up to this one."
 )
@@ -218,15 +208,15 @@ def fork(
         int(step) if step.isdecimal() else step: value
         for step, value in (_pair(each, "--result") for each in results)
     }
-    run = find_run(run_id)
+    run = cli.find_run(run_id)
     made = run.fork(at=at, run_id=new_id, locals=variables, results=answers, messages=messages)
     if as_json:
-        echo_json(made.to_dict())
+        cli.echo_json(made.to_dict())
         return
     where, _ = made._goes_on()
-    say(made.id)
-    note(f"shares {count(made._seen(1).total, 'step')}, resumes {where}:")
-    note(f"  stepwise resume {shell_word(made.id)}")
+    cli.say(made.id)
+    cli.note(f"shares {count(made._seen(1).total, 'step')}, resumes {where}:")
+    cli.note(f"  stepwise resume {shell_word(made.id)}")
 
 
 def _pair(text: str, option: str) -> tuple[str, Any]:
@@ -244,17 +234,17 @@ def _pair(text: str, option: str) -> tuple[str, Any]:
     "stepwise cancel trip-0573\nstepwise cancel trip-0573 --reason 'the customer called it off'",
     short_help="Cancel a RUN, which then cleans up.",
 )
-@run_argument()
+@cli.run_argument()
 @click.option("--reason", default="", metavar="TEXT", help="What is recorded about it.")
 def cancel(run_id: str, *, reason: str, as_json: bool) -> None:
     """Cancel a RUN: it makes only the calls of its clean-up, and ends.
 
     If no process executes it, it cleans up when its program is started again.
     """
-    run = find_run(run_id)
+    run = cli.find_run(run_id)
     run.cancel(reason)
     if as_json:
-        echo_json({**id_and_status(run), "reason": reason})
+        cli.echo_json({**cli.id_and_status(run), "reason": reason})
         return
-    say(f"{run.id} is to be cancelled")
-    say_next(run, waited_for=True)
+    cli.say(f"{run.id} is to be cancelled")
+    cli.say_next(run, waited_for=True)

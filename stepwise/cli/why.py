@@ -12,25 +12,17 @@ from stepwise._display.stops import why_text
 from stepwise._display.terminal import Terminal
 from stepwise._runs.paths import JSON_ROOM, find, short, short_values, shown
 from stepwise._runs.steps import newest_checkpoint
-from stepwise.cli._command import (
-    command,
-    echo_json,
-    find_run,
-    note,
-    run_argument,
-    say,
-    show_variables,
-)
+from stepwise.cli import _command as cli
 
 
-@command(
+@cli.command(
     "Look",
     "stepwise why  # the latest run\n"
     "stepwise why trip-0573 --at 2  # its statement and variables after two steps\n"
     "stepwise why trip-0573 --json  # at most 2,000 tokens, for a coding agent",
     short_help="Show on one screen why a RUN stands where it stands.",
 )
-@run_argument(required=False)
+@cli.run_argument(required=False)
 @click.option(
     "--at", type=click.IntRange(0), metavar="STEP", help="As it was after this many steps."
 )
@@ -40,15 +32,15 @@ def why(run_id: str | None, *, at: int | None, as_json: bool) -> None:
     One screen: what it was doing, what happened, what it has done and spent, its variables and
     which changed last, and the commands that go on.
     """
-    found = find_run(run_id).why(at)
+    found = cli.find_run(run_id).why(at)
     if as_json:
-        echo_json(found.to_dict())
+        cli.echo_json(found.to_dict())
         return
     for line in why_text(found, Terminal.of(sys.stdout)).splitlines():
         click.echo(line)
 
 
-@command(
+@cli.command(
     "Look",
     "stepwise locals trip-0573\n"
     "stepwise locals trip-0573 --at 2  # after two steps\n"
@@ -58,7 +50,7 @@ def why(run_id: str | None, *, at: int | None, as_json: bool) -> None:
     name="locals",
     short_help="Show the local variables at a checkpoint, or the history of one.",
 )
-@run_argument()
+@cli.run_argument()
 @click.argument("path", required=False)
 @click.option("--at", type=click.IntRange(0), metavar="STEP", help="After this many steps.")
 @click.option("--changes", metavar="PATH", help="How a variable changed, over all checkpoints.")
@@ -69,7 +61,7 @@ def show_locals(
 
     PATH is a variable or a part of it: messages[3].content, config['max tokens'], notes[0:10].
     """
-    run = find_run(run_id)
+    run = cli.find_run(run_id)
     if changes is not None:
         if path is not None or at is not None:
             raise click.UsageError(
@@ -84,37 +76,37 @@ def show_locals(
     if path is not None:
         if as_json:
             text, cut = short(find(values, path), path, JSON_ROOM)
-            echo_json({**facts, "path": path, "value": text, "cut": cut})
+            cli.echo_json({**facts, "path": path, "value": text, "cut": cut})
         else:
             text = shown(find(values, path), path)
-            note(f"{path} after step {step}, at {position}\n")
-            say(text)
+            cli.note(f"{path} after step {step}, at {position}\n")
+            cli.say(text)
         return
     if as_json:
-        echo_json({**facts, **short_values(values)})
+        cli.echo_json({**facts, **short_values(values)})
         return
-    note(f"after step {step}, at {position}\n")
-    show_variables(values)
+    cli.note(f"after step {step}, at {position}\n")
+    cli.show_variables(values)
 
 
 def _show_changes(run: Run, path: str, *, as_json: bool) -> None:
     found = run.history(path)
     if as_json:
-        echo_json({"id": run.id, "path": path, **found.to_dict()})
+        cli.echo_json({"id": run.id, "path": path, **found.to_dict()})
         return
     for change in found:
-        say(str(change))
+        cli.say(str(change))
     if found.note:
-        note(f"({found.note})")
+        cli.note(f"({found.note})")
 
 
-@command(
+@cli.command(
     "Look",
     "stepwise bisect trip-0573 'len(messages)>40'\n"
     "stepwise bisect trip-0573 'total < 0' --every  # looks at each checkpoint",
     short_help="Find the first checkpoint of a RUN at which an expression is true.",
 )
-@run_argument()
+@cli.run_argument()
 @click.argument("expression")
 @click.option("--every", is_flag=True, help="Look at each kept checkpoint, not only at some.")
 def bisect(run_id: str, *, expression: str, every: bool, as_json: bool) -> None:
@@ -126,9 +118,9 @@ def bisect(run_id: str, *, expression: str, every: bool, as_json: bool) -> None:
 
     The exit code is 0 if there is such a checkpoint, and 1 if there is none.
     """
-    found = find_run(run_id).bisect(expression, every=every)
+    found = cli.find_run(run_id).bisect(expression, every=every)
     if as_json:
-        echo_json(found.to_dict())
+        cli.echo_json(found.to_dict())
     else:
-        say(str(found))
+        cli.say(str(found))
     sys.exit(int(found.step is None))

@@ -40,20 +40,9 @@ from stepwise._runs.paths import find, same_value
 from stepwise._runs.questions import Question
 from stepwise._runs.run import Run
 from stepwise._runs.steps import UNFINISHED, StepRecord, checkpoint_at, newest_checkpoint
+from stepwise.ui import _shell as ui
 from stepwise.ui._conversation import conversation
 from stepwise.ui._pages import doubt, question, stopped
-from stepwise.ui._shell import (
-    amounts,
-    area,
-    button,
-    counted,
-    field,
-    figures,
-    form,
-    moment,
-    saved_text,
-    shell,
-)
 from stepwise.ui._view import View
 
 _STEPS = 200  # of a page
@@ -170,7 +159,7 @@ def run_page(view: View, run: Run, step: int | None) -> Markup:
     """
     at, rules = _moment_of(run, step), Rules()
     shown = at.page.shown
-    return shell(
+    return ui.shell(
         view,
         f"{shown.call[:80]} {shown.status}",
         tag("div", _head(view, at), data_live="head"),
@@ -202,10 +191,10 @@ def _link(view: View, run: Run) -> Any:
 def _head(view: View, at: _Moment) -> Markup:
     shown, spent = at.page.shown, at.seen.spent
     parts: dict[str, Content] = {
-        "spent": amounts(spent.usd, spent.tokens, at_least=spent.at_least),
+        "spent": ui.amounts(spent.usd, spent.tokens, at_least=spent.at_least),
         "steps": f"{shown.total:,}" if shown.total else "",
         "execution time": duration_text(spent.seconds) if spent.seconds else "",
-        "saved by resuming": saved_text(spent.saved or {}),
+        "saved by resuming": ui.saved_text(spent.saved or {}),
         "down": duration_text(shown.lost) if shown.lost else "",
         "resumed": f"{at.page.resumed} times"
         if at.page.resumed > 1
@@ -219,7 +208,7 @@ def _head(view: View, at: _Moment) -> Markup:
         title_of(shown),
         tag(
             "p",
-            ("begun ", moment(view, shown.created_at)),
+            ("begun ", ui.moment(view, shown.created_at)),
             (", executed ", shown.owner) if shown.owner else None,
             (", child of ", tag("a", parent, href=view.at("runs", parent))) if parent else None,
             _fork_of(view, at.run),
@@ -230,7 +219,7 @@ def _head(view: View, at: _Moment) -> Markup:
         block(shown.error, cls="error") if shown.error else None,
         [tag("p", each, cls="note") for each in _waits(view, at)],
         tag("p", shown.damage, cls="note bad") if shown.damage else None,
-        figures(parts),
+        ui.figures(parts),
         _actions(view, at),
         _output(view),
         tag("details", tag("summary", "all facts"), run_facts(at.page), cls="facts"),
@@ -293,29 +282,29 @@ def _actions(view: View, at: _Moment) -> Markup:
         return view.at("runs", run.id, action)
 
     starts = "Start" if status == "ready" else "Resume"
-    resume = form(view, to("resume"), button(starts, "primary"))
+    resume = ui.form(view, to("resume"), ui.button(starts, "primary"))
     fork = tag("a", "Fork…", href=view.at("runs", run.id, "fork", step=at.step), cls="button")
-    reason = field("reason", "reason")
-    cancel = form(view, to("cancel"), reason, button("Cancel the run", "danger"))
+    reason = ui.field("reason", "reason")
+    cancel = ui.form(view, to("cancel"), reason, ui.button("Cancel the run", "danger"))
     awaited = [each.name for each in run.waits if each.kind == "signal"]
-    send = form(
+    send = ui.form(
         view,
         to("send"),
-        field("name", "name", required=True, value="".join(awaited[:1])),
-        area("value (JSON)", "value", "null"),
-        button("Send"),
+        ui.field("name", "name", required=True, value="".join(awaited[:1])),
+        ui.area("value (JSON)", "value", "null"),
+        ui.button("Send"),
     )
     beside = tag(
         "form",
         tag("input", type="hidden", name="a", value=run.id),
-        field("id of another run", "b", required=True),
-        button("Show both"),
+        ui.field("id of another run", "b", required=True),
+        ui.button("Show both"),
         method="get",
         action=view.at("compare"),
     )
-    undo = form(view, to("compensate"), _sure("undo its completed calls"), button("Undo"))
-    delete = form(view, to("delete"), _sure("delete the run and its child runs"),
-                  button("Delete", "danger"))  # fmt: skip
+    undo = ui.form(view, to("compensate"), _sure("undo its completed calls"), ui.button("Undo"))
+    delete = ui.form(view, to("delete"), _sure("delete the run and its child runs"),
+                  ui.button("Delete", "danger"))  # fmt: skip
     shown: list[Content] = [
         resume if status in _RESUMABLE and not run.parent else None,
         fork if not view.read_only else None,
@@ -406,7 +395,7 @@ def _slider(view: View, at: _Moment) -> Markup:
         to(last, "»", "last step"),
         tag("output", f"step {place:,} of {last:,}" if at.step else f"now, after {steps}"),
         now,
-        button("Go"),
+        ui.button("Go"),
         method="get",
         action=view.at("runs", at.run.id),
         cls="slider",
@@ -510,11 +499,11 @@ def _chosen(view: View, at: _Moment) -> Markup:
     if step.status == "completed":
         limit = 10 * _VALUE if not talk else 200  # the conversation says the same, for people
         more["result"] = _result(view, run, step, limit)
-    forget = form(
+    forget = ui.form(
         view,
         view.at("runs", run.id, "forget-step"),
         tag("input", type="hidden", name="step", value=step.number),
-        button("Forget this step"),
+        ui.button("Forget this step"),
     )
     fork = tag("a", "Fork from here…", href=view.at("runs", run.id, "fork", step=step.number),
                cls="button")  # fmt: skip
@@ -578,7 +567,7 @@ def _steps(view: View, at: _Moment) -> Markup:
         rows.insert(0, tag("p", older))
     if last < at.seen.total:
         rows.append(tag("p", tag("a", f"later steps, from {last + 1:,}", href=link(last + 1))))
-    about = tag("small", counted(at.seen.statuses))
+    about = tag("small", ui.counted(at.seen.statuses))
     return section(("Steps ", about), tag("div", Markup("\n".join(rows)), cls="rows"))
 
 
@@ -631,7 +620,7 @@ def value_page(
     links = to(begin - _WHOLE, "before"), " ", to(begin + _WHOLE, "after"), " ", to(last, "end")
     told = f"characters {begin + 1:,} to {begin + len(part):,} of {len(text):,} "
     back = tag("a", f"step {step}", href=_link(view, run)(step))
-    return shell(
+    return ui.shell(
         view,
         name[:80],
         _crumbs(view, tag("a", tag("code", run.id), href=view.at("runs", run.id)), " / ", back),
@@ -688,11 +677,11 @@ def fork_page(
         if done
         else None,
         section("The fork", _fork_options(given)),
-        tag("div", button("Make the fork", "primary"), tag("a", "back",
+        tag("div", ui.button("Make the fork", "primary"), tag("a", "back",
             href=view.at("runs", run.id, step=step), cls="button"), cls="actions"),
     ]  # fmt: skip
-    made = form(view, view.at("runs", run.id, "fork"), fields, cls="fork")
-    return shell(
+    made = ui.form(view, view.at("runs", run.id, "fork"), fields, cls="fork")
+    return ui.shell(
         view,
         f"Fork {run.label}",
         _crumbs(view, tag("a", tag("code", run.id), href=view.at("runs", run.id))),
@@ -710,7 +699,7 @@ def _fork_options(given: Mapping[str, str]) -> list[Markup]:
 
     taken, started = bool(given.get("messages")), not given or bool(given.get("start"))
     return [
-        field("its id (made if empty)", "id", value=given.get("id")),
+        ui.field("its id (made if empty)", "id", value=given.get("id")),
         box("messages", " take the messages that the run had not taken, too", checked=taken),
         box("start", " start its program at once", checked=started),
     ]
@@ -721,7 +710,7 @@ def _change(name: str, value: Any, given: Mapping[str, str]) -> Markup:
     text, key = shown_value(value, 300), f"variable:{name}"
     more = {"data_value": _json_of(value), "rows": 1, "placeholder": "unchanged (JSON or text)"}
     label = tag("code", name), " ", tag("small", text)
-    return area(label, key, given.get(key, ""), **more)
+    return ui.area(label, key, given.get(key, ""), **more)
 
 
 def _change_result(step: StepRecord, given: Mapping[str, str]) -> Markup:
@@ -731,7 +720,7 @@ def _change_result(step: StepRecord, given: Mapping[str, str]) -> Markup:
         " ",
         tag("small", step.preview[:300]),
     )
-    return area(label, key, given.get(key, ""), rows=1, placeholder="unchanged (JSON or text)")
+    return ui.area(label, key, given.get(key, ""), rows=1, placeholder="unchanged (JSON or text)")
 
 
 def _json_of(value: Any) -> str | None:
