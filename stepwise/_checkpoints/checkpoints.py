@@ -254,7 +254,7 @@ class Checkpoints:
         # The second was taken in a loop that has ended.
         replaced = {name, name + _READS_FILES}.intersection(self._names)
         names = [each for each in self._names if each not in replaced] + [name]
-        pruned = names[: -self._keep] if self._keep else self._older(names)
+        pruned = names[: -self._keep] if self._keep else thinned_out(names) if self._thins else []
         needed: set[str] = set()
         kept = [each for each in names if each not in pruned]
         if reads_files or self._before:
@@ -270,10 +270,6 @@ class Checkpoints:
             pruned = [*pruned, *({*self._refused, *replaced} - {name})]
         # Without the checkpoint to fall back to, the whole journal is needed.
         return kept, pruned, not self.prunes_journal or not needed <= {*kept}
-
-    def _older(self, names: list[str]) -> list[str]:
-        """Return the checkpoints to delete if no fixed number is kept."""
-        return thinned_out(names) if self._thins else []
 
     def _beside_ended_calls(self, oldest: str, state: State) -> list[str]:
         """Return the objects beside the calls that had ended at the oldest kept checkpoint.

@@ -384,16 +384,15 @@ def record_inputs(
             around = around.holding(left)
         # An attribute of an instance that does not pickle is left out, so the instance cannot be an
         # input.  Its other attributes are still needed, to restore it in the process that has it.
-        found = {_parameter(name, method): f"{name}: {why}" for name, why in lost.items()}
+        roots = ((name, name.partition(".")[0]) for name in lost)
+        found = {
+            method if root == "self" and method else root: f"{name}: {lost[name]}"
+            for name, root in roots
+        }
         if not less and found.keys().isdisjoint(values):
             return data or record_arguments(around), PYTHON
         missing.update(found)
         values = {name: value for name, value in values.items() if name not in found}
-
-
-def _parameter(name: str, method: str) -> str:
-    root = name.partition(".")[0]
-    return method if root == "self" and method else root
 
 
 def _as_data(

@@ -345,7 +345,7 @@ def verified(
         try:
             opened: Envelope | None = seal.open(identity(run_id, number), data)
         except ForeignKeyError:
-            if not _knows(store, seal, run_id):
+            if read_head(store, seal, run_id) is None:
                 raise foreign(store, run_id) from None
             opened = None
         except DamagedError:
@@ -451,14 +451,6 @@ def inbox_name(run_id: str) -> str:
 def is_begun(store: Store, name: str) -> bool:
     """Return whether anything was ever written to an inbox or a log, even if damaged or lost."""
     return bool(store.marks(name)) or next(store.read(name), None) is not None
-
-
-def _knows(store: Store, seal: Seal, run_id: str) -> bool:
-    """Return whether this key verifies the run's head.
-
-    If so, a record with another key's id is damaged.
-    """
-    return read_head(store, seal, run_id) is not None
 
 
 def foreign(store: Store, run_id: str) -> ConfigurationError:

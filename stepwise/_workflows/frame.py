@@ -378,11 +378,6 @@ _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 _MISSING = object()
 
 
-def is_global(name: str) -> bool:
-    """Return whether a checkpoint's value by this name is a global variable."""
-    return name.startswith(_GLOBAL)
-
-
 class ModuleState:
     """The module variables that one execution of a workflow function reads and changes.
 
@@ -1182,7 +1177,9 @@ class WorkflowFrame(rewrite.Frame):
             # Values bound by a ``with`` that has ended (a closed file, a client) are dropped.
             over = {name for each in self.rewritten.withs for name in each.released}
             found, left = error.culprits.items(), {*map(root_of, error.culprits)}
-            culprits = {n: each for n, each in found if root_of(n) not in over and not is_global(n)}
+            culprits = {
+                n: each for n, each in found if root_of(n) not in over and not n.startswith(_GLOBAL)
+            }
             if culprits:
                 raise UnpicklableError(culprits) from error
             kept = {n: value for n, value in values.items() if n not in left}

@@ -95,7 +95,7 @@ def spending(reader: RunReader, by: str, *, longer: bool = False) -> Spending:
     if len(sums) > _ROWS:
         told.append(f"the largest {_ROWS} of {len(sums):,} rows are shown")
     rows = [SpendingRow(name, **vars(each), query=queries[name]) for name, each in sums.items()]
-    rows.sort(key=_newest_day if by == "day" else _size, reverse=True)
+    rows.sort(key=(lambda row: row.name) if by == "day" else _size, reverse=True)
     whole = SpendingRow("all runs", **vars(total))
     more = bool(left or parts) and not longer
     return Spending(by, rows[:_ROWS], whole, "; ".join(filter(None, told)), more)
@@ -103,10 +103,6 @@ def spending(reader: RunReader, by: str, *, longer: bool = False) -> Spending:
 
 def _size(row: SpendingRow) -> tuple[float, ...]:
     return row.usd, row.tokens, row.seconds
-
-
-def _newest_day(row: SpendingRow) -> str:
-    return row.name
 
 
 def _spent(reader: RunReader, each: Listed, most: int | None) -> Spent | None:
@@ -131,14 +127,6 @@ _Part = tuple[str, str, Spent]  # the name of a row, the search for its runs, an
 
 def _quoted(word: str) -> str:
     return f'"{word}"' if any(map(str.isspace, word)) else word
-
-
-def _by_workflow(_: RunReader, each: Listed, spent: Spent, _until: float) -> Iterable[_Part]:
-    return [(each.facts.label, _quoted(f"workflow:{each.facts.label}"), spent)]
-
-
-def _by_day(_: RunReader, each: Listed, spent: Spent, _until: float) -> Iterable[_Part]:
-    return [(time.strftime("%Y-%m-%d", time.localtime(each.facts.created_at)), "", spent)]
 
 
 def _by_tag(_: RunReader, each: Listed, spent: Spent, _until: float) -> Iterable[_Part]:
@@ -182,9 +170,13 @@ def _more(before: Spent, entry: Entry) -> Spent:
 
 
 _BY: dict[str, Callable[[RunReader, Listed, Spent, float], Iterable[_Part]]] = {
-    "workflow": _by_workflow,
+    "workflow": lambda _, each, spent, __: [
+        (each.facts.label, _quoted(f"workflow:{each.facts.label}"), spent)
+    ],
     "model": _by_model,
-    "day": _by_day,
+    "day": lambda _, each, spent, __: [
+        (time.strftime("%Y-%m-%d", time.localtime(each.facts.created_at)), "", spent)
+    ],
     "tag": _by_tag,
 }
 WAYS = tuple(_BY)
