@@ -220,7 +220,7 @@ class RecoverableAgent:
             result = self.agent_fn(ctx)
             if isinstance(result, Awaitable):
                 result = await result
-            if result is None and ctx.step % self.checkpoint_every_n == 0:
+            if result is None and self._should_checkpoint(ctx.step):
                 self._checkpoint(ctx)
         return {
             "result": result,
@@ -232,6 +232,10 @@ class RecoverableAgent:
             "messages": ctx.messages,
             "tool_results": ctx.tool_results,
         }
+
+    def _should_checkpoint(self, step: int) -> bool:
+        """Return whether to save a checkpoint after this step."""
+        return step % self.checkpoint_every_n == 0
 
     def _checkpoint(self, ctx: StepContext) -> None:
         store, held = self.store, (ctx.state, ctx.messages, ctx.tool_results)
