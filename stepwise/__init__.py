@@ -109,7 +109,6 @@ if TYPE_CHECKING:
     from stepwise._calls.waiting import sleep, sleep_until, wait_for
     from stepwise._execution.budget import Budget, Spent
     from stepwise._execution.suspension import PendingWait
-    from stepwise._runs.history import FirstTrue, VariableChange, VariableHistory
     from stepwise._runs.messages import InboxMessage
     from stepwise._runs.overview import Program
     from stepwise._runs.questions import Question
@@ -123,7 +122,14 @@ if TYPE_CHECKING:
         StoppedCall,
     )
     from stepwise._runs.verify import Verification
-    from stepwise._runs.why import CodePlace, VariableShown, Why
+    from stepwise._runs.why import (
+        CodePlace,
+        FirstTrue,
+        VariableChange,
+        VariableHistory,
+        VariableShown,
+        Why,
+    )
     from stepwise._runtime.event import Event
     from stepwise._runtime.listening import on_event
     from stepwise._workflows.handles import AsyncHandle, Handle, Recovered, recover
@@ -211,8 +217,8 @@ _ON_USE = {
     "Question": "_runs.questions",
     "RunCheckpoint": "_runs.steps",
     "Verification": "_runs.verify",
-    **dict.fromkeys(("FirstTrue", "VariableChange", "VariableHistory"), "_runs.history"),
-    **dict.fromkeys(("CodePlace", "VariableShown", "Why"), "_runs.why"),
+    **dict.fromkeys(("CodePlace", "FirstTrue", "VariableChange"), "_runs.why"),
+    **dict.fromkeys(("VariableHistory", "VariableShown", "Why"), "_runs.why"),
     **dict.fromkeys(("RecordedFrame", "PossibleStep", "StoppedCall"), "_runs.steps"),
     "map": "_calls.parallel",
     **dict.fromkeys(("sleep", "sleep_until", "wait_for"), "_calls.waiting"),

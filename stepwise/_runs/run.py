@@ -36,7 +36,6 @@ from stepwise._runs import questions
 from stepwise._runs import steps as run_steps
 from stepwise._runs.copying import Copier
 from stepwise._runs.fork import Change, fork
-from stepwise._runs.history import FirstTrue, VariableHistory, bisect_of, history_of, without_hidden
 from stepwise._runs.messages import InboxMessage, cancel, messages_of, send
 from stepwise._runs.overview import (
     SHOWN,
@@ -47,7 +46,15 @@ from stepwise._runs.overview import (
     shown,
 )
 from stepwise._runs.verify import ChildRuns, Verification, delete_run, erase, repair, verify
-from stepwise._runs.why import Why, why_of
+from stepwise._runs.why import (
+    FirstTrue,
+    VariableHistory,
+    Why,
+    bisect_of,
+    history_of,
+    why_of,
+    without_hidden,
+)
 from stepwise._runtime import options, settings
 from stepwise._runtime.facts import public
 from stepwise._runtime.forks import cached

@@ -7,16 +7,12 @@ invalid command line.
 
 from stepwise.cli import (  # noqa: F401
     agents,
-    answer,
-    copy,
-    debug,
     learn,
     look,
     maintain,
     steer,
     ui,
     up,
-    why,
 )
 from stepwise.cli._command import main, run
 
