@@ -89,17 +89,17 @@ MAY_IMPORT = {
     "integrations": (
         "_calls _checkpoints.resources _execution.account _execution.active_run "
         "_execution.outcomes _execution.tasks _identity.clients _runs.run _runs.steps _runtime "
-        "_values _workflows.elsewhere _workflows.handles _workflows.up _workflows.host "
+        "_values _workflows.handles _workflows.up _workflows.host "
         "stores._files stores._locks stores._postgres_presence"
     ),
     "cli": (
         "_display _journal.signatures _runs _runtime.limits _runtime.messages "
-        "_workflows.elsewhere _workflows.up "
+        "_workflows.up "
         "integrations._model_calls mcp._knowledge"
     ),
     "mcp": (
         "_display.terminal _journal.inbox _runs _runtime _values.preview ui._access ui._actions "
-        "ui._reading ui._server ui._spending"
+        "ui._reading ui._server"
     ),
     "ui": (
         "_checkpoints.checkpoints _display _execution _journal _runs _runtime _workflows.up "
@@ -409,7 +409,7 @@ FOR_LOOKING = """
     _calls.compensation _calls.doubt _calls.executors _calls.parallel _display.progress
     _display.render _display.terminal _execution.budget _execution.viewer _runs.fork
     _runs.messages _runs.overview _runs.questions _runs.run _runs.steps _runs.verify
-    _workflows.elsewhere _workflows.handles _workflows.up agent graph notebook
+    _workflows.handles _workflows.up agent graph notebook
 """
 
 

@@ -21,8 +21,7 @@ from stepwise._display.terminal import Word
 from stepwise._runs.housekeeping import hand_down
 from stepwise._runs.starting import start_command
 from stepwise._runtime.messages import printable
-from stepwise._workflows.elsewhere import RunOutput
-from stepwise._workflows.up import Happening, Supervisor, Terms, stores_for
+from stepwise._workflows.up import Happening, RunOutput, Supervisor, Terms, stores_for
 from stepwise.cli import _command as cli
 
 _HERE, _ON_CLUSTER = 8, 1000  # runs that are executed at the same time

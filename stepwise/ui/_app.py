@@ -37,9 +37,15 @@ from stepwise.ui import _pages, _run_page
 from stepwise.ui._access import Access, Authorize, RefusedError, headers
 from stepwise.ui._actions import NAMES, Actions, BadFieldError, FormFields
 from stepwise.ui._live import RunWatcher
-from stepwise.ui._reading import RunReader
-from stepwise.ui._search import SearchPage, WrongWordsError, find, parsed
-from stepwise.ui._spending import WAYS, spending
+from stepwise.ui._reading import (
+    WAYS,
+    RunReader,
+    SearchPage,
+    WrongWordsError,
+    find,
+    parsed,
+    spending,
+)
 from stepwise.ui._view import View, address, part_meant
 
 _LARGEST = 8_000_000  # bytes of a form
