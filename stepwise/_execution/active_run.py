@@ -67,7 +67,7 @@ from stepwise.errors import (
 if TYPE_CHECKING:
     from stepwise._execution.budget import Budget
     from stepwise._execution.frames import FrameRecorder
-    from stepwise._execution.looking import Looking
+    from stepwise._execution.looking import Replay
     from stepwise._execution.watching import RunWatch
     from stepwise._journal.inbox import Message
     from stepwise._runtime.event import Kind
@@ -561,11 +561,12 @@ class Surfacing:
     def begin(self, error: RunStopped) -> None:
         """Report the error, and make the run end; a suspension does both itself.
 
-        Programs catch a used-up budget, so that error is reported only if it does not arrive.
+        Programs catch a used-up budget, so that error is reported only if it does not arrive, as
+        is the end of a rerun.
         """
         if isinstance(error, RunSuspended):
             return
-        if not isinstance(error, BudgetExceeded):
+        if not (isinstance(error, BudgetExceeded) or debugged.compares):
             self._tell(error)
         self._wait()
 
@@ -726,9 +727,14 @@ branches = Branches()
 
 
 class Debugged:
-    """The run that a debugger has opened in this process, if any."""
+    """The run that this process executes again from its records, if any."""
 
-    look: Looking | None = None
+    look: Replay | None = None
+
+    @property
+    def compares(self) -> bool:
+        """True if the run is only compared with its record."""
+        return self.look is not None and self.look.compares
 
 
 debugged = Debugged()
@@ -1068,7 +1074,7 @@ class ActiveRun:
         lost: float = 0.0,
     ) -> None:
         """Notify listeners of a recorded event."""
-        if not heard():
+        if not heard() or debugged.compares:
             return
         emit(
             kind,

@@ -388,7 +388,8 @@ def open_run(
         check_trust(f"run {call.run_id!r} would be recorded as pickles")
     seal = seal_for(call.store)
     if call.parent is None and (debugged.look is not None or settings.DEBUGGED in os.environ):
-        opened: Any = _open_for_debugger(call, seal)
+        opens: Any = _open_to_compare if debugged.compares else _open_for_debugger
+        opened: Any = opens(call, seal)
         return opened  # type: ignore[no-any-return]
     facts, recall = recall_run(call, seal)
     if recall is not None:
@@ -427,6 +428,22 @@ def _open_for_debugger(call: Invocation, seal: Seal) -> Recall | WorkflowRun:
     call = DebuggedRun.prepared(call)
     taken = _take_up(call, seal, Lease(call.store, call.run_id), facts)
     return DebuggedRun(call, *taken)
+
+
+def _open_to_compare(call: Invocation, seal: Seal) -> WorkflowRun:
+    """Open the copy of a run that is executed again.
+
+    Raises:
+        ConfigurationError: the call means another run.
+    """
+    from stepwise._workflows.replayed import ComparedRun, Comparing  # on use
+
+    look: Any = debugged.look
+    assert isinstance(look, Comparing)
+    ComparedRun.check(call, look)
+    lease = Lease(call.store, call.run_id).acquire()
+    call = call._replace(timeout=None)
+    return ComparedRun(look, call, *_take_up(call, seal, lease, facts_of(call.store, seal, call.run_id)))
 
 
 def _acquire(lease: Lease, *, child: bool) -> None:

@@ -707,7 +707,7 @@ def execute_here(
         wake: called when the suspended run must continue, with the function that executes it again.
     """
     try:
-        handle._end(_executed(top, waits, begins))
+        handle._end(executed(top, waits, begins))
     except RunSuspended as error:
         tell_failure(top, error, wakes=wake is not None)
         if wake is None:
@@ -735,9 +735,12 @@ def _park(top: TopLevel, handle: StartedRun, again: Callable[..., object], *wher
         handle._end(error=error)
 
 
-def _executed(
-    top: TopLevel, waits: Callable[[], None] | None, begins: Callable[[], None] | None
+def executed(
+    top: TopLevel,
+    waits: Callable[[], None] | None = None,
+    begins: Callable[[], None] | None = None,
 ) -> Any:
+    """Execute a run in this thread; return its result."""
     top.begin_here(waits)
     with top as opened:
         _detach(opened)
@@ -775,7 +778,7 @@ def debug_here(run: Run, **asked: Any) -> Any:
     try:
         if asked or settings.DEBUGGED not in os.environ:
             os.environ.update(Request(run.id, **asked).environment(resumes=False))
-        return _executed(top, None, None)
+        return executed(top)
     finally:
         os.environ.pop(settings.DEBUGGED, None)
         debugged.look = None

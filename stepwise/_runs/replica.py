@@ -1,0 +1,134 @@
+"""A run taken out of its store, and put into a store in memory to be executed again from there.
+
+The records keep their numbers, so that the checkpoints fit.  Everything is sealed again with the
+key of the store in memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from stepwise._checkpoints.checkpoints import PREFIX, Loaded, load_checkpoint, sealed
+from stepwise._checkpoints.references import Vault
+from stepwise._journal.journal import (
+    INPUTS,
+    Lost,
+    Position,
+    owned_journal,
+    read,
+    read_end,
+    seal_for,
+)
+from stepwise._journal.projection import as_made, given_up
+from stepwise._journal.records import Entry, RunFacts
+from stepwise._journal.seal import DamagedError, Seal, named
+from stepwise._runs.run import Run
+from stepwise._runs.steps import known_facts
+from stepwise._runtime.facts import NamedTuple
+from stepwise._runtime.messages import shell_word
+from stepwise._values.unpickling import Data
+from stepwise.errors import CorruptStoreError
+from stepwise.stores import Store
+from stepwise.stores.memory import MemoryStore
+
+_numbers = itertools.count(1)
+
+
+class Replica(NamedTuple):
+    """The recorded state of one run.
+
+    Args:
+        entries: the records, in order.
+        end: the record of the run's end; ``None`` if the run has not ended.
+        checkpoints: the kept checkpoints, oldest first.
+        inputs: header and payload of the recorded arguments of calls, by the name of the object.
+    """
+
+    facts: RunFacts
+    entries: tuple[Entry, ...]
+    end: Entry | None
+    checkpoints: tuple[Loaded, ...]
+    inputs: dict[str, tuple[Any, bytes]]
+
+
+def taken_from(store: Store, seal: Seal, run_id: str) -> Replica:
+    """Return the recorded state of a run; take no lease, and write nothing.
+
+    Raises:
+        CorruptStoreError: records of the run cannot be read.
+    """
+    facts = known_facts(store, seal, run_id)
+    entries, lost = list[Entry](), set[int]()
+    for entry, at in read(store, seal, run_id, Position(facts.pruned, None)):
+        if isinstance(entry, Lost):
+            lost.add(at.last)
+        else:
+            entries.append(entry)
+    if lost - given_up(entries) or not entries:
+        raise CorruptStoreError(
+            f"run {run_id!r} cannot be executed again: records of it cannot be read. Repair what "
+            f"can be repaired, and try again: stepwise verify {shell_word(run_id)} --repair",
+            run_id=run_id,
+        )
+    vault = Vault(store, seal, run_id)
+    found = (load_checkpoint(vault, name) for name in store.names(run_id, PREFIX))
+    ended = facts.status in ("completed", "failed")
+    return Replica(
+        facts,
+        tuple(entries),
+        read_end(store, seal, facts) if ended else None,
+        tuple(each for each in found if each is not None),
+        dict(_inputs(store, vault, run_id)),
+    )
+
+
+def _inputs(store: Store, vault: Vault, run_id: str) -> Iterator[tuple[str, tuple[Any, bytes]]]:
+    for name in store.names(run_id, INPUTS):
+        try:
+            opened = vault.open(name)
+        except DamagedError:
+            continue  # verify reports it
+        yield name, (opened.header, opened.payload)
+
+
+def in_memory(replica: Replica, workflow: str) -> Run:
+    """Return the run in a new store in memory: unfinished, with all its calls.
+
+    Args:
+        workflow: the full name of the workflow that will execute it.
+    """
+    facts = replica.facts
+    run_id, store = facts.run_id, MemoryStore(f"rerun-{next(_numbers)}")
+    head = facts._replace(
+        workflow=workflow,
+        status="running",
+        parent="",
+        error="",
+        end=0,
+        waits=(),
+        cancelling="",
+        undoing=False,
+        restored=False,
+        tally=None,
+    )
+    entries = [*as_made(replica.entries)]
+    seal = seal_for(store)
+    numbers = {each.number: each.number for each in entries}
+
+    def beside(positions: list[Position]) -> dict[str, Data]:
+        first, objects = entries[0].number - 1, dict[str, Data]()
+        for loaded in replica.checkpoints:
+            at = positions[loaded.state.journal[0] - first]
+            state = loaded.state._replace(journal=at.kept())
+            objects |= sealed(seal, run_id, loaded, state, numbers, loaded.payload)
+        for name, (header, payload) in replica.inputs.items():
+            objects[name] = seal.close(named(name, run_id), header, payload)[0]
+        return objects
+
+    with owned_journal(store, seal, run_id) as journal:
+        journal.load(Position(entries[0].number - 1, None))
+        journal.begin_with([(each.record, each.payload) for each in entries], beside, head)
+    return Run(store, run_id, seal)
+

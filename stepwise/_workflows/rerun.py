@@ -1,0 +1,165 @@
+"""A recorded run executed again with today's code, in memory; see :mod:`.replayed`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from stepwise._checkpoints.checkpoints import State
+from stepwise._execution.active_run import current_scope, debugged
+from stepwise._rewrite import following_line
+from stepwise._runs.replica import Replica, in_memory
+from stepwise._runtime import asyncio_state
+from stepwise._runtime.messages import file_name
+from stepwise._workflows.definition import Definition
+from stepwise._workflows.handles import call_again, executed
+from stepwise._workflows.replayed import Comparing, ReplayEnded, RerunCall, RerunDifference
+from stepwise.errors import ConfigurationError, StepNotFoundError
+
+At = int | str | None
+"""Where a rerun begins: after so many steps; ``agent.py:43`` or ``:43``; the name of a step."""
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """How a recorded run went on with today's code.
+
+    Args:
+        run_id, workflow: the recorded run, and the name of its workflow.
+        start: where the rerun began, in words.
+        difference: the first difference from the record; ``None`` if there is none.
+        calls: the calls that the code made, in order.
+        result: the value that the workflow function returned; ``None`` if it did not.
+        error: the exception that it raised; ``None`` if it did not.
+        end: ``returned`` or ``raised``; ``differs`` if the rerun stopped at a difference, and
+            ``record`` if it reached the end of the record of a run that has not ended.
+    """
+
+    run_id: str
+    workflow: str
+    start: str
+    difference: RerunDifference | None
+    calls: tuple[RerunCall, ...] = ()
+    result: Any = None
+    error: BaseException | None = None
+    end: Literal["returned", "raised", "differs", "record"] = "returned"
+
+    @property
+    def same(self) -> bool:
+        """True if nothing differs from the record."""
+        return self.difference is None
+
+
+def replayed(
+    replica: Replica,
+    workflow: Definition,
+    *,
+    at: At = None,
+    live: Collection[str] = (),
+    answers: Mapping[str, Callable[..., Any]] | None = None,
+    inputs: Mapping[str, Any] | None = None,
+) -> Rerun:
+    """Execute a recorded run again with a workflow's code, in memory, and compare.
+
+    Args:
+        replica: the recorded run.
+        workflow: its workflow, as it is now.
+        at: where to begin; ``None`` for the top.
+        live: names of steps whose calls are made if they are not on record.
+        answers: functions that answer such calls instead, by the names of the steps.
+        inputs: the arguments of the run that were not recorded, by name.
+
+    Raises:
+        ConfigurationError: the run cannot be executed like that; the message says why.
+        StepNotFoundError: the run has no step or statement ``at``.
+        UnreadableValueError: the arguments of the run were not recorded.
+    """
+    if current_scope() is not None or debugged.look is not None:
+        raise ConfigurationError("a rerun inside a run, a rerun or a debugger is not possible")
+    answers = answers or {}
+    look = Comparing(replica, _accepts(replica, workflow, at), answers, live)
+    run = in_memory(replica, workflow.full_name)
+    top = call_again(workflow, run, inputs or {})
+    debugged.look = look
+    ended = list[BaseException]()
+
+    def execute() -> None:
+        try:
+            executed(top)
+        except BaseException as error:  # raised below, in the caller's thread
+            ended.append(error)
+
+    try:
+        if asyncio_state.loop_runs():  # of a test; the workflow has its own
+            thread = threading.Thread(target=execute, name=f"rerun of {run.id}")
+            thread.start()
+            thread.join()
+        else:
+            execute()
+    finally:
+        debugged.look = None
+    if not isinstance(ended[0], ReplayEnded):
+        raise ended[0]
+    end: Any = "raised" if look.error is not None else "returned" if look.has_ended else "record"
+    return Rerun(
+        run.id,
+        workflow.label,
+        look.start,
+        look.difference,
+        tuple(look.calls),
+        look.result,
+        look.error,
+        end if look.has_ended or look.difference is None else "differs",
+    )
+
+
+# -- where it begins -------------------------------------------------------------------------------
+
+
+def _accepts(replica: Replica, workflow: Definition, at: At) -> Callable[[State], bool]:
+    """Return a function that says whether a rerun may begin at a checkpoint."""
+    states = [each.state for each in replica.checkpoints]
+    if at is None:
+        first = replica.facts.pruned and states[:1]  # the records before are gone
+        return lambda state: bool(first) and state == first[0]
+    if isinstance(at, int):
+        return lambda state: state.step <= at
+    if ":" not in at:
+        first_call = _first_call(replica, at)
+        return lambda state: state.calls < first_call
+    last = _at_line(replica, workflow, states, at)
+    return lambda state: state.journal[0] <= last
+
+
+def _first_call(replica: Replica, name: str) -> int:
+    calls = [each.call for each in replica.entries if each.call is not None]
+    numbers = [call.number for call in calls if call.name == name]
+    if not numbers:
+        names = ", ".join(dict.fromkeys(call.name for call in calls)) or "(none)"
+        raise StepNotFoundError(
+            f"run {replica.facts.run_id!r} has no step {name!r}; its steps: {names}. A statement "
+            "is named by its line: at=':43'",
+            run_id=replica.facts.run_id,
+            step=name,
+        )
+    return min(numbers)
+
+
+def _at_line(replica: Replica, workflow: Definition, states: list[State], at: str) -> int:
+    """Return the record of the first kept checkpoint at a statement; 0 if none is kept there."""
+    file, _, text = at.rpartition(":")
+    node, name = workflow.source.node(), file_name(workflow.source.filename)
+    inside = node is not None and text.isdecimal() and node.lineno <= int(text) <= node.end_lineno
+    if not inside or file not in ("", name):
+        where = f"{name}:{node.lineno} to {name}:{node.end_lineno}" if node is not None else "?"
+        raise StepNotFoundError(
+            f"at={at!r} is no statement of {workflow.label!r}, which is {where}",
+            run_id=replica.facts.run_id,
+            step=at,
+        )
+    assert node is not None
+    found = (each for each in states if following_line(node, each.position) == int(text))
+    state = next(found, None)
+    return state.journal[0] if state is not None else 0
