@@ -424,8 +424,8 @@ def bases(node: ast.ClassDef) -> list[str]:
 
 def _first_line(node: Any) -> int:
     decorators = getattr(node, "decorator_list", ())
-    first: int = getattr(node, "lineno", 0)
-    return min([first, *(each.lineno for each in decorators)])
+    lines: list[int] = [each.lineno for each in decorators]
+    return min([getattr(node, "lineno", 0), *lines])
 
 
 def members(node: ast.ClassDef) -> Mapping[str, list[Definition]]:
