@@ -131,4 +131,3 @@ def in_memory(replica: Replica, workflow: str) -> Run:
         journal.load(Position(entries[0].number - 1, None))
         journal.begin_with([(each.record, each.payload) for each in entries], beside, head)
     return Run(store, run_id, seal)
-

@@ -24,7 +24,15 @@ from stepwise._execution.outcomes import ABOUT
 from stepwise._execution.process_memory import known_workflow
 from stepwise._identity.identity import shown_parts
 from stepwise._identity.module_names import file_of
-from stepwise._journal.journal import Journal, Position, place_of_run, read_end, read_start
+from stepwise._identity.versions import changed
+from stepwise._journal.journal import (
+    Journal,
+    Position,
+    place_of_run,
+    read_end,
+    read_start,
+    recorded_version,
+)
 from stepwise._journal.projection import RecordedCall, is_only_submitted
 from stepwise._journal.records import RunFacts, Waiting
 from stepwise._journal.seal import Seal
@@ -156,6 +164,7 @@ class _Examined:
         self.unknown: list[str] = []
         self.notes: list[str] = []
         self.stops = ""
+        self._versions: dict[str, Mapping[str, str]] = {}
 
     def forecast(self) -> Forecast:
         """Return what becomes of the run."""
@@ -337,7 +346,7 @@ class _Examined:
 
     def _look_at(self, pool: Pool) -> None:
         """Note what the run meets: calls of missing functions, doubts, waits, results."""
-        gone, lost = Counter[str](), Counter[str]()
+        gone, lost, older = Counter[str](), Counter[str](), Counter[str]()
         loadable = self._loadable()
         for number, each in enumerate(pool.all):
             name = each.call.name
@@ -353,14 +362,31 @@ class _Examined:
                 if loadable.fails:
                     self._on_lost(each, loadable.fails)
                     lost[name] += 1
+                parts = self._changed_since(each)
+                if parts:
+                    older[f"{name} ({', '.join(parts)})"] += 1
         self.unknown += loadable.unknown
-        if gone:
-            self.notes.append(f"no function for recorded calls of {_named(gone)}")
-        if lost:
-            self.notes.append(f"results that cannot be loaded: {_named(lost)}")
+        for what, counted in (
+            ("no function for recorded calls of", gone),
+            ("results that cannot be loaded:", lost),
+            ("results of older versions:", older),
+        ):
+            if counted:
+                self.notes.append(f"{what} {_named(counted)}")
         children = in_children(pool)
         if children:
             self.notes.append(children.removeprefix(", "))
+
+    def _changed_since(self, recorded: RecordedCall) -> Sequence[str]:
+        """Return what has changed in the step since it made a result, as far as that is known."""
+        call = recorded.call
+        for step in steps_named(self._module(call.module), call.name)[:1]:
+            if call.code not in ("", step.code):
+                if call.code not in self._versions:
+                    found = recorded_version(self.store, self.seal, self.facts.run_id, call.code)
+                    self._versions[call.code] = found
+                return changed(self._versions[call.code], step.version.parts)
+        return ()
 
     def _on_lost(self, recorded: RecordedCall, why: str) -> None:
         call = recorded.call
@@ -397,8 +423,8 @@ class _Examined:
             if not tool.approve:
                 yield f"waits for a yes to {call.name}, which asks for none now"
             elif asked and asked != now:
-                changed = ", ".join(sorted(asked ^ now))
-                yield f"asks anew about {call.name}: its parameters differ ({changed})"
+                differing = ", ".join(sorted(asked ^ now))
+                yield f"asks anew about {call.name}: its parameters differ ({differing})"
 
 
 def _named(counted: Mapping[str, int]) -> str:

@@ -100,7 +100,7 @@ def _stores(modules: Sequence[str]) -> list[Store]:
     try:
         names = [_module_of(each) for each in modules]
         import_modules(names)
-        stepwise.configure(quiet=True, **({"store": url} if url is not None else {}))
+        stepwise.configure(quiet=True, store=url)
         return [store_for_pages(store, to_read=True) for store in stores_for(names)]
     except PROBLEMS as problem:
         fail(problem, _IMPORT_FAILED)
