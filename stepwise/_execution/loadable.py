@@ -179,7 +179,7 @@ class _Kind(type):
     target: Any
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        made: Any = object.__new__(cls)
+        made: Any = object.__new__(cls)  # type: ignore[arg-type]
         special = _SPECIAL.get(cls.full)
         if special is not None:
             return special(cls.seen, args, made)

@@ -39,12 +39,14 @@ from stepwise._journal.seal import Seal
 from stepwise._journal.summary import course_of
 from stepwise._matching.pool import Pool
 from stepwise._rewrite import Rewritten
+from stepwise._runs.replica import Replica
 from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count
 from stepwise._values.codec import JSON
 from stepwise._workflows.begin import counted_here, is_call_of
 from stepwise._workflows.definition import BoundCall, Definition
+from stepwise._workflows.rerun import replayed
 from stepwise._workflows.resume import (
     Fitting,
     cannot_replay,
@@ -431,6 +433,60 @@ def _named(counted: Mapping[str, int]) -> str:
     names = [f"{name} x{number}" for name, number in [*counted.items()][:_SHOWN]]
     more = len(counted) - len(names)
     return ", ".join(names) + (f" and {count(more, 'other')}" if more else "")
+
+
+# -- with the code executed -----------------------------------------------------------------------
+
+
+_NEWEST = 1 << 60  # steps: more than any run has
+_START = re.compile(r"(resumes|replays|begins)(?: (?:at )?((?:after )?\S+:\d+))?")
+_DONE = re.compile(r"(\d+) steps?")
+
+
+class Replayed(NamedTuple):
+    """What happened when the code of a workflow was executed with the recorded results.
+
+    Args:
+        start: where the execution began, in words; empty if there was none.
+        told: how far the record answered, or why there was no execution.
+    """
+
+    start: str
+    told: str
+
+
+def replay(replica: Replica) -> Replayed:
+    """Execute the code of a workflow in memory, from where its run would resume.
+
+    Recorded results answer its calls, and other calls are refused.
+    """
+    try:
+        definition = known_workflow(replica.facts.workflow).definition
+        if os.path.isabs(place_of_run(replica.facts)):  # its records name what the script defines
+            sys.modules["__main__"] = sys.modules[definition.function.__module__]
+        again = replayed(replica, definition, at=_NEWEST)
+    except (StepwiseError, RunStopped) as error:
+        return Replayed("", f"not replayed: {error}")
+    if again.difference is not None:
+        return Replayed(again.start, f"replayed: {again.difference}")
+    ends = {"record": "to the end of the record", "raised": "until it raised"}.get(again.end, "")
+    return Replayed(again.start, f"replayed as recorded{', ' if ends else ''}{ends}")
+
+
+def with_replay(found: Forecast, said: Replayed) -> Forecast:
+    """Return the forecast after the code was executed, which leaves less unknown."""
+    start, done = _START.match(said.start), _DONE.search(said.start)
+    found = found._replace(notes=(*found.notes, said.told))
+    if start is None:
+        return found
+    verdict: Any = start[1]
+    at = start[2] or ""
+    if (verdict, at) == (found.verdict, found.at):
+        return found._replace(unknown=())
+    if not found.unknown:
+        return found._replace(unknown=(f"the replay {said.start}",))
+    steps = int(done[1]) if done is not None else 0
+    return found._replace(verdict=verdict, at=at, steps=steps, lost=True, unknown=())
 
 
 # -- in words -------------------------------------------------------------------------------------

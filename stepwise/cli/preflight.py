@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import select
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -15,9 +18,19 @@ import stepwise
 from stepwise._display.terminal import Column
 from stepwise._execution.process_memory import memory
 from stepwise._journal.journal import facts_of, seal_for
+from stepwise._journal.records import RunFacts
+from stepwise._journal.seal import Seal
+from stepwise._runs.replica import Replica, taken_from
 from stepwise._runs.run import each_listed
 from stepwise._runtime.messages import count
-from stepwise._workflows.preflight import Forecast, forecast, words_for
+from stepwise._workflows.preflight import (
+    Forecast,
+    Replayed,
+    forecast,
+    replay,
+    with_replay,
+    words_for,
+)
 from stepwise._workflows.up import stores_for
 from stepwise.cli._command import (
     PROBLEMS,
@@ -37,6 +50,7 @@ _MOST = 10_000  # unfinished runs that are examined
 _GROUPS = 40  # lines of the table
 _KEPT = 2000  # groups that are told apart
 _IMPORT_FAILED = 2
+_SECONDS = 60  # for the replay of a run
 
 _ORDER = ("refuses", "lost", "replays", "begins", "resumes", "recalls", "elsewhere")
 
@@ -58,6 +72,12 @@ _ORDER = ("refuses", "lost", "replays", "begins", "resumes", "recalls", "elsewhe
 )
 @click.option("--all", "each", is_flag=True, help="A line for each run, however many are alike.")
 @click.option(
+    "--replay",
+    "replays",
+    is_flag=True,
+    help="Execute the code of the workflows with recorded results, each run in its own process.",
+)
+@click.option(
     "--most",
     type=click.IntRange(1),
     default=_MOST,
@@ -66,7 +86,7 @@ _ORDER = ("refuses", "lost", "replays", "begins", "resumes", "recalls", "elsewhe
     help="Examine so many unfinished runs.",
 )
 def preflight(
-    modules: tuple[str, ...], *, completed: int, each: bool, most: int, as_json: bool
+    modules: tuple[str, ...], *, completed: int, each: bool, replays: bool, most: int, as_json: bool
 ) -> None:
     """Import MODULES, and say what their code would make of each unfinished run.
 
@@ -79,15 +99,11 @@ def preflight(
     lose its place: it would resume at an older checkpoint, or replay; else 0.  Runs of programs
     that were not named do not count.
     """
-    stores = _stores(modules)
-    seen = _Seen()
-    found = itertools.chain.from_iterable(
-        _forecasts(store, most, completed, seen) for store in stores
-    )
+    seen = _Examined(_stores(modules), most, completed, replays=replays)
     if as_json:
-        echo_json(to_dict(each) for each in seen.noting(found))
+        echo_json(to_dict(one) for one in seen)
     else:
-        _show(seen, found, each=each)
+        _show(seen, each=each)
     if seen.is_cut:
         note(f"only {count(most, 'unfinished run')} examined: --most takes more")
     sys.exit(seen.exit_code)
@@ -116,32 +132,89 @@ def _module_of(name: str) -> str:
     return os.path.splitext(file)[0]
 
 
-def _forecasts(store: Store, most: int, completed: int, seen: _Seen) -> Iterator[Forecast]:
-    seal = seal_for(store)
-    unfinished = store.heads(unfinished=True)
-    for head in itertools.islice(unfinished, most):
-        facts = facts_of(store, seal, head.run_id)
-        if facts is not None and facts.status not in ("completed", "cancelled"):
-            yield forecast(store, seal, facts)
-    seen.is_cut = seen.is_cut or next(unfinished, None) is not None
-    if completed:
-        over = each_listed(status="completed", store=store, where=lambda facts: not facts.parent)
-        for listed in itertools.islice(over, completed):
-            yield forecast(store, seal, listed.facts)
+def _replayed(store: Store, seal: Seal, found: Forecast) -> Forecast:
+    """Return the forecast after the code of the run was executed in a process of its own."""
+    if found.facts.parent or found.verdict in ("refuses", "elsewhere"):
+        return found
+    try:
+        replica = taken_from(store, seal, found.facts.run_id)
+    except PROBLEMS as problem:
+        return with_replay(found, Replayed("", f"not replayed: {problem}"))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(reading)
+        _replay_here(replica, writing)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        is_done = select.select([pipe], [], [], _SECONDS)[0]
+        if not is_done:
+            os.kill(pid, signal.SIGKILL)
+        said = pipe.read() if is_done else b""
+    os.waitpid(pid, 0)
+    if said:
+        return with_replay(found, Replayed(*json.loads(said)))
+    why = "its process ended" if is_done else f"it took longer than {_SECONDS} s"
+    return with_replay(found, Replayed("", f"not replayed: {why}"))
 
 
-class _Seen:
-    """The forecasts so far: what the exit code is, and whether runs were left out."""
+def _replay_here(replica: Replica, writing: int) -> NoReturn:
+    """Execute the code of a run in this process, write what happened into a pipe, and exit."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for each in (0, 1, 2):
+        os.dup2(nowhere, each)
+    memory.only_looks = False
+    try:
+        said = json.dumps(replay(replica)).encode()
+        with open(writing, "wb") as pipe:
+            pipe.write(said)
+    finally:
+        os._exit(0)
 
-    def __init__(self) -> None:
+
+class _Examined:
+    """The forecasts of the runs in some stores.
+
+    Args:
+        most, completed: how many unfinished and completed runs of each store are examined.
+        replays: execute the code of the workflows, too.
+
+    Attributes:
+        exit_code: of the forecasts so far.
+        is_cut: True if unfinished runs were left out.
+    """
+
+    def __init__(
+        self, stores: Sequence[Store], most: int, completed: int, *, replays: bool
+    ) -> None:
+        self._stores, self._most, self._completed = stores, most, completed
+        self._replays = replays
         self.exit_code = 0
         self.is_cut = False
 
-    def noting(self, found: Iterator[Forecast]) -> Iterator[Forecast]:
-        """Yield the forecasts, and note what the exit code becomes."""
-        for each in found:
-            self.exit_code = max(self.exit_code, 2 * (each.verdict == "refuses"), int(each.lost))
-            yield each
+    def __iter__(self) -> Iterator[Forecast]:
+        for store in self._stores:
+            seal = seal_for(store)
+            for facts in self._facts(store, seal):
+                found = forecast(store, seal, facts)
+                if self._replays:
+                    found = _replayed(store, seal, found)
+                refused = found.verdict == "refuses"
+                self.exit_code = max(self.exit_code, 2 if refused else int(found.lost))
+                yield found
+
+    def _facts(self, store: Store, seal: Seal) -> Iterator[RunFacts]:
+        unfinished = iter(store.heads(unfinished=True))
+        for head in itertools.islice(unfinished, self._most):
+            facts = facts_of(store, seal, head.run_id)
+            if facts is not None and facts.status not in ("completed", "cancelled"):
+                yield facts
+        self.is_cut = self.is_cut or next(unfinished, None) is not None
+        if self._completed:
+            over = each_listed(status="completed", store=store, where=lambda each: not each.parent)
+            yield from (each.facts for each in itertools.islice(over, self._completed))
 
 
 def to_dict(found: Forecast) -> dict[str, Any]:
@@ -167,14 +240,14 @@ def to_dict(found: Forecast) -> dict[str, Any]:
 # -- the table -------------------------------------------------------------------------------------
 
 
-def _show(seen: _Seen, found: Iterator[Forecast], *, each: bool) -> None:
+def _show(seen: _Examined, *, each: bool) -> None:
     columns = [Column("RUN"), Column("CALL", wide=True), Column("VERDICT"), Column("WHY")]
     if each:
-        show_table(columns, (_row(one) for one in seen.noting(found)))
+        show_table(columns, map(_row, seen))
         return
     many: Counter[tuple[Any, ...]] = Counter()
     first: dict[tuple[Any, ...], Forecast] = {}
-    for one in seen.noting(found):
+    for one in seen:
         key = _key(one)
         if key not in many and len(many) >= _KEPT:
             key = (*key[:3], "", ())
