@@ -449,10 +449,12 @@ class Replayed(NamedTuple):
     Args:
         start: where the execution began, in words; empty if there was none.
         told: how far the record answered, or why there was no execution.
+        stops: True if the run stops there, and a person has to decide.
     """
 
     start: str
     told: str
+    stops: bool = False
 
 
 def replay(replica: Replica) -> Replayed:
@@ -465,7 +467,9 @@ def replay(replica: Replica) -> Replayed:
         if os.path.isabs(place_of_run(replica.facts)):  # its records name what the script defines
             sys.modules["__main__"] = sys.modules[definition.function.__module__]
         again = replayed(replica, definition, at=_NEWEST)
-    except (StepwiseError, RunStopped) as error:
+    except RunStopped as error:
+        return Replayed("", str(error), stops=True)
+    except StepwiseError as error:
         return Replayed("", f"not replayed: {error}")
     if again.difference is not None:
         return Replayed(again.start, f"replayed: {again.difference}")
@@ -475,6 +479,8 @@ def replay(replica: Replica) -> Replayed:
 
 def with_replay(found: Forecast, said: Replayed) -> Forecast:
     """Return the forecast after the code was executed, which leaves less unknown."""
+    if said.stops:
+        return found._replace(verdict="refuses", why=said.told, unknown=())
     start, done = _START.match(said.start), _DONE.search(said.start)
     found = found._replace(notes=(*found.notes, said.told))
     if start is None:
