@@ -13,7 +13,7 @@ import inspect
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -57,6 +57,7 @@ class Loadable:
     Attributes:
         fails: why a value certainly does not load; empty if that is not known.
         unknown: what decides whether the values load, each once.
+        reshaped: the program's classes whose instances may have other attributes if made anew.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Loadable:
         self.namespace = {} if namespace is None else namespace
         self.fails = ""
         self.unknown: list[str] = []
+        self.reshaped: dict[str, None] = {}
         self._found: dict[str, Any] = {}
 
     @property
@@ -214,6 +216,17 @@ class _Kind(type):
                 if not _is_sure(each.full):
                     seen.depends(f"{full}() of {each.full}")
 
+    def _check_shape(cls, names: frozenset[str]) -> None:
+        if names != getattr(cls.target, "__dataclass_fields__", {}).keys():
+            cls.seen.reshaped[cls.full] = None
+
+    def refill(cls, made: Any, state: dict[str, Any]) -> None:
+        """Note whether the attributes of an object of the call can be set to recorded ones."""
+        made.__dict__["state"] = frozenset(state)
+        if isinstance(cls.target, type) and not _is_sure(cls.full):
+            _check_attributes(cls, state, cls.target.__dictoffset__ != 0)
+            cls._check_shape(frozenset(state))
+
     def _check_member(cls, args: tuple[Any, ...]) -> None:
         values = cls.target._value2member_map_
         try:
@@ -262,10 +275,11 @@ class Inert(metaclass=_Kind):
 
     def __setstate__(self, state: Any) -> None:
         cls: Any = type(self)
-        if isinstance(state, dict):
-            self.__dict__["state"] = frozenset(map(str, state))
+        names = frozenset(map(str, state)) if isinstance(state, dict) else frozenset[str]()
+        self.__dict__["state"] = names
         if isinstance(cls.target, type) and not _is_sure(cls.full):
             _check_state(cls, state)
+            cls._check_shape(names)
 
     def __hash__(self) -> int:
         cls: Any = type(self)
@@ -321,14 +335,19 @@ def _check_state(cls: Any, state: Any) -> None:
     has_dict = target.__dictoffset__ != 0
     if held and not has_dict:
         seen.fail(f"{cls.full} has __slots__ now, and no place for {', '.join(map(str, held))}")
-    for name in slots or ():
-        if _is_python(inspect.getattr_static(target, "__setattr__")):
-            seen.depends(f"{cls.full}.__setattr__")
-        found = inspect.getattr_static(target, name, None)
+    if slots and _is_python(inspect.getattr_static(target, "__setattr__")):
+        seen.depends(f"{cls.full}.__setattr__")
+    _check_attributes(cls, slots or (), has_dict)
+
+
+def _check_attributes(cls: Any, names: Iterable[str], has_dict: bool) -> None:
+    """Note whether attributes can be set in an instance of today's class."""
+    for name in names:
+        found = inspect.getattr_static(cls.target, name, None)
         if isinstance(found, property):
-            seen.depends(f"{cls.full}.{name}, a property")
+            cls.seen.depends(f"{cls.full}.{name}, a property")
         elif not has_dict and not isinstance(found, types.MemberDescriptorType):
-            seen.fail(f"{cls.full} has no attribute {name} any more")
+            cls.seen.fail(f"{cls.full} has no attribute {name} any more")
 
 
 # -- functions that have a meaning of their own ---------------------------------------------------
@@ -408,4 +427,6 @@ class _Unpickler(FrameUnpickler):
             self.given[name] = content
         elif name not in self.given:
             self.given[name] = object.__new__(cls or self.seen.stand_in("builtins", "object"))
+            if cls is not None and isinstance(content, tuple):
+                cls.refill(self.given[name], content[0])
         return self.given[name]

@@ -58,6 +58,7 @@ from stepwise._workflows.resume import (
 from stepwise.errors import ConfigurationError, RunStopped, StepwiseError
 from stepwise.stores import Store
 
+_CALL = "the program's own call"
 _RESULTS = 200  # recorded results of a run that are examined
 _SHOWN = 4  # names in a note
 
@@ -229,16 +230,18 @@ class _Examined:
         number = course_of(self.store, self.seal, self.facts).started
         start = read_start(self.store, self.seal, self.facts.run_id, number)
         if start is None or start[0].form is None or not start[1]:
-            self.unknown.append("the arguments of its call, which are not recorded")
+            self.unknown.append(f"{_CALL}, since its arguments are not recorded")
             return ""
         loadable = self._loadable()
         values, method = self._inputs(loadable, bytes(start[1]), start[0].form)
         if loadable.fails:
-            return f"its arguments cannot be loaded: {loadable.fails}"
-        self.unknown += loadable.unknown
+            why = f"its recorded arguments cannot be loaded: {loadable.fails}"
+            self.unknown.append(f"{_CALL}, since {why}")
+            return ""
+        self.unknown += [f"{_CALL}, or for the recorded one {each}" for each in loadable.unknown]
         parameters, label = self.definition.parameters, self.definition.label
         if values is None:
-            self.unknown.append("the arguments of its call")
+            self.unknown.append(_CALL)
             return ""
         others = sorted(values.keys() - {*parameters.names, method})
         if others:
@@ -248,6 +251,7 @@ class _Examined:
             parameters.bind(args if instance is None else (instance, *args), kwargs)
         except TypeError as error:
             return f"its recorded call does not fit any more: {error}"
+        self.unknown += [f"{_CALL}, which makes {each} anew" for each in loadable.reshaped]
         is_plain = not method and loadable.is_plain and not parameters.is_computed
         return self._why_another(BoundCall(self.definition, None, args, kwargs)) if is_plain else ""
 
@@ -257,14 +261,14 @@ class _Examined:
         """Return the recorded arguments with stand-ins, and the parameter for the instance."""
         if form == JSON:
             about = json.loads(payload)
-            self.unknown += [f"the argument {name!r}" for name in about["missing"]]
+            self.unknown += [f"{_CALL}, which gives {name!r}" for name in about["missing"]]
             return {**about["values"], **about["missing"]}, about["method"]
         whole = loadable.look_at(payload, form)
         values = whole[0] if type(whole) is tuple else None
         if type(values) is not dict or ABOUT not in values:
             return None, ""
         method, missing = values.pop(ABOUT)
-        self.unknown += [f"the argument {name!r}" for name in missing]
+        self.unknown += [f"{_CALL}, which gives {name!r}" for name in missing]
         return {**values, **missing}, method
 
     def _why_another(self, call: BoundCall) -> str:
@@ -450,11 +454,13 @@ class Replayed(NamedTuple):
         start: where the execution began, in words; empty if there was none.
         told: how far the record answered, or why there was no execution.
         stops: True if the run stops there, and a person has to decide.
+        answered: the number of recorded calls that have an answer.
     """
 
     start: str
     told: str
     stops: bool = False
+    answered: int = 0
 
 
 def replay(replica: Replica) -> Replayed:
@@ -471,10 +477,12 @@ def replay(replica: Replica) -> Replayed:
         return Replayed("", str(error), stops=True)
     except StepwiseError as error:
         return Replayed("", f"not replayed: {error}")
+    answered = sum(each.answers for each in pool_of(replica.entries, set()).all)
     if again.difference is not None:
-        return Replayed(again.start, f"replayed: {again.difference}")
+        return Replayed(again.start, f"replayed: {again.difference}", answered=answered)
     ends = {"record": "to the end of the record", "raised": "until it raised"}.get(again.end, "")
-    return Replayed(again.start, f"replayed as recorded{', ' if ends else ''}{ends}")
+    told = f"replayed as recorded{', ' if ends else ''}{ends}"
+    return Replayed(again.start, told, answered=answered)
 
 
 def with_replay(found: Forecast, said: Replayed) -> Forecast:
@@ -487,12 +495,13 @@ def with_replay(found: Forecast, said: Replayed) -> Forecast:
         return found
     verdict: Any = start[1]
     at = start[2] or ""
+    unknown = tuple(each for each in found.unknown if each.startswith(_CALL))
     if (verdict, at) == (found.verdict, found.at):
-        return found._replace(unknown=())
+        return found._replace(unknown=unknown)
     if not found.unknown:
-        return found._replace(unknown=(f"the replay {said.start}",))
-    steps = int(done[1]) if done is not None else 0
-    return found._replace(verdict=verdict, at=at, steps=steps, lost=True, unknown=())
+        return found._replace(unknown=(f"the replay, which {said.start}",))
+    steps = int(done[1]) if done is not None and verdict == "resumes" else said.answered
+    return found._replace(verdict=verdict, at=at, steps=steps, lost=True, unknown=unknown)
 
 
 # -- in words -------------------------------------------------------------------------------------
