@@ -709,8 +709,8 @@ class Performance(NamedTuple):
             error = active.account.begin(call, limited=not active.cleans_up())
             if error is not None:
                 raise active.stop(error)
-        if call.code not in active.versions:
-            active.note_version(self.performer.version)
+        if (call.code, call.name) not in active.versions:
+            active.note_version(call.name, call.module, self.performer.version)
         if self.scope.around:
             active.inner.begin(self.scope.around, call, recorded)
         return call

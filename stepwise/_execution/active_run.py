@@ -26,8 +26,7 @@ from stepwise._execution.concurrency import Flows, Unawaited
 from stepwise._execution.failures import Unwinding, handled
 from stepwise._execution.location import Helper, Locator, WatchesSteps
 from stepwise._execution.waits import RunInbox, Taken, Waits
-from stepwise._identity.versions import UNKNOWN, Version
-from stepwise._journal.journal import CODE, Journal
+from stepwise._journal.journal import Journal
 from stepwise._journal.lease import Lease
 from stepwise._journal.projection import Flags, RecordedCall
 from stepwise._journal.records import (
@@ -43,6 +42,7 @@ from stepwise._journal.records import (
     Tally,
 )
 from stepwise._journal.summary import SummaryKeeper
+from stepwise._journal.versions import RecordedVersion
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Subjects
 from stepwise._rewrite import finally_lines
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from stepwise._execution.frames import FrameRecorder
     from stepwise._execution.looking import Replay
     from stepwise._execution.watching import RunWatch
+    from stepwise._identity.versions import Version
     from stepwise._journal.inbox import Message
     from stepwise._runtime.event import Kind
 
@@ -799,7 +800,7 @@ class ActiveRun:
         self.locator = locator
         self.streams: dict[int, OpenStream] = {}  # by call: open, or left and not recorded yet
         self.inner = InnerCalls()
-        self.versions = {UNKNOWN.id}  # ids of the versions that this process has recorded
+        self.versions: set[tuple[str, str]] = set()  # the ids and steps that were noted here
         self.cut_off: set[int] = set()  # calls that a crash cut off, which continue
         self.alive = 0.0  # the last time when an earlier attempt is known to have been alive
         self.ordinals = Ordinals()
@@ -954,10 +955,19 @@ class ActiveRun:
                 self.inner.handled(numbers)
                 self.write((Handled(numbers, time.time()), b""), durable=False)
 
-    def note_version(self, version: Version) -> None:
-        """Record the parts of a step's version, to which the records of its calls refer."""
-        self.versions.add(version.id)
-        self.journal.put_with_next(f"{CODE}{version.id}", version.parts, b"")
+    def note_version(self, name: str, module: str, version: Version) -> None:
+        """Record a step's version, to which the records of its calls refer.
+
+        The run's callers record it, too: their records answer for the whole child run.
+        """
+        self.versions.add((version.id, name))
+        if not version.id:
+            return
+        recorded = RecordedVersion(version.id, name, module, version.parts, version.files)
+        for run in self.lineage():
+            child = "" if run is self else self.run_id
+            mine = recorded._replace(child=child)
+            run.journal.put_with_next(mine.key, [*mine], b"")
 
     def take(self, recorded: RecordedCall, around: tuple[int, ...] = ()) -> bool:
         """Take a record out of the pool; return False if another task or thread was faster.
