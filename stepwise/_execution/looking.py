@@ -1,8 +1,9 @@
 """A run that this process executes again from its records: for a debugger, or to compare.
 
-A :class:`Replay` hears of the calls of such a run.  While a debugger looks at a run, the process has no lease, and nothing is written.  The journal answers
-the calls of steps, or they are refused.  Calls typed at a prompt are recognized by the frames of
-the debugger on the stack, or by their thread, so that other threads of a live run are not held up.
+A :class:`Replay` hears of the calls of such a run.  While a debugger looks at a run, the process
+has no lease, and nothing is written.  The journal answers the calls of steps, or they are refused.
+Calls typed at a prompt are recognized by the frames of the debugger on the stack, or by their
+thread, so that other threads of a live run are not held up.
 """
 
 from __future__ import annotations

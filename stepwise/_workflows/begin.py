@@ -433,7 +433,9 @@ def _open_to_compare(call: Invocation, seal: Seal) -> WorkflowRun:
     ComparedRun.check(call, look)
     lease = Lease(call.store, call.run_id).acquire()
     call = call._replace(timeout=None)
-    return ComparedRun(look, call, *_take_up(call, seal, lease, facts_of(call.store, seal, call.run_id)))
+    return ComparedRun(
+        look, call, *_take_up(call, seal, lease, facts_of(call.store, seal, call.run_id))
+    )
 
 
 def _acquire(lease: Lease, *, child: bool) -> None:

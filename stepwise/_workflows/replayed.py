@@ -35,7 +35,7 @@ from stepwise._matching.pool import differences as parts_differing
 from stepwise._runs.history import without_hidden
 from stepwise._runs.paths import Difference as ValueDifference
 from stepwise._runs.paths import differences
-from stepwise._runs.replica import Replica
+from stepwise._runs.replica import Moment, Replica
 from stepwise._runtime.messages import count
 from stepwise._values.preview import NotShown, error_text
 from stepwise._workflows.execute import Invocation
@@ -140,14 +140,10 @@ class Comparing(Replay):
         self.error: BaseException | None = None
         self.has_ended = False
         self.unsure: RerunDifference | None = None  # variables, until the next call
-        self.checkpoints: dict[int, list[Loaded]] = {}  # by the number of done steps
-        for loaded in replica.checkpoints:
-            self.checkpoints.setdefault(loaded.state.step, []).append(loaded)
+        self.moments: dict[int, list[Moment]] = {}  # by the number of done steps
+        for moment in replica.moments:
+            self.moments.setdefault(moment.step, []).append(moment)
         self._orders: dict[str, list[int]] = {}  # of the recorded calls, by run
-
-    def variables(self, loaded: Loaded) -> dict[str, Any]:
-        """Return the variables at a checkpoint; hidden arguments are placeholders."""
-        return without_hidden(self.replica.facts, look_into(loaded))
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -288,11 +284,10 @@ class Comparing(Replay):
         except UnreadableValueError:
             return None
         for name in names:
-            if name in recorded and name in made.bound:
-                if not isinstance(recorded[name], NotShown):
-                    found = differences(recorded[name], made.bound[name], name)
-                    if found:
-                        return found[0]
+            old = recorded.get(name)
+            found = name in made.bound and differences(old, made.bound[name], name)
+            if found and name in recorded and not isinstance(old, NotShown):
+                return found[0]
         return None
 
     def ended(self, active: ActiveRun, value: Any, error: BaseException | None) -> RunStopped:
@@ -375,7 +370,7 @@ class ComparedFrame(WorkflowFrame):
 
     def save(self, number: int, values: dict[str, Any]) -> None:
         """Compare the variables with a checkpoint after as many steps, if there is one."""
-        recorded = self.comparing.checkpoints.get(self.active.progress.done, [])
+        recorded = self.comparing.moments.get(self.active.progress.done, [])
         if recorded and self.active.stopped is None:
             super().save(number, values)
             self._compare(recorded, self.rewritten.points[number].position)
@@ -385,39 +380,40 @@ class ComparedFrame(WorkflowFrame):
     def _wants(self, number: int, values: dict[str, Any]) -> bool:
         return True
 
-    def _compare(self, recorded: list[Loaded], position: str) -> None:
-        journal = self.active.journal
+    def _compare(self, recorded: list[Moment], position: str) -> None:
+        journal, facts = self.active.journal, self.comparing.replica.facts
         vault = Vault(journal.store, journal.seal, journal.run_id)
         now = load_checkpoint(vault, f"{PREFIX}{journal.position.last:012d}")
         if now is None or now.state.position != position:
-            return  # it cannot be taken here
+            return  # none can be taken here
         try:
-            values = self.comparing.variables(now)
-            found = [(each.state, self._differing(each, values)) for each in recorded]
+            values = without_hidden(facts, look_into(now))
+            found = [(each, _differing(each.variables(), values)) for each in recorded]
         except UnreadableValueError:
             return
         if not all(differs for _, differs in found):
             recorded.clear()
             self.comparing.unsure = None
             return
-        for state, differs in found:
-            if state.position == position and differs is not None:
+        for moment, differs in found:
+            if moment.position == position and differs is not None:
                 where = f"{self.file}:{now.state.line}"
-                self.comparing.unsure = variable_differs(state, where, differs)
-
-    def _differing(self, loaded: Loaded, values: Mapping[str, Any]) -> ValueDifference | None:
-        for name, old in self.comparing.variables(loaded).items():
-            if name in values and not isinstance(old, (NotShown, Placeholder)):
-                found = differences(old, values[name], name)
-                if found:
-                    return found[0]
-        return None
+                self.comparing.unsure = _of_variable(moment, where, differs)
 
 
-def variable_differs(state: State, where: str, found: ValueDifference) -> RerunDifference:
-    """Return the difference of a variable at a checkpoint."""
+def _differing(recorded: Mapping[str, Any], values: Mapping[str, Any]) -> ValueDifference | None:
+    """Return the first difference of a variable that both have."""
+    for name, old in recorded.items():
+        if name in values and not isinstance(old, (NotShown, Placeholder)):
+            found = differences(old, values[name], name)
+            if found:
+                return found[0]
+    return None
+
+
+def _of_variable(moment: Moment, where: str, found: ValueDifference) -> RerunDifference:
     text = (
-        f"{found.path} differs at {where}, after {count(state.step, 'step')}: recorded "
+        f"{found.path} differs at {where}, after {count(moment.step, 'step')}: recorded "
         f"{found.old}, now {found.new}"
     )
     return RerunDifference("variable", 0, where, found.path, found.old, found.new, text)
