@@ -866,7 +866,7 @@ class Performance(NamedTuple):
         look = debugged.look
         if look is not None:
             same = verdict is Verdict.ANSWER
-            if not look.answers(self.scope.run, call, recorded, same=same):
+            if not look.answers(self, call, recorded, same=same):
                 return None
         elif verdict is Verdict.CHANGED:
             _warn_changed(call, recorded)

@@ -137,10 +137,11 @@ class Replay:
     def before(self, active: ActiveRun, name: str) -> None:
         """Note that a call begins."""
 
-    def answers(self, active: ActiveRun, call: Call, recorded: RecordedCall, *, same: bool) -> bool:
+    def answers(self, made: Any, call: Call, recorded: RecordedCall, *, same: bool) -> bool:
         """Return whether a record answers a call.
 
         Args:
+            made: the :class:`stepwise._calls.call.Performance`.
             same: False if their arguments differ.
         """
         raise NotImplementedError
@@ -212,7 +213,7 @@ class Looking(Replay):
         if self.replays and done >= self.request.at >= 0:
             self.stop(f"{name} comes next, after {done} steps")
 
-    def answers(self, active: ActiveRun, call: Call, recorded: RecordedCall, *, same: bool) -> bool:
+    def answers(self, made: Any, call: Call, recorded: RecordedCall, *, same: bool) -> bool:
         """Return whether a record answers a call; note the first that differs from its record."""
         if not same and self.replays and not self.differs:
             number = recorded.call.number

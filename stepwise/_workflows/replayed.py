@@ -10,6 +10,7 @@ have made the recorded call.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -28,7 +29,6 @@ from stepwise._execution.active_run import ActiveRun
 from stepwise._execution.looking import Replay
 from stepwise._execution.tasks import others_alive, others_may_claim
 from stepwise._execution.viewer import Placeholder, look_into, view, view_inputs
-from stepwise._identity.identity import shown_parts
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Call, Entry
 from stepwise._matching.pool import differences as parts_differing
@@ -152,15 +152,16 @@ class Comparing(Replay):
         if self.unsure is not None:
             raise self._stop(active, self.unsure)
 
-    def answers(self, active: ActiveRun, call: Call, recorded: RecordedCall, *, same: bool) -> bool:
+    def answers(self, made: Performance, call: Call, recorded: RecordedCall, *, same: bool) -> bool:
         """Return True if the record answers a call; stop at a difference."""
-        if not same:
-            if self._is_allowed(call):
-                return False
-            raise self._stop(active, self._arguments(active, None, call, recorded))
+        active = made.scope.run
+        if not same and self._is_allowed(call):
+            return False
         skipped = next(self._left(active, call, recorded.call.number), None)
         if skipped is not None and not others_alive(active):
             raise self._stop(active, self._another(call, skipped, recorded))
+        if not same:
+            raise self._stop(active, self._arguments(made, call, recorded))
         self.calls.append(RerunCall(call.name, call.arguments, "recorded", recorded.call.number))
         return True
 
@@ -172,6 +173,7 @@ class Comparing(Replay):
         if self._is_allowed(call):
             how: Any = "answered" if call.name in self._answers else "live"
             self.calls.append(RerunCall(call.name, call.arguments, how))
+            self.moments.clear()  # the variables follow from another result
             return Result()
         began = active.flows.claims.changes
         while others_may_claim(active):  # their records would look like skipped ones
@@ -182,9 +184,8 @@ class Comparing(Replay):
         expected = next(self._left(active, call), None)
         if expected is None and self.replica.end is None:
             raise self._stop(active)
-        rival = self._rival(active, call, expected)
-        if rival is not None:
-            raise self._stop(active, self._arguments(active, made, call, rival))
+        if expected is not None and expected.call.name == call.name:
+            raise self._stop(active, self._arguments(made, call, expected))
         raise self._stop(active, self._another(call, expected, None))
 
     def body(self, call: Call, body: Callable[..., Any]) -> Callable[..., Any]:
@@ -220,15 +221,6 @@ class Comparing(Replay):
             return False
         return (other.branch, other.scope) == (call.branch, call.scope)
 
-    def _rival(
-        self, active: ActiveRun, call: Call, expected: RecordedCall | None
-    ) -> RecordedCall | None:
-        """Return the record that the call would have, were its arguments the recorded ones."""
-        if expected is not None and expected.call.name == call.name:
-            return expected
-        same = active.pool.get(active.pool.instead(call))
-        return same if same is not None and same.call.name == call.name else None
-
     # -- differences -----------------------------------------------------------------------------
 
     def _stop(self, active: ActiveRun, difference: RerunDifference | None = None) -> RunStopped:
@@ -255,29 +247,29 @@ class Comparing(Replay):
         )
         return RerunDifference("call", other.number, call.site, "", before, now, text)
 
-    def _arguments(
-        self, active: ActiveRun, made: Performance | None, call: Call, recorded: RecordedCall
-    ) -> RerunDifference:
-        other = recorded.call
+    def _arguments(self, made: Performance, call: Call, recorded: RecordedCall) -> RerunDifference:
+        other, active = recorded.call, made.scope.run
         names = parts_differing(other, call, active.subjects.state)
-        path, old, new = shown_parts(names), f"({other.arguments})", f"({call.arguments})"
         found = self._deepest(active, made, other.number, names)
         if found is not None:
             path, old, new = found.path, str(found.old), str(found.new)
+        else:
+            path = ", ".join(names)
+            old, new = (_argument(each.arguments, path, made.bound) for each in (other, call))
         text = (
-            f"step {other.number} {call.name}{_at(call.site)} is called with another "
-            f"{path or 'argument'}: recorded {old}, now {new}"
+            f"step {other.number} {call.name}{_at(call.site)} is called with other arguments: "
+            f"{path or 'they'}, recorded {old}, now {new}"
         )
         if old == new:
             text += "; the texts are shortened, and record_arguments=True records arguments whole"
         return RerunDifference("argument", other.number, call.site, path, old, new, text)
 
     def _deepest(
-        self, active: ActiveRun, made: Performance | None, number: int, names: list[str]
+        self, active: ActiveRun, made: Performance, number: int, names: list[str]
     ) -> ValueDifference | None:
         """Return the first part of an argument that differs, if the arguments are recorded."""
         journal = active.journal
-        if made is None or made.performer.hiding.names(made.bound):
+        if made.performer.hiding.names(made.bound):
             return None
         try:
             recorded = view_inputs(journal.store, journal.seal, active.run_id, number)
@@ -335,6 +327,15 @@ class Comparing(Replay):
             return None
         text = f"the run {one}; the code {two}"
         return RerunDifference("result", 0, "", "", one, two, text)
+
+
+def _argument(arguments: str, name: str, names: Collection[str]) -> str:
+    """Return the text of one argument out of the text of all, or that of all."""
+    others = "|".join(map(re.escape, names))
+    found = re.search(
+        rf"(?:^|, ){re.escape(name)}=(.*?)(?:$|, (?:{others})=)", arguments, re.DOTALL
+    )
+    return found[1] if name in names and found else f"({arguments})"
 
 
 def _ended(error: BaseException | None) -> str:

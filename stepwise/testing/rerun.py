@@ -70,7 +70,7 @@ def _replica(run: Run | str | os.PathLike[str], store: Any) -> Replica:
     if isinstance(run, Run):
         return taken_from(run.store, run._seal, run.id)
     path = os.fspath(run)
-    if not (path.endswith(".json") or os.sep in path or isinstance(run, os.PathLike)):
+    if not (path.endswith(".json") or isinstance(run, os.PathLike)):
         found = get_run(path, store=store)
         return taken_from(found.store, found._seal, found.id)
     try:
