@@ -47,6 +47,7 @@ from stepwise._execution.location import Helper, Origin
 from stepwise._execution.outcomes import ShownValue, load_outcome, outcome, settled
 from stepwise._execution.tasks import let_go, others_alive, others_may_claim
 from stepwise._identity.identity import idempotency_key
+from stepwise._identity.versions import UNKNOWN
 from stepwise._journal.journal import read_one, shown_call
 from stepwise._journal.projection import Calls, Flags, RecordedCall
 from stepwise._journal.records import (
@@ -484,7 +485,8 @@ class Performer:
         hands_out: true if the caller gets the recorded value itself, so that a checkpoint may refer
             to it.
         by_turn: true if the record of the same turn answers when no record has the same arguments.
-        code: the fingerprint of the body; see :class:`Call`.
+        code: the id of the version; see :class:`Call`.
+        version: the fingerprints of the code.
     """
 
     name: str
@@ -502,6 +504,7 @@ class Performer:
     hands_out = True
     by_turn = False
     code = ""
+    version = UNKNOWN
 
     def may_change(self, bound: Mapping[str, Any]) -> bool:
         """Return whether the body of a call receives any object that it could change."""
@@ -706,6 +709,8 @@ class Performance(NamedTuple):
             error = active.account.begin(call, limited=not active.cleans_up())
             if error is not None:
                 raise active.stop(error)
+        if call.code not in active.versions:
+            active.note_version(self.performer.version)
         if self.scope.around:
             active.inner.begin(self.scope.around, call, recorded)
         return call

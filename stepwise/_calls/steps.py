@@ -28,12 +28,13 @@ from stepwise._execution.account import SPENDS
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
 from stepwise._execution.process_memory import name_truly
 from stepwise._execution.tasks import warn_if_unseen
-from stepwise._identity.call_parts import body_digest
 from stepwise._identity.identity import FUNCTION, Key, Parameters, captured, label_of
 from stepwise._identity.module_names import canonical_module, holds_name
+from stepwise._identity.versions import Version, version_of
 from stepwise._journal.records import WAITS, Call
 from stepwise._matching.held import Watched
 from stepwise._matching.subjects import Identity, Subjects
+from stepwise._rewrite import Source, capture
 from stepwise._runtime import options as _options
 from stepwise._runtime.forks import cached, process_lock
 from stepwise._runtime.limits import stopped
@@ -186,6 +187,13 @@ def is_defined_now(module: str, name: str) -> bool:
     return any(not root or holds_name(module, root) for root in _roots.get((module, name), ("",)))
 
 
+def steps_named(module: str, name: str) -> list[Step]:
+    """Return the live steps of a name that a module defines."""
+    held = (each for (known, _), refs in [*_siblings.items()] if known == name for each in [*refs])
+    steps = (reference() for reference in held)
+    return [step for step in steps if step is not None and step.module == module]
+
+
 class Step(Performer):
     """A function whose calls are recorded once per run, and its options."""
 
@@ -233,6 +241,7 @@ class Step(Performer):
         self.retries = retries
         self.retry_on = retry_on
         self.backoff = backoff
+        self.source = _source(function)
         self.parameters = Parameters(
             function, ignore=ignore, key=key, secret=secret, redact=redact, what=self.what
         )
@@ -257,9 +266,14 @@ class Step(Performer):
         return getattr(self.function, "__qualname__", self.name)
 
     @cached
+    def version(self) -> Version:
+        """The version of the function; made at the first call in a run."""
+        return version_of(self.function, self.source, is_tool=self.kind == "tool")
+
+    @cached
     def code(self) -> str:
-        """The fingerprint of the function's body."""
-        return body_digest(self.function)
+        """The id of the version."""
+        return self.version.id
 
     @property
     def _recording(self) -> type[Performance]:
@@ -479,8 +493,8 @@ class Step(Performer):
         return other is not None and (other.module, other.name) == (self.module, self.name)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "_bindings": {}}
-        for computed in ("qualname", "code", "returns", "_captures", "_siblings"):
+        state = {**self.__dict__, "_bindings": {}, "source": None}
+        for computed in ("qualname", "version", "code", "returns", "_captures", "_siblings"):
             state.pop(computed, None)
         return state
 
@@ -573,6 +587,12 @@ def _inside(held: Any) -> Any:
     if isinstance(held, functools.cached_property):
         return held.func
     return getattr(held, "__func__", held)
+
+
+def _source(function: Any) -> Source | None:
+    """Return the source of the innermost function: now, since its file may be edited later."""
+    inner = inspect.unwrap(function)
+    return capture(inner) if isinstance(inner, FunctionType) else None
 
 
 def _as_function(given: Any) -> Any:

@@ -26,7 +26,8 @@ from stepwise._execution.concurrency import Flows, Unawaited
 from stepwise._execution.failures import Unwinding, handled
 from stepwise._execution.location import Helper, Locator, WatchesSteps
 from stepwise._execution.waits import RunInbox, Taken, Waits
-from stepwise._journal.journal import Journal
+from stepwise._identity.versions import UNKNOWN, Version
+from stepwise._journal.journal import CODE, Journal
 from stepwise._journal.lease import Lease
 from stepwise._journal.projection import Flags, RecordedCall
 from stepwise._journal.records import (
@@ -769,14 +770,13 @@ class ActiveRun:
         self.secrets: Secrets = parent.secrets if parent is not None else secrets or Secrets()
         self.codec = codec.Codec(facts.codec, self.secrets)
         self.subjects = Subjects(facts.run_id)
-        self.pool = Pool(state=self.subjects.state)
-        self.parent = parent
+        self.pool, self.parent = Pool(state=self.subjects.state), parent
         self.progress = Progress()
         self.flows = Flows()
-        # Calls of steps from their announcement to the record of their outcome, with their threads.
+        # The threads of the steps that are announced and have no outcome yet.
         self.in_flight: dict[int, int] = {}
         self.doing: dict[int, str] = {}  # the calls whose body is being executed, as noted
-        outer = parent.account if parent is not None else None
+        outer = parent.account if parent else None
         self.account: Account = Account(facts.run_id, self.flows, budget, outer)
         self.unwinding = Unwinding(facts.run_id)
         self.records_arguments = settings.record_arguments()
@@ -799,6 +799,7 @@ class ActiveRun:
         self.locator = locator
         self.streams: dict[int, OpenStream] = {}  # by call: open, or left and not recorded yet
         self.inner = InnerCalls()
+        self.versions = {UNKNOWN.id}  # ids of the versions that this process has recorded
         self.cut_off: set[int] = set()  # calls that a crash cut off, which continue
         self.alive = 0.0  # the last time when an earlier attempt is known to have been alive
         self.ordinals = Ordinals()
@@ -952,6 +953,11 @@ class ActiveRun:
             if numbers:
                 self.inner.handled(numbers)
                 self.write((Handled(numbers, time.time()), b""), durable=False)
+
+    def note_version(self, version: Version) -> None:
+        """Record the parts of a step's version, to which the records of its calls refer."""
+        self.versions.add(version.id)
+        self.journal.put_with_next(f"{CODE}{version.id}", version.parts, b"")
 
     def take(self, recorded: RecordedCall, around: tuple[int, ...] = ()) -> bool:
         """Take a record out of the pool; return False if another task or thread was faster.

@@ -56,8 +56,8 @@ class Call(NamedTuple):
         parts: short digests of the parts that tell the call from others, by name; see ``identity``.
         instead: number of a recorded call of the same name and ordinal that did not answer this
             call.
-        code: fingerprint of the function's body without its name; empty if the function has no
-            body.
+        code: id of the version of the function; empty if its code is unknown.  An object beside
+            the records holds the parts of the version.
         around: numbers of the steps that were executing the call, outermost first.
     """
 

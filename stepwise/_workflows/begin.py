@@ -358,6 +358,15 @@ def _effects_of(store: Store, seal: Seal, facts: RunFacts) -> str:
 RunT = TypeVar("RunT", bound=OpenedRun)
 
 
+def check_may_begin(label: str) -> None:
+    """Refuse to begin or resume a run in a process that only looks at runs."""
+    if memory.only_looks:
+        raise ConfigurationError(
+            f"{label!r} is called while its module is imported, and stepwise preflight executes "
+            "nothing but imports: put the call under  if __name__ == '__main__':"
+        )
+
+
 def open_run(
     call: Invocation, kind: Callable[[Invocation, ActiveRun, bytes, bool], RunT]
 ) -> Recall | RunT:
@@ -374,6 +383,7 @@ def open_run(
         ConfigurationError: the run would be recorded as pickles, which this process refuses to
             load.
     """
+    check_may_begin(call.callee.workflow.label)
     if not call.codec:
         check_trust(f"run {call.run_id!r} would be recorded as pickles")
     seal = seal_for(call.store)
@@ -1424,6 +1434,7 @@ class TopLevel(WorkflowCall):
 
     def starting(self) -> Starting:
         """Return the object that chooses the run of this call."""
+        check_may_begin(self.workflow.label)
         options = self.options
         self.store = open_store(options.store if options.store is not None else settings.store())
         self.given = Given(self.workflow.full_name, self.bound, self.instance)

@@ -13,6 +13,7 @@ from stepwise.cli import (  # noqa: F401
     learn,
     look,
     maintain,
+    preflight,
     steer,
     ui,
     up,
