@@ -271,7 +271,11 @@ def _replica(data: Mapping[str, Any]) -> Replica:
     facts = RunFacts(workflow=data["workflow"], **data["run"])
     entries = tuple(map(_entry, data["records"]))
     given = data["arguments"]
-    values = {name: _loaded(content) for name, content in given["values"].items()}
+
+    def arguments() -> RunInputs:
+        values = {name: _loaded(content) for name, content in given["values"].items()}
+        return RunInputs(values, given["method"], given["missing"], facts.run_id)
+
     ends = [each for each in entries if each.ended is not None]
     return Replica(
         facts,
@@ -281,7 +285,7 @@ def _replica(data: Mapping[str, Any]) -> Replica:
             Moment(each["step"], each["position"], each["values"].copy)
             for each in data["variables"]
         ),
-        arguments=RunInputs(values, given["method"], given["missing"], facts.run_id),
+        arguments=arguments,
         masked=tuple(data["masked"]),
     )
 

@@ -63,7 +63,7 @@ class Replica(NamedTuple):
         moments: the variables at the kept checkpoints, oldest first.
         checkpoints: the checkpoints themselves; none if the run comes from a file.
         beside: header and payload of the objects beside the records, by their names.
-        arguments: of the run, if a file holds them; else they are in the first record.
+        arguments: loads those of the run, if a file holds them; else the first record does.
         masked: what a file leaves out, since it is secret.
     """
 
@@ -73,7 +73,7 @@ class Replica(NamedTuple):
     moments: tuple[Moment, ...]
     checkpoints: tuple[Loaded, ...] = ()
     beside: Mapping[str, tuple[Any, bytes]] = {}
-    arguments: RunInputs | None = None
+    arguments: Callable[[], RunInputs] | None = None
     masked: tuple[str, ...] = ()
 
 
@@ -146,7 +146,7 @@ def in_memory(replica: Replica, workflow: str, function: Callable[..., Any]) -> 
     )
     entries = [*as_made(replica.entries)]
     if replica.arguments is not None:
-        entries = [_begun_with(entries[0], function, replica.arguments), *entries[1:]]
+        entries = [_begun_with(entries[0], function, replica.arguments()), *entries[1:]]
     seal = seal_for(store)
     numbers = {each.number: each.number for each in entries}
 

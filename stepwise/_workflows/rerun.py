@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
@@ -9,6 +10,7 @@ from typing import Any, Literal
 
 from stepwise._checkpoints.checkpoints import State
 from stepwise._execution.active_run import current_scope, debugged
+from stepwise._journal.journal import place_of_run
 from stepwise._rewrite import following_line
 from stepwise._runs.replica import Replica, in_memory
 from stepwise._runtime import asyncio_state
@@ -127,31 +129,34 @@ def replayed(
         raise ConfigurationError("a rerun inside a run, a rerun or a debugger is not possible")
     answers = answers or {}
     look = Comparing(replica, _accepts(replica, workflow, at), answers, live)
-    run = in_memory(replica, workflow.full_name, workflow.function)
-    top = call_again(workflow, run, inputs or {})
-    debugged.look = look
     ended = list[BaseException]()
 
     def execute() -> None:
         try:
+            run = in_memory(replica, workflow.full_name, workflow.function)
+            top = call_again(workflow, run, inputs or {})
+            debugged.look = look
             executed(top)
         except BaseException as error:  # raised below, in the caller's thread
             ended.append(error)
 
+    main = sys.modules["__main__"]
+    if place_of_run(replica.facts).endswith(".py"):  # its records name what the script defines
+        sys.modules["__main__"] = sys.modules[workflow.function.__module__]
     try:
         if asyncio_state.loop_runs():  # of a test; the workflow has its own
-            thread = threading.Thread(target=execute, name=f"rerun of {run.id}")
+            thread = threading.Thread(target=execute, name="stepwise rerun")
             thread.start()
             thread.join()
         else:
             execute()
     finally:
-        debugged.look = None
+        debugged.look, sys.modules["__main__"] = None, main
     if not isinstance(ended[0], ReplayEnded):
         raise ended[0]
     end: Any = "raised" if look.error is not None else "returned" if look.has_ended else "record"
     return Rerun(
-        run.id,
+        replica.facts.run_id,
         workflow.label,
         look.start,
         look.difference,
