@@ -106,7 +106,7 @@ def to_data(replica: Replica, run: Run) -> dict[str, Any]:
     moments = [*_moments(writer, replica)]
     return {
         "stepwise": FORMAT,
-        "run": {name: getattr(facts, name) for name in _FACTS},
+        "run": {name: _without_credentials(getattr(facts, name)) for name in _FACTS},
         "workflow": _place(facts),
         "arguments": arguments,
         "masked": sorted(set(writer.masked)),
@@ -122,7 +122,7 @@ def _place(facts: RunFacts) -> str:
 
 def _record(writer: _Writer, entry: Entry) -> dict[str, Any]:
     record, payload = entry.record, bytes(entry.payload)
-    form, failed = getattr(record, "form", None), False
+    form = getattr(record, "form", None)
     fields = {name: each for name, each in to_fields(record).items() if name not in _DROPPED}
     if "workflow" in fields:
         fields["workflow"] = os.path.basename(fields["workflow"])
@@ -140,11 +140,19 @@ def _record(writer: _Writer, entry: Entry) -> dict[str, Any]:
     opaque = outcome is not None and outcome.changed
     held = writer.pickle if opaque else writer.value
     content = held(bytes(payload), form, where)
-    for name in ("preview", "arguments", "site"):
-        for holder in (fields, fields.get("call", {})):
-            if isinstance(holder.get(name), str):
-                holder[name] = masked_prose(holder[name])
-    return {"number": entry.number, **fields, **({"content": content} if content else {})}
+    shown = _without_credentials(fields)
+    return {"number": entry.number, **shown, **({"content": content} if content else {})}
+
+
+def _without_credentials(value: Any) -> Any:
+    """Return the facts of a record with everything masked that has the shape of a credential."""
+    if isinstance(value, str):
+        return masked_prose(value)
+    if isinstance(value, Mapping):
+        return {name: _without_credentials(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_credentials(each) for each in value]
+    return value
 
 
 def _arguments(writer: _Writer, run: Run) -> dict[str, Any]:

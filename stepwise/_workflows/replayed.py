@@ -41,7 +41,7 @@ from stepwise._values.preview import NotShown, error_text
 from stepwise._workflows.execute import Invocation
 from stepwise._workflows.frame import WorkflowFrame
 from stepwise._workflows.resume import WorkflowRun
-from stepwise.errors import ConfigurationError, RunStopped, UnreadableValueError
+from stepwise.errors import ConfigurationError, RunStopped, StepwiseError, UnreadableValueError
 
 # -- the first difference --------------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ class Comparing(Replay):
 
     Args:
         replica: the recorded run.
-        accepts: returns whether the rerun may begin at a checkpoint.
+        accepts: returns whether the rerun may begin at a checkpoint; ``None`` for the top.
         answers: functions that answer calls without a record, by the names of the steps.
         live: names of the steps whose calls without a record are made.
 
@@ -120,6 +120,7 @@ class Comparing(Replay):
         start: where the rerun began, in words.
         result, error: how the workflow function ended, if it did.
         has_ended: True once it did.
+        problem: why the rerun cannot go on, if it cannot.
     """
 
     compares = True
@@ -127,7 +128,7 @@ class Comparing(Replay):
     def __init__(
         self,
         replica: Replica,
-        accepts: Callable[[State], bool],
+        accepts: Callable[[State], bool] | None,
         answers: Mapping[str, Callable[..., Any]],
         live: Collection[str],
     ) -> None:
@@ -139,6 +140,7 @@ class Comparing(Replay):
         self.result: Any = None
         self.error: BaseException | None = None
         self.has_ended = False
+        self.problem: StepwiseError | None = None
         self.unsure: RerunDifference | None = None  # variables, until the next call
         self.moments: dict[int, list[Moment]] = {}  # by the number of done steps
         for moment in replica.moments:
@@ -175,6 +177,13 @@ class Comparing(Replay):
             self.calls.append(RerunCall(call.name, call.arguments, how))
             self.moments.clear()  # the variables follow from another result
             return Result()
+        if recorded is not None:
+            self.problem = ConfigurationError(
+                f"step {recorded.call.number} {call.name} of run {self.run_id!r} cannot be "
+                "answered: its result is masked in the file, or cannot be loaded here. Give a "
+                f"function that answers it: answers={{{call.name!r}: ...}}"
+            )
+            raise self._stop(active)
         began = active.flows.claims.changes
         while others_may_claim(active):  # their records would look like skipped ones
             changed = (yield Wait(active.flows.claims, began, PATIENCE)).unwrap()
@@ -463,7 +472,10 @@ class ComparedRun(WorkflowRun):
         return frame
 
     def _fitting(self) -> Iterator[tuple[Loaded, State]]:
-        return (each for each in super()._fitting() if self._look.accepts(each[1]))
+        accepts = self._look.accepts
+        if accepts is None:
+            return iter(())
+        return (each for each in super()._fitting() if accepts(each[1]))
 
     def _begun(self) -> None:
         """Note where the rerun begins; nothing else is recorded."""

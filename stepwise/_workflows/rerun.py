@@ -134,7 +134,7 @@ def replayed(
     def execute() -> None:
         try:
             run = in_memory(replica, workflow.full_name, workflow.function)
-            top = call_again(workflow, run, inputs or {})
+            top = call_again(workflow, run, inputs or {}, way="inputs=dict")
             debugged.look = look
             executed(top)
         except BaseException as error:  # raised below, in the caller's thread
@@ -152,8 +152,8 @@ def replayed(
             execute()
     finally:
         debugged.look, sys.modules["__main__"] = None, main
-    if not isinstance(ended[0], ReplayEnded):
-        raise ended[0]
+    if look.problem is not None or not isinstance(ended[0], ReplayEnded):
+        raise look.problem or ended[0]
     end: Any = "raised" if look.error is not None else "returned" if look.has_ended else "record"
     return Rerun(
         replica.facts.run_id,
@@ -171,12 +171,13 @@ def replayed(
 # -- where it begins -------------------------------------------------------------------------------
 
 
-def _accepts(replica: Replica, workflow: Definition, at: At) -> Callable[[State], bool]:
-    """Return a function that says whether a rerun may begin at a checkpoint."""
+def _accepts(replica: Replica, workflow: Definition, at: At) -> Callable[[State], bool] | None:
+    """Return a function that says whether a rerun may begin at a checkpoint; None for the top."""
     states = [each.state for each in replica.checkpoints]
     if at is None:
-        first = replica.facts.pruned and states[:1]  # the records before are gone
-        return lambda state: bool(first) and state == first[0]
+        if not replica.facts.pruned:
+            return None
+        at = 0 if not states else states[0].step  # the records before are gone
     if isinstance(at, int):
         return lambda state: state.step <= at
     if ":" not in at:

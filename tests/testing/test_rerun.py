@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import os
 import pathlib
 import re
+import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 
 import stepwise
 from stepwise import ConfigurationError, StepNotFoundError
+from stepwise.cli import main
 from stepwise.testing import rerun
 
 AGENT = """
@@ -442,3 +446,247 @@ def test_a_method(program):
     rerun(run, module.Agent.run).assert_same()
     text = KINDS.replace("* self.factor", "* self.factor + 1")
     assert rerun(run, program(text).Agent.run).difference.path == "result"
+
+
+# -- exported ------------------------------------------------------------------------------------
+
+
+def export(run, path):
+    """Export a run as a test; return the data beside the test, as text."""
+    done = CliRunner().invoke(main, ["export", run.id, "--format", "test", "-o", str(path)])
+    assert done.exit_code == 0, done.output
+    return path.with_suffix(".json").read_text(), done.output
+
+
+BLOCKED = """
+import socket
+
+def refuse(*_, **__):
+    raise AssertionError("a network connection")
+
+socket.socket.connect = socket.create_connection = refuse
+"""
+
+
+def pytest_in(folder, program):
+    """Run the tests in a folder, with no environment, no store that works, and no network."""
+    (folder / "conftest.py").write_text(BLOCKED)
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)],
+        env={"PYTHONPATH": str(program), "STEPWISE_STORE": "disk:/nowhere/at/all", "HOME": "/"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_an_exported_run_is_a_test(program, tmp_path):
+    """An exported run passes by pytest without store, environment and network; an edit fails it."""
+    module = program(AGENT)
+    run = recorded_run(module, "hello")
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    export(run, folder / "test_run.py")
+    done = pytest_in(folder, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+    program(AGENT.replace('"ann"', '"bob"'))
+    done = pytest_in(folder, tmp_path)
+    assert done.returncode == 1
+    assert "to, recorded 'ann', now 'bob'" in done.stdout
+    assert "record a new run" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["gathered", "threaded", "parent", "handles", "fails"])
+def test_exported_kinds_of_workflows(program, tmp_path, name):
+    """The file holds what the workflow needs: exceptions, child runs, concurrent calls."""
+    module = program(KINDS)
+    run = run_of(module, name)
+    data, _ = export(run, tmp_path / "test_it.py")
+    assert json.loads(data)["pickles"] == 0
+    run.delete()
+    rerun(tmp_path / "test_it.json", getattr(module, name)).assert_same()
+
+
+def test_variables_in_a_file(program, tmp_path):
+    """The variables that are plain data are compared from a file, too."""
+    run = recorded_run(program(AGENT), "hello")
+    export(run, tmp_path / "test_it.py")
+    module = program(edited(AGENT, ("total = len(messages)", "total = len(messages) + 1")))
+    found = rerun(str(tmp_path / "test_it.json"), module.agent).difference
+    assert (found.what, found.path) == ("variable", "total")
+
+
+HOLDING = """
+import dataclasses
+from stepwise import step, workflow
+
+
+@dataclasses.dataclass
+class Order:
+    items: list
+    price: tuple
+
+
+@step
+def order(token: str, api_key: str) -> Order:
+    return Order(["tea"], (1, 2))
+
+
+@step
+def login() -> dict:
+    text = "the key is sk-proj-abcdefghijklmnop1234"
+    return {"user": "ann", "password": "hunter2-hunter2", "text": text}
+
+
+@step
+def keep(order: Order) -> Order:
+    return order
+
+
+@workflow
+def agent(api_key: str) -> str:
+    held = login()
+    found = keep(order("t", api_key))
+    return f"{found.items} {held['user']}"
+"""
+
+
+def test_secrets_are_masked(program, tmp_path):
+    """A secret is not in the file; its place is said, and what the test needs instead of it."""
+    module = program(HOLDING)
+    run = module.agent.execute("sk-live-0123456789abcdef0123")
+    data, said = export(run, tmp_path / "test_it.py")
+    for secret in ("hunter2", "sk-proj-abcdef", "sk-live-0123456789"):
+        assert secret not in data
+        assert secret not in (tmp_path / "test_it.py").read_text()
+    for place in ("step 1 login.password", "step 1 login.text", "the argument api_key"):
+        assert place in json.loads(data)["masked"]
+        assert place in said
+        assert place in (tmp_path / "test_it.py").read_text()
+    with pytest.raises(stepwise.UnreadableValueError, match=r"inputs=dict\(api_key="):
+        rerun(tmp_path / "test_it.json", module.agent)
+    again = rerun(
+        tmp_path / "test_it.json", module.agent, inputs={"api_key": "sk-live-0123456789abcdef0123"}
+    )
+    again.assert_same()
+    again = rerun(tmp_path / "test_it.json", module.agent, inputs={"api_key": "another"})
+    assert "masked in the file" in str(again)
+
+
+def test_pickles_are_counted(program, tmp_path):
+    """Values that JSON cannot hold are pickles, which the file and the test announce."""
+    module = program(HOLDING)
+    run = module.agent.execute("x")
+    data, said = export(run, tmp_path / "test_it.py")
+    assert json.loads(data)["pickles"] == 2
+    assert "pickles" in said
+    assert "execute" in (tmp_path / "test_it.py").read_text()
+    rerun(tmp_path / "test_it.json", module.agent, inputs={"api_key": "x"}).assert_same()
+
+
+@pytest.mark.parametrize("text", ["no json", "{}", '{"records": [], "stepwise": 1}', "[]"])
+def test_a_file_that_holds_no_run(program, tmp_path, text):
+    """A file of another kind or version is an error with the command that makes one."""
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(ConfigurationError, match=r"run\.json.*(JSON|--format test)"):
+        rerun(tmp_path / "run.json", program(AGENT).agent)
+    with pytest.raises(ConfigurationError, match="--format test"):
+        rerun(tmp_path / "none.json")
+
+
+def test_a_masked_result(program, tmp_path):
+    """If the file leaves a result out, the rerun says so where it needs it."""
+    text = HOLDING.replace('return Order(["tea"], (1, 2))', 'return Order(["api_key"], (1, 2))')
+    module = program(text)
+    run = module.agent.execute("x")
+    export(run, tmp_path / "test_it.py")
+    with pytest.raises(ConfigurationError, match=r"step 2 order.*answers="):
+        rerun(tmp_path / "test_it.json", module.agent, inputs={"api_key": "x"})
+    answers = {"order": lambda token, api_key: module.Order(["api_key"], (1, 2))}
+    answers["keep"] = lambda order: order
+    rerun(
+        tmp_path / "test_it.json", module.agent, inputs={"api_key": "x"}, answers=answers
+    ).assert_same()
+
+
+# -- the command ---------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys
+from stepwise import step, workflow
+
+
+class Note:
+    def __init__(self, text):
+        self.text = text
+
+
+@step
+def note(n: int) -> Note:
+    return Note(f"note {n}")
+
+
+@workflow
+def agent(n: int) -> str:
+    found = note(n)
+    print("in the code")
+    return found.text
+
+
+if __name__ == "__main__":
+    for n in range(3):
+        agent(n)
+"""
+
+
+def stepwise_command(*words, cwd):
+    return subprocess.run(
+        [sys.executable, "-m", "stepwise", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+        check=False,
+    )
+
+
+def test_many_runs_from_the_terminal(tmp_path):
+    """The command reruns many runs of a script, counts them, and fails if one differs."""
+    script = tmp_path / "notes.py"
+    script.write_text(SCRIPT)
+    subprocess.run([sys.executable, str(script)], check=True, timeout=60, capture_output=True)
+    done = stepwise_command("rerun", "--workflow", "agent", cwd=tmp_path)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "3 runs: 3 same"), done.stderr
+    assert "in the code" not in done.stdout + done.stderr
+    script.write_text(SCRIPT.replace("return found.text", "return found.text[n == 1:]"))
+    done = stepwise_command("rerun", "--workflow", "agent", cwd=tmp_path)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "3 runs: 1 differs, 2 same")
+    assert "recorded 'note 1', now 'ote 1'" in done.stdout
+    done = stepwise_command("rerun", "-n", "2", "--json", cwd=tmp_path)
+    found = json.loads(done.stdout)
+    assert [each["verdict"] for each in found] == ["same", "differs"]
+    assert found[1]["difference"]["path"] == "result"
+
+
+def test_a_program_that_does_not_import(tmp_path):
+    """A run whose program cannot be imported, or begins runs then, is said to be impossible."""
+    script = tmp_path / "notes.py"
+    script.write_text(SCRIPT)
+    subprocess.run([sys.executable, str(script)], check=True, timeout=60, capture_output=True)
+    for text, why in (
+        (SCRIPT.replace('if __name__ == "__main__":', "if True:"), "__name__"),
+        ("import os; os._exit(3)", "its process ended with 3"),
+        ("raise ValueError", "cannot be imported"),
+        ("", "knows no workflow"),
+        (SCRIPT.replace('    print("in the code")', "    import os; os._exit(4)"), "ended with 4"),
+    ):
+        script.write_text(text)
+        done = stepwise_command("rerun", "-n", "1", cwd=tmp_path)
+        assert done.returncode == 1
+        assert "1 run: 1 not possible" in done.stdout
+        assert why in done.stdout + done.stderr
+    done = stepwise_command("rerun", cwd=tmp_path)
+    assert (done.returncode, "name RUNS" in done.stderr) == (2, True)
