@@ -822,13 +822,8 @@ class Performance(NamedTuple):
                                 told = True
                                 _tell_waiting(active, call, match)
                             continue
-                    if debugged.compares:
+                    if self._is_reported(call, match):
                         return FRESH
-                    from stepwise._calls.doubt import stopped_at
-
-                    error = stopped_at(active, call, match)
-                    if error is not None:
-                        raise error
                     continue  # another call has just taken the record
                 if not match.recorded:
                     with active.lock:
@@ -844,6 +839,20 @@ class Performance(NamedTuple):
         finally:
             if began:
                 flows.unblock(call)
+
+    def _is_reported(self, call: Call, match: Match) -> bool:
+        """Stop the run at a call that a recorded side effect blocks.
+
+        Return True in a rerun, which reports the difference; False if the record is taken by now.
+        """
+        if debugged.compares:
+            return True
+        from stepwise._calls.doubt import stopped_at
+
+        error = stopped_at(self.scope.run, call, match)
+        if error is not None:
+            raise error
+        return False
 
     def _of_this_turn(self, call: Call, instead: int) -> RecordedCall | None:
         """Return the record of the same turn if it answers, although the arguments differ."""
@@ -862,7 +871,7 @@ class Performance(NamedTuple):
         look = debugged.look
         if look is not None:
             same = verdict is Verdict.ANSWER
-            if not look.answers(self.scope.run, call, recorded, same=same):
+            if not look.answers(self, call, recorded, same=same):
                 return None
         elif verdict is Verdict.CHANGED:
             _warn_changed(call, recorded)
@@ -889,6 +898,8 @@ class Performance(NamedTuple):
                 active.codec, recorded.entry, given, performer.returns
             )
         except UnreadableValueError as problem:
+            if debugged.compares:
+                return None
             if call.effect and not call.child:
                 from stepwise._calls.doubt import in_doubt
 
@@ -999,12 +1010,14 @@ class Performance(NamedTuple):
 
     # -- executing it ----------------------------------------------------------------------------
 
+    def _body(self, call: Call) -> Callable[..., Any]:
+        body, look = self.performer.body(call), debugged.look
+        return body if look is None else look.body(call, body)
+
     def _execute(self, call: Call, origin: Origin) -> Core:
         performer, scope, _, _, args, kwargs = self
         active, around, helper = scope.run, (*scope.around, call.number), origin.helper
-        function, look = performer.body(call), debugged.look
-        if look is not None:
-            function = look.body(call, function)
+        function = self._body(call)
         attempts: Attempts | None = None  # created when the first attempt fails
         number, awaited = 1, ""
         tries: Tries = ()

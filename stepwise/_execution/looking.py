@@ -1,8 +1,9 @@
 """A run that this process executes again from its records: for a debugger, or to compare.
 
-A :class:`Replay` hears of the calls of such a run.  While a debugger looks at a run, the process has no lease, and nothing is written.  The journal answers
-the calls of steps, or they are refused.  Calls typed at a prompt are recognized by the frames of
-the debugger on the stack, or by their thread, so that other threads of a live run are not held up.
+A :class:`Replay` hears of the calls of such a run.  While a debugger looks at a run, the process
+has no lease, and nothing is written.  The journal answers the calls of steps, or they are refused.
+Calls typed at a prompt are recognized by the frames of the debugger on the stack, or by their
+thread, so that other threads of a live run are not held up.
 """
 
 from __future__ import annotations
@@ -136,10 +137,11 @@ class Replay:
     def before(self, active: ActiveRun, name: str) -> None:
         """Note that a call begins."""
 
-    def answers(self, active: ActiveRun, call: Call, recorded: RecordedCall, *, same: bool) -> bool:
+    def answers(self, made: Any, call: Call, recorded: RecordedCall, *, same: bool) -> bool:
         """Return whether a record answers a call.
 
         Args:
+            made: the :class:`stepwise._calls.call.Performance`.
             same: False if their arguments differ.
         """
         raise NotImplementedError
@@ -211,7 +213,7 @@ class Looking(Replay):
         if self.replays and done >= self.request.at >= 0:
             self.stop(f"{name} comes next, after {done} steps")
 
-    def answers(self, active: ActiveRun, call: Call, recorded: RecordedCall, *, same: bool) -> bool:
+    def answers(self, made: Any, call: Call, recorded: RecordedCall, *, same: bool) -> bool:
         """Return whether a record answers a call; note the first that differs from its record."""
         if not same and self.replays and not self.differs:
             number = recorded.call.number

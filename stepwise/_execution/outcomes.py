@@ -334,8 +334,11 @@ class RunInputs(NamedTuple):
     missing: Mapping[str, str] = {}
     run: str = ""
 
-    def whole(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def whole(self, given: Mapping[str, Any] | None = None, way: str = "") -> dict[str, Any]:
         """Return the arguments, with ``given`` ones replacing recorded ones.
+
+        Args:
+            way: the call that takes missing arguments; by default that of :meth:`Run.resume`.
 
         Raises:
             UnreadableValueError: an argument is missing.
@@ -349,7 +352,7 @@ class RunInputs(NamedTuple):
             names = ", ".join(f"{name}=..." for name in lost)
             raise UnreadableValueError(
                 f"arguments of run {self.run!r} are not known: {told}. Give them: "
-                f"stepwise.get_run({self.run!r}).resume({names})"
+                f"{way or f'stepwise.get_run({self.run!r}).resume'}({names})"
             )
         return {**self.values, **chosen}
 

@@ -362,8 +362,8 @@ def check_may_begin(label: str) -> None:
     """Refuse to begin or resume a run in a process that only looks at runs."""
     if memory.only_looks:
         raise ConfigurationError(
-            f"{label!r} is called while its module is imported, and stepwise preflight executes "
-            "nothing but imports: put the call under  if __name__ == '__main__':"
+            f"{label!r} is called while its module is imported, and this command only imports it: "
+            "put the call under  if __name__ == '__main__':"
         )
 
 

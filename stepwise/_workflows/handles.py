@@ -228,9 +228,14 @@ def stores_of(known: Iterable[Definition], store: Any = None) -> list[Store]:
 
 
 def call_again(
-    workflow: Definition, run: Run, given: Mapping[str, Any], **options: Any
+    workflow: Definition, run: Run, given: Mapping[str, Any], *, way: str = "", **options: Any
 ) -> TopLevel:
-    """Return the call that started a run, as the call that continues the run."""
+    """Return the call that started a run, as the call that continues the run.
+
+    Args:
+        given: arguments that replace recorded ones.
+        way: see :meth:`stepwise._execution.outcomes.RunInputs.whole`.
+    """
     facts = run._facts()
     if facts.parent:
         raise ConfigurationError(
@@ -246,7 +251,7 @@ def call_again(
         if not given:
             raise
         inputs = RunInputs({}, "self" if "self" in given else "")
-    values = inputs.whole(given)
+    values = inputs.whole(given, way)
     names = workflow.parameters.names
     unknown = sorted(values.keys() - {*names, inputs.method})
     if unknown:

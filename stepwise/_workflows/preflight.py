@@ -470,8 +470,6 @@ def replay(replica: Replica) -> Replayed:
     """
     try:
         definition = known_workflow(replica.facts.workflow).definition
-        if os.path.isabs(place_of_run(replica.facts)):  # its records name what the script defines
-            sys.modules["__main__"] = sys.modules[definition.function.__module__]
         again = replayed(replica, definition, at=_NEWEST)
     except RunStopped as error:
         return Replayed("", str(error), stops=True)

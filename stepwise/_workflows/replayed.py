@@ -10,6 +10,7 @@ have made the recorded call.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -28,20 +29,19 @@ from stepwise._execution.active_run import ActiveRun
 from stepwise._execution.looking import Replay
 from stepwise._execution.tasks import others_alive, others_may_claim
 from stepwise._execution.viewer import Placeholder, look_into, view, view_inputs
-from stepwise._identity.identity import shown_parts
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Call, Entry
 from stepwise._matching.pool import differences as parts_differing
 from stepwise._runs.history import without_hidden
 from stepwise._runs.paths import Difference as ValueDifference
 from stepwise._runs.paths import differences
-from stepwise._runs.replica import Replica
+from stepwise._runs.replica import Moment, Replica
 from stepwise._runtime.messages import count
 from stepwise._values.preview import NotShown, error_text
 from stepwise._workflows.execute import Invocation
 from stepwise._workflows.frame import WorkflowFrame
 from stepwise._workflows.resume import WorkflowRun
-from stepwise.errors import ConfigurationError, RunStopped, UnreadableValueError
+from stepwise.errors import ConfigurationError, RunStopped, StepwiseError, UnreadableValueError
 
 # -- the first difference --------------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ class Comparing(Replay):
 
     Args:
         replica: the recorded run.
-        accepts: returns whether the rerun may begin at a checkpoint.
+        accepts: returns whether the rerun may begin at a checkpoint; ``None`` for the top.
         answers: functions that answer calls without a record, by the names of the steps.
         live: names of the steps whose calls without a record are made.
 
@@ -120,6 +120,7 @@ class Comparing(Replay):
         start: where the rerun began, in words.
         result, error: how the workflow function ended, if it did.
         has_ended: True once it did.
+        problem: why the rerun cannot go on, if it cannot.
     """
 
     compares = True
@@ -127,7 +128,7 @@ class Comparing(Replay):
     def __init__(
         self,
         replica: Replica,
-        accepts: Callable[[State], bool],
+        accepts: Callable[[State], bool] | None,
         answers: Mapping[str, Callable[..., Any]],
         live: Collection[str],
     ) -> None:
@@ -139,15 +140,12 @@ class Comparing(Replay):
         self.result: Any = None
         self.error: BaseException | None = None
         self.has_ended = False
+        self.problem: StepwiseError | None = None
         self.unsure: RerunDifference | None = None  # variables, until the next call
-        self.checkpoints: dict[int, list[Loaded]] = {}  # by the number of done steps
-        for loaded in replica.checkpoints:
-            self.checkpoints.setdefault(loaded.state.step, []).append(loaded)
+        self.moments: dict[int, list[Moment]] = {}  # by the number of done steps
+        for moment in replica.moments:
+            self.moments.setdefault(moment.step, []).append(moment)
         self._orders: dict[str, list[int]] = {}  # of the recorded calls, by run
-
-    def variables(self, loaded: Loaded) -> dict[str, Any]:
-        """Return the variables at a checkpoint; hidden arguments are placeholders."""
-        return without_hidden(self.replica.facts, look_into(loaded))
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -156,15 +154,16 @@ class Comparing(Replay):
         if self.unsure is not None:
             raise self._stop(active, self.unsure)
 
-    def answers(self, active: ActiveRun, call: Call, recorded: RecordedCall, *, same: bool) -> bool:
+    def answers(self, made: Performance, call: Call, recorded: RecordedCall, *, same: bool) -> bool:
         """Return True if the record answers a call; stop at a difference."""
-        if not same:
-            if self._is_allowed(call):
-                return False
-            raise self._stop(active, self._arguments(active, None, call, recorded))
+        active = made.scope.run
+        if not same and self._is_allowed(call):
+            return False
         skipped = next(self._left(active, call, recorded.call.number), None)
         if skipped is not None and not others_alive(active):
             raise self._stop(active, self._another(call, skipped, recorded))
+        if not same:
+            raise self._stop(active, self._arguments(made, call, recorded))
         self.calls.append(RerunCall(call.name, call.arguments, "recorded", recorded.call.number))
         return True
 
@@ -176,7 +175,15 @@ class Comparing(Replay):
         if self._is_allowed(call):
             how: Any = "answered" if call.name in self._answers else "live"
             self.calls.append(RerunCall(call.name, call.arguments, how))
+            self.moments.clear()  # the variables follow from another result
             return Result()
+        if recorded is not None:
+            self.problem = ConfigurationError(
+                f"step {recorded.call.number} {call.name} of run {self.run_id!r} cannot be "
+                "answered: its result is masked in the file, or cannot be loaded here. Give a "
+                f"function that answers it: answers={{{call.name!r}: ...}}"
+            )
+            raise self._stop(active)
         began = active.flows.claims.changes
         while others_may_claim(active):  # their records would look like skipped ones
             changed = (yield Wait(active.flows.claims, began, PATIENCE)).unwrap()
@@ -186,9 +193,8 @@ class Comparing(Replay):
         expected = next(self._left(active, call), None)
         if expected is None and self.replica.end is None:
             raise self._stop(active)
-        rival = self._rival(active, call, expected)
-        if rival is not None:
-            raise self._stop(active, self._arguments(active, made, call, rival))
+        if expected is not None and expected.call.name == call.name:
+            raise self._stop(active, self._arguments(made, call, expected))
         raise self._stop(active, self._another(call, expected, None))
 
     def body(self, call: Call, body: Callable[..., Any]) -> Callable[..., Any]:
@@ -224,15 +230,6 @@ class Comparing(Replay):
             return False
         return (other.branch, other.scope) == (call.branch, call.scope)
 
-    def _rival(
-        self, active: ActiveRun, call: Call, expected: RecordedCall | None
-    ) -> RecordedCall | None:
-        """Return the record that the call would have, were its arguments the recorded ones."""
-        if expected is not None and expected.call.name == call.name:
-            return expected
-        same = active.pool.get(active.pool.instead(call))
-        return same if same is not None and same.call.name == call.name else None
-
     # -- differences -----------------------------------------------------------------------------
 
     def _stop(self, active: ActiveRun, difference: RerunDifference | None = None) -> RunStopped:
@@ -259,40 +256,39 @@ class Comparing(Replay):
         )
         return RerunDifference("call", other.number, call.site, "", before, now, text)
 
-    def _arguments(
-        self, active: ActiveRun, made: Performance | None, call: Call, recorded: RecordedCall
-    ) -> RerunDifference:
-        other = recorded.call
+    def _arguments(self, made: Performance, call: Call, recorded: RecordedCall) -> RerunDifference:
+        other, active = recorded.call, made.scope.run
         names = parts_differing(other, call, active.subjects.state)
-        path, old, new = shown_parts(names), f"({other.arguments})", f"({call.arguments})"
         found = self._deepest(active, made, other.number, names)
         if found is not None:
             path, old, new = found.path, str(found.old), str(found.new)
+        else:
+            path = ", ".join(names)
+            old, new = (_argument(each.arguments, path, made.bound) for each in (other, call))
         text = (
-            f"step {other.number} {call.name}{_at(call.site)} is called with another "
-            f"{path or 'argument'}: recorded {old}, now {new}"
+            f"step {other.number} {call.name}{_at(call.site)} is called with other arguments: "
+            f"{path or 'they'}, recorded {old}, now {new}"
         )
         if old == new:
             text += "; the texts are shortened, and record_arguments=True records arguments whole"
         return RerunDifference("argument", other.number, call.site, path, old, new, text)
 
     def _deepest(
-        self, active: ActiveRun, made: Performance | None, number: int, names: list[str]
+        self, active: ActiveRun, made: Performance, number: int, names: list[str]
     ) -> ValueDifference | None:
         """Return the first part of an argument that differs, if the arguments are recorded."""
         journal = active.journal
-        if made is None or made.performer.hiding.names(made.bound):
+        if made.performer.hiding.names(made.bound):
             return None
         try:
             recorded = view_inputs(journal.store, journal.seal, active.run_id, number)
         except UnreadableValueError:
             return None
         for name in names:
-            if name in recorded and name in made.bound:
-                if not isinstance(recorded[name], NotShown):
-                    found = differences(recorded[name], made.bound[name], name)
-                    if found:
-                        return found[0]
+            old = recorded.get(name)
+            found = name in made.bound and differences(old, made.bound[name], name)
+            if found and name in recorded and not isinstance(old, NotShown):
+                return found[0]
         return None
 
     def ended(self, active: ActiveRun, value: Any, error: BaseException | None) -> RunStopped:
@@ -342,6 +338,15 @@ class Comparing(Replay):
         return RerunDifference("result", 0, "", "", one, two, text)
 
 
+def _argument(arguments: str, name: str, names: Collection[str]) -> str:
+    """Return the text of one argument out of the text of all, or that of all."""
+    others = "|".join(map(re.escape, names))
+    found = re.search(
+        rf"(?:^|, ){re.escape(name)}=(.*?)(?:$|, (?:{others})=)", arguments, re.DOTALL
+    )
+    return found[1] if name in names and found else f"({arguments})"
+
+
 def _ended(error: BaseException | None) -> str:
     return "returned" if error is None else f"raised {_of_error(error)}"
 
@@ -375,7 +380,7 @@ class ComparedFrame(WorkflowFrame):
 
     def save(self, number: int, values: dict[str, Any]) -> None:
         """Compare the variables with a checkpoint after as many steps, if there is one."""
-        recorded = self.comparing.checkpoints.get(self.active.progress.done, [])
+        recorded = self.comparing.moments.get(self.active.progress.done, [])
         if recorded and self.active.stopped is None:
             super().save(number, values)
             self._compare(recorded, self.rewritten.points[number].position)
@@ -385,39 +390,40 @@ class ComparedFrame(WorkflowFrame):
     def _wants(self, number: int, values: dict[str, Any]) -> bool:
         return True
 
-    def _compare(self, recorded: list[Loaded], position: str) -> None:
-        journal = self.active.journal
+    def _compare(self, recorded: list[Moment], position: str) -> None:
+        journal, facts = self.active.journal, self.comparing.replica.facts
         vault = Vault(journal.store, journal.seal, journal.run_id)
         now = load_checkpoint(vault, f"{PREFIX}{journal.position.last:012d}")
         if now is None or now.state.position != position:
-            return  # it cannot be taken here
+            return  # none can be taken here
         try:
-            values = self.comparing.variables(now)
-            found = [(each.state, self._differing(each, values)) for each in recorded]
+            values = without_hidden(facts, look_into(now))
+            found = [(each, _differing(each.variables(), values)) for each in recorded]
         except UnreadableValueError:
             return
         if not all(differs for _, differs in found):
             recorded.clear()
             self.comparing.unsure = None
             return
-        for state, differs in found:
-            if state.position == position and differs is not None:
+        for moment, differs in found:
+            if moment.position == position and differs is not None:
                 where = f"{self.file}:{now.state.line}"
-                self.comparing.unsure = variable_differs(state, where, differs)
-
-    def _differing(self, loaded: Loaded, values: Mapping[str, Any]) -> ValueDifference | None:
-        for name, old in self.comparing.variables(loaded).items():
-            if name in values and not isinstance(old, (NotShown, Placeholder)):
-                found = differences(old, values[name], name)
-                if found:
-                    return found[0]
-        return None
+                self.comparing.unsure = _of_variable(moment, where, differs)
 
 
-def variable_differs(state: State, where: str, found: ValueDifference) -> RerunDifference:
-    """Return the difference of a variable at a checkpoint."""
+def _differing(recorded: Mapping[str, Any], values: Mapping[str, Any]) -> ValueDifference | None:
+    """Return the first difference of a variable that both have."""
+    for name, old in recorded.items():
+        if name in values and not isinstance(old, (NotShown, Placeholder)):
+            found = differences(old, values[name], name)
+            if found:
+                return found[0]
+    return None
+
+
+def _of_variable(moment: Moment, where: str, found: ValueDifference) -> RerunDifference:
     text = (
-        f"{found.path} differs at {where}, after {count(state.step, 'step')}: recorded "
+        f"{found.path} differs at {where}, after {count(moment.step, 'step')}: recorded "
         f"{found.old}, now {found.new}"
     )
     return RerunDifference("variable", 0, where, found.path, found.old, found.new, text)
@@ -466,7 +472,10 @@ class ComparedRun(WorkflowRun):
         return frame
 
     def _fitting(self) -> Iterator[tuple[Loaded, State]]:
-        return (each for each in super()._fitting() if self._look.accepts(each[1]))
+        accepts = self._look.accepts
+        if accepts is None:
+            return iter(())
+        return (each for each in super()._fitting() if accepts(each[1]))
 
     def _begun(self) -> None:
         """Note where the rerun begins; nothing else is recorded."""

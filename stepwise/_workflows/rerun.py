@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from stepwise._checkpoints.checkpoints import State
 from stepwise._execution.active_run import current_scope, debugged
+from stepwise._journal.journal import place_of_run
 from stepwise._rewrite import following_line
 from stepwise._runs.replica import Replica, in_memory
 from stepwise._runtime import asyncio_state
-from stepwise._runtime.messages import file_name
+from stepwise._runtime.messages import count, file_name
+from stepwise._values.preview import error_text
 from stepwise._workflows.definition import Definition
 from stepwise._workflows.handles import call_again, executed
 from stepwise._workflows.replayed import Comparing, ReplayEnded, RerunCall, RerunDifference
@@ -22,7 +25,16 @@ At = int | str | None
 """Where a rerun begins: after so many steps; ``agent.py:43`` or ``:43``; the name of a step."""
 
 
-@dataclass(frozen=True)
+_RECORD = "If the code is meant to do that, record a new run"
+_WAYS = {
+    "call": f"{_RECORD}, or let the call be made: live=(NAME,), or answers={{NAME: function}}",
+    "argument": f"{_RECORD}, or let the call be made: live=(NAME,), or answers={{NAME: function}}",
+    "variable": f"{_RECORD}",
+    "result": f"{_RECORD}",
+}
+
+
+@dataclass(frozen=True, repr=False)
 class Rerun:
     """How a recorded run went on with today's code.
 
@@ -35,6 +47,7 @@ class Rerun:
         error: the exception that it raised; ``None`` if it did not.
         end: ``returned`` or ``raised``; ``differs`` if the rerun stopped at a difference, and
             ``record`` if it reached the end of the record of a run that has not ended.
+        masked: what the file of the run leaves out, since it is secret.
     """
 
     run_id: str
@@ -45,11 +58,47 @@ class Rerun:
     result: Any = None
     error: BaseException | None = None
     end: Literal["returned", "raised", "differs", "record"] = "returned"
+    masked: tuple[str, ...] = ()
 
     @property
     def same(self) -> bool:
         """True if nothing differs from the record."""
         return self.difference is None
+
+    def assert_same(self) -> None:
+        """Raise an ``AssertionError`` with the first difference, if there is one."""
+        __tracebackhide__ = True  # pytest then shows the line of the test
+        if not self.same:
+            raise AssertionError(str(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the rerun as plain data, for JSON."""
+        return {
+            "id": self.run_id,
+            "workflow": self.workflow,
+            "same": self.same,
+            "end": self.end,
+            "start": self.start,
+            "difference": self.difference.to_dict() if self.difference is not None else None,
+            "calls": [asdict(each) for each in self.calls],
+            "error": error_text(self.error) if self.error is not None else None,
+        }
+
+    def __str__(self) -> str:
+        """Return what happened, and what can be done, in a few lines."""
+        made = count(len(self.calls), "call")
+        first = f"run {self.run_id} of {self.workflow}, executed again: {self.start}"
+        if self.difference is None:
+            ends = {"record": "up to the end of its record", "raised": "and the same exception"}
+            return f"{first}; {made} as recorded, {ends.get(self.end, 'and the same result')}"
+        lines = [first, f"After {made} as recorded it differs ({self.difference.what}):"]
+        lines.append(f"  {self.difference}")
+        if self.masked:
+            lines.append(f"  (masked in the file: {', '.join(self.masked)})")
+        lines.append(_WAYS[self.difference.what])
+        return "\n".join(lines)
+
+    __repr__ = __str__  # in a report of pytest
 
 
 def replayed(
@@ -80,31 +129,34 @@ def replayed(
         raise ConfigurationError("a rerun inside a run, a rerun or a debugger is not possible")
     answers = answers or {}
     look = Comparing(replica, _accepts(replica, workflow, at), answers, live)
-    run = in_memory(replica, workflow.full_name)
-    top = call_again(workflow, run, inputs or {})
-    debugged.look = look
     ended = list[BaseException]()
 
     def execute() -> None:
         try:
+            run = in_memory(replica, workflow.full_name, workflow.function)
+            top = call_again(workflow, run, inputs or {}, way="inputs=dict")
+            debugged.look = look
             executed(top)
         except BaseException as error:  # raised below, in the caller's thread
             ended.append(error)
 
+    main = sys.modules["__main__"]
+    if place_of_run(replica.facts).endswith(".py"):  # its records name what the script defines
+        sys.modules["__main__"] = sys.modules[workflow.function.__module__]
     try:
         if asyncio_state.loop_runs():  # of a test; the workflow has its own
-            thread = threading.Thread(target=execute, name=f"rerun of {run.id}")
+            thread = threading.Thread(target=execute, name="stepwise rerun")
             thread.start()
             thread.join()
         else:
             execute()
     finally:
-        debugged.look = None
-    if not isinstance(ended[0], ReplayEnded):
-        raise ended[0]
+        debugged.look, sys.modules["__main__"] = None, main
+    if look.problem is not None or not isinstance(ended[0], ReplayEnded):
+        raise look.problem or ended[0]
     end: Any = "raised" if look.error is not None else "returned" if look.has_ended else "record"
     return Rerun(
-        run.id,
+        replica.facts.run_id,
         workflow.label,
         look.start,
         look.difference,
@@ -112,18 +164,20 @@ def replayed(
         look.result,
         look.error,
         end if look.has_ended or look.difference is None else "differs",
+        replica.masked,
     )
 
 
 # -- where it begins -------------------------------------------------------------------------------
 
 
-def _accepts(replica: Replica, workflow: Definition, at: At) -> Callable[[State], bool]:
-    """Return a function that says whether a rerun may begin at a checkpoint."""
+def _accepts(replica: Replica, workflow: Definition, at: At) -> Callable[[State], bool] | None:
+    """Return a function that says whether a rerun may begin at a checkpoint; None for the top."""
     states = [each.state for each in replica.checkpoints]
     if at is None:
-        first = replica.facts.pruned and states[:1]  # the records before are gone
-        return lambda state: bool(first) and state == first[0]
+        if not replica.facts.pruned:
+            return None
+        at = 0 if not states else states[0].step  # the records before are gone
     if isinstance(at, int):
         return lambda state: state.step <= at
     if ":" not in at:

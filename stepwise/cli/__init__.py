@@ -14,6 +14,7 @@ from stepwise.cli import (  # noqa: F401
     look,
     maintain,
     preflight,
+    rerun,
     steer,
     ui,
     up,

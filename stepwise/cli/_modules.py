@@ -13,6 +13,16 @@ from stepwise._runtime.messages import printable
 from stepwise.cli._command import note
 
 
+def module_of(name: str) -> str:
+    """Return the name of a module; for the path of a script, find it as Python would."""
+    if not os.path.isfile(name):
+        return name
+    folder, file = os.path.split(os.path.realpath(name))
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    return os.path.splitext(file)[0]
+
+
 def import_modules(modules: Sequence[str]) -> None:
     """Import the modules as ``python -m`` finds them: in the current folder first."""
     folder = os.getcwd()

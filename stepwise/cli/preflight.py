@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import select
-import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any
 
 import click
 
@@ -32,6 +29,7 @@ from stepwise._workflows.preflight import (
     words_for,
 )
 from stepwise._workflows.up import stores_for
+from stepwise.cli._child import answers_of
 from stepwise.cli._command import (
     PROBLEMS,
     call_text,
@@ -43,7 +41,7 @@ from stepwise.cli._command import (
     say,
     show_table,
 )
-from stepwise.cli._modules import import_modules
+from stepwise.cli._modules import import_modules, module_of
 from stepwise.stores import Store, store_for_pages
 
 _MOST = 10_000  # unfinished runs that are examined
@@ -114,22 +112,12 @@ def _stores(modules: Sequence[str]) -> list[Store]:
     url = chosen_store()
     memory.only_looks = True
     try:
-        names = [_module_of(each) for each in modules]
+        names = [module_of(each) for each in modules]
         import_modules(names)
         stepwise.configure(quiet=True, store=url)
         return [store_for_pages(store, to_read=True) for store in stores_for(names)]
     except PROBLEMS as problem:
         fail(problem, _IMPORT_FAILED)
-
-
-def _module_of(name: str) -> str:
-    """Return the name of a module; for the path of a script, find it as Python would."""
-    if not os.path.isfile(name):
-        return name
-    folder, file = os.path.split(os.path.realpath(name))
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    return os.path.splitext(file)[0]
 
 
 def _replayed(store: Store, seal: Seal, found: Forecast) -> Forecast:
@@ -140,38 +128,16 @@ def _replayed(store: Store, seal: Seal, found: Forecast) -> Forecast:
         replica = taken_from(store, seal, found.facts.run_id)
     except PROBLEMS as problem:
         return with_replay(found, Replayed("", f"not replayed: {problem}"))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if not pid:
-        os.close(reading)
-        _replay_here(replica, writing)
-    os.close(writing)
-    with open(reading, "rb") as pipe:
-        is_done = select.select([pipe], [], [], _SECONDS)[0]
-        if not is_done:
-            os.kill(pid, signal.SIGKILL)
-        said = pipe.read() if is_done else b""
-    os.waitpid(pid, 0)
-    if said:
-        return with_replay(found, Replayed(*json.loads(said)))
-    why = "its process ended" if is_done else f"it took longer than {_SECONDS} s"
-    return with_replay(found, Replayed("", f"not replayed: {why}"))
+    for said in answers_of(partial(_replay_here, replica), seconds=_SECONDS, silent=True):
+        if isinstance(said, str):
+            return with_replay(found, Replayed("", f"not replayed: {said}"))
+        found = with_replay(found, Replayed(*said))
+    return found
 
 
-def _replay_here(replica: Replica, writing: int) -> NoReturn:
-    """Execute the code of a run in this process, write what happened into a pipe, and exit."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for each in (0, 1, 2):
-        os.dup2(nowhere, each)
+def _replay_here(replica: Replica) -> Iterator[Replayed]:
     memory.only_looks = False
-    try:
-        said = json.dumps(replay(replica)).encode()
-        with open(writing, "wb") as pipe:
-            pipe.write(said)
-    finally:
-        os._exit(0)
+    yield replay(replica)
 
 
 class _Examined:
