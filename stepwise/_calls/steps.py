@@ -188,13 +188,6 @@ def is_defined_now(module: str, name: str) -> bool:
     return any(not root or holds_name(module, root) for root in _roots.get((module, name), ("",)))
 
 
-def steps_named(module: str, name: str) -> list[Step]:
-    """Return the live steps of a name that a module defines."""
-    held = (each for (known, _), refs in [*_siblings.items()] if known == name for each in [*refs])
-    steps = (reference() for reference in held)
-    return [step for step in steps if step is not None and step.module == module]
-
-
 class Step(Performer):
     """A function whose calls are recorded once per run, and its options."""
 

@@ -17,24 +17,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from stepwise._calls.steps import steps_named
+from stepwise._calls.edits import EditedStep, asks, edits_in
+from stepwise._calls.steps import defined_steps
 from stepwise._checkpoints.checkpoints import Checkpoints, State
 from stepwise._execution.loadable import Loadable
 from stepwise._execution.outcomes import ABOUT
 from stepwise._execution.process_memory import known_workflow
 from stepwise._identity.identity import shown_parts
 from stepwise._identity.module_names import file_of
-from stepwise._identity.versions import changed
-from stepwise._journal.journal import (
-    Journal,
-    Position,
-    place_of_run,
-    read_end,
-    read_start,
-    recorded_version,
-)
+from stepwise._journal.journal import Journal, Position, place_of_run, read_end, read_start
 from stepwise._journal.projection import RecordedCall, is_only_submitted
-from stepwise._journal.records import RunFacts, Waiting
+from stepwise._journal.records import Entry, Forgotten, RunFacts, Waiting
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import course_of
 from stepwise._matching.pool import Pool
@@ -167,7 +160,7 @@ class _Examined:
         self.unknown: list[str] = []
         self.notes: list[str] = []
         self.stops = ""
-        self._versions: dict[str, Mapping[str, str]] = {}
+        self.edits = edits_in(store, seal, facts.run_id)
 
     def forecast(self) -> Forecast:
         """Return what becomes of the run."""
@@ -175,7 +168,8 @@ class _Examined:
             recalled = self._recalled()
             if recalled is not None:
                 return recalled
-        refused = "" if self.facts.parent else self._why_no_call()
+        asked = asks(self.facts.run_id, self.edits)
+        refused = "" if self.facts.parent else self._why_no_call() or (str(asked) if asked else "")
         if refused:
             return self._made("refuses", why=refused)
         if self.facts.parent and self.facts.status == "failed":
@@ -294,9 +288,7 @@ class _Examined:
     def _checkpoint(self, fits: Fitting, rewritten: Rewritten | None) -> tuple[State, Pool] | None:
         """Return the checkpoint at which the run resumes, with the records that answer."""
         while True:
-            found = newest_that_holds(
-                self.journal, iter(fits), load=self.journal.load, damaged=fits.damaged
-            )
+            found = newest_that_holds(self.journal, fits, load=self._load, damaged=fits.damaged)
             if found is None:
                 return None
             loaded, state, entries = found
@@ -310,13 +302,24 @@ class _Examined:
             why = f"the variables at {state.where} cannot be loaded ({loadable.fails})"
             fits.refuse(loaded, why)
 
-    def _has_lost(self, fits: Fitting) -> bool:
-        """Return whether a checkpoint that the change rules out would have been taken."""
-        passed = ((state, state) for state in fits.passed)
+    def _load(self, position: Position) -> list[Entry]:
+        """Return the records after a position, with what the start itself would record first."""
+        entries = self.journal.load(position)
+        again = [n.call.number for e in self.edits if e.policy == "rerun" for n in e.calls]
+        if again:
+            entries.append(Entry(self.journal.position.last + 1, Forgotten((*again,), 0.0), b""))
+        return entries
+
+    def _has_lost(self, fits: Fitting, taken: State | None) -> bool:
+        """Return whether the run would resume at a newer checkpoint without the change."""
+        if taken is not None and not fits.why and not self.edits:
+            return False
+        kept = Checkpoints(self.journal, "all", 0).load()
+        states = ((each.state, each.state) for each in kept if not isinstance(each, str))
         found = newest_that_holds(
-            self.journal, passed, load=self.journal.load, damaged=lambda _: None
+            self.journal, states, load=self.journal.load, damaged=lambda _: None
         )
-        return found is not None
+        return found is not None and (taken is None or found[0].journal[0] > taken.journal[0])
 
     def _at_checkpoint(self, state: State, pool: Pool, fits: Fitting) -> Forecast:
         self._look_at(pool)
@@ -326,7 +329,7 @@ class _Examined:
             at=at,
             after=state.where,
             steps=state.step,
-            lost=self._has_lost(fits),
+            lost=self._has_lost(fits, state),
             why=fits.why,
         )
 
@@ -334,8 +337,8 @@ class _Examined:
         refusal = cannot_replay(self.facts, fits.why or problem)
         if refusal is not None:
             return self._made("refuses", why=str(refusal))
-        lost = self._has_lost(fits)
-        entries = self.journal.load(Position())
+        lost = self._has_lost(fits, None)
+        entries = self._load(Position())
         pool = pool_of(entries, set())
         done = sum(each.answers for each in pool.all)
         self._look_at(pool)
@@ -354,6 +357,7 @@ class _Examined:
         """Note what the run meets: calls of missing functions, doubts, waits, results."""
         gone, lost, older = Counter[str](), Counter[str](), Counter[str]()
         loadable = self._loadable()
+        used = {call.call.number: (_edit_text(e),) for e in self.edits for call in e.calls}
         for number, each in enumerate(pool.all):
             name = each.call.name
             if each.in_doubt:
@@ -368,9 +372,7 @@ class _Examined:
                 if loadable.fails:
                     self._on_lost(each, loadable.fails)
                     lost[name] += 1
-                parts = self._changed_since(each)
-                if parts:
-                    older[f"{name} ({', '.join(parts)})"] += 1
+                older.update(used.get(each.call.number, ()))
         self.unknown += loadable.unknown
         for what, counted in (
             ("no function for recorded calls of", gone),
@@ -382,17 +384,6 @@ class _Examined:
         children = in_children(pool)
         if children:
             self.notes.append(children.removeprefix(", "))
-
-    def _changed_since(self, recorded: RecordedCall) -> Sequence[str]:
-        """Return what has changed in the step since it made a result, as far as that is known."""
-        call = recorded.call
-        for step in steps_named(self._module(call.module), call.name)[:1]:
-            if call.code not in ("", step.code):
-                if call.code not in self._versions:
-                    found = recorded_version(self.store, self.seal, self.facts.run_id, call.code)
-                    self._versions[call.code] = found
-                return changed(self._versions[call.code], step.version.parts)
-        return ()
 
     def _on_lost(self, recorded: RecordedCall, why: str) -> None:
         call = recorded.call
@@ -418,7 +409,7 @@ class _Examined:
                 if not re.search(rf"(['\"]){re.escape(wait.name)}\1", text):
                     yield f"waits for the signal {wait.name!r}, which its function no longer names"
             return
-        tools = steps_named(self._module(call.module), call.name)
+        tools = defined_steps(self._module(call.module), call.name)
         if not tools:
             yield f"waits for a yes to {call.name}, which is gone"
         for tool in tools[:1]:
@@ -431,6 +422,11 @@ class _Examined:
             elif asked and asked != now:
                 differing = ", ".join(sorted(asked ^ now))
                 yield f"asks anew about {call.name}: its parameters differ ({differing})"
+
+
+def _edit_text(edit: EditedStep) -> str:
+    again = ", which runs again" if edit.policy == "rerun" else ""
+    return f"{edit.step.name} ({'; '.join(edit.differs)}){again}"
 
 
 def _named(counted: Mapping[str, int]) -> str:

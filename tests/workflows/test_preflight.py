@@ -418,7 +418,7 @@ def test_a_replay_that_ends_its_process(folder):
     edit(("    three = think(3)", "    os._exit(3)\n    three = think(3)"))
     row, code = preflight("--replay")
     assert (row["verdict"], code) == ("resumes", 0)
-    assert row["notes"][-1] == "not replayed: its process ended"
+    assert row["notes"][-1] == "not replayed: its process ended with 3"
 
 
 # -- many runs -------------------------------------------------------------------------------------
