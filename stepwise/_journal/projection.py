@@ -11,6 +11,18 @@ from typing import Any, ClassVar, Literal
 
 from stepwise._journal import records
 
+_OF_ATTEMPTS = (
+    records.Ended,
+    records.Resumed,
+    records.Interrupted,
+    records.Suspended,
+    records.Cancelling,
+    records.Refused,
+    records.Stopped,
+    records.Compensating,
+    records.Compensated,
+    records.Restored,
+)
 _EMPTY = bytes(8 * 1024)  # 8 bytes for each of 1024 further calls
 
 Flags = tuple[bool, bool, bool]
@@ -472,6 +484,30 @@ def end_of_step(entries: Iterable[records.Entry], number: int) -> int:
         ):
             number = entry.number
     return number
+
+
+def as_made(entries: Iterable[records.Entry]) -> Iterator[records.Entry]:
+    """Yield the records as if one attempt had made all calls, each with its last outcome.
+
+    The ends of attempts, what stopped them, and the undoing of effects are left out.  An empty
+    record takes their number, and that of a lost record.  The last record says that failures are
+    outcomes.
+    """
+    calls, number, at = Calls(), 0, 0.0
+    for entry in entries:
+        record = entry.record
+        for missing in range(number + 1, entry.number) if number else ():
+            yield records.Entry(missing, records.Handled((), at), b"")
+        number, at = entry.number, getattr(record, "at", at)
+        made = entry
+        if isinstance(record, records.AttemptFailed):
+            made = entry._replace(record=record._replace(retry=()))
+        elif isinstance(record, _OF_ATTEMPTS):
+            made = records.Entry(number, records.Handled((), at), b"")
+        calls.take(made)
+        yield made
+    failed = (each.call.number for each in calls if each.status in ("failed", "cancelled"))
+    yield records.Entry(number + 1, records.Handled(tuple(failed), at), b"")
 
 
 def last_end(entries: Sequence[records.Entry]) -> records.Entry | None:
