@@ -38,7 +38,7 @@ from stepwise._runs.questions import questions_of
 from stepwise._runs.sources import WorkflowSource
 from stepwise._runs.steps import Place
 from stepwise._runtime.clock import now
-from stepwise._runtime.facts import public
+from stepwise._runtime.facts import Plain, public
 from stepwise._runtime.messages import count, is_ours, printable, shell_word
 from stepwise._values.preview import NO_SECRETS, NOT_SHOWN, error_text, type_name
 from stepwise.errors import ConfigurationError, StepNotFoundError, UnreadableValueError
@@ -89,7 +89,7 @@ _MOST = 1000  # checkpoints that a history looks at
 
 @public
 @dataclass(frozen=True, slots=True)
-class VariableChange:
+class VariableChange(Plain):
     """A change of a variable between two kept checkpoints of a run.
 
     Args:
@@ -110,10 +110,6 @@ class VariableChange:
     old: str | None
     new: str | None
     cut: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the attributes as plain data, for JSON."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def __str__(self) -> str:
         statement = f": {self.statement}" if self.statement else ""
@@ -472,7 +468,7 @@ class CodePlace:
 
 @public
 @dataclass(frozen=True, slots=True)
-class VariableShown:
+class VariableShown(Plain):
     """A local variable at a checkpoint, as short text.
 
     Args:
@@ -490,10 +486,6 @@ class VariableShown:
     size: int
     text: str
     cut: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the attributes as plain data, for JSON."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 @public

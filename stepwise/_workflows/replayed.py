@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from stepwise._calls.call import PATIENCE, Performance
@@ -36,6 +36,7 @@ from stepwise._runs.paths import Difference as ValueDifference
 from stepwise._runs.paths import differences
 from stepwise._runs.replica import Moment, Replica
 from stepwise._runs.why import without_hidden
+from stepwise._runtime.facts import Plain
 from stepwise._runtime.messages import count
 from stepwise._values.preview import NotShown, error_text
 from stepwise._workflows.execute import Invocation
@@ -50,7 +51,7 @@ What = Literal["call", "argument", "variable", "result"]
 
 
 @dataclass(frozen=True)
-class RerunDifference:
+class RerunDifference(Plain):
     """The first difference between a recorded run and its rerun.
 
     Args:
@@ -71,10 +72,6 @@ class RerunDifference:
     recorded: str | None
     now: str | None
     text: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the attributes as plain data, for JSON."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def __str__(self) -> str:
         return self.text
