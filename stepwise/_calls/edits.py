@@ -161,11 +161,17 @@ def take_up(active: ActiveRun) -> None:
         put(used.key, [*used], b"")
     if error is not None:
         raise error
-    again = [call.call.number for each in edits if each.policy == "rerun" for call in each.calls]
-    if again:
+    again = forgotten_by(edits)
+    if again is not None:
         journal.load()
-        active.write((Forgotten((*sorted(again),), time.time()), b""))
+        active.write((again, b""))
     tell(active.run_id, edits)
+
+
+def forgotten_by(edits: Iterable[EditedStep]) -> Forgotten | None:
+    """Return the record by which results of older versions are dropped; None if all are kept."""
+    again = [call.call.number for each in edits if each.policy == "rerun" for call in each.calls]
+    return Forgotten((*sorted(again),), time.time()) if again else None
 
 
 def asks(run_id: str, edits: Iterable[EditedStep]) -> CodeChangedError | None:

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from stepwise._calls.edits import EditedStep, asks, edits_in
+from stepwise._calls.edits import EditedStep, asks, edits_in, forgotten_by
 from stepwise._calls.steps import defined_steps
 from stepwise._checkpoints.checkpoints import Checkpoints, State
 from stepwise._execution.loadable import Loadable
@@ -29,7 +29,7 @@ from stepwise._identity.module_names import file_of
 from stepwise._journal.journal import Journal, Position, place_of_run, read_end, read_start
 from stepwise._journal.lease import describe_owner
 from stepwise._journal.projection import RecordedCall, is_only_submitted
-from stepwise._journal.records import Entry, Forgotten, RunFacts, Waiting
+from stepwise._journal.records import Entry, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import course_of
 from stepwise._matching.pool import Pool
@@ -323,9 +323,9 @@ class _Examined:
     def _load(self, position: Position) -> list[Entry]:
         """Return the records after a position, with what the start itself would record first."""
         entries = self.journal.load(position)
-        again = [n.call.number for e in self.edits if e.policy == "rerun" for n in e.calls]
-        if again:
-            entries.append(Entry(self.journal.position.last + 1, Forgotten((*again,), 0.0), b""))
+        again = forgotten_by(self.edits)
+        if again is not None:
+            entries.append(Entry(self.journal.position.last + 1, again, b""))
         return entries
 
     def _has_lost(self, fits: Fitting, taken: State | None) -> bool:
@@ -417,7 +417,7 @@ class _Examined:
         call = recorded.call
         return is_known(self._module(call.module), call.name) or is_known(call.module, call.name)
 
-    def _on_wait(self, recorded: RecordedCall, wait: Waiting) -> Iterator[str]:
+    def _on_wait(self, recorded: RecordedCall, wait: Any) -> Iterator[str]:
         """Yield what has changed about a wait."""
         call = recorded.call
         if call.is_wait:
