@@ -35,7 +35,7 @@ from stepwise._matching.pool import differences as parts_differing
 from stepwise._runs.history import without_hidden
 from stepwise._runs.paths import Difference as ValueDifference
 from stepwise._runs.paths import differences
-from stepwise._runs.replica import Moment, Replica
+from stepwise._runs.replica import Replica, Variables
 from stepwise._runtime.messages import count
 from stepwise._values.preview import NotShown, error_text
 from stepwise._workflows.execute import Invocation
@@ -142,17 +142,17 @@ class Comparing(Replay):
         self.has_ended = False
         self.problem: StepwiseError | None = None
         self.unsure: RerunDifference | None = None  # variables, until the next call
-        self.moments: dict[int, list[Moment]] = {}  # by the number of done steps
+        self.moments: dict[int, list[Variables]] = {}  # by the number of done steps
         for moment in replica.moments:
             self.moments.setdefault(moment.step, []).append(moment)
         self._orders: dict[str, list[int]] = {}  # of the recorded calls, by run
 
     # -- calls -----------------------------------------------------------------------------------
 
-    def before(self, active: ActiveRun, name: str) -> None:
+    def before(self, made: Performance, name: str) -> None:
         """Stop if the variables before this call differ from the recorded ones."""
         if self.unsure is not None:
-            raise self._stop(active, self.unsure)
+            raise self._stop(made.scope.run, self.unsure)
 
     def answers(self, made: Performance, call: Call, recorded: RecordedCall, *, same: bool) -> bool:
         """Return True if the record answers a call; stop at a difference."""
@@ -390,7 +390,7 @@ class ComparedFrame(WorkflowFrame):
     def _wants(self, number: int, values: dict[str, Any]) -> bool:
         return True
 
-    def _compare(self, recorded: list[Moment], position: str) -> None:
+    def _compare(self, recorded: list[Variables], position: str) -> None:
         journal, facts = self.active.journal, self.comparing.replica.facts
         vault = Vault(journal.store, journal.seal, journal.run_id)
         now = load_checkpoint(vault, f"{PREFIX}{journal.position.last:012d}")
@@ -421,7 +421,7 @@ def _differing(recorded: Mapping[str, Any], values: Mapping[str, Any]) -> ValueD
     return None
 
 
-def _of_variable(moment: Moment, where: str, found: ValueDifference) -> RerunDifference:
+def _of_variable(moment: Variables, where: str, found: ValueDifference) -> RerunDifference:
     text = (
         f"{found.path} differs at {where}, after {count(moment.step, 'step')}: recorded "
         f"{found.old}, now {found.new}"
