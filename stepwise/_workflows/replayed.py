@@ -62,6 +62,7 @@ class RerunDifference:
         recorded, now: what the run had and what the code has now, as short texts; ``None`` for
             nothing.
         text: the difference, as a sentence.
+        name: the step that the code calls there; empty if it calls none.
     """
 
     what: What
@@ -71,6 +72,7 @@ class RerunDifference:
     recorded: str | None
     now: str | None
     text: str
+    name: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the attributes as plain data, for JSON."""
@@ -247,14 +249,14 @@ class Comparing(Replay):
             later = ", which the run never made"
         if expected is None:
             text = f"the code calls {now}{_at(call.site)}, but the run had made its last call"
-            return RerunDifference("call", 0, call.site, "", None, now, text)
+            return RerunDifference("call", 0, call.site, "", None, now, text, call.name)
         other = expected.call
         before = f"{other.name}({other.arguments})"
         text = (
             f"the run called {before} here (step {other.number}{_at(other.site)}); the code calls "
             f"{now}{_at(call.site)}{later}"
         )
-        return RerunDifference("call", other.number, call.site, "", before, now, text)
+        return RerunDifference("call", other.number, call.site, "", before, now, text, call.name)
 
     def _arguments(self, made: Performance, call: Call, recorded: RecordedCall) -> RerunDifference:
         other, active = recorded.call, made.scope.run
@@ -271,7 +273,8 @@ class Comparing(Replay):
         )
         if old == new:
             text += "; the texts are shortened, and record_arguments=True records arguments whole"
-        return RerunDifference("argument", other.number, call.site, path, old, new, text)
+        number = other.number
+        return RerunDifference("argument", number, call.site, path, old, new, text, call.name)
 
     def _deepest(
         self, active: ActiveRun, made: Performance, number: int, names: list[str]

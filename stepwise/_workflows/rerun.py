@@ -31,15 +31,6 @@ At = int | str | None
 """Where a rerun begins: after so many steps; ``agent.py:43`` or ``:43``; the name of a step."""
 
 
-_RECORD = "If the code is meant to do that, record a new run"
-_WAYS = {
-    "call": f"{_RECORD}, or let the call be made: live=(NAME,), or answers={{NAME: function}}",
-    "argument": f"{_RECORD}, or let the call be made: live=(NAME,), or answers={{NAME: function}}",
-    "variable": f"{_RECORD}",
-    "result": f"{_RECORD}",
-}
-
-
 @dataclass(frozen=True, repr=False)
 class Rerun:
     """How a recorded run went on with today's code.
@@ -92,16 +83,21 @@ class Rerun:
 
     def __str__(self) -> str:
         """Return what happened, and what can be done, in a few lines."""
+        where = self.start.removeprefix("resumes ")
+        if where == self.start:  # it replays, or begins
+            where = "from the top"
+        what = f"run {self.run_id} of {self.workflow} was executed again {where}"
         made = count(len(self.calls), "call")
-        first = f"run {self.run_id} of {self.workflow}, executed again: {self.start}"
         if self.difference is None:
             ends = {"record": "up to the end of its record", "raised": "and the same exception"}
-            return f"{first}; {made} as recorded, {ends.get(self.end, 'and the same result')}"
-        lines = [first, f"After {made} as recorded it differs ({self.difference.what}):"]
-        lines.append(f"  {self.difference}")
+            return f"{what}: {made} as recorded, {ends.get(self.end, 'and the same result')}"
+        lines = [str(self.difference), f"  {what}: before that, {made} as recorded"]
         if self.masked:
-            lines.append(f"  (masked in the file: {', '.join(self.masked)})")
-        lines.append(_WAYS[self.difference.what])
+            lines.append(f"  masked in the file: {', '.join(self.masked)}")
+        way, name = "  if the code is meant to do that, record a new run", self.difference.name
+        if name:
+            way += f"; or let the call be made, live=({name!r},), or answer it: answers="
+        lines.append(way)
         return "\n".join(lines)
 
     __repr__ = __str__  # in a report of pytest
@@ -306,7 +302,8 @@ def _at_line(replica: Replica, workflow: Definition, states: list[State], at: st
     """Return the record of the first kept checkpoint at a statement; 0 if none is kept there."""
     file, _, text = at.rpartition(":")
     node, name = workflow.source.node(), file_name(workflow.source.filename)
-    inside = node is not None and text.isdecimal() and node.lineno <= int(text) <= node.end_lineno
+    line = int(text) if text.isdecimal() else 0
+    inside = node is not None and node.lineno <= line <= (node.end_lineno or 0)
     if not inside or file not in ("", name):
         where = f"{name}:{node.lineno} to {name}:{node.end_lineno}" if node is not None else "?"
         raise StepNotFoundError(
@@ -315,6 +312,6 @@ def _at_line(replica: Replica, workflow: Definition, states: list[State], at: st
             step=at,
         )
     assert node is not None
-    found = (each for each in states if following_line(node, each.position) == int(text))
+    found = (each for each in states if following_line(node, each.position) == line)
     state = next(found, None)
     return state.journal[0] if state is not None else 0
