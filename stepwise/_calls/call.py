@@ -626,7 +626,7 @@ class Performance(NamedTuple):
         performer, scope, identity, _, _, _ = self
         active, around, branch = scope.run, scope.call, scope.branch
         if debugged.look is not None:
-            debugged.look.before(active, performer.name)
+            debugged.look.before(self, performer.name)
         active.note_handled()
         if not branch and branches.name is not None:
             branch = branches.name(active.run_id)
@@ -1015,14 +1015,11 @@ class Performance(NamedTuple):
 
     # -- executing it ----------------------------------------------------------------------------
 
-    def _body(self, call: Call) -> Callable[..., Any]:
-        body, look = self.performer.body(call), debugged.look
-        return body if look is None else look.body(call, body)
-
     def _execute(self, call: Call, origin: Origin) -> Core:
         performer, scope, _, _, args, kwargs = self
         active, around, helper = scope.run, (*scope.around, call.number), origin.helper
-        function = self._body(call)
+        function, look = performer.body(call), debugged.look
+        function = function if look is None else look.body(call, function)
         attempts: Attempts | None = None  # created when the first attempt fails
         number, awaited = 1, ""
         tries: Tries = ()
