@@ -102,6 +102,7 @@ class _Settings:
         self.trust: str | None = None
         self.record_arguments: bool | None = None
         self.record_locals: bool | None = None
+        self.on_changed = "keep"
         self.grace = 10.0
         self.injected: frozenset[str] = frozenset()
         self.fields = Fields({}, {})
@@ -127,6 +128,7 @@ def configure(
     secret_names: Iterable[str] | None = None,
     record_arguments: bool | None = None,
     record_locals: bool | None = None,
+    on_changed: Literal["keep", "rerun", "ask"] | None = None,
 ) -> None:
     """Set defaults for this process; omitted settings stay as they are.
 
@@ -153,6 +155,8 @@ def configure(
         secret_names: further names whose values are masked in requests (``door_code``).
         record_arguments: record the arguments of all steps in full, as ``record_arguments=`` does.
         record_locals: record failures with short forms of local variables, which may hold secrets.
+        on_changed: what becomes of recorded results of steps that were edited since, as
+            ``on_changed=`` of a step: ``"keep"`` by default.  ``"rerun"`` leaves side effects.
 
     Raises:
         ConfigurationError: a setting is invalid.
@@ -165,6 +169,8 @@ def configure(
         _settings.suspend_after = _seconds_or_never(suspend_after)
     if trust is not None:
         _settings.trust = _checked_trust(trust, f"configure(trust={trust!r})")
+    if on_changed is not None:
+        _settings.on_changed = _checked_policy(on_changed)
     if grace is not None:
         _settings.grace = _seconds(grace, f"configure(grace={grace!r})")
     if injected is not None:
@@ -306,6 +312,19 @@ def debug() -> bool:
 def encrypt() -> bool:
     """Return whether stored data are encrypted."""
     return _flag("STEPWISE_ENCRYPT") if _settings.encrypt is None else _settings.encrypt
+
+
+def _checked_policy(on_changed: object) -> str:
+    if on_changed in ("keep", "rerun", "ask"):
+        return str(on_changed)
+    raise ConfigurationError(
+        f"configure(on_changed={on_changed!r}): it must be 'keep', 'rerun' or 'ask'"
+    )
+
+
+def on_changed() -> str:
+    """Return what becomes of the recorded results of steps that were edited since."""
+    return _settings.on_changed
 
 
 def record_arguments() -> bool:

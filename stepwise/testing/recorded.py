@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,9 +23,21 @@ from stepwise.integrations._recorded_responses import (
 )
 from stepwise.integrations.instrument import answering
 
-_KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")  # without a key the SDKs create no client
+_KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
 _SHOWN = 6  # differences in a message
 _ABOUT = 30  # characters around a difference
+
+
+@contextlib.contextmanager
+def placeholder_keys() -> Iterator[None]:
+    """Set API keys that the environment lacks: without one, the SDKs create no client."""
+    missing = [name for name in _KEYS if name not in os.environ]
+    os.environ.update(dict.fromkeys(missing, "recorded"))
+    try:
+        yield
+    finally:
+        for name in missing:
+            os.environ.pop(name, None)
 
 
 class RequestNotRecorded(BaseException):
@@ -92,10 +105,7 @@ class recorded:  # noqa: N801
             call.used = False
         self._refused = False
         with contextlib.ExitStack() as block:
-            for name in _KEYS:
-                if name not in os.environ:
-                    os.environ[name] = "recorded"
-                    block.callback(os.environ.pop, name, None)
+            block.enter_context(placeholder_keys())
             block.enter_context(answering(self._answer))
             self._block = block.pop_all()
         return self
