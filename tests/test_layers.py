@@ -507,8 +507,9 @@ ENTERED = {
     # 27 and 36; a slow machine looks into the inbox meanwhile, which it does twice a second.
     "a step without a checkpoint": 30,
     "a step with its checkpoint": 38,
-    "a resume, to the end of its run": 65,  # its head counts what it did, for listings
-    "an approved tool, its owner's side": 58,
+    # Its head counts what it did, for listings; the versions of its steps are compared.
+    "a resume, to the end of its run": 68,
+    "an approved tool, its owner's side": 61,
     "an instrumented model call": 53,
 }
 """How many modules a reader opens who follows such a call from its beginning to its end."""

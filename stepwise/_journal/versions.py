@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepwise._journal.seal import DamagedError, Seal, named
 from stepwise._runtime.facts import NamedTuple
+from stepwise._runtime.messages import count
 
 if TYPE_CHECKING:
     from stepwise.stores import Store
@@ -31,7 +32,7 @@ class RecordedVersion(NamedTuple):
         name, module: of the step.
         parts: a short digest of each part, by name.
         files: a digest of each file that decides about the parts, by path.
-        child: the child run that recorded it; empty for the run itself.
+        child: a child run that recorded it; empty for the run itself.
         used_by: id of a later version that used results of this one; empty if none did.
         differs: the parts that differ between the two.
         results: how many of them; 0 if unknown.
@@ -50,9 +51,17 @@ class RecordedVersion(NamedTuple):
     kept: str = ""
 
     @property
+    def used(self) -> str:
+        """What became of the results, in words."""
+        kept = f", as {self.kept} said" if self.kept else ""
+        if not self.results:
+            return f"recorded results are used{kept}"
+        return f"{count(self.results, 'recorded result')} in use{kept}"
+
+    @property
     def key(self) -> str:
-        """The name of the object beside the records."""
-        return f"{CODE}{self.id}/{self.module}:{self.name}"
+        """The name of the object beside the records; one for all child runs."""
+        return f"{CODE}{self.id}/{'child/' if self.child else ''}{self.module}:{self.name}"
 
 
 def recorded_versions(

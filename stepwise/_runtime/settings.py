@@ -143,20 +143,17 @@ def configure(
         injected: full names of classes (``"mypackage.Context"``) whose instances a framework
             injects as arguments: parameters annotated with them do not distinguish calls.
         volatile: fields that do not distinguish calls, by class or full name of a class, subclasses
-            included: ``{"mypackage.Message": ("created", "usage")}``.  They replace the built-in
-            fields of the class; messages of pydantic-ai, LangChain, openai and anthropic have some.
+            included: ``{"mypackage.Message": ("created", "usage")}``, instead of built-in ones.
         references: fields with ids that every start generates anew, by class as above.  Ids count
             by their order in a call.  ``"calls[].id"`` is the ``id`` of each item of ``calls``.
-        grace: seconds that steps in flight have after SIGTERM before the process ends, 10 by
-            default.  A program with its own SIGTERM handler decides for itself.
+        grace: seconds that steps in flight have after SIGTERM, 10 by default; a program with a
+            handler of its own decides for itself.
         suspend_after: seconds that a run waits in its process (``sleep``, ``wait_for``,
-            ``approve``) before it suspends and releases the process.  ``None`` to never suspend, 0
-            to suspend at once; 60 by default.
+            ``approve``) before it suspends; ``None`` for never, 0 for at once; 60 by default.
         secret_names: further names whose values are masked in requests (``door_code``).
         record_arguments: record the arguments of all steps in full, as ``record_arguments=`` does.
         record_locals: record failures with short forms of local variables, which may hold secrets.
-        on_changed: what becomes of recorded results of steps that were edited since, as
-            ``on_changed=`` of a step: ``"keep"`` by default.  ``"rerun"`` leaves side effects.
+        on_changed: as ``on_changed=`` of a step: ``"keep"``, the default, ``"rerun"`` or ``"ask"``.
 
     Raises:
         ConfigurationError: a setting is invalid.
@@ -169,8 +166,7 @@ def configure(
         _settings.suspend_after = _seconds_or_never(suspend_after)
     if trust is not None:
         _settings.trust = _checked_trust(trust, f"configure(trust={trust!r})")
-    if on_changed is not None:
-        _settings.on_changed = _checked_policy(on_changed)
+    _settings.on_changed = _checked_policy(on_changed)
     if grace is not None:
         _settings.grace = _seconds(grace, f"configure(grace={grace!r})")
     if injected is not None:
@@ -315,8 +311,8 @@ def encrypt() -> bool:
 
 
 def _checked_policy(on_changed: object) -> str:
-    if on_changed in ("keep", "rerun", "ask"):
-        return str(on_changed)
+    if on_changed in (None, "keep", "rerun", "ask"):
+        return str(on_changed or _settings.on_changed)
     raise ConfigurationError(
         f"configure(on_changed={on_changed!r}): it must be 'keep', 'rerun' or 'ask'"
     )
