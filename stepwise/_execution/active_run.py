@@ -66,6 +66,7 @@ from stepwise.errors import (
 
 if TYPE_CHECKING:
     from stepwise._execution.budget import Budget
+    from stepwise._execution.emissions import Emissions
     from stepwise._execution.frames import FrameRecorder
     from stepwise._execution.looking import Looking
     from stepwise._execution.watching import RunWatch
@@ -791,6 +792,7 @@ class ActiveRun:
         self.unawaited: dict[object, Unawaited] = {}
         self.idle = 0  # tasks that only wait for other tasks of the run, such as a graph's walk
         self.locator = locator
+        self.emissions: Emissions | None = None  # once the run says something
         self.streams: dict[int, OpenStream] = {}  # by call: open, or left and not recorded yet
         self.inner = InnerCalls()
         self.cut_off: set[int] = set()  # calls that a crash cut off, which continue
@@ -971,6 +973,8 @@ class ActiveRun:
         self._note(scope, recorded.call.number, inner)
         if scope.around:
             self.inner.answered(scope.around, recorded)
+        if self.emissions is not None:
+            self.emissions.answered(recorded.call.number, inner, scope.around)
         took = max(0.0, outcome.at - recorded.call.at) if outcome is not None else None
         usage = outcome.usage if outcome is not None else None
         with self.lock:
@@ -1042,6 +1046,8 @@ class ActiveRun:
         if look is not None and look.holds(self.root.run_id):
             return look.hold(items)
         try:
+            if self.emissions is not None:
+                self.emissions.flush()
             numbers = self.journal.append(*items, durable=durable, head=head)
             self._summary.note(numbers, items)
             return numbers
@@ -1104,6 +1110,8 @@ class ActiveRun:
         error, secrets = value if status != "completed" else None, self.secrets
         if self.streams:
             self._leave_streams(error)
+        if self.emissions is not None:
+            self.emissions.end()
         retry, gone_on = self.unwinding.end(error)
         record = Ended(
             status,
@@ -1183,6 +1191,8 @@ class ActiveRun:
         self.locator.close()
         self.steering.close()
         self.surfacing.close()
+        if self.emissions is not None:
+            self.emissions.close(ended=self.facts.end > 0)
         self.lease.release()
 
 

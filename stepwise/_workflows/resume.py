@@ -6,19 +6,20 @@ The run takes over from earlier attempts the records that answer its calls, and 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from stepwise._calls.steps import is_defined_now, known_steps
 from stepwise._checkpoints.checkpoints import Checkpoints, Loaded, State
 from stepwise._checkpoints.variables import load_values
 from stepwise._execution.account import Ordinals, Progress
-from stepwise._execution.active_run import ActiveRun
+from stepwise._execution.active_run import ActiveRun, debugged
 from stepwise._execution.process_memory import command as process_command
 from stepwise._execution.waits import Taken
-from stepwise._journal.journal import Position, holds, is_ready
+from stepwise._journal.journal import Position, holds, is_begun, is_ready
 from stepwise._journal.projection import is_only_submitted, last_end, made_again, start_of
 from stepwise._journal.records import Cancelling, Entry, Resumed
+from stepwise._journal.stream import StreamLog, stream_name
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Subjects
 from stepwise._rewrite import following_line, pending, prefix_fingerprint
@@ -58,7 +59,10 @@ def go_on_at_newest(
     for checkpoint, state in checkpoints:
         if state is None:
             go_on_from_the_top(active)
-        elif not holds(journal.store, journal.seal, journal.run_id, state.start):
+        elif not (
+            holds(journal.store, journal.seal, journal.run_id, state.start)
+            and streams_hold(active, state.said)
+        ):
             damaged(checkpoint)
             continue
         else:
@@ -98,6 +102,7 @@ def _go_on_at(active: ActiveRun, state: State, entries: list[Entry]) -> None:
     if state.told and not any(isinstance(each.record, Cancelling) for each in entries):
         active.steering.has_been_told()
     journal.calls = max(journal.calls, state.calls)
+    _take_over_streams(active, state.said)
 
 
 def go_on_from_the_top(active: ActiveRun, entries: list[Entry] | None = None) -> int:
@@ -120,7 +125,25 @@ def go_on_from_the_top(active: ActiveRun, entries: list[Entry] | None = None) ->
     active.progress = Progress(resumed_from=0)
     active.alive = max(map(_at, entries[-1:]), default=0.0)
     active.inbox.taken = Taken(entries=entries)
+    _take_over_streams(active)
     return sum(each.answers for each in active.pool.all)
+
+
+def _take_over_streams(active: ActiveRun, said: Sequence[Any] = ()) -> None:
+    """Continue the streams of the run after a checkpoint, unless the run is only looked at."""
+    journal, look = active.journal, debugged.look
+    if not is_begun(journal.store, stream_name(active.run_id)):
+        return
+    if look is None or not look.holds(active.root.run_id):
+        from stepwise._calls.emitting import take_over  # on use: few runs say something
+
+        take_over(active, said, replays=True)
+
+
+def streams_hold(active: ActiveRun, said: Sequence[Any]) -> bool:
+    """Return whether the streams of the run reach as far as a checkpoint says."""
+    journal = active.journal
+    return not said or StreamLog(journal.store, journal.seal, active.run_id).holds(*said[:2])
 
 
 def _is_defined(module: str, name: str) -> bool:
