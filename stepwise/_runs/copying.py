@@ -10,8 +10,8 @@ A run is copied with its child runs, and the inboxes and streams of all.  The co
 leases of both stores, so that no process executes the run in the meantime.  Everything is compared
 first: if anything prevents the copy of a run, nothing of that run is written.  Each entry is then
 marked as incomplete, so that no process executes it, and written in batches.  Each batch is read
-back and compared.  The last batch removes the mark.  The next copy continues a copy that was cut off.
-Memory holds only some megabytes, or one record or object.
+back and compared.  The last batch removes the mark.  The next copy continues a copy that was cut
+off.  Memory holds only some megabytes, or one record or object.
 """
 
 from __future__ import annotations
