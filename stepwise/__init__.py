@@ -37,6 +37,8 @@ Waiting
   sleep, sleep_until    a run waits for a time, which a resumed one does not begin anew
   wait_for              waits for a value that somebody sends to the run: Run.send
   approve               waits for a person's yes: Run.approve, Run.deny; a tool has ``approve=``
+Saying
+  emit                  says something while the run works, for readers: Run.stream
 Looking
   runs, get_run         the recorded runs; a Run has steps, checkpoints, locals, result, error
   Run.why, Run.history, Run.bisect   why a run stopped, and when a variable changed
@@ -104,6 +106,7 @@ from stepwise.errors import *  # noqa: F403
 if TYPE_CHECKING:
     from stepwise._calls.approvals import approve
     from stepwise._calls.doubt import CompletedCall, DidNotHappen, Inconclusive, InDoubtCall, Landed
+    from stepwise._calls.emitting import emit
     from stepwise._calls.parallel import map  # noqa: A004
     from stepwise._calls.steps import spend
     from stepwise._calls.waiting import sleep, sleep_until, wait_for
@@ -121,6 +124,7 @@ if TYPE_CHECKING:
         StepRecord,
         StoppedCall,
     )
+    from stepwise._runs.streaming import RunStream, StreamItem
     from stepwise._runs.verify import Verification
     from stepwise._runs.why import (
         CodePlace,
@@ -161,10 +165,12 @@ __all__ = [
     "Recovered",
     "Run",
     "RunCheckpoint",
+    "RunStream",
     "Spent",
     "StepAttempt",
     "StepRecord",
     "StoppedCall",
+    "StreamItem",
     "VariableChange",
     "VariableHistory",
     "VariableShown",
@@ -176,6 +182,7 @@ __all__ = [
     "configure",
     "current_run",
     "current_step",
+    "emit",
     "errors",
     "get_run",
     "identity",
@@ -206,6 +213,7 @@ _ON_USE = {
     ),
     "Event": "_runtime.event",
     "approve": "_calls.approvals",
+    "emit": "_calls.emitting",
     **dict.fromkeys(("AsyncHandle", "Handle"), "_workflows.handles"),
     "InboxMessage": "_runs.messages",
     **dict.fromkeys(("StepAttempt", "StepRecord"), "_runs.steps"),
@@ -216,6 +224,7 @@ _ON_USE = {
     "Program": "_runs.overview",
     "Question": "_runs.questions",
     "RunCheckpoint": "_runs.steps",
+    **dict.fromkeys(("RunStream", "StreamItem"), "_runs.streaming"),
     "Verification": "_runs.verify",
     **dict.fromkeys(("CodePlace", "FirstTrue", "VariableChange"), "_runs.why"),
     **dict.fromkeys(("VariableHistory", "VariableShown", "Why"), "_runs.why"),

@@ -93,8 +93,8 @@ MAY_IMPORT = {
         "stores._files stores._locks stores._postgres_presence"
     ),
     "cli": (
-        "_display _journal.signatures _runs _runtime.limits _runtime.messages "
-        "_workflows.up "
+        "_display _execution.process_memory _journal.signatures _runs _runtime.limits "
+        "_runtime.messages _workflows.rerun _workflows.up "
         "integrations._model_calls mcp._knowledge"
     ),
     "mcp": (
@@ -107,7 +107,8 @@ MAY_IMPORT = {
     ),
     "testing": (
         "_calls _execution _journal _matching _runs _runtime _values integrations._model_calls "
-        "integrations._model_requests integrations._recorded_responses"
+        "integrations._model_requests integrations._recorded_responses _identity.clients "
+        "_workflows.replayed _workflows.rerun"
     ),
 }
 """The rooms, and modules of them, that a public package may import beside what is public."""
@@ -516,8 +517,9 @@ ENTERED = {
     # 27 and 36; a slow machine looks into the inbox meanwhile, which it does twice a second.
     "a step without a checkpoint": 30,
     "a step with its checkpoint": 38,
-    "a resume, to the end of its run": 65,  # its head counts what it did, for listings
-    "an approved tool, its owner's side": 58,
+    # Its head counts what it did, for listings; the versions of its steps are compared.
+    "a resume, to the end of its run": 68,
+    "an approved tool, its owner's side": 61,
     "an instrumented model call": 53,
 }
 """How many modules a reader opens who follows such a call from its beginning to its end."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepwise._calls.steps import Step, defined_steps
 from stepwise._execution.process_memory import memory
 from stepwise._identity.versions import Version, changed
-from stepwise._journal.journal import facts_of, read_entries
+from stepwise._journal.journal import read_entries
 from stepwise._journal.projection import Calls, RecordedCall
 from stepwise._journal.records import Forgotten
 from stepwise._journal.seal import Seal
@@ -48,8 +48,7 @@ class EditedStep(NamedTuple):
     def policy(self) -> str:
         """``keep``, ``rerun`` or ``ask``; a side effect never runs again by itself."""
         chosen = self.step.on_changed or settings.on_changed()
-        is_repeatable = not (self.step.effect or self.recorded.child)
-        return "keep" if chosen == "rerun" and not is_repeatable else chosen
+        return "keep" if chosen == "rerun" and self.step.effect else chosen
 
     @property
     def is_kept(self) -> bool:
@@ -85,27 +84,28 @@ def edits_in(store: Store, seal: Seal, run_id: str) -> list[EditedStep]:
     return [*_in_use(store, seal, run_id, found)] if found else []
 
 
-def _in_use(
-    store: Store, seal: Seal, run_id: str, edits: Iterable[EditedStep]
-) -> Iterator[EditedStep]:
+def _in_use(store: Store, seal: Seal, run_id: str, edits: list[EditedStep]) -> Iterator[EditedStep]:
     """Yield the edits whose results are in use, with their calls."""
-    known: list[RecordedCall] | None = None
-    for each in edits:
-        recorded = each.recorded
-        if recorded.child:
-            facts = facts_of(store, seal, recorded.child)
-            if facts is not None and facts.status == "completed":
-                yield each
-            continue
-        if known is None:
-            known = [*Calls(read_entries(store, seal, run_id))]
-        calls = tuple(
-            call
-            for call in known
-            if call.answers and (call.call.name, call.call.code) == (recorded.name, recorded.id)
-        )
+    known = [each for each in Calls(read_entries(store, seal, run_id)) if each.answers]
+    children = any(each.recorded.child for each in edits) and {
+        each.call.number: {(e.recorded.id, e.step) for e in edits_in(store, seal, each.call.child)}
+        for each in known
+        if each.call.child
+    }
+    for edit in edits:
+        recorded, calls = edit.recorded, list[RecordedCall]()
+        for each in known:
+            if recorded.child:
+                in_use = (recorded.id, edit.step) in (children or {}).get(each.call.number, ())
+            else:
+                in_use = _is_of(each, recorded)
+            calls += [each] if in_use else []
         if calls:
-            yield each._replace(calls=calls)
+            yield edit._replace(calls=(*calls,))
+
+
+def _is_of(call: RecordedCall, version: RecordedVersion) -> bool:
+    return (call.call.name, call.call.code) == (version.name, version.id)
 
 
 @reports
@@ -128,15 +128,16 @@ def _by_step(edits: Iterable[EditedStep]) -> list[EditedStep]:
 
 
 def _used(edit: EditedStep) -> str:
-    if edit.recorded.child and not edit.calls:
-        return f"its results in the completed child run {edit.recorded.child} are used"
-    many = len(edit.calls)
-    results = f"{count(many, 'recorded result')} {'is' if many == 1 else 'are'}"
+    children = sum(bool(each.call.child) for each in edit.calls)
+    own = len(edit.calls) - children
+    results = [count(own, "recorded result")] if own else []
+    results += [f"the results in {count(children, 'completed child run')}"] if children else []
+    used = f"{' and '.join(results)} {'is' if len(edit.calls) == own == 1 else 'are'}"
     if edit.policy == "rerun":
-        return f"{results} not used, it runs again"
+        return f"{used} not used, it runs again"
     if edit.step.effect or edit.is_kept:
-        return f"{results} used"
-    return f'{results} used; on_changed="rerun" runs it again'
+        return f"{used} used"
+    return f'{used} used; on_changed="rerun" runs it again'
 
 
 def take_up(active: ActiveRun) -> None:
@@ -152,20 +153,58 @@ def take_up(active: ActiveRun) -> None:
     error = asks(active.run_id, edits)
     put = journal.put if error is not None else journal.put_with_next
     for each in edits:
+        if each.policy == "rerun":
+            continue
         used = each.recorded._replace(
             used_by=each.step.code,
             differs=each.differs,
-            results=len(each.calls),
             kept=each.recorded.kept if each.is_kept else "",
         )
         put(used.key, [*used], b"")
     if error is not None:
         raise error
-    again = [call.call.number for each in edits if each.policy == "rerun" for call in each.calls]
-    if again:
+    again = forgotten_by(edits)
+    if again is not None:
         journal.load()
-        active.write((Forgotten((*sorted(again),), time.time()), b""))
+        active.write((again, b""))
     tell(active.run_id, edits)
+
+
+def forgotten_by(edits: Iterable[EditedStep]) -> Forgotten | None:
+    """Return the record by which results of older versions are dropped; None if all are kept."""
+    again = [call.call.number for each in edits if each.policy == "rerun" for call in each.calls]
+    return Forgotten((*sorted(again),), time.time()) if again else None
+
+
+def runs_again(active: ActiveRun, step: Any, recorded: RecordedCall) -> bool:
+    """Return whether a call runs although a record of an older version answers it; else report it.
+
+    Steps that exist only while their run is executed are compared here: those that the workflow
+    makes, and the nodes of a graph.  A result with recorded calls inside it stays in use.
+
+    Raises:
+        CodeChangedError: the run has to ask what becomes of the result.
+    """
+    store, seal = active.journal.store, active.journal.seal
+    if not (step.code and recorded.call.code):
+        return False
+    found = recorded_versions(store, seal, active.run_id, recorded.call.code)
+    for version in found:
+        if (version.name, version.child) != (recorded.call.name, ""):
+            continue
+        calls = (recorded, *(each for each in active.pool.all if _is_of(each, version)))
+        edit = EditedStep(version, step, changed(version.parts, step.version.parts), calls)
+        if not edit.differs:
+            continue
+        if edit.policy == "rerun":
+            return recorded.outcome is not None and not recorded.outcome.inner
+        used = version._replace(used_by=step.code, differs=edit.differs)
+        active.journal.put_with_next(used.key, [*used], b"")
+        error = asks(active.run_id, [edit])
+        if error is not None:
+            raise error
+        tell(active.run_id, [edit])
+    return False
 
 
 def asks(run_id: str, edits: Iterable[EditedStep]) -> CodeChangedError | None:
@@ -174,14 +213,13 @@ def asks(run_id: str, edits: Iterable[EditedStep]) -> CodeChangedError | None:
     if not asked:
         return None
     run, lines = shell_word(run_id), [f"run {run_id!r} does not go on, as on_changed='ask' says:"]
-    for each in asked:
+    for each in _by_step(asked):
         lines.append(f"  {each.text}")
-        for call in each.calls[:5]:
-            number, arguments = call.call.number, call.call.arguments
-            lines.append(f"    step {number}  {each.step.name}({arguments})")
+        made = [recorded.call for recorded in each.calls[:5]]
+        lines += [f"    step {call.number}  {call.name}({call.arguments})" for call in made]
     lines.append("Say what becomes of the recorded results, and run the program again:")
-    for name in dict.fromkeys(each.step.name for each in asked):
-        resolve = f"  stepwise resolve {run} {shell_word(name)}"
-        lines.append(f"{resolve} --same       (they stay in use)")
-        lines.append(f"{resolve} --another    (they are not: it runs again)")
+    for each in _by_step(asked):
+        answer = f"  stepwise resolve {run} {shell_word(each.step.name)}"
+        lines.append(f"{answer} --same       (they stay in use)")
+        lines += [] if each.step.effect else [f"{answer} --another    (it runs again)"]
     return CodeChangedError("\n".join(lines), run_id=run_id)

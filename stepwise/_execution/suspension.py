@@ -16,7 +16,7 @@ from stepwise._execution.tasks import tasks_within
 from stepwise._journal.records import RunFacts, RunWait, WaitKind
 from stepwise._runtime import settings
 from stepwise._runtime.clock import elapsed
-from stepwise._runtime.facts import Plain, public
+from stepwise._runtime.facts import PlainFacts, public
 from stepwise._runtime.messages import hook_exits, shell_word
 from stepwise.errors import RunSuspended
 
@@ -26,7 +26,7 @@ _SETTLED = 1.0  # seconds without a call after which other tasks and threads cou
 
 @public
 @dataclass(frozen=True)
-class PendingWait(Plain):
+class PendingWait(PlainFacts):
     """Something that a suspended run waits for.
 
     Args:

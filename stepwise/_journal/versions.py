@@ -31,10 +31,9 @@ class RecordedVersion(NamedTuple):
         name, module: of the step.
         parts: a short digest of each part, by name.
         files: a digest of each file that decides about the parts, by path.
-        child: the child run that recorded it; empty for the run itself.
+        child: a child run that recorded it; empty for the run itself.
         used_by: id of a later version that used results of this one; empty if none did.
         differs: the parts that differ between the two.
-        results: how many of them; 0 if unknown.
         kept: the person who said that the results stay in use; empty if nobody did.
     """
 
@@ -46,13 +45,12 @@ class RecordedVersion(NamedTuple):
     child: str = ""
     used_by: str = ""
     differs: tuple[str, ...] = ()
-    results: int = 0
     kept: str = ""
 
     @property
     def key(self) -> str:
-        """The name of the object beside the records."""
-        return f"{CODE}{self.id}/{self.module}:{self.name}"
+        """The name of the object beside the records; one for all child runs."""
+        return f"{CODE}{self.id}/{'child/' if self.child else ''}{self.module}:{self.name}"
 
 
 def recorded_versions(

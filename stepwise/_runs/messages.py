@@ -21,7 +21,7 @@ from stepwise._journal.records import Cancelling, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import open_waits
 from stepwise._runs.steps import gone, known_facts, newest_checkpoint
-from stepwise._runtime.facts import Plain, public
+from stepwise._runtime.facts import PlainFacts, public
 from stepwise._runtime.messages import notice, reports, shell_word
 from stepwise._runtime.options import check_signal
 from stepwise._values.data import json_bytes, misfit, plain
@@ -32,7 +32,7 @@ from stepwise.stores import Store
 
 @public
 @dataclass(frozen=True)
-class InboxMessage(Plain):
+class InboxMessage(PlainFacts):
     """A message that was sent to a run.
 
     Args:

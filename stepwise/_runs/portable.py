@@ -20,7 +20,7 @@ from stepwise._execution.outcomes import RunInputs, load_inputs
 from stepwise._execution.viewer import view
 from stepwise._journal.journal import place_of_run
 from stepwise._journal.records import Entry, RunFacts, from_fields, to_fields, with_form
-from stepwise._runs.replica import Moment, Replica
+from stepwise._runs.replica import Replica, Variables
 from stepwise._runs.run import Run
 from stepwise._runtime.messages import shell_word
 from stepwise._values.codec import JSON, Codec, encode, is_plain, plain_value, texts_in
@@ -40,7 +40,7 @@ _LEFT_OUT = "left out"  # the form of a value that the file does not hold
 # -- writing ---------------------------------------------------------------------------------------
 
 
-class _Writer:
+class _FileWriter:
     """The writer of one file, which notes what it masks."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ def to_data(replica: Replica, run: Run) -> dict[str, Any]:
     Raises:
         ConfigurationError: a file cannot hold the run; the message says why.
     """
-    facts, writer = replica.facts, _Writer()
+    facts, writer = replica.facts, _FileWriter()
     if facts.pruned:
         raise ConfigurationError(
             f"run {facts.run_id!r} cannot be a test: its first records were pruned "
@@ -120,7 +120,7 @@ def _place(facts: RunFacts) -> str:
     return os.path.basename(facts.workflow)
 
 
-def _record(writer: _Writer, entry: Entry) -> dict[str, Any]:
+def _record(writer: _FileWriter, entry: Entry) -> dict[str, Any]:
     record, payload = entry.record, bytes(entry.payload)
     form = getattr(record, "form", None)
     fields = {name: each for name, each in to_fields(record).items() if name not in _DROPPED}
@@ -135,8 +135,8 @@ def _record(writer: _Writer, entry: Entry) -> dict[str, Any]:
     if failed and payload and form != JSON:
         error = view(entry).error
         if error is not None:
-            payload, form = Codec(JSON).encode_error(error)
-            fields["form"] = JSON
+            encoded = Codec(JSON).encode_error(error)
+            payload, form, fields["form"] = bytes(encoded.data), JSON, JSON
     opaque = outcome is not None and outcome.changed
     held = writer.pickle if opaque else writer.value
     content = held(bytes(payload), form, where)
@@ -155,7 +155,7 @@ def _without_credentials(value: Any) -> Any:
     return value
 
 
-def _arguments(writer: _Writer, run: Run) -> dict[str, Any]:
+def _arguments(writer: _FileWriter, run: Run) -> dict[str, Any]:
     facts = run._facts()
     try:
         inputs = load_inputs(run.store, run._seal, facts)
@@ -176,7 +176,7 @@ def _arguments(writer: _Writer, run: Run) -> dict[str, Any]:
     return {"values": values, "method": inputs.method, "missing": missing}
 
 
-def _moments(writer: _Writer, replica: Replica) -> Iterator[dict[str, Any]]:
+def _moments(writer: _FileWriter, replica: Replica) -> Iterator[dict[str, Any]]:
     for moment in replica.moments:
         try:
             found = moment.variables()
@@ -290,7 +290,7 @@ def _replica(data: Mapping[str, Any]) -> Replica:
         entries,
         ends[-1] if facts.status in ("completed", "failed") else None,
         tuple(
-            Moment(each["step"], each["position"], each["values"].copy)
+            Variables(each["step"], each["position"], each["values"].copy)
             for each in data["variables"]
         ),
         arguments=arguments,

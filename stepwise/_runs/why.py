@@ -31,6 +31,7 @@ from stepwise._execution.viewer import failure_of, look_into, result_of
 from stepwise._journal.journal import facts_of, read_end
 from stepwise._journal.lease import describe_owner
 from stepwise._journal.records import RunFacts
+from stepwise._journal.versions import recorded_versions
 from stepwise._runs import steps as run_steps
 from stepwise._runs.overview import SHOWN, Overview, overview
 from stepwise._runs.paths import ABSENT, differences, find, length_of, parsed, short, size_of
@@ -38,7 +39,7 @@ from stepwise._runs.questions import questions_of
 from stepwise._runs.sources import WorkflowSource
 from stepwise._runs.steps import Place
 from stepwise._runtime.clock import now
-from stepwise._runtime.facts import Plain, public
+from stepwise._runtime.facts import PlainFacts, public
 from stepwise._runtime.messages import count, is_ours, printable, shell_word
 from stepwise._values.preview import NO_SECRETS, NOT_SHOWN, error_text, type_name
 from stepwise.errors import ConfigurationError, StepNotFoundError, UnreadableValueError
@@ -89,7 +90,7 @@ _MOST = 1000  # checkpoints that a history looks at
 
 @public
 @dataclass(frozen=True, slots=True)
-class VariableChange(Plain):
+class VariableChange(PlainFacts):
     """A change of a variable between two kept checkpoints of a run.
 
     Args:
@@ -468,7 +469,7 @@ class CodePlace:
 
 @public
 @dataclass(frozen=True, slots=True)
-class VariableShown(Plain):
+class VariableShown(PlainFacts):
     """A local variable at a checkpoint, as short text.
 
     Args:
@@ -519,7 +520,8 @@ class Why:
         left_out: the number of other variables.
         changes: the variables that differ from the checkpoint before.
         commands: the commands that go on, each with its meaning.
-        notes: what could not be shown, and why.
+        notes: what could not be shown, and why; steps that were edited since their results were
+            recorded.
     """
 
     id: str
@@ -608,6 +610,11 @@ class _RunReading:
         place = self._place(frames if at is None else (), state, then=at is not None)
         variables, left_out, changes = self._variables(moments, newest, before, place)
         children = tuple(self._children())
+        self.notes += dict.fromkeys(
+            f"{each.name} has changed ({'; '.join(each.differs)}): its recorded results are used"
+            for each in recorded_versions(*self.place)
+            if each.used_by
+        )
         return Why(
             id=facts.run_id,
             call=cleaned(f"{facts.label}({facts.arguments})"),

@@ -154,7 +154,7 @@ else:
         """The base class of named tuples."""
 
 
-class Plain:
+class PlainFacts:
     """A dataclass of facts that JSON can hold."""
 
     __slots__ = ()

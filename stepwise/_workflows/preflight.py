@@ -7,6 +7,7 @@ forecast names that code instead of guessing.
 
 from __future__ import annotations
 
+import functools
 import importlib.machinery
 import json
 import os
@@ -17,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from stepwise._calls.edits import EditedStep, asks, edits_in
+from stepwise._calls.edits import EditedStep, asks, edits_in, forgotten_by
 from stepwise._calls.steps import defined_steps
 from stepwise._checkpoints.checkpoints import Checkpoints, State
 from stepwise._execution.loadable import Loadable
@@ -26,8 +27,9 @@ from stepwise._execution.process_memory import known_workflow
 from stepwise._identity.identity import shown_parts
 from stepwise._identity.module_names import file_of
 from stepwise._journal.journal import Journal, Position, place_of_run, read_end, read_start
+from stepwise._journal.lease import describe_owner
 from stepwise._journal.projection import RecordedCall, is_only_submitted
-from stepwise._journal.records import Entry, Forgotten, RunFacts, Waiting
+from stepwise._journal.records import Entry, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import course_of
 from stepwise._matching.pool import Pool
@@ -36,7 +38,8 @@ from stepwise._runs.replica import Replica
 from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count
-from stepwise._values.codec import JSON
+from stepwise._values.codec import JSON, decode
+from stepwise._values.data import parameter_types
 from stepwise._workflows.begin import counted_here, is_call_of
 from stepwise._workflows.definition import BoundCall, Definition
 from stepwise._workflows.rerun import replayed
@@ -54,6 +57,7 @@ from stepwise.stores import Store
 _CALL = "the program's own call"
 _RESULTS = 200  # recorded results of a run that are examined
 _SHOWN = 4  # names in a note
+_PLAIN = (Any, str, int, float, bool, list, dict)  # types of arguments that are data themselves
 
 Verdict = Literal["resumes", "replays", "begins", "recalls", "refuses", "elsewhere"]
 """What a start makes of a run.
@@ -146,6 +150,17 @@ def _exists(place: str) -> bool:
     return True
 
 
+@functools.lru_cache(maxsize=1000)
+def _enterable(definition: Definition) -> tuple[Rewritten | None, str]:
+    """Return the function that can be entered in the middle, or why there is none."""
+    if settings.trusts_data_only():
+        return None, "trust='data' loads no checkpoint"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rewritten = definition.rewritten()
+    return rewritten, str(caught[0].message) if caught else ""
+
+
 # -- runs of known workflows ----------------------------------------------------------------------
 
 
@@ -161,6 +176,9 @@ class _Examined:
         self.notes: list[str] = []
         self.stops = ""
         self.edits = edits_in(store, seal, facts.run_id)
+        owner = store.owner(facts.run_id) if facts.status == "running" else None
+        if owner is not None:
+            self.notes.append(f"is executed now {describe_owner(owner)}, and may be further then")
 
     def forecast(self) -> Forecast:
         """Return what becomes of the run."""
@@ -174,7 +192,7 @@ class _Examined:
             return self._made("refuses", why=refused)
         if self.facts.parent and self.facts.status == "failed":
             self.unknown.append("the run that calls it, which may have met its failure already")
-        rewritten, problem = self._rewritten()
+        rewritten, problem = _enterable(self.definition)
         options = self.definition.options
         fits = Fitting(
             Checkpoints(
@@ -183,7 +201,7 @@ class _Examined:
             rewritten,
             self.definition.source,
         )
-        found = self._checkpoint(fits, rewritten)
+        found = self._checkpoint(fits)
         if found is not None:
             return self._at_checkpoint(*found, fits)
         return self._at_top(fits, problem)
@@ -246,7 +264,7 @@ class _Examined:
         except TypeError as error:
             return f"its recorded call does not fit any more: {error}"
         self.unknown += [f"{_CALL}, which makes {each} anew" for each in loadable.reshaped]
-        is_plain = not method and loadable.is_plain and not parameters.is_computed
+        is_plain = not (method or self.unknown or parameters.is_computed) and loadable.is_plain
         return self._why_another(BoundCall(self.definition, None, args, kwargs)) if is_plain else ""
 
     def _inputs(
@@ -255,15 +273,24 @@ class _Examined:
         """Return the recorded arguments with stand-ins, and the parameter for the instance."""
         if form == JSON:
             about = json.loads(payload)
-            self.unknown += [f"{_CALL}, which gives {name!r}" for name in about["missing"]]
-            return {**about["values"], **about["missing"]}, about["method"]
+            kinds = parameter_types(self.definition.function)
+            held = {name: decode(text.encode(), JSON) for name, text in about["values"].items()}
+            typed = [name for name in held if kinds.get(name, Any) not in _PLAIN]
+            self.unknown += [f"{_CALL}, which gives {name!r}" for name in typed]
+            return {**held, **self._missing(about["missing"])}, about["method"]
         whole = loadable.look_at(payload, form)
         values = whole[0] if type(whole) is tuple else None
         if type(values) is not dict or ABOUT not in values:
             return None, ""
         method, missing = values.pop(ABOUT)
-        self.unknown += [f"{_CALL}, which gives {name!r}" for name in missing]
-        return {**values, **missing}, method
+        return {**values, **self._missing(missing)}, method
+
+    def _missing(self, missing: Mapping[str, str]) -> Mapping[str, str]:
+        """Note the arguments that are not recorded; secrets take no part in the identity."""
+        secrets = self.facts.secrets.split()
+        others = (name for name in missing if name not in secrets)
+        self.unknown += [f"{_CALL}, which gives {name!r}" for name in others]
+        return missing
 
     def _why_another(self, call: BoundCall) -> str:
         """Return why the recorded call means another run now; empty if it means this one."""
@@ -276,16 +303,7 @@ class _Examined:
 
     # -- the place -------------------------------------------------------------------------------
 
-    def _rewritten(self) -> tuple[Rewritten | None, str]:
-        """Return the function that can be entered in the middle, or why there is none."""
-        if settings.trusts_data_only():
-            return None, "trust='data' loads no checkpoint"
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            rewritten = self.definition.rewritten()
-        return rewritten, str(caught[0].message) if caught else ""
-
-    def _checkpoint(self, fits: Fitting, rewritten: Rewritten | None) -> tuple[State, Pool] | None:
+    def _checkpoint(self, fits: Fitting) -> tuple[State, Pool] | None:
         """Return the checkpoint at which the run resumes, with the records that answer."""
         while True:
             found = newest_that_holds(self.journal, fits, load=self._load, damaged=fits.damaged)
@@ -305,9 +323,9 @@ class _Examined:
     def _load(self, position: Position) -> list[Entry]:
         """Return the records after a position, with what the start itself would record first."""
         entries = self.journal.load(position)
-        again = [n.call.number for e in self.edits if e.policy == "rerun" for n in e.calls]
-        if again:
-            entries.append(Entry(self.journal.position.last + 1, Forgotten((*again,), 0.0), b""))
+        again = forgotten_by(self.edits)
+        if again is not None:
+            entries.append(Entry(self.journal.position.last + 1, again, b""))
         return entries
 
     def _has_lost(self, fits: Fitting, taken: State | None) -> bool:
@@ -355,9 +373,9 @@ class _Examined:
 
     def _look_at(self, pool: Pool) -> None:
         """Note what the run meets: calls of missing functions, doubts, waits, results."""
-        gone, lost, older = Counter[str](), Counter[str](), Counter[str]()
+        gone, lost = Counter[str](), Counter[str]()
+        older = {_edit_text(each): len(each.calls) or 1 for each in self.edits}
         loadable = self._loadable()
-        used = {call.call.number: (_edit_text(e),) for e in self.edits for call in e.calls}
         for number, each in enumerate(pool.all):
             name = each.call.name
             if each.in_doubt:
@@ -372,7 +390,6 @@ class _Examined:
                 if loadable.fails:
                     self._on_lost(each, loadable.fails)
                     lost[name] += 1
-                older.update(used.get(each.call.number, ()))
         self.unknown += loadable.unknown
         for what, counted in (
             ("no function for recorded calls of", gone),
@@ -400,7 +417,7 @@ class _Examined:
         call = recorded.call
         return is_known(self._module(call.module), call.name) or is_known(call.module, call.name)
 
-    def _on_wait(self, recorded: RecordedCall, wait: Waiting) -> Iterator[str]:
+    def _on_wait(self, recorded: RecordedCall, wait: Any) -> Iterator[str]:
         """Yield what has changed about a wait."""
         call = recorded.call
         if call.is_wait:

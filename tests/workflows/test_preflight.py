@@ -199,6 +199,24 @@ def test_a_replay(folder):
     assert what_is_said(row) == what_happened()
 
 
+@pytest.mark.parametrize(
+    ("policy", "verdict", "code"),
+    [("keep", "resumes", 0), ("rerun", "replays", 1), ("ask", "refuses", 2)],
+)
+def test_results_of_older_versions(folder, policy, verdict, code):
+    """What a step's ``on_changed`` makes of its recorded results is part of the verdict."""
+    text = AGENT.replace("@step", f'@step(on_changed="{policy}")')
+    die(text=text)
+    edit(('return {"n": n}', 'return {"n": n + 1}'), text=text)
+    row, exit_code = preflight()
+    assert (row["verdict"], exit_code) == (verdict, code)
+    assert "(body)" in f"{row['notes']} {row['why']}"
+    if verdict == "refuses":
+        assert "CodeChangedError" in start()
+    else:
+        assert what_is_said(row) == what_happened()
+
+
 def test_a_pruned_journal(folder):
     """A run that would replay without its whole journal cannot go on: the exit code is 2."""
     pruning = AGENT.replace("@workflow", "@workflow(prune_journal=True, keep=1)").replace(
