@@ -35,6 +35,7 @@ from stepwise._journal.summary import how_started
 from stepwise._matching.pool import key_of
 from stepwise._runs import questions
 from stepwise._runs import steps as run_steps
+from stepwise._runs import why as reasons
 from stepwise._runs.copying import Copier
 from stepwise._runs.fork import Change, fork
 from stepwise._runs.messages import InboxMessage, cancel, messages_of, send
@@ -48,15 +49,6 @@ from stepwise._runs.overview import (
 )
 from stepwise._runs.streaming import RunStream
 from stepwise._runs.verify import ChildRuns, Verification, delete_run, erase, repair, verify
-from stepwise._runs.why import (
-    FirstTrue,
-    VariableHistory,
-    Why,
-    bisect_of,
-    history_of,
-    why_of,
-    without_hidden,
-)
 from stepwise._runtime import options, settings
 from stepwise._runtime.facts import public
 from stepwise._runtime.forks import cached
@@ -312,7 +304,7 @@ class Run:
         return self._without_hidden(self.locals(at))
 
     def _without_hidden(self, values: dict[str, Any]) -> dict[str, Any]:
-        return without_hidden(self._facts(), values)
+        return reasons.without_hidden(self._facts(), values)
 
     def locals(self, at: int | None = None) -> dict[str, Any]:
         """Return the local variables at a checkpoint, by name.
@@ -340,7 +332,7 @@ class Run:
             )
         return look_into(loaded)
 
-    def why(self, at: int | None = None) -> Why:
+    def why(self, at: int | None = None) -> reasons.Why:
         """Return why the run stands where it stands: what it was doing, and what happened.
 
         The facts are those of one screen: the statement with the lines around it, the exception
@@ -355,9 +347,9 @@ class Run:
         Raises:
             StepNotFoundError: no checkpoint is kept that early.
         """
-        return why_of((self.store, self._seal, self.id), self._facts(), at)
+        return reasons.why_of((self.store, self._seal, self.id), self._facts(), at)
 
-    def history(self, name: str, limit: int = 1000) -> VariableHistory:
+    def history(self, name: str, limit: int = 1000) -> reasons.VariableHistory:
         """Return how a variable changed over the kept checkpoints, oldest first.
 
         Args:
@@ -371,9 +363,9 @@ class Run:
             ConfigurationError: this is no path, or no kept checkpoint has such a variable.
             StepNotFoundError: the run has no checkpoint.
         """
-        return history_of((self.store, self._seal, self.id), self._facts(), name, limit)
+        return reasons.history_of((self.store, self._seal, self.id), self._facts(), name, limit)
 
-    def bisect(self, expression: str, *, every: bool = False) -> FirstTrue:
+    def bisect(self, expression: str, *, every: bool = False) -> reasons.FirstTrue:
         """Return the first kept checkpoint at which an expression over the variables is true.
 
         The expression is executed, with the code of your classes that it calls.  Up to 48 evenly
@@ -390,7 +382,7 @@ class Run:
             StepNotFoundError: the run has no checkpoint.
         """
         place = self.store, self._seal, self.id
-        return bisect_of(place, self._facts(), expression, every=every)
+        return reasons.bisect_of(place, self._facts(), expression, every=every)
 
     @property
     def result(self) -> Any:

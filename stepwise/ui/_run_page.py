@@ -17,20 +17,8 @@ from typing import Any
 
 from stepwise import errors
 from stepwise._checkpoints.checkpoints import Loaded
+from stepwise._display import page as pages
 from stepwise._display.markup import Content, Markup, Rules, badge, block, markup, section, tag
-from stepwise._display.page import (
-    RunPage,
-    SourceShown,
-    called,
-    compared,
-    frames,
-    run_facts,
-    source,
-    step_facts,
-    step_line,
-    title_of,
-    variables,
-)
 from stepwise._display.render import usage_text
 from stepwise._display.stops import said_html
 from stepwise._display.terminal import duration_text, shown_value
@@ -203,7 +191,7 @@ class _Moment:
 
     run: Run
     seen: Overview
-    page: RunPage
+    page: pages.RunPage
     step: int | None
     chosen: StepRecord | None
     here: Loaded | None
@@ -250,8 +238,8 @@ def _telling(steps: Sequence[StepRecord]) -> StepRecord | None:
 
 
 def _source_at(
-    known: SourceShown | None, run: Run, here: Loaded | None, chosen: StepRecord | None
-) -> SourceShown | None:
+    known: pages.SourceShown | None, run: Run, here: Loaded | None, chosen: StepRecord | None
+) -> pages.SourceShown | None:
     """Return the source with the line that called a step, or that follows its checkpoint."""
     if known is None:
         return known
@@ -287,7 +275,11 @@ def run_page(view: View, run: Run, step: int | None) -> Markup:
         tag("div", _slider(view, at), data_live="slider"),
         tag(
             "div",
-            tag("div", section("Source", source(at.page, _link(view, run))), data_live="source"),
+            tag(
+                "div",
+                section("Source", pages.source(at.page, _link(view, run))),
+                data_live="source",
+            ),
             tag("div", section(_variables_title(at), _variables(view, at)), data_live="variables"),
             cls="columns",
         ),
@@ -324,7 +316,7 @@ def _head(view: View, at: _Moment) -> Markup:
     parent = at.run.parent
     return markup(
         _crumbs(view, tag("code", shown.id)),
-        title_of(shown),
+        pages.title_of(shown),
         tag(
             "p",
             ("begun ", ui.moment(view, shown.created_at)),
@@ -341,8 +333,8 @@ def _head(view: View, at: _Moment) -> Markup:
         ui.figures(parts),
         _actions(view, at),
         _output(view),
-        tag("details", tag("summary", "all facts"), run_facts(at.page), cls="facts"),
-        section("Variables where it failed", frames(at.page.frames)),
+        tag("details", tag("summary", "all facts"), pages.run_facts(at.page), cls="facts"),
+        section("Variables where it failed", pages.frames(at.page.frames)),
     )
 
 
@@ -475,7 +467,7 @@ def _timeline(view: View, at: _Moment, rules: Rules) -> Markup:
             seen = child._seen(_CHILD_STEPS)
         except errors.RunNotFoundError:
             continue
-        label, begun = called(each)[:120], seen.course.begun
+        label, begun = pages.called(each)[:120], seen.course.begun
         groups.append(RunBars(label, seen.steps, _link(view, child), begun))
     drawn = timeline(groups, now, [(when, end) for when, _, end in at.page.resumes], rules)
     left_out = shown.total - len(shown.steps)
@@ -572,7 +564,7 @@ def _variables(view: View, at: _Moment) -> Markup:
     return markup(
         tag("p", " ".join(about), " ", _retention(at), cls="soft") if about else None,
         tag("p", problem, cls="note") if problem else None,
-        variables(shown, marks),
+        pages.variables(shown, marks),
         tag("p", f"no more: {', '.join(gone)}", cls="soft") if gone else None,
         tag("small", f"{told} the checkpoint after step {at.before.state.step}")
         if at.before is not None and not unknown
@@ -627,12 +619,12 @@ def _chosen(view: View, at: _Moment) -> Markup:
     fork = tag("a", "Fork from here…", href=view.at("runs", run.id, "fork", step=step.number),
                cls="button")  # fmt: skip
     acts = tag("div", fork, forget if at.page.shown.status != "running" else None, cls="actions")
-    again = compared(step, arguments.get(step.instead, ""), _link(view, run)(step.instead))
+    again = pages.compared(step, arguments.get(step.instead, ""), _link(view, run)(step.instead))
     child = tag("a", step.child, href=view.at("runs", step.child)) if step.child else None
     return section(
         markup(f"Step {step.number} ", tag("code", step.name), " ", badge(step.status)),
         talk,
-        step_facts(step, begun=at.page.shown.begun, again=again, child=child, **more),
+        pages.step_facts(step, begun=at.page.shown.begun, again=again, child=child, **more),
         acts if not view.read_only else None,
         cls="chosen-step",
         id="step",
@@ -648,7 +640,7 @@ def _inputs(view: View, run: Run, step: StepRecord) -> Markup:
     except errors.UnreadableValueError as error:
         return markup(block(step.arguments), tag("small", f"{error}"))
     link = {"of": "inputs", "step": step.number}
-    return variables(
+    return pages.variables(
         {
             name: _value(view, run, shown_value(value, _WHOLE), _VALUE, **link, path=name)
             for name, value in values.items()
@@ -673,7 +665,7 @@ def _steps(view: View, at: _Moment) -> Markup:
     rows = [
         tag(
             "a",
-            step_line(each),
+            pages.step_line(each),
             href=link(each.number),
             cls=f"step{' chosen' if each.number == chosen else ''}",
             aria_current="step" if each.number == chosen else None,
@@ -835,7 +827,7 @@ def _change(name: str, value: Any, given: Mapping[str, str]) -> Markup:
 def _change_result(step: StepRecord, given: Mapping[str, str]) -> Markup:
     key = f"result:{step.number}"
     label = (
-        tag("code", f"{step.number} {called(step)[:120]}"),
+        tag("code", f"{step.number} {pages.called(step)[:120]}"),
         " ",
         tag("small", step.preview[:300]),
     )
