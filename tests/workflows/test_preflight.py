@@ -411,6 +411,18 @@ def test_it_changes_nothing(folder, words):
     assert contents(home) == before[1]
 
 
+def test_a_run_that_emits(folder):
+    """The streams of a run decide about its checkpoints as they do in a start; none is written."""
+    text = AGENT.replace("    sent = send", '    stepwise.emit("half")\n    sent = send')
+    die(text=text)
+    edit(("    three = think(3)", "    x = 0\n    three = think(3)"), text=text)
+    before = contents(folder)
+    row, code = preflight()
+    assert (row["verdict"], row["unknown"], code) == ("resumes", [], 0)
+    assert contents(folder) == before
+    assert what_is_said(row) == what_happened()
+
+
 def test_a_script_without_a_guard(folder):
     """A module that calls a workflow while it is imported is refused, and begins nothing."""
     write(AGENT.replace('if __name__ == "__main__":\n    ', ""))
