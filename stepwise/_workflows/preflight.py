@@ -512,7 +512,7 @@ def with_replay(found: Forecast, said: Replayed) -> Forecast:
         return found._replace(verdict="refuses", why=said.told, unknown=())
     start, done = _START.match(said.start), _DONE.search(said.start)
     found = found._replace(notes=(*found.notes, said.told))
-    if start is None:
+    if start is None or found.verdict == "recalls":
         return found
     verdict: Any = start[1]
     at = start[2] or ""

@@ -319,11 +319,22 @@ def test_a_side_effect_whose_result_is_lost(folder):
 
 
 def test_completed_runs(folder):
-    """Of completed runs it is said whether their result is still there."""
+    """Of completed runs it is said whether their result is still there, and what a replay makes."""
     edit(("len(notes) + 1", "notes[0]"))
     python("agent.py")
     row, code = preflight("--completed", "5")
     assert (row["verdict"], code) == ("recalls", 0)
+    row, code = preflight("--completed", "5", "--replay")
+    assert (row["verdict"], row["unknown"], row["notes"]) == (
+        "recalls",
+        [],
+        ["replayed as recorded"],
+    )
+    edit(("len(notes) + 1", "notes[0]"), ("think(2)", "think(22)"))
+    row, code = preflight("--completed", "5", "--replay")
+    assert (row["verdict"], code) == ("recalls", 0)
+    assert row["notes"][0].startswith("replayed: ")
+    assert "n=22" in row["notes"][0]
     edit(("class Note:", "class Remark:"), ("Note(", "Remark("))
     row, code = preflight("--completed", "5")
     assert (row["verdict"], code) == ("refuses", 2)
