@@ -334,7 +334,7 @@ def test_completed_runs(folder):
     row, code = preflight("--completed", "5", "--replay")
     assert (row["verdict"], code) == ("recalls", 0)
     assert row["notes"][0].startswith("replayed: ")
-    assert "n=22" in row["notes"][0]
+    assert "recorded 2, now 22" in row["notes"][0]
     edit(("class Note:", "class Remark:"), ("Note(", "Remark("))
     row, code = preflight("--completed", "5")
     assert (row["verdict"], code) == ("refuses", 2)
