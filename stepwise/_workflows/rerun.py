@@ -94,10 +94,11 @@ class Rerun:
         lines = [str(self.difference), f"  {what}: before that, {made} as recorded"]
         if self.masked:
             lines.append(f"  masked in the file: {', '.join(self.masked)}")
-        way, name = "  if the code is meant to do that, record a new run", self.difference.name
+        lines.append("  if the code is meant to do that, record a new run")
+        name = self.difference.name
         if name:
-            way += f"; or let the call be made, live=({name!r},), or answer it: answers="
-        lines.append(way)
+            ways = f"live=({name!r},) makes the call, answers={{{name!r}: ...}} answers it"
+            lines[-1] += f"; or go on: {ways}"
         return "\n".join(lines)
 
     __repr__ = __str__  # in a report of pytest
