@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from stepwise._calls.call import PATIENCE, Performance
-from stepwise._calls.driver import Core, Result, Wait
+from stepwise._calls.call import PATIENCE, AnsweredInstead, Performance
+from stepwise._calls.driver import Attempt, Core, Result, Wait
 from stepwise._checkpoints.checkpoints import (
     PREFIX,
     Checkpoints,
@@ -175,10 +175,14 @@ class Comparing(Replay):
         if recorded is not None and not recorded.answers:
             raise self._stop(active)  # the run was stopped in this very call
         if self._is_allowed(call):
-            how: Any = "answered" if call.name in self._answers else "live"
-            self.calls.append(RerunCall(call.name, call.arguments, how))
             self.moments.clear()  # the variables follow from another result
-            return Result()
+            answer = self._answers.get(call.name)
+            how: Any = "live" if answer is None else "answered"
+            self.calls.append(RerunCall(call.name, call.arguments, how))
+            if answer is None:
+                return Result()
+            given = Attempt(answer, made.args, made.kwargs, None, f"the answer of {call.name}")
+            raise AnsweredInstead((yield given))
         if recorded is not None:
             self.problem = ConfigurationError(
                 f"step {recorded.call.number} {call.name} of run {self.run_id!r} cannot be "
@@ -198,10 +202,6 @@ class Comparing(Replay):
         if expected is not None and expected.call.name == call.name:
             raise self._stop(active, self._arguments(made, call, expected))
         raise self._stop(active, self._another(call, expected, None))
-
-    def body(self, call: Call, body: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function that answers a call."""
-        return self._answers.get(call.name, body)
 
     def _is_allowed(self, call: Call) -> bool:
         return call.name in self._answers or call.name in self._live
