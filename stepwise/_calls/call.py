@@ -717,8 +717,8 @@ class Performance(NamedTuple):
             error = active.account.begin(call, limited=not active.cleans_up())
             if error is not None:
                 raise active.stop(error)
-        if call.code not in active.versions:
-            active.note_version(self.performer.version)
+        if (call.code, call.name) not in active.versions:
+            active.note_version(call.name, call.module, self.performer.version)
         if self.scope.around:
             active.inner.begin(self.scope.around, call, recorded)
         if self.identity.held is not None:
@@ -885,6 +885,11 @@ class Performance(NamedTuple):
                 return None
         elif verdict is Verdict.CHANGED:
             _warn_changed(call, recorded)
+        if look is None and call.code != recorded.call.code and call.name == recorded.call.name:
+            from stepwise._calls.edits import runs_again  # on use: few steps are edited
+
+            if runs_again(self.scope.run, self.performer, recorded):
+                return None
         return (yield from self.recalled(recorded))
 
     def recalled(self, recorded: RecordedCall) -> Generator[Any, Result, Result | None]:
@@ -1051,10 +1056,7 @@ class Performance(NamedTuple):
                     )
                     return result
             assert result.error is not None
-            if active.frame_recorder is not None and not call.child:
-                active.frame_recorder.step_failed(
-                    active.journal, call.number, number, result.error, performer.hiding, self.bound
-                )
+            self._note_failure(call, number, result.error)
             clean = isinstance(result.error, performer.fails_cleanly)
             may_repeat = (not call.effect or clean or performer.idempotent) and not is_over(scope)
             attempts = attempts or performer.attempts()
@@ -1078,6 +1080,16 @@ class Performance(NamedTuple):
             number = attempts.number
             yield from self._rest(call, delay)
             tries = (*tries[:-1], failed, (time.time(), 0.0, ""))[-_TRIES:]
+
+    def _note_failure(self, call: Call, attempt: int, error: BaseException) -> None:
+        """Withdraw what a failed attempt has said, and record its local variables if asked to."""
+        active = self.scope.run
+        if active.emissions is not None:
+            active.emissions.withdraw(call.number)
+        if active.frame_recorder is not None and not call.child:
+            active.frame_recorder.step_failed(
+                active.journal, call.number, attempt, error, self.performer.hiding, self.bound
+            )
 
     def _failed(
         self, inner: Scope, result: Result, helper: Helper | None, tries: Tries, *, clean: bool

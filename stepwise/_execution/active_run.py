@@ -26,8 +26,7 @@ from stepwise._execution.concurrency import Flows, Unawaited
 from stepwise._execution.failures import Unwinding, handled
 from stepwise._execution.location import Helper, Locator, WatchesSteps
 from stepwise._execution.waits import RunInbox, Taken, Waits
-from stepwise._identity.versions import UNKNOWN, Version
-from stepwise._journal.journal import CODE, Journal
+from stepwise._journal.journal import Journal
 from stepwise._journal.lease import Lease
 from stepwise._journal.projection import Flags, RecordedCall
 from stepwise._journal.records import (
@@ -43,6 +42,7 @@ from stepwise._journal.records import (
     Tally,
 )
 from stepwise._journal.summary import SummaryKeeper
+from stepwise._journal.versions import RecordedVersion
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Subjects
 from stepwise._rewrite import finally_lines
@@ -67,9 +67,11 @@ from stepwise.errors import (
 
 if TYPE_CHECKING:
     from stepwise._execution.budget import Budget
+    from stepwise._execution.emissions import Emissions
     from stepwise._execution.frames import FrameRecorder
     from stepwise._execution.looking import Replay
     from stepwise._execution.watching import RunWatch
+    from stepwise._identity.versions import Version
     from stepwise._journal.inbox import Message
     from stepwise._runtime.event import Kind
 
@@ -797,9 +799,10 @@ class ActiveRun:
         self.unawaited: dict[object, Unawaited] = {}
         self.idle = 0  # tasks that only wait for other tasks of the run, such as a graph's walk
         self.locator = locator
+        self.emissions: Emissions | None = None  # once the run says something
         self.streams: dict[int, OpenStream] = {}  # by call: open, or left and not recorded yet
         self.inner = InnerCalls()
-        self.versions = {UNKNOWN.id}  # ids of the versions that this process has recorded
+        self.versions: set[tuple[str, str]] = set()  # the ids and steps that were noted here
         self.cut_off: set[int] = set()  # calls that a crash cut off, which continue
         self.alive = 0.0  # the last time when an earlier attempt is known to have been alive
         self.ordinals = Ordinals()
@@ -954,10 +957,19 @@ class ActiveRun:
                 self.inner.handled(numbers)
                 self.write((Handled(numbers, time.time()), b""), durable=False)
 
-    def note_version(self, version: Version) -> None:
-        """Record the parts of a step's version, to which the records of its calls refer."""
-        self.versions.add(version.id)
-        self.journal.put_with_next(f"{CODE}{version.id}", version.parts, b"")
+    def note_version(self, name: str, module: str, version: Version) -> None:
+        """Record a step's version, to which the records of its calls refer.
+
+        The run's callers record it, too: their records answer for the whole child run.
+        """
+        self.versions.add((version.id, name))
+        if not version.id:
+            return
+        recorded = RecordedVersion(version.id, name, module, version.parts, version.files)
+        for run in self.lineage():
+            child = "" if run is self else self.run_id
+            mine = recorded._replace(child=child)
+            run.journal.put_with_next(mine.key, [*mine], b"")
 
     def take(self, recorded: RecordedCall, around: tuple[int, ...] = ()) -> bool:
         """Take a record out of the pool; return False if another task or thread was faster.
@@ -983,6 +995,8 @@ class ActiveRun:
         self._note(scope, recorded.call.number, inner)
         if scope.around:
             self.inner.answered(scope.around, recorded)
+        if self.emissions is not None:
+            self.emissions.answered(recorded.call.number, inner, scope.around)
         took = max(0.0, outcome.at - recorded.call.at) if outcome is not None else None
         usage = outcome.usage if outcome is not None else None
         with self.lock:
@@ -1054,6 +1068,8 @@ class ActiveRun:
         if look is not None and look.holds(self.root.run_id):
             return look.hold(items)
         try:
+            if self.emissions is not None:
+                self.emissions.flush()
             numbers = self.journal.append(*items, durable=durable, head=head)
             self._summary.note(numbers, items)
             return numbers
@@ -1116,6 +1132,8 @@ class ActiveRun:
         error, secrets = value if status != "completed" else None, self.secrets
         if self.streams:
             self._leave_streams(error)
+        if self.emissions is not None:
+            self.emissions.end()
         retry, gone_on = self.unwinding.end(error)
         record = Ended(
             status,
@@ -1195,6 +1213,8 @@ class ActiveRun:
         self.locator.close()
         self.steering.close()
         self.surfacing.close()
+        if self.emissions is not None:
+            self.emissions.close(ended=self.facts.end > 0)
         self.lease.release()
 
 

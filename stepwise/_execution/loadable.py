@@ -13,7 +13,7 @@ import inspect
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -57,6 +57,7 @@ class Loadable:
     Attributes:
         fails: why a value certainly does not load; empty if that is not known.
         unknown: what decides whether the values load, each once.
+        reshaped: the program's classes whose instances may have other attributes if made anew.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Loadable:
         self.namespace = {} if namespace is None else namespace
         self.fails = ""
         self.unknown: list[str] = []
+        self.reshaped: dict[str, None] = {}
         self._found: dict[str, Any] = {}
 
     @property
@@ -89,7 +91,7 @@ class Loadable:
     def look(self, data: bytes, reader: Reader | None = None) -> Any:
         """Look at one pickle; return its value with stand-ins, or None if it does not load."""
         try:
-            unpickler = _Unpickler(data, reader.buffers() if reader is not None else None)
+            unpickler = _InertUnpickler(data, reader.buffers() if reader is not None else None)
             unpickler.seen, unpickler.reader, unpickler.given = self, reader, {}
             if reader is not None:
                 reader.find = unpickler.find_class
@@ -144,7 +146,7 @@ class Loadable:
         if full not in self._found:
             target = self._target(module, name)
             about = {"seen": self, "full": full, "target": target}
-            self._found[full] = _Kind(name, (Inert,), about)
+            self._found[full] = _StandIn(name, (Inert,), about)
         return self._found[full]
 
     def _target(self, module: str, name: str) -> Any:
@@ -171,7 +173,7 @@ def _is_python(function: Any) -> bool:
     return isinstance(getattr(function, "__func__", function), types.FunctionType)
 
 
-class _Kind(type):
+class _StandIn(type):
     """The class of stand-ins: calling one makes an inert object, and notes who would decide."""
 
     seen: Loadable
@@ -205,14 +207,25 @@ class _Kind(type):
         elif not _is_sure(full):
             seen.depends(f"{full}(), which is called")
         theirs = [
-            each if isinstance(each, _Kind) else type(each)
+            each if isinstance(each, _StandIn) else type(each)
             for each in args
-            if isinstance(each, _Kind) or isinstance(type(each), _Kind)
+            if isinstance(each, _StandIn) or isinstance(type(each), _StandIn)
         ]
         if full not in _TAKES_CLASSES:
             for each in theirs:
                 if not _is_sure(each.full):
                     seen.depends(f"{full}() of {each.full}")
+
+    def _check_shape(cls, names: frozenset[str]) -> None:
+        if names != getattr(cls.target, "__dataclass_fields__", {}).keys():
+            cls.seen.reshaped[cls.full] = None
+
+    def refill(cls, made: Any, state: dict[str, Any]) -> None:
+        """Note whether the attributes of an object of the call can be set to recorded ones."""
+        made.__dict__["state"] = frozenset(state)
+        if isinstance(cls.target, type) and not _is_sure(cls.full):
+            _check_attributes(cls, state, cls.target.__dictoffset__ != 0)
+            cls._check_shape(frozenset(state))
 
     def _check_member(cls, args: tuple[Any, ...]) -> None:
         values = cls.target._value2member_map_
@@ -226,13 +239,13 @@ class _Kind(type):
             getattr(cls.target._missing_, "__module__", "")
         ):
             cls.seen.depends(f"{cls.full}._missing_")
-        elif any(isinstance(type(each), _Kind) for each in args):
+        elif any(isinstance(type(each), _StandIn) for each in args):
             cls.seen.depends(f"{cls.full}(), which is called")
         else:
             cls.seen.fail(f"{cls.full} has no member {args[0] if args else ''!r} any more")
 
 
-class Inert(metaclass=_Kind):
+class Inert(metaclass=_StandIn):
     """A stand-in for an object, a class or a function; nothing that is done with it has effects."""
 
     seen: Loadable
@@ -262,10 +275,11 @@ class Inert(metaclass=_Kind):
 
     def __setstate__(self, state: Any) -> None:
         cls: Any = type(self)
-        if isinstance(state, dict):
-            self.__dict__["state"] = frozenset(map(str, state))
+        names = frozenset(map(str, state)) if isinstance(state, dict) else frozenset[str]()
+        self.__dict__["state"] = names
         if isinstance(cls.target, type) and not _is_sure(cls.full):
             _check_state(cls, state)
+            cls._check_shape(names)
 
     def __hash__(self) -> int:
         cls: Any = type(self)
@@ -321,14 +335,19 @@ def _check_state(cls: Any, state: Any) -> None:
     has_dict = target.__dictoffset__ != 0
     if held and not has_dict:
         seen.fail(f"{cls.full} has __slots__ now, and no place for {', '.join(map(str, held))}")
-    for name in slots or ():
-        if _is_python(inspect.getattr_static(target, "__setattr__")):
-            seen.depends(f"{cls.full}.__setattr__")
-        found = inspect.getattr_static(target, name, None)
+    if slots and _is_python(inspect.getattr_static(target, "__setattr__")):
+        seen.depends(f"{cls.full}.__setattr__")
+    _check_attributes(cls, slots or (), has_dict)
+
+
+def _check_attributes(cls: Any, names: Iterable[str], has_dict: bool) -> None:
+    """Note whether attributes can be set in an instance of today's class."""
+    for name in names:
+        found = inspect.getattr_static(cls.target, name, None)
         if isinstance(found, property):
-            seen.depends(f"{cls.full}.{name}, a property")
+            cls.seen.depends(f"{cls.full}.{name}, a property")
         elif not has_dict and not isinstance(found, types.MemberDescriptorType):
-            seen.fail(f"{cls.full} has no attribute {name} any more")
+            cls.seen.fail(f"{cls.full} has no attribute {name} any more")
 
 
 # -- functions that have a meaning of their own ---------------------------------------------------
@@ -340,7 +359,7 @@ def _from_module(seen: Loadable, args: tuple[Any, ...], _: Any) -> Any:
 
 def _attribute(seen: Loadable, args: tuple[Any, ...], made: Any) -> Any:
     owner, name = args
-    target = owner.target if isinstance(owner, _Kind) else _MISSING
+    target = owner.target if isinstance(owner, _StandIn) else _MISSING
     if isinstance(target, type) and inspect.getattr_static(target, name, _MISSING) is _MISSING:
         seen.fail(f"{owner.full} has no {name} any more")
     elif not isinstance(target, type) or not issubclass(target, enum.Enum):
@@ -384,7 +403,7 @@ _SPECIAL: dict[str, Callable[[Loadable, tuple[Any, ...], Any], Any]] = {
 }
 
 
-class _Unpickler(FrameUnpickler):
+class _InertUnpickler(FrameUnpickler):
     """An unpickler of stand-ins."""
 
     seen: Loadable
@@ -408,4 +427,6 @@ class _Unpickler(FrameUnpickler):
             self.given[name] = content
         elif name not in self.given:
             self.given[name] = object.__new__(cls or self.seen.stand_in("builtins", "object"))
+            if cls is not None and isinstance(content, tuple):
+                cls.refill(self.given[name], content[0])
         return self.given[name]

@@ -657,26 +657,12 @@ INPUTS, FRAMES = "inputs/", "frames/"
 """The prefixes of the objects beside the records of a call: its arguments, and its failures."""
 
 
-def recorded_version(store: Store, seal: Seal, run_id: str, version: str) -> dict[str, str]:
-    """Return the parts of the version of a step, by name; none if they are not known."""
-    name = f"{CODE}{version}"
-    try:
-        parts: dict[str, str] = seal.open(
-            named(name, run_id), store.get(run_id, name) or b""
-        ).header
-    except DamagedError:
-        return {}
-    return parts
-
-
 def names_beside(store: Store, run_id: str) -> dict[str, int]:
     """Return the objects beside the records of calls, each with the number of its call."""
     names = [*store.names(run_id, INPUTS), *store.names(run_id, FRAMES)]
     return {name: int(name.split("/")[1]) for name in names}
 
 
-CODE = "code/"
-"""The prefix of the objects that say of which parts the versions of a run's steps consist."""
 _MOST_BESIDE = 8 << 20  # bytes of objects that wait for a record
 COPYING = "copying"
 """The name of an object beside the records of a run whose copy is not complete yet."""
@@ -951,7 +937,7 @@ class Journal:
     def put(
         self,
         name: str,
-        header: dict[str, Any],
+        header: Any,
         payload: Data,
         *,
         also: Mapping[str, Data] | None = None,

@@ -154,7 +154,7 @@ def in_memory(replica: Replica, workflow: str, function: Callable[..., Any]) -> 
         first, objects = entries[0].number - 1, dict[str, Data]()
         for loaded in replica.checkpoints:
             at = positions[loaded.state.journal[0] - first]
-            state = loaded.state._replace(journal=at.kept())
+            state = loaded.state._replace(journal=at.kept(), said=())  # it says all anew
             objects |= sealed(seal, run_id, loaded, state, numbers, loaded.payload)
         for name, (header, payload) in replica.beside.items():
             objects[name] = seal.close(named(name, run_id), header, payload)[0]

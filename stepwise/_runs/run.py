@@ -50,6 +50,7 @@ from stepwise._journal.journal import (
 from stepwise._journal.projection import Calls
 from stepwise._journal.records import Entry, Forgotten, RunFacts
 from stepwise._journal.seal import Seal
+from stepwise._journal.stream import StreamLog
 from stepwise._journal.summary import how_started
 from stepwise._matching.pool import key_of
 from stepwise._runs.copying import Copier
@@ -72,6 +73,7 @@ from stepwise._runs.questions import (
     give_answer,
     questions_of,
     said_of,
+    settle_edited,
     to_record,
 )
 from stepwise._runs.steps import (
@@ -89,6 +91,7 @@ from stepwise._runs.steps import (
     steps_of,
     text_of_error,
 )
+from stepwise._runs.streaming import RunStream
 from stepwise._runs.verify import ChildRuns, Verification, delete_run, erase, repair, verify
 from stepwise._runs.why import Why, why_of
 from stepwise._runtime import options, settings
@@ -317,6 +320,29 @@ class Run:
         """The messages that were sent to the run, in the order of arrival, each with its fate."""
         return messages_of(self.store, self._seal, self._facts())
 
+    def stream(
+        self, after: int | None = None, stream: str = "main", *, follow: bool = True
+    ) -> RunStream:
+        """Return the items that the run says with :func:`emit`, for ``for`` and ``async for``.
+
+        The iterator waits for new items until the run has ended, in this process or any other; a
+        run that was killed may be resumed meanwhile.  A reader that comes back gives the offset of
+        the last thing that it got, and loses nothing.
+
+        Args:
+            after: only what follows this offset, which a reader got with its last item; by default
+                everything.
+            stream: the name of the stream.
+            follow: False to end with what is there now.
+
+        Raises:
+            ConfigurationError: the stream has no such offset.
+            CorruptStoreError: a part of the stream is damaged or missing.
+            UnreadableValueError: a value cannot be loaded here.
+        """
+        log = StreamLog(self.store, self._seal, self.id)
+        return RunStream(log, self._facts, stream, after, follow=follow)
+
     @property
     def checkpoints(self) -> list[RunCheckpoint]:
         """The checkpoints of the run, oldest first; it resumes at the newest that is verified."""
@@ -521,8 +547,10 @@ class Run:
             step: the number of the step, or its name if only one call of that name is in question.
             landed: the step happened, and returned this value.
             did_not_happen: True if the step did not happen, and may run.
-            same: True if the stopped call is the recorded step, whose outcome answers it.
-            another: True if they are two acts: the record stays, and the stopped call runs, once.
+            same: True if the stopped call is the recorded step, whose outcome answers it; for an
+                edited step (``on_changed="ask"``), if its results stay in use.
+            another: True if they are two acts: the record stays, and the stopped call runs, once;
+                for an edited step, if it runs again.
             stop: the number of the stopped call, if several could be this step; ``stepwise show``
                 lists them.
 
@@ -533,10 +561,15 @@ class Run:
         """
         said = said_of(landed, did_not_happen, same, another, stop)
         with self._journal() as (journal, entries):
-            codec = Codec(self._facts().codec)
-            items = to_record(self.id, step, entries, said, codec)
+            codec, facts = Codec(self._facts().codec), self._facts()
+            items = None
+            if said.same is not None:
+                items = settle_edited(journal, step, entries, same=said.same)
+                facts = facts.reopened(time.time()) if items else facts
+            if items is None:
+                items = to_record(self.id, step, entries, said, codec)
             if items:
-                journal.append(*items, head=self._facts())  # listings count it
+                journal.append(*items, head=facts)  # listings count it
 
     @property
     def questions(self) -> list[Question]:

@@ -503,6 +503,8 @@ def _result(call: Invocation, seal: Seal, facts: RunFacts) -> Recall | None:
     marked = newest_mark(call.store, seal, call.run_id)
     if marked.last > facts.end or is_another_history(call.store, seal, call.run_id, marked):
         return None  # an older database: loading its journal reports the loss
+    if _runs_again(call, seal):
+        return None
     callee = call.callee
     function = callee.workflow.function
     around = surroundings(callee.bound, callee.instance, function, callee.secret)
@@ -522,6 +524,22 @@ def _result(call: Invocation, seal: Seal, facts: RunFacts) -> Recall | None:
             f"{f'. To run it afresh: {ways}, or: {forget}' if first else ''}"
         )
     return Recall(value, bool(ended.changed))
+
+
+def _runs_again(call: Invocation, seal: Seal) -> bool:
+    """Return whether steps of a completed run run again, since they were edited; else report them.
+
+    Raises:
+        CodeChangedError: a person has to say what becomes of their results.
+    """
+    from stepwise._calls.edits import asks, edits_in, tell  # on use: few runs have completed
+
+    edits = edits_in(call.store, seal, call.run_id)
+    error = asks(call.run_id, edits)
+    if error is not None or any(each.policy == "rerun" for each in edits):
+        return True  # taken up, the run records the question, or makes the calls again
+    tell(call.run_id, edits)
+    return False
 
 
 def _refuse_cancelled(call: Invocation, seal: Seal, facts: RunFacts) -> None:
