@@ -20,6 +20,7 @@ from stepwise._execution.outcomes import RunInputs, load_inputs
 from stepwise._execution.viewer import view
 from stepwise._journal.journal import place_of_run
 from stepwise._journal.records import Entry, RunFacts, from_fields, to_fields, with_form
+from stepwise._journal.versions import RecordedVersion
 from stepwise._runs.replica import Replica, Variables
 from stepwise._runs.run import Run
 from stepwise._runtime.messages import shell_word
@@ -111,6 +112,7 @@ def to_data(replica: Replica, run: Run) -> dict[str, Any]:
         "arguments": arguments,
         "masked": sorted(set(writer.masked)),
         "pickles": writer.pickles,
+        "versions": [each._replace(files={}) for each in replica.versions],
         "records": records,
         "variables": moments,
     }
@@ -295,6 +297,7 @@ def _replica(data: Mapping[str, Any]) -> Replica:
         ),
         arguments=arguments,
         masked=tuple(data["masked"]),
+        versions=tuple(RecordedVersion(*each) for each in data["versions"]),
     )
 
 

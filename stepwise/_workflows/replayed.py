@@ -36,6 +36,7 @@ from stepwise._runs.history import without_hidden
 from stepwise._runs.paths import Difference as ValueDifference
 from stepwise._runs.paths import differences
 from stepwise._runs.replica import Replica, Variables
+from stepwise._runtime import asyncio_state
 from stepwise._runtime.messages import count
 from stepwise._values.preview import NotShown, error_text
 from stepwise._workflows.execute import Invocation
@@ -162,7 +163,7 @@ class Comparing(Replay):
         if not same and self._is_allowed(call):
             return False
         skipped = next(self._left(active, call, recorded.call.number), None)
-        if skipped is not None and not others_alive(active):
+        if skipped is not None and _is_alone(active):
             raise self._stop(active, self._another(call, skipped, recorded))
         if not same:
             raise self._stop(active, self._arguments(made, call, recorded))
@@ -341,6 +342,13 @@ class Comparing(Replay):
         return RerunDifference("result", 0, "", "", one, two, text)
 
 
+def _is_alone(active: ActiveRun) -> bool:
+    """Return whether the run's main flow makes a call, and no other flow can make one."""
+    if active.unwinding.main != asyncio_state.who():
+        return False
+    return not (others_alive(active) or others_may_claim(active))
+
+
 def _argument(arguments: str, name: str, names: Collection[str]) -> str:
     """Return the text of one argument out of the text of all, or that of all."""
     others = "|".join(map(re.escape, names))
@@ -456,6 +464,7 @@ class ComparedRun(WorkflowRun):
     def run(self) -> Any:
         try:
             value = super().run()
+            self.active.flows.join(self.active.run_id)
         except ENDS as error:
             raise self._look.ended(self.active, None, error) from None
         raise self._look.ended(self.active, value, None)

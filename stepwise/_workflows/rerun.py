@@ -6,10 +6,11 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from stepwise._calls.edits import edited_among
 from stepwise._checkpoints.checkpoints import State
 from stepwise._execution.active_run import current_scope, debugged
 from stepwise._execution.process_memory import known_workflow, known_workflows
@@ -45,6 +46,8 @@ class Rerun:
         end: ``returned`` or ``raised``; ``differs`` if the rerun stopped at a difference, and
             ``record`` if it reached the end of the record of a run that has not ended.
         masked: what the file of the run leaves out, since it is secret.
+        changed_steps: the steps that were edited since a result was recorded that was used, each
+            with what has changed: ``score (body)``.
     """
 
     run_id: str
@@ -56,6 +59,7 @@ class Rerun:
     error: BaseException | None = None
     end: Literal["returned", "raised", "differs", "record"] = "returned"
     masked: tuple[str, ...] = ()
+    changed_steps: tuple[str, ...] = ()
 
     @property
     def same(self) -> bool:
@@ -78,6 +82,7 @@ class Rerun:
             "start": self.start,
             "difference": self.difference.to_dict() if self.difference is not None else None,
             "calls": [asdict(each) for each in self.calls],
+            "changed_steps": [*self.changed_steps],
             "error": error_text(self.error) if self.error is not None else None,
         }
 
@@ -90,16 +95,24 @@ class Rerun:
         made = count(len(self.calls), "call")
         if self.difference is None:
             ends = {"record": "up to the end of its record", "raised": "and the same exception"}
-            return f"{what}: {made} as recorded, {ends.get(self.end, 'and the same result')}"
+            same = f"{what}: {made} as recorded, {ends.get(self.end, 'and the same result')}"
+            return f"{same}{'; ' if self.changed_steps else ''}{self._edited}"
         lines = [str(self.difference), f"  {what}: before that, {made} as recorded"]
         if self.masked:
             lines.append(f"  masked in the file: {', '.join(self.masked)}")
+        if self.changed_steps:
+            lines.append(f"  {self._edited}")
         lines.append("  if the code is meant to do that, record a new run")
         name = self.difference.name
         if name:
             ways = f"live=({name!r},) makes the call, answers={{{name!r}: ...}} answers it"
             lines[-1] += f"; or go on: {ways}"
         return "\n".join(lines)
+
+    @property
+    def _edited(self) -> str:
+        steps = ", ".join(self.changed_steps)
+        return f"edited since, and answered by their old results: {steps}" if steps else ""
 
     __repr__ = __str__  # in a report of pytest
 
@@ -234,7 +247,18 @@ def replayed(
         look.error,
         end,
         replica.masked,
+        tuple(_changed_steps(look)),
     )
+
+
+def _changed_steps(look: Comparing) -> Iterator[str]:
+    """Yield the steps that were edited since they recorded a result that was used."""
+    used = {each.step for each in look.calls if each.how == "recorded"}
+    calls = (each.call for each in look.replica.entries if each.call is not None)
+    made = {(call.name, call.code) for call in calls if call.number in used}
+    for edit in edited_among([each for each in look.replica.versions if not each.child]):
+        if (edit.recorded.name, edit.recorded.id) in made:
+            yield f"{edit.step.name} ({'; '.join(edit.differs)})"
 
 
 def _execute(look: Comparing, workflow: Definition, inputs: Mapping[str, Any]) -> BaseException:

@@ -175,6 +175,18 @@ def test_where_edited_code_first_differs(program, edit):
         again.assert_same()
 
 
+def test_edited_steps_are_named(program, tmp_path):
+    """A rerun names the steps that were edited since the results that it used were recorded."""
+    run = recorded_run(program(AGENT), "hello")
+    export(run, tmp_path / "test_it.py")
+    module = program(edited(AGENT, ('return f"thought', 'return f"idea')))
+    for source in (run, tmp_path / "test_it.json"):
+        again = rerun(source, module.agent)
+        assert again.changed_steps == ("think (body)",)
+        assert "think (body)" in str(again)
+    assert rerun(run, module.agent, at="send").changed_steps == ()
+
+
 def test_nothing_is_written(program):
     """The files of the store are the same afterwards, byte for byte."""
 
@@ -690,3 +702,36 @@ def test_a_program_that_does_not_import(tmp_path):
         assert why in done.stdout + done.stderr
     done = stepwise_command("rerun", cwd=tmp_path)
     assert (done.returncode, "name RUNS" in done.stderr) == (2, True)
+
+
+SAYING = """
+import stepwise
+from stepwise import step, workflow
+
+
+@step
+def read(n: int) -> int:
+    stepwise.emit(f"in {n}")
+    return n
+
+
+@workflow(retention="all")
+def agent() -> int:
+    stepwise.emit("begins")
+    total = read(1)
+    stepwise.emit(total)
+    total += read(2)
+    return total
+"""
+
+
+@pytest.mark.parametrize("at", [None, 1, "read"])
+def test_a_run_that_says_something(program, tmp_path, at):
+    """A run that emits is rerun, from any place; its stream stays as it is."""
+    module = program(SAYING)
+    run = recorded_run(module)
+    said = [each.value for each in run.stream()]
+    rerun(run, module.agent, at=at).assert_same()
+    assert [each.value for each in run.stream()] == said
+    export(run, tmp_path / "test_it.py")
+    rerun(tmp_path / "test_it.json", program(SAYING).agent).assert_same()
