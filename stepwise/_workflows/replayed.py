@@ -10,10 +10,17 @@ have made the recorded call.
 
 from __future__ import annotations
 
+import datetime as dt
 import re
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from pathlib import PurePath
 from typing import Any, Literal
+from uuid import UUID
 
 from stepwise._calls.call import PATIENCE, AnsweredInstead, Performance
 from stepwise._calls.driver import Attempt, Core, Result, Wait
@@ -28,7 +35,7 @@ from stepwise._checkpoints.references import Vault
 from stepwise._execution.active_run import ActiveRun
 from stepwise._execution.looking import Replay
 from stepwise._execution.tasks import others_alive, others_may_claim
-from stepwise._execution.viewer import Placeholder, look_into, view, view_inputs
+from stepwise._execution.viewer import look_into, view, view_inputs
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Call, Entry
 from stepwise._matching.pool import differences as parts_differing
@@ -116,6 +123,7 @@ class Comparing(Replay):
         accepts: returns whether the rerun may begin at a checkpoint; ``None`` for the top.
         answers: functions that answer calls without a record, by the names of the steps.
         live: names of the steps whose calls without a record are made.
+        ignored: names of variables that are not compared.
 
     Attributes:
         difference: the first difference; ``None`` while there is none.
@@ -134,9 +142,11 @@ class Comparing(Replay):
         accepts: Callable[[State], bool] | None,
         answers: Mapping[str, Callable[..., Any]],
         live: Collection[str],
+        ignored: Collection[str],
     ) -> None:
         self.replica, self.run_id = replica, replica.facts.run_id
         self.accepts, self._answers, self._live = accepts, answers, live
+        self.ignored = ignored
         self.difference: RerunDifference | None = None
         self.calls: list[RerunCall] = []
         self.start = ""
@@ -374,6 +384,10 @@ def _at(site: str) -> str:
 # -- the run ---------------------------------------------------------------------------------------
 
 
+def _never(about: object) -> bool:
+    return False
+
+
 class ComparedFrame(WorkflowFrame):
     """The frame of a rerun, whose variables are compared where the run had a checkpoint.
 
@@ -385,6 +399,7 @@ class ComparedFrame(WorkflowFrame):
     comparing: Comparing
 
     def begin(self, points: int, captured: Callable[[], Any] | None = None) -> int:
+        self.complaints.first = _never  # checkpoints are taken only to compare
         target = super().begin(points, captured)
         self.due = True  # at each boundary
         return target
@@ -409,6 +424,7 @@ class ComparedFrame(WorkflowFrame):
             return  # none can be taken here
         try:
             values = without_hidden(facts, look_into(now))
+            values = {n: v for n, v in values.items() if n not in self.comparing.ignored}
             found = [(each, _differing(each.variables(), values)) for each in recorded]
         except UnreadableValueError:
             return
@@ -425,11 +441,37 @@ class ComparedFrame(WorkflowFrame):
 def _differing(recorded: Mapping[str, Any], values: Mapping[str, Any]) -> ValueDifference | None:
     """Return the first difference of a variable that both have."""
     for name, old in recorded.items():
-        if name in values and not isinstance(old, (NotShown, Placeholder)):
+        if name in values and _is_data(old):
             found = differences(old, values[name], name)
             if found:
                 return found[0]
     return None
+
+
+_ATOMS = (
+    *(str, bytes, int, float, complex, type(None), dt.date, dt.time),
+    *(dt.timedelta, Decimal, Fraction, Enum, PurePath, UUID),
+)
+_MOST = 100_000  # parts of a value
+
+
+def _is_data(value: Any) -> bool:
+    """Return whether a value is data to its leaves: another object may differ at each execution."""
+    waiting, met = [value], set[int]()
+    while waiting and len(met) <= _MOST:
+        each = waiting.pop()
+        if isinstance(each, _ATOMS) or id(each) in met:
+            continue
+        met.add(id(each))
+        if isinstance(each, Mapping):
+            waiting += [*each, *each.values()]
+        elif isinstance(each, (list, tuple, set, frozenset, deque)):
+            waiting += each
+        elif hasattr(type(each), "__dataclass_fields__") or hasattr(type(each), "model_fields"):
+            waiting += vars(each).values()
+        else:
+            return False
+    return not waiting
 
 
 def _of_variable(moment: Variables, where: str, found: ValueDifference) -> RerunDifference:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -124,6 +125,7 @@ def rerun(
     at: At = None,
     live: Collection[str] = (),
     answers: Mapping[str, Callable[..., Any]] | None = None,
+    ignore: Collection[str] = (),
     inputs: Mapping[str, Any] | None = None,
     store: Any = None,
 ) -> Rerun:
@@ -144,6 +146,8 @@ def rerun(
             checkpoint there or before.  By default the rerun begins at the top; so does a file.
         live: names of steps to make if a call is not on record.
         answers: functions that answer such calls instead, by the name of the step.
+        ignore: names of variables that are not compared.  A variable that differs at each
+            execution, such as a time, is left out anyway.
         inputs: arguments of the run that are not on record, by name.
         store: the store of an id; by default the configured one.
 
@@ -152,8 +156,9 @@ def rerun(
         StepNotFoundError: the run has no step or statement ``at``.
         UnreadableValueError: arguments of the run are not on record.
     """
-    if isinstance(live, str):
-        raise ConfigurationError(f"live={live!r}: give a tuple of names, live=({live!r},)")
+    for option, given in (("live", live), ("ignore", ignore)):
+        if isinstance(given, str):
+            raise ConfigurationError(f"{option}={given!r}: give a tuple, {option}=({given!r},)")
     replica = _replica(run, store)
     if at is not None and not replica.checkpoints:
         raise ConfigurationError(
@@ -161,7 +166,13 @@ def rerun(
             "top: leave out at=. A file for tests holds none; the run in its store may"
         )
     return replayed(
-        replica, _workflow(replica, workflow), at=at, live=live, answers=answers, inputs=inputs
+        replica,
+        _workflow(replica, workflow),
+        at=at,
+        live=live,
+        answers=answers,
+        ignore=ignore,
+        inputs=inputs,
     )
 
 
@@ -211,6 +222,7 @@ def replayed(
     at: At = None,
     live: Collection[str] = (),
     answers: Mapping[str, Callable[..., Any]] | None = None,
+    ignore: Collection[str] = (),
     inputs: Mapping[str, Any] | None = None,
 ) -> Rerun:
     """Execute a recorded run again with a workflow's code, in memory, and compare.
@@ -221,6 +233,7 @@ def replayed(
         at: where to begin; ``None`` for the top.
         live: names of steps whose calls are made if they are not on record.
         answers: functions that answer such calls instead, by the names of the steps.
+        ignore: names of variables that are not compared.
         inputs: the arguments of the run that were not recorded, by name.
 
     Raises:
@@ -230,10 +243,19 @@ def replayed(
     """
     if current_scope() is not None or debugged.look is not None:
         raise ConfigurationError("a rerun inside a run, a rerun or a debugger is not possible")
-    look = Comparing(replica, _accepts(replica, workflow, at), answers or {}, live)
-    error = _execute(look, workflow, inputs or {})
-    if look.problem is not None or not isinstance(error, ReplayEnded):
-        raise look.problem or error
+    ignored, before = {*ignore}, None
+    while True:
+        accepts = _accepts(replica, workflow, at)
+        look = Comparing(replica, accepts, answers or {}, live, ignored)
+        _execute(look, workflow, inputs or {})
+        found = look.difference
+        if found is None or found.what != "variable":
+            break
+        if before is not None and (before.path, before.now) == (found.path, found.now):
+            break
+        if before is not None and before.path == found.path:  # it differs at each execution
+            ignored.add(re.split(r"[.\[]", found.path)[0])
+        before = found
     end: Any = "raised" if look.error is not None else "returned" if look.has_ended else "record"
     if look.difference is not None and not look.has_ended:
         end = "differs"
@@ -261,8 +283,8 @@ def _changed_steps(look: Comparing) -> Iterator[str]:
             yield f"{edit.step.name} ({'; '.join(edit.differs)})"
 
 
-def _execute(look: Comparing, workflow: Definition, inputs: Mapping[str, Any]) -> BaseException:
-    """Execute the workflow; return the error that ended that."""
+def _execute(look: Comparing, workflow: Definition, inputs: Mapping[str, Any]) -> None:
+    """Execute the workflow until its end, its first difference, or the end of its record."""
     replica, main, ended = look.replica, sys.modules["__main__"], list[BaseException]()
 
     def execute() -> None:
@@ -286,7 +308,8 @@ def _execute(look: Comparing, workflow: Definition, inputs: Mapping[str, Any]) -
                 execute()
     finally:
         debugged.look, sys.modules["__main__"] = None, main
-    return ended[0]
+    if look.problem is not None or not isinstance(ended[0], ReplayEnded):
+        raise look.problem or ended[0]
 
 
 # -- where it begins -------------------------------------------------------------------------------

@@ -175,6 +175,22 @@ def test_where_edited_code_first_differs(program, edit):
         again.assert_same()
 
 
+def test_variables_that_differ_each_time(program):
+    """Times, random numbers and objects that are no data are not compared; nor are named ones."""
+    text = AGENT.replace(
+        "    total = len(messages)\n",
+        "    import random, time\n"
+        "    began, drawn, other = time.time_ns(), [random.random()], object()\n"
+        "    total = len(messages)\n",
+    )
+    run = recorded_run(program(text), "hello")
+    rerun(run, program(text).agent).assert_same()
+    module = program(text.replace("total = len(messages)", "total = len(messages) + 1"))
+    found = rerun(run, module.agent).difference
+    assert (found.what, found.path) == ("variable", "total")
+    assert rerun(run, module.agent, ignore=("total",)).difference.what == "result"
+
+
 def test_edited_steps_are_named(program, tmp_path):
     """A rerun names the steps that were edited since the results that it used were recorded."""
     run = recorded_run(program(AGENT), "hello")
@@ -243,7 +259,7 @@ def test_a_call_is_made(program):
     again = rerun(run, module.agent, live=("think", "send"))
     assert module.MADE == ["think", "think", "send"]
     assert again.difference.what == "result"  # the total
-    with pytest.raises(ConfigurationError, match="a tuple of names"):
+    with pytest.raises(ConfigurationError, match="give a tuple"):
         rerun(run, module.agent, live="think")
 
 
