@@ -41,7 +41,7 @@ _LEFT_OUT = "left out"  # the form of a value that the file does not hold
 # -- writing ---------------------------------------------------------------------------------------
 
 
-class _Writer:
+class _RunFile:
     """The writer of one file, which notes what it masks."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ def to_data(replica: Replica, run: Run) -> dict[str, Any]:
     Raises:
         ConfigurationError: a file cannot hold the run; the message says why.
     """
-    facts, writer = replica.facts, _Writer()
+    facts, writer = replica.facts, _RunFile()
     if facts.pruned:
         raise ConfigurationError(
             f"run {facts.run_id!r} cannot be a test: its first records were pruned "
@@ -122,7 +122,7 @@ def _place(facts: RunFacts) -> str:
     return os.path.basename(facts.workflow)
 
 
-def _record(writer: _Writer, entry: Entry) -> dict[str, Any]:
+def _record(writer: _RunFile, entry: Entry) -> dict[str, Any]:
     record, payload = entry.record, bytes(entry.payload)
     form = getattr(record, "form", None)
     fields = {name: each for name, each in to_fields(record).items() if name not in _DROPPED}
@@ -157,7 +157,7 @@ def _without_credentials(value: Any) -> Any:
     return value
 
 
-def _arguments(writer: _Writer, run: Run) -> dict[str, Any]:
+def _arguments(writer: _RunFile, run: Run) -> dict[str, Any]:
     facts = run._facts()
     try:
         inputs = load_inputs(run.store, run._seal, facts)
@@ -178,7 +178,7 @@ def _arguments(writer: _Writer, run: Run) -> dict[str, Any]:
     return {"values": values, "method": inputs.method, "missing": missing}
 
 
-def _moments(writer: _Writer, replica: Replica) -> Iterator[dict[str, Any]]:
+def _moments(writer: _RunFile, replica: Replica) -> Iterator[dict[str, Any]]:
     for moment in replica.moments:
         try:
             found = moment.variables()

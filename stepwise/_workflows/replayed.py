@@ -384,10 +384,6 @@ def _at(site: str) -> str:
 # -- the run ---------------------------------------------------------------------------------------
 
 
-def _never(about: object) -> bool:
-    return False
-
-
 class ComparedFrame(WorkflowFrame):
     """The frame of a rerun, whose variables are compared where the run had a checkpoint.
 
@@ -399,7 +395,8 @@ class ComparedFrame(WorkflowFrame):
     comparing: Comparing
 
     def begin(self, points: int, captured: Callable[[], Any] | None = None) -> int:
-        self.complaints.first = _never  # checkpoints are taken only to compare
+        # Checkpoints are taken only to compare, so nothing is to be complained of.
+        self.complaints.first = lambda _: False
         target = super().begin(points, captured)
         self.due = True  # at each boundary
         return target

@@ -208,10 +208,15 @@ def _workflow(replica: Replica, given: Any) -> Definition:
             raise ConfigurationError(f"{given!r} is no @workflow: give the decorated function")
         return definition
     named = [each.definition for each in known_workflows() if each.definition.label == facts.label]
-    if len(named) == 1:
-        found: Definition = named[0]
-    else:
-        found = known_workflow(facts.workflow).definition
+    try:
+        found: Definition = (
+            named[0] if len(named) == 1 else known_workflow(facts.workflow).definition
+        )
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"run {facts.run_id!r} cannot be executed again: {error}; or give the workflow: "
+            "rerun(run, workflow). The runs of graphs and step loops cannot be executed again"
+        ) from None
     return found
 
 

@@ -751,3 +751,136 @@ def test_a_run_that_says_something(program, tmp_path, at):
     assert [each.value for each in run.stream()] == said
     export(run, tmp_path / "test_it.py")
     rerun(tmp_path / "test_it.json", program(SAYING).agent).assert_same()
+
+
+# -- killed, refused -----------------------------------------------------------------------------
+
+KILLED = """
+import os, signal
+from stepwise import step, tool, workflow
+
+
+@step
+def think(n: int) -> int:
+    return n * 2
+
+
+@tool(side_effect=True)
+def send(n: int) -> str:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@workflow
+def agent() -> str:
+    first = think(1)
+    second = think(first)
+    return send(first + second)
+"""
+
+
+def test_a_run_that_was_killed(program, tmp_path):
+    """The rerun of a run that was killed in a side effect ends there, and does not act."""
+    module = program(KILLED)
+    done = subprocess.run(
+        [sys.executable, "-c", "import rerunagent; rerunagent.agent()"],
+        cwd=tmp_path,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == -9
+    (run,) = stepwise.runs()
+    again = rerun(run, module.agent)
+    assert (again.same, again.end) == (True, "record")
+    assert [call.name for call in again.calls] == ["think", "think"]
+    module = program(KILLED.replace("first + second", "first - second"))
+    assert (rerun(run, module.agent).difference.step, again.calls[-1].step) == (3, 2)
+    module = program(KILLED.replace("think(first)", "think(3)"))
+    assert rerun(run, module.agent).difference.path == "n"
+    export(run, tmp_path / "test_it.py")
+    assert rerun(tmp_path / "test_it.json", program(KILLED).agent).end == "record"
+
+
+REFUSED = """
+from stepwise import step, workflow
+
+
+@step
+def one() -> int:
+    return 1
+
+
+@workflow
+def items():
+    yield one()
+    yield 2
+
+
+@workflow
+def inside(run) -> int:
+    from stepwise.testing import rerun
+
+    one()
+    rerun("none", inside)
+"""
+
+
+def test_what_cannot_be_rerun(program):
+    """Generators, unknown workflows, and reruns inside a run are refused with the reason."""
+    module = program(REFUSED)
+    assert [*module.items()] == [1, 2]
+    (run,) = stepwise.runs()
+    with pytest.raises(ConfigurationError, match="generator workflow"):
+        rerun(run, module.items)
+    with pytest.raises(ConfigurationError, match="no @workflow"):
+        rerun(run, module.one)
+    with pytest.raises(stepwise.RunNotFoundError):
+        rerun("unknown-run", module.items)
+    with pytest.raises((ConfigurationError, stepwise.RunNotFoundError)):
+        module.inside(None)
+
+
+MODEL = """
+import json
+import httpx2
+import openai
+import stepwise
+from stepwise import workflow
+
+stepwise.instrument()
+
+
+def answer(request):
+    text = json.loads(request.content)["messages"][-1]["content"]
+    choice = {"index": 0, "finish_reason": "stop",
+              "message": {"role": "assistant", "content": text.upper()}}
+    return httpx2.Response(
+        200, json={"id": "1", "object": "o", "created": 0, "model": "m", "choices": [choice]}
+    )
+
+
+@workflow
+def agent(city: str) -> str:
+    transport = httpx2.MockTransport(answer)
+    client = openai.OpenAI(http_client=httpx2.Client(transport=transport), max_retries=0)
+    messages = [{"role": "user", "content": f"How is {city}?"}]
+    said = client.chat.completions.create(model="m", messages=messages)
+    return said.choices[0].message.content
+"""
+
+
+def test_model_calls(program, tmp_path, monkeypatch):
+    """Recorded model calls answer without key and network; another prompt is a difference."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test-0123456789abcdef")
+    module = program(MODEL)
+    run = module.agent.execute("Oslo")
+    assert run.result == "HOW IS OSLO?"
+    data, _ = export(run, tmp_path / "test_it.py")
+    assert "sk-test" not in data
+    monkeypatch.delenv("OPENAI_API_KEY")
+    module = program(MODEL.replace(".upper()", ""))
+    for source in (run, tmp_path / "test_it.json"):
+        rerun(source, module.agent).assert_same()
+    module = program(MODEL.replace("How is", "What about"))
+    found = rerun(tmp_path / "test_it.json", module.agent).difference
+    assert found.what == "argument"
+    assert "What about" in found.now
