@@ -202,8 +202,6 @@ def test_of(run: Run, data: Mapping[str, Any], output: str) -> str:
     facts = run._facts()
     module = place_of_run(facts)
     module = os.path.splitext(os.path.basename(module))[0] if os.sep in module else module
-    root = facts.label.partition(".")[0]
-    named = facts.label.replace(".", "").isidentifier()
     words = re.sub(r"\W+", "_", f"test_{run.id}")
     notes = ""
     if data["pickles"]:
@@ -219,9 +217,7 @@ def test_of(run: Run, data: Mapping[str, Any], output: str) -> str:
         label=facts.label,
         notes=notes,
         command=command,
-        module=module,
-        name=f"from {module} import {root}" if named else f"import {module}  # noqa: F401",
-        workflow=f", {facts.label}" if named else "",
+        place=f"{module}:{facts.label}",
         test=words,
     )
 
@@ -241,11 +237,11 @@ import pathlib
 
 from stepwise.testing import rerun
 
-{name}
+DATA = pathlib.Path(__file__).with_suffix(".json")
 
 
 def {test}():
-    rerun(pathlib.Path(__file__).with_suffix(".json"){workflow}).assert_same()
+    rerun(DATA, "{place}").assert_same()
 '''
 
 

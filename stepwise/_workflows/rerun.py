@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -136,11 +137,12 @@ def rerun(
     the first difference.  It needs no store, key or network, and writes nothing.
 
     Example:
-        >>> rerun("tests/trip.json", agent).assert_same()
+        >>> rerun("tests/trip.json", "agent:plan").assert_same()
 
     Args:
         run: a run or its id; or the file that ``stepwise export RUN --format test`` wrote.
-        workflow: the workflow; by default the known workflow of that name.
+        workflow: the workflow, or where it is defined, as ``"agent:plan"``; by default the known
+            workflow of that name.
         at: where to begin: after so many steps (``4``), at a statement (``"agent.py:43"``), or
             before the first call of a step (``"think"``).  The variables are those of a kept
             checkpoint there or before.  By default the rerun begins at the top; so does a file.
@@ -165,15 +167,16 @@ def rerun(
             f"run {replica.facts.run_id!r} has no checkpoint here, so that it is rerun from the "
             "top: leave out at=. A file for tests holds none; the run in its store may"
         )
-    return replayed(
-        replica,
-        _workflow(replica, workflow),
-        at=at,
-        live=live,
-        answers=answers,
-        ignore=ignore,
-        inputs=inputs,
-    )
+    with placeholder_keys():
+        return replayed(
+            replica,
+            _workflow(replica, workflow),
+            at=at,
+            live=live,
+            answers=answers,
+            ignore=ignore,
+            inputs=inputs,
+        )
 
 
 def _replica(run: Run | str | os.PathLike[str], store: Any) -> Replica:
@@ -202,6 +205,12 @@ def _workflow(replica: Replica, given: Any) -> Definition:
         ConfigurationError: it is not known, or not a workflow.
     """
     facts = replica.facts
+    if isinstance(given, str):
+        module, _, label = given.partition(":")
+        defined: Any = importlib.import_module(module)
+        for name in label.split("."):
+            defined = getattr(defined, name, None)
+        given = defined if label != facts.label else defined or None  # it may have another name
     if given is not None:
         definition = getattr(given, "definition", None)
         if not isinstance(definition, Definition):
@@ -304,13 +313,12 @@ def _execute(look: Comparing, workflow: Definition, inputs: Mapping[str, Any]) -
     if place_of_run(replica.facts).endswith(".py"):  # its records name what the script defines
         sys.modules["__main__"] = sys.modules[workflow.function.__module__]
     try:
-        with placeholder_keys():
-            if asyncio_state.loop_runs():  # of a test; the workflow has its own
-                thread = threading.Thread(target=execute, name="stepwise rerun")
-                thread.start()
-                thread.join()
-            else:
-                execute()
+        if asyncio_state.loop_runs():  # of a test; the workflow has its own
+            thread = threading.Thread(target=execute, name="stepwise rerun")
+            thread.start()
+            thread.join()
+        else:
+            execute()
     finally:
         debugged.look, sys.modules["__main__"] = None, main
     if look.problem is not None or not isinstance(ended[0], ReplayEnded):
