@@ -885,7 +885,7 @@ def test_model_calls(program, tmp_path, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY")
     program.write(MODEL.replace(".upper()", ""))
     for source in (run, tmp_path / "test_it.json"):
-        sys.modules.pop("rerunagent")
+        sys.modules.pop("rerunagent", None)
         rerun(source, "rerunagent:agent").assert_same()
     program.write(MODEL.replace("How is", "What about"))
     found = rerun(tmp_path / "test_it.json", "rerunagent:agent").difference
