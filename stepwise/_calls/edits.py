@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stepwise._calls.steps import Step, defined_steps
@@ -68,7 +68,12 @@ class EditedStep(NamedTuple):
 
 def edits_in(store: Store, seal: Seal, run_id: str) -> list[EditedStep]:
     """Return the steps that have changed since the run recorded results that are in use."""
-    recorded = recorded_versions(store, seal, run_id)
+    found = edited_among(recorded_versions(store, seal, run_id))
+    return [*_in_use(store, seal, run_id, found)] if found else []
+
+
+def edited_among(recorded: Sequence[RecordedVersion]) -> list[EditedStep]:
+    """Return the steps that differ from a recorded version, without their calls."""
     for each in recorded:
         for step in defined_steps(each.module, each.name):
             step.recognise(Version(each.id, each.parts, each.files))
@@ -81,7 +86,7 @@ def edits_in(store: Store, seal: Seal, run_id: str) -> list[EditedStep]:
         differs = changed(each.parts, steps[0].version.parts)
         if differs:
             found.append(EditedStep(each, steps[0], differs))
-    return [*_in_use(store, seal, run_id, found)] if found else []
+    return found
 
 
 def _in_use(store: Store, seal: Seal, run_id: str, edits: list[EditedStep]) -> Iterator[EditedStep]:
