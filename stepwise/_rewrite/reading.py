@@ -70,16 +70,19 @@ class CodeRead:
             return self._class_head(node)
         return self._write(node)
 
+    @property
+    def defaults(self) -> str:
+        """The text of the defaults of a function's parameters."""
+        return self._write([*self.node.args.defaults, *self.node.args.kw_defaults])
+
     def signature(self, *, annotations: bool) -> str:
         """Return the text of a function's parameters: names, kinds, defaults."""
-        arguments = self.node.args
-        parts = []
+        arguments, parts = self.node.args, [self.defaults]
         for field in ("posonlyargs", "args", "vararg", "kwonlyargs", "kwarg"):
             found = getattr(arguments, field) or []
             for each in found if isinstance(found, list) else [found]:
                 said = self._write(each.annotation) if annotations and each.annotation else ""
                 parts.append(f"{field} {each.arg}: {said}")
-        parts += [self._write(arguments.defaults), self._write(arguments.kw_defaults)]
         returns = getattr(self.node, "returns", None)
         if annotations and returns is not None:
             parts.append(self._write(returns))
@@ -426,6 +429,14 @@ def _first_line(node: Any) -> int:
     decorators = getattr(node, "decorator_list", ())
     lines: list[int] = [each.lineno for each in decorators]
     return min([getattr(node, "lineno", 0), *lines])
+
+
+def literal(node: Definition, default: Any) -> Any:
+    """Return the value of an assignment of a literal, or ``default`` for anything else."""
+    try:
+        return ast.literal_eval(node.value)
+    except (AttributeError, TypeError, ValueError, MemoryError, RecursionError):
+        return default
 
 
 def members(node: ast.ClassDef) -> Mapping[str, list[Definition]]:
