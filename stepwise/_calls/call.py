@@ -880,7 +880,7 @@ class Performance(NamedTuple):
             if debugged.look is not None:
                 debugged.look.differ(call, recorded.call.number)
         if call.code != recorded.call.code and call.name == recorded.call.name:
-            from stepwise._calls.edits import runs_again  # on use: few steps are edited
+            from stepwise._calls.edited import runs_again  # on use: few steps are edited
 
             if runs_again(self.scope.run, self.performer, recorded):
                 return None

@@ -146,13 +146,11 @@ def configure(
             included: ``{"mypackage.Message": ("created", "usage")}``, instead of built-in ones.
         references: fields with ids that every start generates anew, by class as above.  Ids count
             by their order in a call.  ``"calls[].id"`` is the ``id`` of each item of ``calls``.
-        grace: seconds that steps in flight have after SIGTERM, 10 by default; a program with a
-            handler of its own decides for itself.
-        suspend_after: seconds that a run waits in its process (``sleep``, ``wait_for``,
-            ``approve``) before it suspends; ``None`` for never, 0 for at once; 60 by default.
+        grace: seconds that steps in flight have after SIGTERM, if the program does not handle it.
+        suspend_after: seconds that a run waits before it suspends (60); ``None`` for never.
         secret_names: further names whose values are masked in requests (``door_code``).
         record_arguments: record the arguments of all steps in full, as ``record_arguments=`` does.
-        record_locals: record failures with short forms of local variables, which may hold secrets.
+        record_locals: record failures with local variables, which may hold secrets.
         on_changed: as ``on_changed=`` of a step: ``"keep"``, the default, ``"rerun"`` or ``"ask"``.
 
     Raises:
