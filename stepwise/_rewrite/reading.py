@@ -169,13 +169,18 @@ class CodeRead:
         return "" if isinstance(node.value, ast.Constant) else f"Expr({self._write(node.value)})"
 
     def _write_annassign(self, node: ast.AnnAssign) -> str:
-        if self._scopes and self._scopes[-1] is not _CLASS:
-            self._annotation(node.annotation)
-            if node.value is None:
-                return ""
-            return self._write(ast.Assign(targets=[node.target], value=node.value))
-        # The annotations of a class define its fields.
-        return f"AnnAssign({self._fields(node)})"
+        if self._scopes and self._scopes[-1] is _FIELDS:
+            return f"AnnAssign({self._fields(node)})"
+        self._annotation(node.annotation)
+        if node.value is None:
+            return ""
+        return self._write(ast.Assign(targets=[node.target], value=node.value))
+
+    def _write_set(self, node: ast.Set) -> str:
+        items = [self._write(each) for each in node.elts]
+        if all(isinstance(each, ast.Constant) for each in node.elts):
+            items.sort()
+        return f"Set({','.join(items)})"
 
     # -- scopes ----------------------------------------------------------------------------------
 
@@ -249,7 +254,8 @@ class CodeRead:
         doc = ast.get_docstring(node)
         if doc and node.bases and any(isinstance(each, ast.AnnAssign) for each in body):
             parts.append(repr(doc))  # a model's description, which is sent along with its schema
-        self._scopes.append(_CLASS)
+        # The annotations of a dataclass or of a model define its fields.
+        self._scopes.append(_FIELDS if node.decorator_list or node.bases else _CLASS)
         parts.append(self._write(body))
         self._scopes.pop()
         return f"ClassDef({','.join(parts)})"
@@ -294,6 +300,7 @@ class CodeRead:
 
 
 _CLASS: dict[str, str] = {}  # the scope of a class, whose names are attributes
+_FIELDS: dict[str, str] = {}
 
 
 def _parameters(arguments: ast.arguments) -> list[ast.arg]:

@@ -86,7 +86,7 @@ def other(x):
 def score(question: str, scale=10):
     """Score an answer."""
     # how good it is
-    words = [word for word in question.split() if word != "the"]
+    words = [word for word in question.split() if word not in {"the", "a"}]
     found = helper(question) + LIMIT + whole(math.pi)
     try:
         order = Order(price=scale)
@@ -183,7 +183,7 @@ def before(tmp_path_factory):
 
 
 TOLD = [
-    ("score", 'word != "the"', 'word != "a"', "body"),
+    ("score", '{"the", "a"}', '{"the", "an"}', "body"),
     ("score", "found > 3", "found >= 3", "body"),
     ("score", "found > 3 and", "found > 3 or", "body"),
     ("score", "found -= 1", "found += 1", "body"),
@@ -252,6 +252,9 @@ SILENT = [
     ("def other(x):\n    return x + 1", "def other(x):\n    return x + 2"),
     ("import json\nimport math\n", "import math\nimport json\n"),
     ("LATER = ", "\n\nLATER  = "),
+    ("LIMIT = 10", "LIMIT: int = 10"),
+    ('STYLE = "kind"', 'STYLE: str = "kind"'),
+    ('{"the", "a"}', '{"a", "the"}'),
     ("@step\ndef score", "@step(retries=3)\ndef score"),
     ("        found -= 1\n", "        found -= 1\n        pass\n"),
 ]  # fmt: skip
@@ -263,7 +266,7 @@ def test_what_does_not_change_what_a_step_does_is_silent(before, tmp_path, old, 
     assert (AGENT + PROMPTS).count(old) == 1, old
     agent = AGENT.replace(old, new)
     if "each for each" in new:
-        agent = agent.replace('if word != "the"', 'if each != "the"')
+        agent = agent.replace("if word not", "if each not")
     after = versions(tmp_path, agent, PROMPTS.replace(old, new))
     for name, version in before.items():
         assert changed(version.parts, after[name].parts) == ()
