@@ -7,7 +7,7 @@ as a whole.  So the versions are compared when a run is taken up, not only call 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from stepwise._calls.edited import EditedStep, asks, is_of, tell
@@ -85,8 +85,14 @@ def take_up(active: ActiveRun) -> None:
         put(used.key, [*used], b"")
     if error is not None:
         raise error
-    again = [call.call.number for each in edits if each.policy == "rerun" for call in each.calls]
-    if again:
+    again = forgotten_by(edits)
+    if again is not None:
         journal.load()
-        active.write((Forgotten((*sorted(again),), time.time()), b""))
+        active.write((again, b""))
     tell(active.run_id, edits)
+
+
+def forgotten_by(edits: Iterable[EditedStep]) -> Forgotten | None:
+    """Return the record by which results of older versions are dropped; None if all are kept."""
+    again = [call.call.number for each in edits if each.policy == "rerun" for call in each.calls]
+    return Forgotten((*sorted(again),), time.time()) if again else None

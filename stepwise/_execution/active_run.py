@@ -67,8 +67,9 @@ from stepwise.errors import (
 
 if TYPE_CHECKING:
     from stepwise._execution.budget import Budget
+    from stepwise._execution.emissions import Emissions
     from stepwise._execution.frames import FrameRecorder
-    from stepwise._execution.looking import Looking
+    from stepwise._execution.looking import Replay
     from stepwise._execution.watching import RunWatch
     from stepwise._identity.versions import Version
     from stepwise._journal.inbox import Message
@@ -563,11 +564,12 @@ class Surfacing:
     def begin(self, error: RunStopped) -> None:
         """Report the error, and make the run end; a suspension does both itself.
 
-        Programs catch a used-up budget, so that error is reported only if it does not arrive.
+        Programs catch a used-up budget, so that error is reported only if it does not arrive, as
+        is the end of a rerun.
         """
         if isinstance(error, RunSuspended):
             return
-        if not isinstance(error, BudgetExceeded):
+        if not (isinstance(error, BudgetExceeded) or debugged.compares):
             self._tell(error)
         self._wait()
 
@@ -728,9 +730,14 @@ branches = Branches()
 
 
 class Debugged:
-    """The run that a debugger has opened in this process, if any."""
+    """The run that this process executes again from its records, if any."""
 
-    look: Looking | None = None
+    look: Replay | None = None
+
+    @property
+    def compares(self) -> bool:
+        """True if the run is only compared with its record."""
+        return self.look is not None and self.look.compares
 
 
 debugged = Debugged()
@@ -792,6 +799,7 @@ class ActiveRun:
         self.unawaited: dict[object, Unawaited] = {}
         self.idle = 0  # tasks that only wait for other tasks of the run, such as a graph's walk
         self.locator = locator
+        self.emissions: Emissions | None = None  # once the run says something
         self.streams: dict[int, OpenStream] = {}  # by call: open, or left and not recorded yet
         self.inner = InnerCalls()
         self.versions: set[tuple[str, str]] = set()  # the ids and steps that were noted here
@@ -987,6 +995,8 @@ class ActiveRun:
         self._note(scope, recorded.call.number, inner)
         if scope.around:
             self.inner.answered(scope.around, recorded)
+        if self.emissions is not None:
+            self.emissions.answered(recorded.call.number, inner, scope.around)
         took = max(0.0, outcome.at - recorded.call.at) if outcome is not None else None
         usage = outcome.usage if outcome is not None else None
         with self.lock:
@@ -1058,6 +1068,8 @@ class ActiveRun:
         if look is not None and look.holds(self.root.run_id):
             return look.hold(items)
         try:
+            if self.emissions is not None:
+                self.emissions.flush()
             numbers = self.journal.append(*items, durable=durable, head=head)
             self._summary.note(numbers, items)
             return numbers
@@ -1084,7 +1096,7 @@ class ActiveRun:
         lost: float = 0.0,
     ) -> None:
         """Notify listeners of a recorded event."""
-        if not heard():
+        if not heard() or debugged.compares:
             return
         emit(
             kind,
@@ -1120,6 +1132,8 @@ class ActiveRun:
         error, secrets = value if status != "completed" else None, self.secrets
         if self.streams:
             self._leave_streams(error)
+        if self.emissions is not None:
+            self.emissions.end()
         retry, gone_on = self.unwinding.end(error)
         record = Ended(
             status,
@@ -1199,6 +1213,8 @@ class ActiveRun:
         self.locator.close()
         self.steering.close()
         self.surfacing.close()
+        if self.emissions is not None:
+            self.emissions.close(ended=self.facts.end > 0)
         self.lease.release()
 
 

@@ -358,6 +358,15 @@ def _effects_of(store: Store, seal: Seal, facts: RunFacts) -> str:
 RunT = TypeVar("RunT", bound=OpenedRun)
 
 
+def check_may_begin(label: str) -> None:
+    """Refuse to begin or resume a run in a process that only looks at runs."""
+    if memory.only_looks:
+        raise ConfigurationError(
+            f"{label!r} is called while its module is imported, and this command only imports it: "
+            "put the call under  if __name__ == '__main__':"
+        )
+
+
 def open_run(
     call: Invocation, kind: Callable[[Invocation, ActiveRun, bytes, bool], RunT]
 ) -> Recall | RunT:
@@ -374,11 +383,13 @@ def open_run(
         ConfigurationError: the run would be recorded as pickles, which this process refuses to
             load.
     """
+    check_may_begin(call.callee.workflow.label)
     if not call.codec:
         check_trust(f"run {call.run_id!r} would be recorded as pickles")
     seal = seal_for(call.store)
     if call.parent is None and (debugged.look is not None or settings.DEBUGGED in os.environ):
-        opened: Any = _open_for_debugger(call, seal)
+        opens: Any = _open_to_compare if debugged.compares else _open_for_debugger
+        opened: Any = opens(call, seal)
         return opened  # type: ignore[no-any-return]
     facts, recall = recall_run(call, seal)
     if recall is not None:
@@ -417,6 +428,24 @@ def _open_for_debugger(call: Invocation, seal: Seal) -> Recall | WorkflowRun:
     call = DebuggedRun.prepared(call)
     taken = _take_up(call, seal, Lease(call.store, call.run_id), facts)
     return DebuggedRun(call, *taken)
+
+
+def _open_to_compare(call: Invocation, seal: Seal) -> WorkflowRun:
+    """Open the copy of a run that is executed again.
+
+    Raises:
+        ConfigurationError: the call means another run.
+    """
+    from stepwise._workflows.replayed import ComparedRun, Comparing  # on use
+
+    look: Any = debugged.look
+    assert isinstance(look, Comparing)
+    ComparedRun.check(call, look)
+    lease = Lease(call.store, call.run_id).acquire()
+    call = call._replace(timeout=None)
+    return ComparedRun(
+        look, call, *_take_up(call, seal, lease, facts_of(call.store, seal, call.run_id))
+    )
 
 
 def _acquire(lease: Lease, *, child: bool) -> None:
@@ -1424,6 +1453,7 @@ class TopLevel(WorkflowCall):
 
     def starting(self) -> Starting:
         """Return the object that chooses the run of this call."""
+        check_may_begin(self.workflow.label)
         options = self.options
         self.store = open_store(options.store if options.store is not None else settings.store())
         self.given = Given(self.workflow.full_name, self.bound, self.instance)

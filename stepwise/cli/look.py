@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import math
 import sys
 import time
@@ -34,8 +35,11 @@ from stepwise._runs.finding import find_step, unsettled
 from stepwise._runs.housekeeping import store_url
 from stepwise._runs.overview import SHOWN, Overview
 from stepwise._runs.paths import JSON_ROOM, find_recorded, short, shown
+from stepwise._runs.portable import test_of, to_data
+from stepwise._runs.replica import taken_from
 from stepwise._runs.run import Listed, listed, number_of_runs
 from stepwise._runs.steps import UNFINISHED, RunStatus
+from stepwise._runs.streaming import RunStream, shown_item
 from stepwise._runtime.limits import open_private
 from stepwise._runtime.messages import printable, shell_word
 from stepwise.cli._command import (
@@ -61,6 +65,7 @@ from stepwise.cli._command import (
     step_row,
     took,
 )
+from stepwise.errors import escaped
 from stepwise.integrations._model_calls import model_calls
 
 # -- look -----------------------------------------------------------------------------------------
@@ -513,16 +518,30 @@ def _say(name: str, *parts: str) -> None:
 
 @command(
     "Look",
-    "stepwise watch trip-0573\nstepwise watch trip-0573 --json  # one JSON object a line",
-    short_help="Print the steps of a RUN as they happen.",
+    "stepwise watch trip-0573\nstepwise watch trip-0573 --stream main\n"
+    "stepwise watch trip-0573 --json  # one JSON object a line",
+    short_help="Print the steps of a RUN as they happen, or what it says.",
 )
 @run_argument(required=False)
-def watch(run_id: str | None, *, as_json: bool) -> None:
+@click.option(
+    "--stream", metavar="NAME", help="What the run says on a stream (main), not its steps."
+)
+@click.option(
+    "--after", type=int, metavar="OFFSET", help="Only what follows an offset of the stream."
+)
+def watch(run_id: str | None, stream: str | None, after: int | None, *, as_json: bool) -> None:
     """Print each step of a RUN, the latest one without RUN, until it ends or its process is gone.
 
-    As JSON, each line is an object: ``{"step": ...}``, and at the end ``{"run": ...}``.
+    As JSON, each line is an object: ``{"step": ...}``, and at the end ``{"run": ...}``.  With
+    ``--stream``, what the run says is printed, texts as they are, until the run has ended; as JSON,
+    each line has ``offset``, ``kind`` (item, reset, end) and ``value``.
     """
     run = find_run(run_id)
+    if stream is not None:
+        _watch_stream(run.stream(after, stream), as_json=as_json)
+        return
+    if after is not None:
+        raise click.UsageError("--after is an offset of a stream: give --stream main, too")
     shown: dict[int, str] = {}
     while True:
         status, began = run.status, time.monotonic()
@@ -544,6 +563,21 @@ def watch(run_id: str | None, *, as_json: bool) -> None:
         say(f"{run.id} {'has' if status in ('completed', 'failed') else 'is'} ", Word(status))
 
 
+def _watch_stream(items: RunStream, *, as_json: bool) -> None:
+    """Print what a run says; a value that is no plain data is not loaded."""
+    items.load = shown_item
+    for each in items:
+        if as_json:
+            _one_line({"offset": each.offset, "kind": each.kind, "value": each.value})
+        elif each.kind == "item":
+            text = each.value if isinstance(each.value, str) else f"{_json(each.value)}\n"
+            click.echo(escaped(text), nl=False)
+        elif each.kind == "reset":
+            note(f"... an attempt failed: what followed offset {each.value - 1} is withdrawn")
+        else:
+            note(f"... {each.value}")
+
+
 def _watched(step: StepRecord, *, as_json: bool) -> None:
     if as_json:
         _one_line({"step": step.to_dict()})
@@ -554,10 +588,14 @@ def _watched(step: StepRecord, *, as_json: bool) -> None:
     say(f"{moment}  {number}  {call}  ", Word(step.status), ended.rstrip())
 
 
-def _one_line(facts: Mapping[str, Any]) -> None:
+def _json(value: Any) -> str:
     import json
 
-    click.echo(json.dumps(facts))
+    return json.dumps(value)
+
+
+def _one_line(facts: Mapping[str, Any]) -> None:
+    click.echo(_json(facts))
 
 
 # -- in doubt ------------------------------------------------------------------------------------
@@ -606,17 +644,18 @@ def in_doubt(*, as_json: bool) -> None:
 @command(
     "Keep",
     "stepwise export trip-0573 -o run.html\nstepwise export trip-0573 --json > run.json\n"
-    "stepwise export trip-0573 --format model-calls -o tests/run.json",
-    short_help="Write a RUN as one HTML page, or as JSON.",
+    "stepwise export trip-0573 --format model-calls -o tests/run.json\n"
+    "stepwise export trip-0573 --format test -o tests/test_trip.py",
+    short_help="Write a RUN as one HTML page, as JSON, or as a test.",
 )
 @run_argument()
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["json", "html", "model-calls"]),
+    type=click.Choice(["json", "html", "model-calls", "test"]),
     default="html",
     show_default=True,
-    help="A page to look at, data, or the recorded model calls alone, for tests.",
+    help="A page, data, the recorded model calls alone, or a test of the code.",
 )
 @click.option(
     "-o",
@@ -629,11 +668,15 @@ def export(run_id: str, *, form: str, output: str, as_json: bool) -> None:
     """Write everything known about a RUN: as one self-contained HTML page, or as JSON.
 
     The format model-calls is a file for tests: stepwise.testing.recorded() answers the model calls
-    of a program from it.
+    of a program from it.  The format test is a test file for pytest, with its data in a .json file
+    beside it: it executes the code again, and needs no store, key or network.  Secrets are masked.
 
     The file is readable by its owner only, like the store.
     """
     run = find_run(run_id)
+    if form == "test":
+        _write_test(run, output, as_json=as_json)
+        return
     only_calls = model_calls(run) if form == "model-calls" else None
     if only_calls == []:
         fail(
@@ -651,6 +694,28 @@ def export(run_id: str, *, form: str, output: str, as_json: bool) -> None:
             echo_json({"model_calls": only_calls}, file)
         else:
             _write_json(run, file)
+
+
+def _write_test(run: Run, output: str, *, as_json: bool) -> None:
+    """Write a test of a run, and its data beside it."""
+    if not output.endswith(".py"):
+        raise click.UsageError("a test is two files: name the first, -o tests/test_trip.py")
+    beside = f"{output.removesuffix('.py')}.json"
+    data = to_data(taken_from(run.store, run._seal, run.id), run)
+    with open(beside, "w", encoding="utf-8") as file:  # for a repository, so not private
+        json.dump(data, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+    with open(output, "w", encoding="utf-8") as file:
+        file.write(test_of(run, data, output))
+    if as_json:
+        facts = {"test": output, "data": beside, "masked": data["masked"]}
+        echo_json({**facts, "pickles": data["pickles"]})
+        return
+    say(f"{output} and {beside}; run it: pytest {shell_word(output)}")
+    if data["masked"]:
+        note(f"masked: {', '.join(data['masked'])}")
+    if data["pickles"]:
+        note(f"{data['pickles']} of its values are pickles, which a test loads, and so executes")
 
 
 @contextlib.contextmanager

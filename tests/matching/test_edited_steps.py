@@ -307,9 +307,9 @@ def second(memory):
     crash("here")
     return {"y": memory["x"]}
 
-graph = Graph("g", [Node("first", first), Node("second", second)], [Edge("first", "second")], "first")
-done = asyncio.run(GraphExecutor(graph, CheckpointManager("disk:graph")).execute({}, run_id="r"))
-print(done)
+graph = Graph([Node("first", first), Node("second", second)], [Edge("first", "second")])
+executor = GraphExecutor(checkpoint_manager=CheckpointManager("disk:graph"))
+print(asyncio.run(executor.execute(graph, "goal", {}, {"run_id": "r"})).output)
 """
 
 
