@@ -143,8 +143,8 @@ def configure(
         encrypt: encrypt all data stored from now on, with a key derived from the key of the records
             (extra ``encryption``).  Run ids, sizes, times and process ids stay readable.
         trust: ``"data"``: this process loads no pickle from a store, not even one that verifies.
-            Workflows then record as ``codec="json"``, and resume from the top, answered by the
-            journal.  Values that were recorded as pickles are unreadable.  ``"all"`` by default.
+            Workflows record as ``codec="json"``, and resume from the top; what was recorded as
+            pickles is unreadable.  ``"all"`` by default.
         injected: full names of classes (``"mypackage.Context"``) whose instances a framework
             injects as arguments: parameters annotated with them do not distinguish calls.
         volatile: fields that do not distinguish calls, by class or full name of a class, subclasses
@@ -157,8 +157,7 @@ def configure(
         record_arguments: record the arguments of all steps in full, as ``record_arguments=`` does.
         record_locals: record failures with local variables, which may hold secrets.
         on_changed: as ``on_changed=`` of a step: ``"keep"``, the default, ``"rerun"`` or ``"ask"``.
-        stream_limit: bytes that the streams of one run may hold; an emission beyond is an error.
-            ``None``, the default, for no limit.
+        stream_limit: bytes that the streams of one run may hold; ``None``, the default, for any.
 
     Raises:
         ConfigurationError: a setting is invalid.
@@ -178,12 +177,21 @@ def configure(
     _settings.on_changed = _checked_policy(on_changed)
     if grace is not None:
         _settings.grace = _seconds(grace, f"configure(grace={grace!r})")
+    _set_names(injected, secret_names, volatile, references)
+
+
+def _set_names(
+    injected: Iterable[str] | None,
+    secret_names: Iterable[str] | None,
+    volatile: ClassFields | None,
+    references: ClassFields | None,
+) -> None:
+    if volatile is not None or references is not None:
+        _settings.fields = _changed_fields(_settings.fields, volatile, references)
     if injected is not None:
         _settings.injected = _names(injected)
     if secret_names is not None:
         _settings.secret_names = frozenset(map(plain_name, _names(secret_names)))
-    if volatile is not None or references is not None:
-        _settings.fields = _changed_fields(_settings.fields, volatile, references)
 
 
 def _names(given: Iterable[str]) -> frozenset[str]:
