@@ -93,8 +93,8 @@ MAY_IMPORT = {
         "stores._files stores._locks stores._postgres_presence"
     ),
     "cli": (
-        "_display _journal.signatures _runs _runtime.limits _runtime.messages "
-        "_workflows.elsewhere _workflows.up "
+        "_display _execution.process_memory _journal.signatures _runs _runtime.limits "
+        "_runtime.messages _workflows.elsewhere _workflows.rerun _workflows.up "
         "integrations._model_calls mcp._knowledge"
     ),
     "mcp": (
@@ -107,7 +107,8 @@ MAY_IMPORT = {
     ),
     "testing": (
         "_calls _execution _journal _matching _runs _runtime _values integrations._model_calls "
-        "integrations._model_requests integrations._recorded_responses"
+        "integrations._model_requests integrations._recorded_responses _identity.clients "
+        "_workflows.replayed _workflows.rerun"
     ),
 }
 """The rooms, and modules of them, that a public package may import beside what is public."""

@@ -626,7 +626,7 @@ class Performance(NamedTuple):
         performer, scope, identity, _, _, _ = self
         active, around, branch = scope.run, scope.call, scope.branch
         if debugged.look is not None:
-            debugged.look.before(active, performer.name)
+            debugged.look.before(self, performer.name)
         active.note_handled()
         if not branch and branches.name is not None:
             branch = branches.name(active.run_id)
@@ -875,6 +875,11 @@ class Performance(NamedTuple):
                 return None
         elif verdict is Verdict.CHANGED:
             _warn_changed(call, recorded)
+        if look is None and call.code != recorded.call.code and call.name == recorded.call.name:
+            from stepwise._calls.edits import runs_again  # on use: few steps are edited
+
+            if runs_again(self.scope.run, self.performer, recorded):
+                return None
         return (yield from self.recalled(recorded))
 
     def recalled(self, recorded: RecordedCall) -> Generator[Any, Result, Result | None]:
@@ -1010,14 +1015,11 @@ class Performance(NamedTuple):
 
     # -- executing it ----------------------------------------------------------------------------
 
-    def _body(self, call: Call) -> Callable[..., Any]:
-        body, look = self.performer.body(call), debugged.look
-        return body if look is None else look.body(call, body)
-
     def _execute(self, call: Call, origin: Origin) -> Core:
         performer, scope, _, _, args, kwargs = self
         active, around, helper = scope.run, (*scope.around, call.number), origin.helper
-        function = self._body(call)
+        function, look = performer.body(call), debugged.look
+        function = function if look is None else look.body(call, function)
         attempts: Attempts | None = None  # created when the first attempt fails
         number, awaited = 1, ""
         tries: Tries = ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepwise._calls.steps import Step, defined_steps
 from stepwise._execution.process_memory import memory
@@ -98,10 +98,14 @@ def _in_use(store: Store, seal: Seal, run_id: str, edits: list[EditedStep]) -> I
             if recorded.child:
                 in_use = (recorded.id, edit.step) in (children or {}).get(each.call.number, ())
             else:
-                in_use = (each.call.name, each.call.code) == (recorded.name, recorded.id)
+                in_use = _is_of(each, recorded)
             calls += [each] if in_use else []
         if calls:
             yield edit._replace(calls=(*calls,))
+
+
+def _is_of(call: RecordedCall, version: RecordedVersion) -> bool:
+    return (call.call.name, call.call.code) == (version.name, version.id)
 
 
 @reports
@@ -154,17 +158,53 @@ def take_up(active: ActiveRun) -> None:
         used = each.recorded._replace(
             used_by=each.step.code,
             differs=each.differs,
-            results=len(each.calls),
             kept=each.recorded.kept if each.is_kept else "",
         )
         put(used.key, [*used], b"")
     if error is not None:
         raise error
-    again = [call.call.number for each in edits if each.policy == "rerun" for call in each.calls]
-    if again:
+    again = forgotten_by(edits)
+    if again is not None:
         journal.load()
-        active.write((Forgotten((*sorted(again),), time.time()), b""))
+        active.write((again, b""))
     tell(active.run_id, edits)
+
+
+def forgotten_by(edits: Iterable[EditedStep]) -> Forgotten | None:
+    """Return the record by which results of older versions are dropped; None if all are kept."""
+    again = [call.call.number for each in edits if each.policy == "rerun" for call in each.calls]
+    return Forgotten((*sorted(again),), time.time()) if again else None
+
+
+def runs_again(active: ActiveRun, step: Any, recorded: RecordedCall) -> bool:
+    """Return whether a call runs although a record of an older version answers it; else report it.
+
+    Steps that exist only while their run is executed are compared here: those that the workflow
+    makes, and the nodes of a graph.  A result with recorded calls inside it stays in use.
+
+    Raises:
+        CodeChangedError: the run has to ask what becomes of the result.
+    """
+    store, seal = active.journal.store, active.journal.seal
+    if not (step.code and recorded.call.code):
+        return False
+    found = recorded_versions(store, seal, active.run_id, recorded.call.code)
+    for version in found:
+        if (version.name, version.child) != (recorded.call.name, ""):
+            continue
+        calls = (recorded, *(each for each in active.pool.all if _is_of(each, version)))
+        edit = EditedStep(version, step, changed(version.parts, step.version.parts), calls)
+        if not edit.differs:
+            continue
+        if edit.policy == "rerun":
+            return recorded.outcome is not None and not recorded.outcome.inner
+        used = version._replace(used_by=step.code, differs=edit.differs)
+        active.journal.put_with_next(used.key, [*used], b"")
+        error = asks(active.run_id, [edit])
+        if error is not None:
+            raise error
+        tell(active.run_id, [edit])
+    return False
 
 
 def asks(run_id: str, edits: Iterable[EditedStep]) -> CodeChangedError | None:

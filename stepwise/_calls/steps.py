@@ -188,17 +188,12 @@ def is_defined_now(module: str, name: str) -> bool:
     return any(not root or holds_name(module, root) for root in _roots.get((module, name), ("",)))
 
 
-def steps_named(module: str, name: str) -> list[Step]:
-    """Return the live steps of a name that a module defines."""
-    held = (each for (known, _), refs in [*_siblings.items()] if known == name for each in [*refs])
-    steps = (reference() for reference in held)
-    return [step for step in steps if step is not None and step.module == module]
-
-
 class Step(Performer):
     """A function whose calls are recorded once per run, and its options."""
 
     fold = staticmethod(fold)
+    coded_by: Any = None
+    """The function whose code counts for the version; ``None`` for the step's own function."""
     unrecorded = ""
     """The reason why changes to the arguments of its bodies are not recorded."""
 
@@ -273,7 +268,8 @@ class Step(Performer):
         """The version of the function; made at the first call in a run."""
         from stepwise._identity.following import version_of  # on use: few starts need it
 
-        return version_of(self.function, self.source, is_tool=self.kind == "tool")
+        coded_by = self.coded_by or self.function
+        return version_of(coded_by, self.source, is_tool=self.kind == "tool")
 
     @cached
     def code(self) -> str:

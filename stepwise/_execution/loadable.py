@@ -91,7 +91,7 @@ class Loadable:
     def look(self, data: bytes, reader: Reader | None = None) -> Any:
         """Look at one pickle; return its value with stand-ins, or None if it does not load."""
         try:
-            unpickler = _Unpickler(data, reader.buffers() if reader is not None else None)
+            unpickler = _InertUnpickler(data, reader.buffers() if reader is not None else None)
             unpickler.seen, unpickler.reader, unpickler.given = self, reader, {}
             if reader is not None:
                 reader.find = unpickler.find_class
@@ -146,7 +146,7 @@ class Loadable:
         if full not in self._found:
             target = self._target(module, name)
             about = {"seen": self, "full": full, "target": target}
-            self._found[full] = _Kind(name, (Inert,), about)
+            self._found[full] = _StandIn(name, (Inert,), about)
         return self._found[full]
 
     def _target(self, module: str, name: str) -> Any:
@@ -173,7 +173,7 @@ def _is_python(function: Any) -> bool:
     return isinstance(getattr(function, "__func__", function), types.FunctionType)
 
 
-class _Kind(type):
+class _StandIn(type):
     """The class of stand-ins: calling one makes an inert object, and notes who would decide."""
 
     seen: Loadable
@@ -207,9 +207,9 @@ class _Kind(type):
         elif not _is_sure(full):
             seen.depends(f"{full}(), which is called")
         theirs = [
-            each if isinstance(each, _Kind) else type(each)
+            each if isinstance(each, _StandIn) else type(each)
             for each in args
-            if isinstance(each, _Kind) or isinstance(type(each), _Kind)
+            if isinstance(each, _StandIn) or isinstance(type(each), _StandIn)
         ]
         if full not in _TAKES_CLASSES:
             for each in theirs:
@@ -239,13 +239,13 @@ class _Kind(type):
             getattr(cls.target._missing_, "__module__", "")
         ):
             cls.seen.depends(f"{cls.full}._missing_")
-        elif any(isinstance(type(each), _Kind) for each in args):
+        elif any(isinstance(type(each), _StandIn) for each in args):
             cls.seen.depends(f"{cls.full}(), which is called")
         else:
             cls.seen.fail(f"{cls.full} has no member {args[0] if args else ''!r} any more")
 
 
-class Inert(metaclass=_Kind):
+class Inert(metaclass=_StandIn):
     """A stand-in for an object, a class or a function; nothing that is done with it has effects."""
 
     seen: Loadable
@@ -359,7 +359,7 @@ def _from_module(seen: Loadable, args: tuple[Any, ...], _: Any) -> Any:
 
 def _attribute(seen: Loadable, args: tuple[Any, ...], made: Any) -> Any:
     owner, name = args
-    target = owner.target if isinstance(owner, _Kind) else _MISSING
+    target = owner.target if isinstance(owner, _StandIn) else _MISSING
     if isinstance(target, type) and inspect.getattr_static(target, name, _MISSING) is _MISSING:
         seen.fail(f"{owner.full} has no {name} any more")
     elif not isinstance(target, type) or not issubclass(target, enum.Enum):
@@ -403,7 +403,7 @@ _SPECIAL: dict[str, Callable[[Loadable, tuple[Any, ...], Any], Any]] = {
 }
 
 
-class _Unpickler(FrameUnpickler):
+class _InertUnpickler(FrameUnpickler):
     """An unpickler of stand-ins."""
 
     seen: Loadable

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Call, Record
@@ -23,9 +23,6 @@ from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import notice
 from stepwise._runtime.settings import DEBUGGED
 from stepwise._values.unpickling import Data
-
-if TYPE_CHECKING:
-    from stepwise._execution.active_run import ActiveRun
 
 Core = Generator[Any, Any, Any]  # as for stepwise._calls.driver
 
@@ -126,16 +123,28 @@ class Replay:
         """Return whether records of a run are kept back instead of written."""
         return False
 
+    def hold(self, items: tuple[tuple[Record, Data], ...]) -> list[int]:
+        """Keep records back; return numbers for them, which are not real."""
+        raise AssertionError
+
+    def takes(self, name: str) -> bool:
+        """Use up the permission to execute a typed call once; return False if there is none."""
+        raise AssertionError
+
     def is_typed(self) -> bool:
         """Return whether the calling code was typed at the prompt of a debugger."""
         return False
 
-    def new_thread(self) -> Any:
+    def new_thread(self) -> TypedThread:
         """Return the listener of a thread, or of a job, that is started at the prompt."""
         raise AssertionError
 
-    def before(self, active: ActiveRun, name: str) -> None:
-        """Note that a call begins."""
+    def before(self, made: Any, name: str) -> None:
+        """Note that a call begins.
+
+        Args:
+            made: the :class:`stepwise._calls.call.Performance`.
+        """
 
     def answers(self, made: Any, call: Call, recorded: RecordedCall, *, same: bool) -> bool:
         """Return whether a record answers a call.
@@ -207,9 +216,9 @@ class Looking(Replay):
         """Return the listener of a thread, or of a job, that is started at the prompt."""
         return TypedThread(self._typing)
 
-    def before(self, active: ActiveRun, name: str) -> None:
+    def before(self, made: Any, name: str) -> None:
         """Stop a replay before a call, once it has got as far as was asked for."""
-        done = active.progress.skipped
+        done = made.scope.run.progress.skipped
         if self.replays and done >= self.request.at >= 0:
             self.stop(f"{name} comes next, after {done} steps")
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from stepwise._journal.seal import DamagedError, Seal, named
 from stepwise._runtime.facts import NamedTuple
-from stepwise._runtime.messages import count
 
 if TYPE_CHECKING:
     from stepwise.stores import Store
@@ -35,7 +34,6 @@ class RecordedVersion(NamedTuple):
         child: a child run that recorded it; empty for the run itself.
         used_by: id of a later version that used results of this one; empty if none did.
         differs: the parts that differ between the two.
-        results: how many of them; 0 if unknown.
         kept: the person who said that the results stay in use; empty if nobody did.
     """
 
@@ -47,16 +45,7 @@ class RecordedVersion(NamedTuple):
     child: str = ""
     used_by: str = ""
     differs: tuple[str, ...] = ()
-    results: int = 0
     kept: str = ""
-
-    @property
-    def used(self) -> str:
-        """What became of the results, in words."""
-        kept = f", as {self.kept} said" if self.kept else ""
-        if not self.results:
-            return f"recorded results are used{kept}"
-        return f"{count(self.results, 'recorded result')} in use{kept}"
 
     @property
     def key(self) -> str:

@@ -20,7 +20,7 @@ from stepwise._execution.outcomes import RunInputs, load_inputs
 from stepwise._execution.viewer import view
 from stepwise._journal.journal import place_of_run
 from stepwise._journal.records import Entry, RunFacts, from_fields, to_fields, with_form
-from stepwise._runs.replica import Moment, Replica
+from stepwise._runs.replica import Replica, Variables
 from stepwise._runs.run import Run
 from stepwise._runtime.messages import shell_word
 from stepwise._values.codec import JSON, Codec, encode, is_plain, plain_value, texts_in
@@ -135,8 +135,8 @@ def _record(writer: _Writer, entry: Entry) -> dict[str, Any]:
     if failed and payload and form != JSON:
         error = view(entry).error
         if error is not None:
-            payload, form = Codec(JSON).encode_error(error)
-            fields["form"] = JSON
+            encoded = Codec(JSON).encode_error(error)
+            payload, form, fields["form"] = bytes(encoded.data), JSON, JSON
     opaque = outcome is not None and outcome.changed
     held = writer.pickle if opaque else writer.value
     content = held(bytes(payload), form, where)
@@ -290,7 +290,7 @@ def _replica(data: Mapping[str, Any]) -> Replica:
         entries,
         ends[-1] if facts.status in ("completed", "failed") else None,
         tuple(
-            Moment(each["step"], each["position"], each["values"].copy)
+            Variables(each["step"], each["position"], each["values"].copy)
             for each in data["variables"]
         ),
         arguments=arguments,

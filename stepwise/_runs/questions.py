@@ -493,8 +493,9 @@ def settle_edited(
     if not chosen or (effects and not same):
         return None
     for version in {each.key: each for each in chosen.values()}.values():
-        change = {"kept": this_person()} if same else {"used_by": ""}
-        journal.put(version.key, [*version._replace(**change)], b"", durable=True)
+        kept, used_by = (this_person(), version.used_by) if same else ("", "")
+        said = version._replace(kept=kept, used_by=used_by)
+        journal.put(said.key, [*said], b"", durable=True)
     if same:
         return []
     return [(Forgotten((*sorted(chosen),), time.time(), this_person()), b"")]

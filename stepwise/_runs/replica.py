@@ -40,7 +40,7 @@ from stepwise.stores.memory import MemoryStore
 _numbers = itertools.count(1)
 
 
-class Moment(NamedTuple):
+class Variables(NamedTuple):
     """The variables of the workflow at a checkpoint.
 
     Args:
@@ -70,7 +70,7 @@ class Replica(NamedTuple):
     facts: RunFacts
     entries: tuple[Entry, ...]
     end: Entry | None
-    moments: tuple[Moment, ...]
+    moments: tuple[Variables, ...]
     checkpoints: tuple[Loaded, ...] = ()
     beside: Mapping[str, tuple[Any, bytes]] = {}
     arguments: Callable[[], RunInputs] | None = None
@@ -110,9 +110,9 @@ def taken_from(store: Store, seal: Seal, run_id: str) -> Replica:
     )
 
 
-def _moment(facts: RunFacts, loaded: Loaded) -> Moment:
+def _moment(facts: RunFacts, loaded: Loaded) -> Variables:
     state = loaded.state
-    return Moment(state.step, state.position, lambda: without_hidden(facts, look_into(loaded)))
+    return Variables(state.step, state.position, lambda: without_hidden(facts, look_into(loaded)))
 
 
 def _inputs(store: Store, vault: Vault, run_id: str) -> Iterator[tuple[str, tuple[Any, bytes]]]:

@@ -246,11 +246,11 @@ class _RunReading:
         place = self._place(frames if at is None else (), state, then=at is not None)
         variables, left_out, changes = self._variables(moments, newest, before, place)
         children = tuple(self._children())
-        for each in recorded_versions(*self.place):
-            if each.used_by:
-                self.notes.append(
-                    f"{each.name} has changed ({'; '.join(each.differs)}): {each.used}"
-                )
+        self.notes += dict.fromkeys(
+            f"{each.name} has changed ({'; '.join(each.differs)}): its recorded results are used"
+            for each in recorded_versions(*self.place)
+            if each.used_by
+        )
         return Why(
             id=facts.run_id,
             call=cleaned(f"{facts.label}({facts.arguments})"),

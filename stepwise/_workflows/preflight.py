@@ -7,6 +7,7 @@ forecast names that code instead of guessing.
 
 from __future__ import annotations
 
+import functools
 import importlib.machinery
 import json
 import os
@@ -17,24 +18,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from stepwise._calls.steps import steps_named
+from stepwise._calls.edits import EditedStep, asks, edits_in, forgotten_by
+from stepwise._calls.steps import defined_steps
 from stepwise._checkpoints.checkpoints import Checkpoints, State
 from stepwise._execution.loadable import Loadable
 from stepwise._execution.outcomes import ABOUT
 from stepwise._execution.process_memory import known_workflow
 from stepwise._identity.identity import shown_parts
 from stepwise._identity.module_names import file_of
-from stepwise._identity.versions import changed
-from stepwise._journal.journal import (
-    Journal,
-    Position,
-    place_of_run,
-    read_end,
-    read_start,
-    recorded_version,
-)
+from stepwise._journal.journal import Journal, Position, place_of_run, read_end, read_start
+from stepwise._journal.lease import describe_owner
 from stepwise._journal.projection import RecordedCall, is_only_submitted
-from stepwise._journal.records import RunFacts, Waiting
+from stepwise._journal.records import Entry, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import course_of
 from stepwise._matching.pool import Pool
@@ -43,7 +38,8 @@ from stepwise._runs.replica import Replica
 from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count
-from stepwise._values.codec import JSON
+from stepwise._values.codec import JSON, decode
+from stepwise._values.data import parameter_types
 from stepwise._workflows.begin import counted_here, is_call_of
 from stepwise._workflows.definition import BoundCall, Definition
 from stepwise._workflows.rerun import replayed
@@ -61,6 +57,7 @@ from stepwise.stores import Store
 _CALL = "the program's own call"
 _RESULTS = 200  # recorded results of a run that are examined
 _SHOWN = 4  # names in a note
+_PLAIN = (Any, str, int, float, bool, list, dict)  # types of arguments that are data themselves
 
 Verdict = Literal["resumes", "replays", "begins", "recalls", "refuses", "elsewhere"]
 """What a start makes of a run.
@@ -153,6 +150,17 @@ def _exists(place: str) -> bool:
     return True
 
 
+@functools.lru_cache(maxsize=1000)
+def _enterable(definition: Definition) -> tuple[Rewritten | None, str]:
+    """Return the function that can be entered in the middle, or why there is none."""
+    if settings.trusts_data_only():
+        return None, "trust='data' loads no checkpoint"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rewritten = definition.rewritten()
+    return rewritten, str(caught[0].message) if caught else ""
+
+
 # -- runs of known workflows ----------------------------------------------------------------------
 
 
@@ -167,7 +175,10 @@ class _Examined:
         self.unknown: list[str] = []
         self.notes: list[str] = []
         self.stops = ""
-        self._versions: dict[str, Mapping[str, str]] = {}
+        self.edits = edits_in(store, seal, facts.run_id)
+        owner = store.owner(facts.run_id) if facts.status == "running" else None
+        if owner is not None:
+            self.notes.append(f"is executed now {describe_owner(owner)}, and may be further then")
 
     def forecast(self) -> Forecast:
         """Return what becomes of the run."""
@@ -175,12 +186,13 @@ class _Examined:
             recalled = self._recalled()
             if recalled is not None:
                 return recalled
-        refused = "" if self.facts.parent else self._why_no_call()
+        asked = asks(self.facts.run_id, self.edits)
+        refused = "" if self.facts.parent else self._why_no_call() or (str(asked) if asked else "")
         if refused:
             return self._made("refuses", why=refused)
         if self.facts.parent and self.facts.status == "failed":
             self.unknown.append("the run that calls it, which may have met its failure already")
-        rewritten, problem = self._rewritten()
+        rewritten, problem = _enterable(self.definition)
         options = self.definition.options
         fits = Fitting(
             Checkpoints(
@@ -189,7 +201,7 @@ class _Examined:
             rewritten,
             self.definition.source,
         )
-        found = self._checkpoint(fits, rewritten)
+        found = self._checkpoint(fits)
         if found is not None:
             return self._at_checkpoint(*found, fits)
         return self._at_top(fits, problem)
@@ -252,7 +264,7 @@ class _Examined:
         except TypeError as error:
             return f"its recorded call does not fit any more: {error}"
         self.unknown += [f"{_CALL}, which makes {each} anew" for each in loadable.reshaped]
-        is_plain = not method and loadable.is_plain and not parameters.is_computed
+        is_plain = not (method or self.unknown or parameters.is_computed) and loadable.is_plain
         return self._why_another(BoundCall(self.definition, None, args, kwargs)) if is_plain else ""
 
     def _inputs(
@@ -261,15 +273,24 @@ class _Examined:
         """Return the recorded arguments with stand-ins, and the parameter for the instance."""
         if form == JSON:
             about = json.loads(payload)
-            self.unknown += [f"{_CALL}, which gives {name!r}" for name in about["missing"]]
-            return {**about["values"], **about["missing"]}, about["method"]
+            kinds = parameter_types(self.definition.function)
+            held = {name: decode(text.encode(), JSON) for name, text in about["values"].items()}
+            typed = [name for name in held if kinds.get(name, Any) not in _PLAIN]
+            self.unknown += [f"{_CALL}, which gives {name!r}" for name in typed]
+            return {**held, **self._missing(about["missing"])}, about["method"]
         whole = loadable.look_at(payload, form)
         values = whole[0] if type(whole) is tuple else None
         if type(values) is not dict or ABOUT not in values:
             return None, ""
         method, missing = values.pop(ABOUT)
-        self.unknown += [f"{_CALL}, which gives {name!r}" for name in missing]
-        return {**values, **missing}, method
+        return {**values, **self._missing(missing)}, method
+
+    def _missing(self, missing: Mapping[str, str]) -> Mapping[str, str]:
+        """Note the arguments that are not recorded; secrets take no part in the identity."""
+        secrets = self.facts.secrets.split()
+        others = (name for name in missing if name not in secrets)
+        self.unknown += [f"{_CALL}, which gives {name!r}" for name in others]
+        return missing
 
     def _why_another(self, call: BoundCall) -> str:
         """Return why the recorded call means another run now; empty if it means this one."""
@@ -282,21 +303,10 @@ class _Examined:
 
     # -- the place -------------------------------------------------------------------------------
 
-    def _rewritten(self) -> tuple[Rewritten | None, str]:
-        """Return the function that can be entered in the middle, or why there is none."""
-        if settings.trusts_data_only():
-            return None, "trust='data' loads no checkpoint"
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            rewritten = self.definition.rewritten()
-        return rewritten, str(caught[0].message) if caught else ""
-
-    def _checkpoint(self, fits: Fitting, rewritten: Rewritten | None) -> tuple[State, Pool] | None:
+    def _checkpoint(self, fits: Fitting) -> tuple[State, Pool] | None:
         """Return the checkpoint at which the run resumes, with the records that answer."""
         while True:
-            found = newest_that_holds(
-                self.journal, iter(fits), load=self.journal.load, damaged=fits.damaged
-            )
+            found = newest_that_holds(self.journal, fits, load=self._load, damaged=fits.damaged)
             if found is None:
                 return None
             loaded, state, entries = found
@@ -310,13 +320,24 @@ class _Examined:
             why = f"the variables at {state.where} cannot be loaded ({loadable.fails})"
             fits.refuse(loaded, why)
 
-    def _has_lost(self, fits: Fitting) -> bool:
-        """Return whether a checkpoint that the change rules out would have been taken."""
-        passed = ((state, state) for state in fits.passed)
+    def _load(self, position: Position) -> list[Entry]:
+        """Return the records after a position, with what the start itself would record first."""
+        entries = self.journal.load(position)
+        again = forgotten_by(self.edits)
+        if again is not None:
+            entries.append(Entry(self.journal.position.last + 1, again, b""))
+        return entries
+
+    def _has_lost(self, fits: Fitting, taken: State | None) -> bool:
+        """Return whether the run would resume at a newer checkpoint without the change."""
+        if taken is not None and not fits.why and not self.edits:
+            return False
+        kept = Checkpoints(self.journal, "all", 0).load()
+        states = ((each.state, each.state) for each in kept if not isinstance(each, str))
         found = newest_that_holds(
-            self.journal, passed, load=self.journal.load, damaged=lambda _: None
+            self.journal, states, load=self.journal.load, damaged=lambda _: None
         )
-        return found is not None
+        return found is not None and (taken is None or found[0].journal[0] > taken.journal[0])
 
     def _at_checkpoint(self, state: State, pool: Pool, fits: Fitting) -> Forecast:
         self._look_at(pool)
@@ -326,7 +347,7 @@ class _Examined:
             at=at,
             after=state.where,
             steps=state.step,
-            lost=self._has_lost(fits),
+            lost=self._has_lost(fits, state),
             why=fits.why,
         )
 
@@ -334,8 +355,8 @@ class _Examined:
         refusal = cannot_replay(self.facts, fits.why or problem)
         if refusal is not None:
             return self._made("refuses", why=str(refusal))
-        lost = self._has_lost(fits)
-        entries = self.journal.load(Position())
+        lost = self._has_lost(fits, None)
+        entries = self._load(Position())
         pool = pool_of(entries, set())
         done = sum(each.answers for each in pool.all)
         self._look_at(pool)
@@ -352,7 +373,8 @@ class _Examined:
 
     def _look_at(self, pool: Pool) -> None:
         """Note what the run meets: calls of missing functions, doubts, waits, results."""
-        gone, lost, older = Counter[str](), Counter[str](), Counter[str]()
+        gone, lost = Counter[str](), Counter[str]()
+        older = {_edit_text(each): len(each.calls) or 1 for each in self.edits}
         loadable = self._loadable()
         for number, each in enumerate(pool.all):
             name = each.call.name
@@ -368,9 +390,6 @@ class _Examined:
                 if loadable.fails:
                     self._on_lost(each, loadable.fails)
                     lost[name] += 1
-                parts = self._changed_since(each)
-                if parts:
-                    older[f"{name} ({', '.join(parts)})"] += 1
         self.unknown += loadable.unknown
         for what, counted in (
             ("no function for recorded calls of", gone),
@@ -382,17 +401,6 @@ class _Examined:
         children = in_children(pool)
         if children:
             self.notes.append(children.removeprefix(", "))
-
-    def _changed_since(self, recorded: RecordedCall) -> Sequence[str]:
-        """Return what has changed in the step since it made a result, as far as that is known."""
-        call = recorded.call
-        for step in steps_named(self._module(call.module), call.name)[:1]:
-            if call.code not in ("", step.code):
-                if call.code not in self._versions:
-                    found = recorded_version(self.store, self.seal, self.facts.run_id, call.code)
-                    self._versions[call.code] = found
-                return changed(self._versions[call.code], step.version.parts)
-        return ()
 
     def _on_lost(self, recorded: RecordedCall, why: str) -> None:
         call = recorded.call
@@ -409,7 +417,7 @@ class _Examined:
         call = recorded.call
         return is_known(self._module(call.module), call.name) or is_known(call.module, call.name)
 
-    def _on_wait(self, recorded: RecordedCall, wait: Waiting) -> Iterator[str]:
+    def _on_wait(self, recorded: RecordedCall, wait: Any) -> Iterator[str]:
         """Yield what has changed about a wait."""
         call = recorded.call
         if call.is_wait:
@@ -418,7 +426,7 @@ class _Examined:
                 if not re.search(rf"(['\"]){re.escape(wait.name)}\1", text):
                     yield f"waits for the signal {wait.name!r}, which its function no longer names"
             return
-        tools = steps_named(self._module(call.module), call.name)
+        tools = defined_steps(self._module(call.module), call.name)
         if not tools:
             yield f"waits for a yes to {call.name}, which is gone"
         for tool in tools[:1]:
@@ -431,6 +439,11 @@ class _Examined:
             elif asked and asked != now:
                 differing = ", ".join(sorted(asked ^ now))
                 yield f"asks anew about {call.name}: its parameters differ ({differing})"
+
+
+def _edit_text(edit: EditedStep) -> str:
+    again = ", which runs again" if edit.policy == "rerun" else ""
+    return f"{edit.step.name} ({'; '.join(edit.differs)}){again}"
 
 
 def _named(counted: Mapping[str, int]) -> str:

@@ -35,7 +35,7 @@ from stepwise._matching.pool import differences as parts_differing
 from stepwise._runs.history import without_hidden
 from stepwise._runs.paths import Difference as ValueDifference
 from stepwise._runs.paths import differences
-from stepwise._runs.replica import Moment, Replica
+from stepwise._runs.replica import Replica, Variables
 from stepwise._runtime.messages import count
 from stepwise._values.preview import NotShown, error_text
 from stepwise._workflows.execute import Invocation
@@ -62,6 +62,7 @@ class RerunDifference:
         recorded, now: what the run had and what the code has now, as short texts; ``None`` for
             nothing.
         text: the difference, as a sentence.
+        name: the step that the code calls there; empty if it calls none.
     """
 
     what: What
@@ -71,6 +72,7 @@ class RerunDifference:
     recorded: str | None
     now: str | None
     text: str
+    name: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the attributes as plain data, for JSON."""
@@ -142,17 +144,17 @@ class Comparing(Replay):
         self.has_ended = False
         self.problem: StepwiseError | None = None
         self.unsure: RerunDifference | None = None  # variables, until the next call
-        self.moments: dict[int, list[Moment]] = {}  # by the number of done steps
+        self.moments: dict[int, list[Variables]] = {}  # by the number of done steps
         for moment in replica.moments:
             self.moments.setdefault(moment.step, []).append(moment)
         self._orders: dict[str, list[int]] = {}  # of the recorded calls, by run
 
     # -- calls -----------------------------------------------------------------------------------
 
-    def before(self, active: ActiveRun, name: str) -> None:
+    def before(self, made: Performance, name: str) -> None:
         """Stop if the variables before this call differ from the recorded ones."""
         if self.unsure is not None:
-            raise self._stop(active, self.unsure)
+            raise self._stop(made.scope.run, self.unsure)
 
     def answers(self, made: Performance, call: Call, recorded: RecordedCall, *, same: bool) -> bool:
         """Return True if the record answers a call; stop at a difference."""
@@ -247,14 +249,14 @@ class Comparing(Replay):
             later = ", which the run never made"
         if expected is None:
             text = f"the code calls {now}{_at(call.site)}, but the run had made its last call"
-            return RerunDifference("call", 0, call.site, "", None, now, text)
+            return RerunDifference("call", 0, call.site, "", None, now, text, call.name)
         other = expected.call
         before = f"{other.name}({other.arguments})"
         text = (
             f"the run called {before} here (step {other.number}{_at(other.site)}); the code calls "
             f"{now}{_at(call.site)}{later}"
         )
-        return RerunDifference("call", other.number, call.site, "", before, now, text)
+        return RerunDifference("call", other.number, call.site, "", before, now, text, call.name)
 
     def _arguments(self, made: Performance, call: Call, recorded: RecordedCall) -> RerunDifference:
         other, active = recorded.call, made.scope.run
@@ -271,7 +273,8 @@ class Comparing(Replay):
         )
         if old == new:
             text += "; the texts are shortened, and record_arguments=True records arguments whole"
-        return RerunDifference("argument", other.number, call.site, path, old, new, text)
+        number = other.number
+        return RerunDifference("argument", number, call.site, path, old, new, text, call.name)
 
     def _deepest(
         self, active: ActiveRun, made: Performance, number: int, names: list[str]
@@ -390,7 +393,7 @@ class ComparedFrame(WorkflowFrame):
     def _wants(self, number: int, values: dict[str, Any]) -> bool:
         return True
 
-    def _compare(self, recorded: list[Moment], position: str) -> None:
+    def _compare(self, recorded: list[Variables], position: str) -> None:
         journal, facts = self.active.journal, self.comparing.replica.facts
         vault = Vault(journal.store, journal.seal, journal.run_id)
         now = load_checkpoint(vault, f"{PREFIX}{journal.position.last:012d}")
@@ -421,7 +424,7 @@ def _differing(recorded: Mapping[str, Any], values: Mapping[str, Any]) -> ValueD
     return None
 
 
-def _of_variable(moment: Moment, where: str, found: ValueDifference) -> RerunDifference:
+def _of_variable(moment: Variables, where: str, found: ValueDifference) -> RerunDifference:
     text = (
         f"{found.path} differs at {where}, after {count(moment.step, 'step')}: recorded "
         f"{found.old}, now {found.new}"

@@ -229,7 +229,6 @@ class Fitting:
         source: the source of that function.
 
     Attributes:
-        passed: the checkpoints that the code, or their variables, rule out.
         given_up: the newest checkpoint with other code before it.
     """
 
@@ -239,7 +238,6 @@ class Fitting:
         self._checkpoints, self._rewritten, self._node = checkpoints, rewritten, source.node
         self._reasons: list[str] = []
         self._changed = ""
-        self.passed: list[State] = []
         self.given_up: State | None = None
 
     def __iter__(self) -> Iterator[tuple[Loaded, State]]:
@@ -250,15 +248,12 @@ class Fitting:
                 continue
             state = loaded.state
             if self._rewritten is None:
-                self.passed.append(state)
                 return
             if state.python != PYTHON:
-                self.passed.append(state)
                 self._reasons.append(
                     f"the checkpoint at {state.where} was written by Python {state.python}"
                 )
             elif self._rewritten.number(state.position) is None or not self._prefix_holds(state):
-                self.passed.append(state)
                 self.given_up = self.given_up or state
                 # The oldest checkpoint with other code before it locates the edit best.
                 self._changed = f"the code before {state.where} has changed"
@@ -278,7 +273,6 @@ class Fitting:
     def refuse(self, loaded: Loaded, why: str) -> None:
         """Rule out a checkpoint whose variables cannot be loaded."""
         self._checkpoints.refuse(loaded.name)
-        self.passed.append(loaded.state)
         self._reasons.append(why)
 
     def resumes_at(self, state: State) -> str:

@@ -97,7 +97,7 @@ def preflight(
     lose its place: it would resume at an older checkpoint, or replay; else 0.  Runs of programs
     that were not named do not count.
     """
-    seen = _Examined(_stores(modules), most, completed, replays=replays)
+    seen = _Forecasts(_stores(modules), most, completed, replays=replays)
     if as_json:
         echo_json(to_dict(one) for one in seen)
     else:
@@ -140,7 +140,7 @@ def _replay_here(replica: Replica) -> Iterator[Replayed]:
     yield replay(replica)
 
 
-class _Examined:
+class _Forecasts:
     """The forecasts of the runs in some stores.
 
     Args:
@@ -206,7 +206,7 @@ def to_dict(found: Forecast) -> dict[str, Any]:
 # -- the table -------------------------------------------------------------------------------------
 
 
-def _show(seen: _Examined, *, each: bool) -> None:
+def _show(seen: _Forecasts, *, each: bool) -> None:
     columns = [Column("RUN"), Column("CALL", wide=True), Column("VERDICT"), Column("WHY")]
     if each:
         show_table(columns, map(_row, seen))

@@ -16,14 +16,13 @@ import stepwise
 from stepwise import Run
 from stepwise._display.terminal import Below, Column, Word
 from stepwise._execution.process_memory import memory
-from stepwise._journal.journal import place_of_run
 from stepwise._runs.run import listed
 from stepwise._runtime.messages import count
+from stepwise._workflows.rerun import rerun as rerun_one
 from stepwise.cli._child import answers_of
 from stepwise.cli._command import PROBLEMS, command, echo_json, find_run, say, show_table
 from stepwise.cli._modules import import_modules, module_of
 from stepwise.cli.look import chosen_runs
-from stepwise.testing import rerun as rerun_one
 
 _SECONDS = 60  # for a run
 _SAME, _DIFFERS, _IMPOSSIBLE = "same", "differs", "not possible"
@@ -84,7 +83,7 @@ def _each(runs: Iterable[Run], at: str | None) -> Iterator[dict[str, Any]]:
     for run in runs:
         program = run.program
         folder = program.cwd if program is not None and os.path.isdir(program.cwd) else os.getcwd()
-        programs.setdefault((place_of_run(run._facts()), folder), []).append(run)
+        programs.setdefault((run.workflow.removesuffix(f":{run.label}"), folder), []).append(run)
     for (place, folder), those in programs.items():
         waiting = [*those]
         for answer in answers_of(partial(_with_program, place, folder, those, at)):

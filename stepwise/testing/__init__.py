@@ -34,7 +34,7 @@ first difference is reported::
 """
 
 from stepwise._workflows.replayed import RerunCall, RerunDifference
-from stepwise._workflows.rerun import Rerun
+from stepwise._workflows.rerun import Rerun, rerun
 from stepwise.testing.contract import StoreContract
 from stepwise.testing.crashes import (
     CrashReport,
@@ -45,7 +45,6 @@ from stepwise.testing.crashes import (
 )
 from stepwise.testing.fresh import fresh_store
 from stepwise.testing.recorded import RequestNotRecorded, recorded
-from stepwise.testing.rerun import rerun
 
 __all__ = [
     "CrashReport",

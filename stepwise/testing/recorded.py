@@ -6,11 +6,11 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from stepwise._identity.clients import placeholder_keys
 from stepwise.errors import ConfigurationError
 from stepwise.integrations._model_calls import calls_in
 from stepwise.integrations._model_requests import ModelRequest, endpoint_of, read_request
@@ -23,21 +23,8 @@ from stepwise.integrations._recorded_responses import (
 )
 from stepwise.integrations.instrument import answering
 
-_KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
 _SHOWN = 6  # differences in a message
 _ABOUT = 30  # characters around a difference
-
-
-@contextlib.contextmanager
-def placeholder_keys() -> Iterator[None]:
-    """Set API keys that the environment lacks: without one, the SDKs create no client."""
-    missing = [name for name in _KEYS if name not in os.environ]
-    os.environ.update(dict.fromkeys(missing, "recorded"))
-    try:
-        yield
-    finally:
-        for name in missing:
-            os.environ.pop(name, None)
 
 
 class RequestNotRecorded(BaseException):

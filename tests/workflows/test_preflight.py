@@ -199,6 +199,24 @@ def test_a_replay(folder):
     assert what_is_said(row) == what_happened()
 
 
+@pytest.mark.parametrize(
+    ("policy", "verdict", "code"),
+    [("keep", "resumes", 0), ("rerun", "replays", 1), ("ask", "refuses", 2)],
+)
+def test_results_of_older_versions(folder, policy, verdict, code):
+    """What a step's ``on_changed`` makes of its recorded results is part of the verdict."""
+    text = AGENT.replace("@step", f'@step(on_changed="{policy}")')
+    die(text=text)
+    edit(('return {"n": n}', 'return {"n": n + 1}'), text=text)
+    row, exit_code = preflight()
+    assert (row["verdict"], exit_code) == (verdict, code)
+    assert "(body)" in f"{row['notes']} {row['why']}"
+    if verdict == "refuses":
+        assert "CodeChangedError" in start()
+    else:
+        assert what_is_said(row) == what_happened()
+
+
 def test_a_pruned_journal(folder):
     """A run that would replay without its whole journal cannot go on: the exit code is 2."""
     pruning = AGENT.replace("@workflow", "@workflow(prune_journal=True, keep=1)").replace(
@@ -418,7 +436,7 @@ def test_a_replay_that_ends_its_process(folder):
     edit(("    three = think(3)", "    os._exit(3)\n    three = think(3)"))
     row, code = preflight("--replay")
     assert (row["verdict"], code) == ("resumes", 0)
-    assert row["notes"][-1] == "not replayed: its process ended"
+    assert row["notes"][-1] == "not replayed: its process ended with 3"
 
 
 # -- many runs -------------------------------------------------------------------------------------
