@@ -37,6 +37,8 @@ Waiting
   sleep, sleep_until    a run waits for a time, which a resumed one does not begin anew
   wait_for              waits for a value that somebody sends to the run: Run.send
   approve               waits for a person's yes: Run.approve, Run.deny; a tool has ``approve=``
+Saying
+  emit                  says something while the run works, for readers: Run.stream
 Looking
   runs, get_run         the recorded runs; a Run has steps, checkpoints, locals, result, error
   Run.why, Run.history, Run.bisect   why a run stopped, and when a variable changed
@@ -142,6 +144,7 @@ from stepwise.errors import (
 if TYPE_CHECKING:
     from stepwise._calls.approvals import approve
     from stepwise._calls.doubt import CompletedCall, DidNotHappen, Inconclusive, InDoubtCall, Landed
+    from stepwise._calls.emitting import emit
     from stepwise._calls.parallel import map  # noqa: A004
     from stepwise._calls.steps import spend
     from stepwise._calls.waiting import sleep, sleep_until, wait_for
@@ -160,6 +163,7 @@ if TYPE_CHECKING:
         StepRecord,
         StoppedCall,
     )
+    from stepwise._runs.streaming import RunStream, StreamItem
     from stepwise._runs.verify import Verification
     from stepwise._runs.why import CodePlace, VariableShown, Why
     from stepwise._runtime.event import Event
@@ -213,6 +217,7 @@ __all__ = [
     "RunOwnedError",
     "RunSkipped",
     "RunStopped",
+    "RunStream",
     "RunSuspended",
     "RunTimeoutError",
     "RunWarning",
@@ -229,6 +234,7 @@ __all__ = [
     "StoppedCall",
     "StoreError",
     "StreamChangedError",
+    "StreamItem",
     "ThreadMovedOnError",
     "UnreadableValueError",
     "UnrecordedCallWarning",
@@ -246,6 +252,7 @@ __all__ = [
     "configure",
     "current_run",
     "current_step",
+    "emit",
     "errors",
     "get_run",
     "identity",
@@ -275,6 +282,7 @@ _ON_USE = {
     ),
     "Event": "_runtime.event",
     "approve": "_calls.approvals",
+    "emit": "_calls.emitting",
     **dict.fromkeys(("AsyncHandle", "Handle"), "_workflows.handles"),
     "InboxMessage": "_runs.messages",
     **dict.fromkeys(("StepAttempt", "StepRecord"), "_runs.steps"),
@@ -285,6 +293,7 @@ _ON_USE = {
     "Program": "_runs.overview",
     "Question": "_runs.questions",
     "RunCheckpoint": "_runs.steps",
+    **dict.fromkeys(("RunStream", "StreamItem"), "_runs.streaming"),
     "Verification": "_runs.verify",
     **dict.fromkeys(("FirstTrue", "VariableChange", "VariableHistory"), "_runs.history"),
     **dict.fromkeys(("CodePlace", "VariableShown", "Why"), "_runs.why"),

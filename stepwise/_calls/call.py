@@ -1047,10 +1047,7 @@ class Performance(NamedTuple):
                     )
                     return result
             assert result.error is not None
-            if active.frame_recorder is not None and not call.child:
-                active.frame_recorder.step_failed(
-                    active.journal, call.number, number, result.error, performer.hiding, self.bound
-                )
+            self._note_failure(call, number, result.error)
             clean = isinstance(result.error, performer.fails_cleanly)
             may_repeat = (not call.effect or clean or performer.idempotent) and not is_over(scope)
             attempts = attempts or performer.attempts()
@@ -1074,6 +1071,16 @@ class Performance(NamedTuple):
             number = attempts.number
             yield from self._rest(call, delay)
             tries = (*tries[:-1], failed, (time.time(), 0.0, ""))[-_TRIES:]
+
+    def _note_failure(self, call: Call, attempt: int, error: BaseException) -> None:
+        """Withdraw what a failed attempt has said, and record its local variables if asked to."""
+        active = self.scope.run
+        if active.emissions is not None:
+            active.emissions.withdraw(call.number)
+        if active.frame_recorder is not None and not call.child:
+            active.frame_recorder.step_failed(
+                active.journal, call.number, attempt, error, self.performer.hiding, self.bound
+            )
 
     def _failed(
         self, inner: Scope, result: Result, helper: Helper | None, tries: Tries, *, clean: bool

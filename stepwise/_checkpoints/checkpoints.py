@@ -72,6 +72,7 @@ class State(NamedTuple):
         seconds, usage: the time and usage of the done steps; see :class:`.account.Progress`.
         taken: the taken messages, by the names of the signals; see :class:`.waits.Taken`.
         told: True if the workflow had been notified that the run is to end, and had continued.
+        said: the ends of the run's streams; see :meth:`.emissions.Emissions.state`.
     """
 
     position: str
@@ -97,6 +98,7 @@ class State(NamedTuple):
     usage: Mapping[str, float] = _NO_USAGE
     taken: Mapping[str, Sequence[int]] = _NONE_TAKEN
     told: bool = False
+    said: Sequence[Any] = ()
 
     @property
     def where(self) -> str:

@@ -67,6 +67,7 @@ from stepwise.errors import (
 
 if TYPE_CHECKING:
     from stepwise._execution.budget import Budget
+    from stepwise._execution.emissions import Emissions
     from stepwise._execution.frames import FrameRecorder
     from stepwise._execution.looking import Replay
     from stepwise._execution.watching import RunWatch
@@ -798,6 +799,7 @@ class ActiveRun:
         self.unawaited: dict[object, Unawaited] = {}
         self.idle = 0  # tasks that only wait for other tasks of the run, such as a graph's walk
         self.locator = locator
+        self.emissions: Emissions | None = None  # once the run says something
         self.streams: dict[int, OpenStream] = {}  # by call: open, or left and not recorded yet
         self.inner = InnerCalls()
         self.versions: set[tuple[str, str]] = set()  # the ids and steps that were noted here
@@ -993,6 +995,8 @@ class ActiveRun:
         self._note(scope, recorded.call.number, inner)
         if scope.around:
             self.inner.answered(scope.around, recorded)
+        if self.emissions is not None:
+            self.emissions.answered(recorded.call.number, inner, scope.around)
         took = max(0.0, outcome.at - recorded.call.at) if outcome is not None else None
         usage = outcome.usage if outcome is not None else None
         with self.lock:
@@ -1064,6 +1068,8 @@ class ActiveRun:
         if look is not None and look.holds(self.root.run_id):
             return look.hold(items)
         try:
+            if self.emissions is not None:
+                self.emissions.flush()
             numbers = self.journal.append(*items, durable=durable, head=head)
             self._summary.note(numbers, items)
             return numbers
@@ -1126,6 +1132,8 @@ class ActiveRun:
         error, secrets = value if status != "completed" else None, self.secrets
         if self.streams:
             self._leave_streams(error)
+        if self.emissions is not None:
+            self.emissions.end()
         retry, gone_on = self.unwinding.end(error)
         record = Ended(
             status,
@@ -1205,6 +1213,8 @@ class ActiveRun:
         self.locator.close()
         self.steering.close()
         self.surfacing.close()
+        if self.emissions is not None:
+            self.emissions.close(ended=self.facts.end > 0)
         self.lease.release()
 
 

@@ -6,12 +6,12 @@ the entry and the number of the record, but not the store.  Each record's seal c
 before it.  Two stores thus hold the same history of an entry if they hold the same record under one
 number.
 
-A run is copied with its child runs and their inboxes.  The copier holds the leases of both stores,
-so that no process executes the run in the meantime.  Everything is compared first: if anything
-prevents the copy of a run, nothing of that run is written.  Each entry is then marked as
-incomplete, so that no process executes it, and written in batches.  Each batch is read back and
-compared.  The last batch removes the mark.  The next copy continues a copy that was cut off.
-Memory holds only some megabytes, or one record or object.
+A run is copied with its child runs, and the inboxes and streams of all.  The copier holds the
+leases of both stores, so that no process executes the run in the meantime.  Everything is compared
+first: if anything prevents the copy of a run, nothing of that run is written.  Each entry is then
+marked as incomplete, so that no process executes it, and written in batches.  Each batch is read
+back and compared.  The last batch removes the mark.  The next copy continues a copy that was cut
+off.  Memory holds only some megabytes, or one record or object.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ from stepwise._journal.log import LOG_KINDS, START, LogIndex, LogKind, start_of_
 from stepwise._journal.projection import given_up
 from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import DamagedError, Envelope, ForeignKeyError, Seal, named
+from stepwise._journal.stream import STREAM, stream_name
 from stepwise._journal.summary import NAME
 from stepwise._runs.messages import unacted
 from stepwise._runs.verify import append_restored
@@ -141,8 +142,10 @@ class _StoreEntry:
     def __init__(self, copier: Copier, name: str, facts: RunFacts | None = None) -> None:
         self.source, self.target, self.seal = copier.source, copier.target, copier.seal
         self.name, self.facts = name, facts
+        self._is_inbox, self._is_stream = name.startswith(INBOX), name.startswith(STREAM)
         self.run_id = name.removeprefix(INBOX)
-        self._is_inbox = name != self.run_id
+        if self._is_stream:
+            self.run_id = name.removeprefix(STREAM).removesuffix(":")
         self._restored = copier.restored
 
     # -- comparing -------------------------------------------------------------------------------
@@ -226,7 +229,8 @@ class _StoreEntry:
     ) -> Position:
         """Return the position after a row, and add the numbers whose loss was given up."""
         if self.facts is None:  # records of another kind: other code judges their losses
-            if opened is None and self._is_inbox:  # the caller has checked the inbox
+            # The caller has checked the inbox; readers notice what a stream has lost.
+            if opened is None and (self._is_inbox or self._is_stream):
                 known.add(number)
             return Position(number, opened.link if opened is not None else None)
         entry, at = followed(at, number, opened)
@@ -408,13 +412,15 @@ class _StoreEntry:
 
     @property
     def is_of_run(self) -> bool:
-        """True if the entry is a run or a run's inbox."""
-        return self.facts is not None or self._is_inbox
+        """True if the entry is a run, or its inbox or streams."""
+        return self.facts is not None or self._is_inbox or self._is_stream
 
     @property
     def _what(self) -> str:
         if self._is_inbox:
             return f"the inbox of run {self.run_id!r}"
+        if self._is_stream:
+            return f"the log of the streams of run {self.run_id!r}"
         return f"run {self.name!r}" if self.facts is not None else f"the log {self.name!r}"
 
 
@@ -516,6 +522,8 @@ class Copier:
         if facts is not None and is_begun(self.source, inbox_name(name)):
             self._check_inbox(name)
             yield _StoreEntry(self, inbox_name(name)).compare()
+        if facts is not None and is_begun(self.source, stream_name(name)):
+            yield _StoreEntry(self, stream_name(name)).compare()
         for child in children.get(name, ()):
             yield from self._entries(child, children)
 

@@ -301,6 +301,7 @@ def _write(
             ],
             changed=changed,
             before=None if state.before is None else "",  # the only checkpoint
+            said=(),  # the streams of the fork begin with what it says itself
         )
         return {**objects, **sealed(source.seal, new_id, loaded, state, numbers, payload)}
 

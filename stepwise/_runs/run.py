@@ -50,6 +50,7 @@ from stepwise._journal.journal import (
 from stepwise._journal.projection import Calls
 from stepwise._journal.records import Entry, Forgotten, RunFacts
 from stepwise._journal.seal import Seal
+from stepwise._journal.stream import StreamLog
 from stepwise._journal.summary import how_started
 from stepwise._matching.pool import key_of
 from stepwise._runs.copying import Copier
@@ -90,6 +91,7 @@ from stepwise._runs.steps import (
     steps_of,
     text_of_error,
 )
+from stepwise._runs.streaming import RunStream
 from stepwise._runs.verify import ChildRuns, Verification, delete_run, erase, repair, verify
 from stepwise._runs.why import Why, why_of
 from stepwise._runtime import options, settings
@@ -317,6 +319,29 @@ class Run:
     def inbox(self) -> list[InboxMessage]:
         """The messages that were sent to the run, in the order of arrival, each with its fate."""
         return messages_of(self.store, self._seal, self._facts())
+
+    def stream(
+        self, after: int | None = None, stream: str = "main", *, follow: bool = True
+    ) -> RunStream:
+        """Return the items that the run says with :func:`emit`, for ``for`` and ``async for``.
+
+        The iterator waits for new items until the run has ended, in this process or any other; a
+        run that was killed may be resumed meanwhile.  A reader that comes back gives the offset of
+        the last thing that it got, and loses nothing.
+
+        Args:
+            after: only what follows this offset, which a reader got with its last item; by default
+                everything.
+            stream: the name of the stream.
+            follow: False to end with what is there now.
+
+        Raises:
+            ConfigurationError: the stream has no such offset.
+            CorruptStoreError: a part of the stream is damaged or missing.
+            UnreadableValueError: a value cannot be loaded here.
+        """
+        log = StreamLog(self.store, self._seal, self.id)
+        return RunStream(log, self._facts, stream, after, follow=follow)
 
     @property
     def checkpoints(self) -> list[RunCheckpoint]:

@@ -22,6 +22,7 @@ from stepwise._journal.journal import (
     children_of,
     facts_of,
     inbox_name,
+    is_begun,
     is_listed,
     lift,
     names_beside,
@@ -29,9 +30,10 @@ from stepwise._journal.journal import (
     read,
 )
 from stepwise._journal.lease import Lease
-from stepwise._journal.log import Bell
+from stepwise._journal.log import Bell, SealedLog
 from stepwise._journal.records import Quarantined, Restored, RunFacts
 from stepwise._journal.seal import DamagedError, Seal
+from stepwise._journal.stream import StreamLog, stream_name
 from stepwise._journal.summary import NAME, kept_summary
 from stepwise._runs.steps import checkpoints_of
 from stepwise._runtime.facts import public
@@ -103,9 +105,17 @@ def delete_run(store: Store, seal: Seal, run_id: str) -> None:
     with Lease(store, run_id).acquire(child=current_scope() is not None) as lease:
         Bell(store, seal).forget(run_id)
         inbox.delete()  # first: the next run with this id would inherit it
+        _delete_streams(store, seal, run_id)
         store.delete(run_id, lease.epoch)
         bury(store, run_id)
         inbox.delete()  # messages that arrived since
+
+
+def _delete_streams(store: Store, seal: Seal, run_id: str) -> None:
+    log = SealedLog(store, seal, stream_name(run_id))
+    if is_begun(store, log.name):
+        with log.owned() as epoch:
+            log.delete(epoch)
 
 
 # -- verify ---------------------------------------------------------------------------------------
@@ -130,6 +140,9 @@ class Verification:
         summary: whether the run's summary for listings verifies, or is absent.
         messages: how many messages of the inbox verify.
         lost_messages: the numbers of messages that are damaged or missing, and not given up.
+        batches: how many batches of the run's streams verify.
+        lost_batches: the numbers of those that are damaged or missing; readers get an error there,
+            and nothing repairs them.
         damaged_steps: the numbers of the steps whose recorded arguments or frames do not verify; 0
             for the run.
     """
@@ -145,6 +158,8 @@ class Verification:
     summary: bool = True
     messages: int = 0
     lost_messages: tuple[int, ...] = ()
+    batches: int = 0
+    lost_batches: tuple[int, ...] = ()
     damaged_steps: tuple[int, ...] = ()
 
     @property
@@ -177,6 +192,12 @@ class Verification:
         if self.lost_messages:
             lost = count(len(self.lost_messages), "message")
             found.append(f"{lost} to it damaged or gone ({_numbers(self.lost_messages)})")
+        if self.lost_batches:
+            lost = f"{len(self.lost_batches)} batches"
+            found.append(
+                f"{lost} of its streams damaged or gone ({_numbers(self.lost_batches)}): readers "
+                "get an error there"
+            )
         if self.damaged_steps:
             found.append(
                 "recorded arguments or local variables unreadable, of steps "
@@ -203,6 +224,8 @@ def verify(store: Store, seal: Seal, run_id: str) -> Verification:
     found = [checkpoint for checkpoint, _ in checkpoints_of(store, seal, run_id)]
     inbox = Inbox(store, seal, run_id)
     inbox.look(tolerant=True)
+    batches = {n: batch is None for n, batch in StreamLog(store, seal, run_id).batches()}
+    lost_batches, last = [n for n, is_lost in batches.items() if is_lost], max(batches, default=0)
     return Verification(
         run_id,
         records=len(entries),
@@ -215,6 +238,8 @@ def verify(store: Store, seal: Seal, run_id: str) -> Verification:
         summary=NAME not in store.names(run_id) or kept_summary(store, seal, run_id) is not None,
         messages=len(inbox.messages),
         lost_messages=tuple(inbox.all_lost()),
+        batches=len(batches) - len(lost_batches),
+        lost_batches=(*lost_batches, *StreamLog(store, seal, run_id).gone(last)),
         damaged_steps=tuple(sorted({*_damaged_beside(store, seal, run_id).values()})),
     )
 

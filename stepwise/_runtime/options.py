@@ -61,11 +61,20 @@ def check_signal(name: object) -> None:
     Raises:
         ConfigurationError: the name is empty, too long, or has invisible characters.
     """
+    _check_name(name, "a signal", "'approval' or 'payment'")
+
+
+def check_stream(name: object) -> None:
+    """Refuse an invalid name of a stream, as :func:`check_signal` does for a signal."""
+    _check_name(name, "a stream", "'main' or 'progress'")
+
+
+def _check_name(name: object, what: str, examples: str) -> None:
     good = isinstance(name, str) and name.isprintable() and name == name.strip()
     if not good or not 0 < len(name) <= _LONGEST_NAME:  # type: ignore[arg-type]
         raise ConfigurationError(
-            f"{name!r:.300} cannot be the name of a signal: give a text of 1 to {_LONGEST_NAME} "
-            "printable characters, without spaces around it, such as 'approval' or 'payment'"
+            f"{name!r:.300} cannot be the name of {what}: give a text of 1 to {_LONGEST_NAME} "
+            f"printable characters, without spaces around it, such as {examples}"
         )
 
 
@@ -198,7 +207,7 @@ def _is_text(value: Any) -> bool:
 # supervisors.
 _RESERVED = (
     *("bell:", "inbox:", "langgraph:", "langgraph-threads"),
-    *("openai-agents:", "openai-agents-sessions", "up:"),
+    *("openai-agents:", "openai-agents-sessions", "stream:", "up:"),
 )
 _RUN_ID = f"a text, not empty, that does not begin with {', '.join(_RESERVED)}"
 

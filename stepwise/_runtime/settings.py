@@ -23,6 +23,8 @@
                        ``1``: the arguments of steps are recorded in full; see :func:`configure`
 ``STEPWISE_RECORD_LOCALS``
                        ``1``: failures are recorded with local variables; see :func:`configure`
+``STEPWISE_STREAM_LIMIT``
+                       bytes that the streams of one run may hold; no limit by default
 ``STEPWISE_QUIET``     ``1``: no notices on stderr
 ``STEPWISE_DEBUG``     ``1``: tracebacks show the library's own frames
 ``STEPWISE_DEBUG_RUN`` what ``stepwise debug`` asks of the program that it starts, as JSON
@@ -67,6 +69,7 @@ NAMES = (
     "STEPWISE_RESUME",
     "STEPWISE_START",
     "STEPWISE_STORE",
+    "STEPWISE_STREAM_LIMIT",
     "STEPWISE_SUSPEND_AFTER",
     "STEPWISE_TEST_HOME",
     "STEPWISE_TRUST",
@@ -109,6 +112,7 @@ class _Settings:
         self.secret_names: frozenset[str] = frozenset()
         self.suspend_after: float | object | None = _UNSET
         self.suspend_by_default = _SUSPEND_AFTER
+        self.stream_limit: int | object | None = _UNSET
 
 
 _settings = _Settings()
@@ -129,6 +133,7 @@ def configure(
     record_arguments: bool | None = None,
     record_locals: bool | None = None,
     on_changed: Literal["keep", "rerun", "ask"] | None = None,
+    stream_limit: int | None = _UNSET,  # type: ignore[assignment]
 ) -> None:
     """Set defaults for this process; omitted settings stay as they are.
 
@@ -154,6 +159,8 @@ def configure(
         record_arguments: record the arguments of all steps in full, as ``record_arguments=`` does.
         record_locals: record failures with short forms of local variables, which may hold secrets.
         on_changed: as ``on_changed=`` of a step: ``"keep"``, the default, ``"rerun"`` or ``"ask"``.
+        stream_limit: bytes that the streams of one run may hold; an emission beyond is an error.
+            ``None``, the default, for no limit.
 
     Raises:
         ConfigurationError: a setting is invalid.
@@ -164,6 +171,10 @@ def configure(
     _switch({"quiet": quiet, "encrypt": encrypt, **recorded})
     if suspend_after is not _UNSET:
         _settings.suspend_after = _seconds_or_never(suspend_after)
+    if stream_limit is not _UNSET:
+        _settings.stream_limit = _bytes_or_none(
+            stream_limit, f"configure(stream_limit={stream_limit!r})"
+        )
     if trust is not None:
         _settings.trust = _checked_trust(trust, f"configure(trust={trust!r})")
     _settings.on_changed = _checked_policy(on_changed)
@@ -381,6 +392,21 @@ def suspend_after() -> float | None:
     if text in ("", "never"):
         return None if text else _settings.suspend_by_default
     return _seconds(text, f"STEPWISE_SUSPEND_AFTER={text!r}", "never")
+
+
+def stream_limit() -> int | None:
+    """Return the bytes that the streams of one run may hold; ``None`` for no limit."""
+    if _settings.stream_limit is not _UNSET:
+        return _settings.stream_limit  # type: ignore[return-value]
+    text = os.environ.get("STEPWISE_STREAM_LIMIT", "").strip()
+    return _bytes_or_none(text, f"STEPWISE_STREAM_LIMIT={text!r}") if text else None
+
+
+def _bytes_or_none(given: Any, what: str) -> int | None:
+    number = int(given) if isinstance(given, str) and given.isdecimal() else given
+    if number is None or (type(number) is int and number >= 0):
+        return number
+    raise ConfigurationError(f"{what} is not a number of bytes: give 0 or more, or None")
 
 
 def traveling() -> dict[str, Any]:

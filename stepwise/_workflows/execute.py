@@ -532,6 +532,8 @@ async def _until_recorded(active: ActiveRun) -> None:
 
 def execute_generator(opened: OpenedRun) -> Generator[Any, Any, Any]:
     """Run a generator workflow function, with the run's scope entered only while its code runs."""
+    from stepwise._calls.emitting import emit_item  # on use: most workflows are no generators
+
     active = opened.active
     active.thread = 0  # between two items, the caller's code runs in the thread
     active.executor = sys._getframe()
@@ -554,6 +556,7 @@ def execute_generator(opened: OpenedRun) -> Generator[Any, Any, Any]:
                 raise
             finally:
                 attempt.leave_scope()
+            emit_item(active, item)
             with active.account.waiting():  # the caller's code runs
                 try:
                     sent, resume = (yield item), generator.send
@@ -574,6 +577,7 @@ async def execute_async_generator(
         taking: a context manager that gives the run; anything but an ``OpenedRun`` yields no items.
     """
     from stepwise._calls.async_driver import adrive
+    from stepwise._calls.emitting import emit_item
 
     await begin()
     with taking as opened:
@@ -603,6 +607,7 @@ async def execute_async_generator(
                     raise
                 finally:
                     attempt.leave_scope()
+                emit_item(active, item)
                 with active.account.waiting():
                     try:
                         sent, resume = (yield item), generator.asend

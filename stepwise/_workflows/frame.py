@@ -1352,6 +1352,7 @@ def state_of(
             dict(progress.usage),
             active.inbox.kept(),
             active.steering.told is not None,
+            active.emissions.state() if active.emissions is not None else (),
         )
     return tuple.__new__(State, facts)
 

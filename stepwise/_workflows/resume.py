@@ -13,10 +13,10 @@ from stepwise._calls.steps import is_defined_now, known_steps
 from stepwise._checkpoints.checkpoints import Checkpoints, Loaded, State
 from stepwise._checkpoints.variables import load_values
 from stepwise._execution.account import Ordinals, Progress
-from stepwise._execution.active_run import ActiveRun
+from stepwise._execution.active_run import ActiveRun, debugged
 from stepwise._execution.process_memory import command as process_command
 from stepwise._execution.waits import Taken
-from stepwise._journal.journal import Journal, Position, holds, is_ready
+from stepwise._journal.journal import Journal, Position, holds, is_begun, is_ready
 from stepwise._journal.projection import (
     Flags,
     is_only_submitted,
@@ -25,6 +25,7 @@ from stepwise._journal.projection import (
     start_of,
 )
 from stepwise._journal.records import Cancelling, Entry, Resumed, RunFacts
+from stepwise._journal.stream import StreamLog, stream_name
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Subjects
 from stepwise._rewrite import Rewritten, Source, following_line, pending, prefix_fingerprint
@@ -62,7 +63,10 @@ def newest_that_holds(
     for checkpoint, state in checkpoints:
         if state is None:
             return checkpoint, None, []
-        if not holds(journal.store, journal.seal, journal.run_id, state.start):
+        if not (
+            holds(journal.store, journal.seal, journal.run_id, state.start)
+            and streams_hold(journal, state.said)
+        ):
             damaged(checkpoint)
             continue
         entries = load(state.start)
@@ -116,6 +120,7 @@ def _go_on_at(active: ActiveRun, state: State, entries: list[Entry]) -> None:
     if state.told and not any(isinstance(each.record, Cancelling) for each in entries):
         active.steering.has_been_told()
     journal.calls = max(journal.calls, state.calls)
+    _take_over_streams(active, state.said)
 
 
 def go_on_from_the_top(active: ActiveRun, entries: list[Entry] | None = None) -> int:
@@ -138,7 +143,24 @@ def go_on_from_the_top(active: ActiveRun, entries: list[Entry] | None = None) ->
     active.progress = Progress(resumed_from=0)
     active.alive = max(map(_at, entries[-1:]), default=0.0)
     active.inbox.taken = Taken(entries=entries)
+    _take_over_streams(active)
     return sum(each.answers for each in active.pool.all)
+
+
+def _take_over_streams(active: ActiveRun, said: Sequence[Any] = ()) -> None:
+    """Continue the streams of the run after a checkpoint, unless the run is only looked at."""
+    journal, look = active.journal, debugged.look
+    if not is_begun(journal.store, stream_name(active.run_id)):
+        return
+    if look is None or not look.holds(active.root.run_id):
+        from stepwise._calls.emitting import take_over  # on use: few runs say something
+
+        take_over(active, said, replays=True)
+
+
+def streams_hold(journal: Journal, said: Sequence[Any]) -> bool:
+    """Return whether the streams of the run reach as far as a checkpoint says."""
+    return not said or StreamLog(journal.store, journal.seal, journal.run_id).holds(*said[:2])
 
 
 def pool_of(

@@ -39,6 +39,7 @@ from stepwise._runs.portable import test_of, to_data
 from stepwise._runs.replica import taken_from
 from stepwise._runs.run import Listed, listed, number_of_runs
 from stepwise._runs.steps import UNFINISHED, RunStatus
+from stepwise._runs.streaming import RunStream, shown_item
 from stepwise._runtime.limits import open_private
 from stepwise._runtime.messages import printable, shell_word
 from stepwise.cli._command import (
@@ -64,6 +65,7 @@ from stepwise.cli._command import (
     step_row,
     took,
 )
+from stepwise.errors import escaped
 from stepwise.integrations._model_calls import model_calls
 
 # -- look -----------------------------------------------------------------------------------------
@@ -516,16 +518,30 @@ def _say(name: str, *parts: str) -> None:
 
 @command(
     "Look",
-    "stepwise watch trip-0573\nstepwise watch trip-0573 --json  # one JSON object a line",
-    short_help="Print the steps of a RUN as they happen.",
+    "stepwise watch trip-0573\nstepwise watch trip-0573 --stream main\n"
+    "stepwise watch trip-0573 --json  # one JSON object a line",
+    short_help="Print the steps of a RUN as they happen, or what it says.",
 )
 @run_argument(required=False)
-def watch(run_id: str | None, *, as_json: bool) -> None:
+@click.option(
+    "--stream", metavar="NAME", help="What the run says on a stream (main), not its steps."
+)
+@click.option(
+    "--after", type=int, metavar="OFFSET", help="Only what follows an offset of the stream."
+)
+def watch(run_id: str | None, stream: str | None, after: int | None, *, as_json: bool) -> None:
     """Print each step of a RUN, the latest one without RUN, until it ends or its process is gone.
 
-    As JSON, each line is an object: ``{"step": ...}``, and at the end ``{"run": ...}``.
+    As JSON, each line is an object: ``{"step": ...}``, and at the end ``{"run": ...}``.  With
+    ``--stream``, what the run says is printed, texts as they are, until the run has ended; as JSON,
+    each line has ``offset``, ``kind`` (item, reset, end) and ``value``.
     """
     run = find_run(run_id)
+    if stream is not None:
+        _watch_stream(run.stream(after, stream), as_json=as_json)
+        return
+    if after is not None:
+        raise click.UsageError("--after is an offset of a stream: give --stream main, too")
     shown: dict[int, str] = {}
     while True:
         status, began = run.status, time.monotonic()
@@ -547,6 +563,21 @@ def watch(run_id: str | None, *, as_json: bool) -> None:
         say(f"{run.id} {'has' if status in ('completed', 'failed') else 'is'} ", Word(status))
 
 
+def _watch_stream(items: RunStream, *, as_json: bool) -> None:
+    """Print what a run says; a value that is no plain data is not loaded."""
+    items.load = shown_item
+    for each in items:
+        if as_json:
+            _one_line({"offset": each.offset, "kind": each.kind, "value": each.value})
+        elif each.kind == "item":
+            text = each.value if isinstance(each.value, str) else f"{_json(each.value)}\n"
+            click.echo(escaped(text), nl=False)
+        elif each.kind == "reset":
+            note(f"... an attempt failed: what followed offset {each.value - 1} is withdrawn")
+        else:
+            note(f"... {each.value}")
+
+
 def _watched(step: StepRecord, *, as_json: bool) -> None:
     if as_json:
         _one_line({"step": step.to_dict()})
@@ -557,10 +588,14 @@ def _watched(step: StepRecord, *, as_json: bool) -> None:
     say(f"{moment}  {number}  {call}  ", Word(step.status), ended.rstrip())
 
 
-def _one_line(facts: Mapping[str, Any]) -> None:
+def _json(value: Any) -> str:
     import json
 
-    click.echo(json.dumps(facts))
+    return json.dumps(value)
+
+
+def _one_line(facts: Mapping[str, Any]) -> None:
+    click.echo(_json(facts))
 
 
 # -- in doubt ------------------------------------------------------------------------------------
