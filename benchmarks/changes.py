@@ -72,7 +72,7 @@ def _prepare(file: pathlib.Path, repositories: list[pathlib.Path]) -> None:
     """Write changes of functions from the histories of repositories."""
     changes = []
     for repository in repositories:
-        found = list(itertools.islice(_changes_of(repository), 4 * _EACH))
+        found = list(itertools.islice(_changes_of(repository), 3 * _EACH))
         random.Random(0).shuffle(found)
         changes += found[:_EACH]
         print(f"{repository}: {len(found)} changes found", file=sys.stderr)
@@ -88,6 +88,7 @@ def _changes_of(repository: pathlib.Path) -> Iterator[dict[str, str]]:
          "3000", _CORPUS[name], "--", "*.py"],
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
+    texts = _reader(git)
     seen, commit = set(), ""
     for line in filter(None, log.splitlines()):
         if line.startswith("commit "):
@@ -95,16 +96,27 @@ def _changes_of(repository: pathlib.Path) -> Iterator[dict[str, str]]:
             continue
         if "test" in line or "docs" in line or "setup" in line:
             continue
-        texts = [
-            subprocess.run([*git, "show", f"{at}:{line}"], capture_output=True, check=False).stdout
-            for at in (f"{commit}^", commit)
-        ]
-        before, after = (_functions(each) for each in texts)
+        before, after = (_functions(texts(f"{at}:{line}")) for at in (f"{commit}^", commit))
         for label in before.keys() & after.keys():
             old, new = before[label], after[label]
             if old != new and (old, new) not in seen:
                 seen.add((old, new))
                 yield {"repository": name, "commit": commit, "name": label, "old": old, "new": new}
+
+
+def _reader(git: list[str]) -> Callable[[str], bytes]:
+    """Return a function that reads a file of a commit: ``COMMIT:PATH``."""
+    process = subprocess.Popen(
+        [*git, "cat-file", "--batch"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+
+    def read(name: str) -> bytes:
+        process.stdin.write(f"{name}\n".encode())
+        process.stdin.flush()
+        *_, size = process.stdout.readline().split()
+        return process.stdout.read(int(size) + 1)[:-1] if size.isdigit() else b""
+
+    return read
 
 
 def _functions(text: bytes) -> dict[str, str]:

@@ -312,7 +312,7 @@ def test_deaths_are_counted_from_the_journal():
 
 
 def test_versions_that_take_turns_count_their_deaths():
-    """The deaths of each code are counted, whichever ran in between; a step that ends is progress."""
+    """The deaths of each code are counted, also in turns; a step that ends is progress."""
     run_id = cut_off("a")
     for attempt, code in enumerate(["old", "new"] * 3):
         write(run_id, Resumed(2 + attempt, "again", 0, code=code, at=5.0 + attempt))
