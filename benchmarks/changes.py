@@ -50,7 +50,6 @@ from stepwise._workflows.preflight import Forecast, forecast, replay, with_repla
 
 _CORPUS = {
     "boltons": "967864f89791509f9eb36b22b4579d36b72a6df2",
-    "more-itertools": "2fe1b2eeb9d75f994113fe3ac76d14b6bcd6fb10",
     "requests": "1f6589ec3a1ee910f9a65cc3ceac60b26677bc0e",
     "humanize": "c3a124cdeb272d7f63bc0aa66f79c6fbafd2fc6d",
     "rich": "42899d8a0a96b121a514516f4be9db44ff7aeaf3",
@@ -76,8 +75,8 @@ def _prepare(file: pathlib.Path, repositories: list[pathlib.Path]) -> None:
         random.Random(0).shuffle(found)
         changes += found[:_EACH]
         print(f"{repository}: {len(found)} changes found", file=sys.stderr)
-    random.Random(1).shuffle(changes)
-    file.write_text(json.dumps(changes, indent=1), "utf-8")
+        random.Random(1).shuffle(changes)
+        file.write_text(json.dumps(changes, indent=1), "utf-8")
 
 
 def _changes_of(repository: pathlib.Path) -> Iterator[dict[str, str]]:
@@ -85,7 +84,7 @@ def _changes_of(repository: pathlib.Path) -> Iterator[dict[str, str]]:
     git = ["git", "-C", str(repository)]
     log = subprocess.run(
         [*git, "log", "--no-merges", "--diff-filter=M", "--name-only", "--format=commit %H", "-n",
-         "3000", _CORPUS[name], "--", "*.py"],
+         "1000", _CORPUS[name], "--", "*.py"],
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     texts = _reader(git)
