@@ -49,6 +49,7 @@ TYPES = {  # private aliases, in words
     "float": "seconds",
     "float | None": "seconds, or `None`",
     "int": "a number",
+    "int | None": "a number, or `None`",
     "str | None": "a text, or `None`",
     "tuple[str, ...]": "names",
     "tuple[tuple[str, str], ...]": "a mapping of texts",
