@@ -485,7 +485,9 @@ def main() -> None:
                     right += 1
                 else:
                     wrong += 1
-                    print(f"{edit.file}.py: {edit.old!r}\n  -> {edit.new!r}\n  meant {edit.steps!r}")
+                    print(
+                        f"{edit.file}.py: {edit.old!r}\n  -> {edit.new!r}\n  meant {edit.steps!r}"
+                    )
                     print(f"  told {' '.join(told.steps)!r} {told.said}")
             figures[kind] = {"edits": len(chosen), "right": right, "others told": extra}
             what = "told" if kind == "semantic" else "silent"

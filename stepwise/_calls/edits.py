@@ -17,7 +17,7 @@ from stepwise._journal.journal import read_entries
 from stepwise._journal.projection import Calls, RecordedCall
 from stepwise._journal.records import Forgotten
 from stepwise._journal.seal import Seal
-from stepwise._journal.versions import recorded_versions
+from stepwise._journal.versions import RecordedVersion, recorded_versions
 from stepwise.stores import Store
 
 if TYPE_CHECKING:
