@@ -34,7 +34,6 @@ from stepwise._journal.log import LOG_KINDS, START, LogIndex, LogKind, start_of_
 from stepwise._journal.projection import given_up
 from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import DamagedError, Envelope, ForeignKeyError, Seal, named
-from stepwise._journal.stream import STREAM, stream_name
 from stepwise._journal.summary import NAME
 from stepwise._runs.messages import unacted
 from stepwise._runs.verify import append_restored
@@ -111,10 +110,13 @@ class _StoreEntry:
     def __init__(self, copier: Copier, name: str, facts: RunFacts | None = None) -> None:
         self.source, self.target, self.seal = copier.source, copier.target, copier.seal
         self.name, self.facts = name, facts
-        self._is_inbox, self._is_stream = name.startswith(journals.INBOX), name.startswith(STREAM)
+        self._is_inbox, self._is_stream = (
+            name.startswith(journals.INBOX),
+            name.startswith(journals.STREAM),
+        )
         self.run_id = name.removeprefix(journals.INBOX)
         if self._is_stream:
-            self.run_id = name.removeprefix(STREAM).removesuffix(":")
+            self.run_id = name.removeprefix(journals.STREAM).removesuffix(":")
         self._restored = copier.restored
 
     # -- comparing -------------------------------------------------------------------------------
@@ -499,8 +501,8 @@ class Copier:
         if facts is not None and journals.is_begun(self.source, journals.inbox_name(name)):
             self._check_inbox(name)
             yield _StoreEntry(self, journals.inbox_name(name)).compare()
-        if facts is not None and journals.is_begun(self.source, stream_name(name)):
-            yield _StoreEntry(self, stream_name(name)).compare()
+        if facts is not None and journals.is_begun(self.source, journals.stream_name(name)):
+            yield _StoreEntry(self, journals.stream_name(name)).compare()
         for child in children.get(name, ()):
             yield from self._entries(child, children)
 

@@ -19,7 +19,7 @@ from stepwise._journal.lease import Lease
 from stepwise._journal.log import Bell, SealedLog
 from stepwise._journal.records import Quarantined, Restored, RunFacts
 from stepwise._journal.seal import DamagedError, Seal
-from stepwise._journal.stream import StreamLog, stream_name
+from stepwise._journal.stream import StreamLog
 from stepwise._journal.summary import NAME, kept_summary
 from stepwise._runs.steps import checkpoints_of
 from stepwise._runtime.facts import public
@@ -98,7 +98,7 @@ def delete_run(store: Store, seal: Seal, run_id: str) -> None:
 
 
 def _delete_streams(store: Store, seal: Seal, run_id: str) -> None:
-    log = SealedLog(store, seal, stream_name(run_id))
+    log = SealedLog(store, seal, journals.stream_name(run_id))
     if journals.is_begun(store, log.name):
         with log.owned() as epoch:
             log.delete(epoch)
