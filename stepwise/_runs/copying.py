@@ -110,10 +110,8 @@ class _StoreEntry:
     def __init__(self, copier: Copier, name: str, facts: RunFacts | None = None) -> None:
         self.source, self.target, self.seal = copier.source, copier.target, copier.seal
         self.name, self.facts = name, facts
-        self._is_inbox, self._is_stream = (
-            name.startswith(journals.INBOX),
-            name.startswith(journals.STREAM),
-        )
+        self._is_inbox = name.startswith(journals.INBOX)
+        self._is_stream = name.startswith(journals.STREAM)
         self.run_id = name.removeprefix(journals.INBOX)
         if self._is_stream:
             self.run_id = name.removeprefix(journals.STREAM).removesuffix(":")
