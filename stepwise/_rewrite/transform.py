@@ -45,16 +45,8 @@ from collections import Counter
 from collections.abc import Iterable
 from types import CodeType
 
+from stepwise._rewrite import ahead as look_ahead
 from stepwise._rewrite import scope
-from stepwise._rewrite.ahead import (
-    Ahead,
-    ahead_of,
-    each_pass,
-    head_of,
-    loop_over_file,
-    mentions,
-    with_file,
-)
 from stepwise._rewrite.positions import TRIES, any_calls, calls, opens
 from stepwise._rewrite.scope import released
 from stepwise._rewrite.source import FunctionNode, walk
@@ -127,18 +119,18 @@ class Transformed(NamedTuple):
     blocks: list[str]
     withs: list[With]
     loops: dict[str, int]
-    ahead: dict[int, Ahead]
-    heads: dict[str, Ahead]
+    ahead: dict[int, look_ahead.Ahead]
+    heads: dict[str, look_ahead.Ahead]
     files: dict[str, Reading]
 
 
 def transform(node: FunctionNode) -> Transformed:
     """Rewrite the body of a function; ``node`` is changed and must not be used again."""
     declarations = scope.hoist(node)
-    made = _Rewriter(released(node), mentions(node))
+    made = _Rewriter(released(node), look_ahead.mentions(node))
     body = made.block(node.body, "body", _Around())
     if not isinstance(node.body[-1], (ast.Return, ast.Raise)):
-        body += scope.placed(made.save(made.last(), Ahead(ends=True)), node.body[-1])
+        body += scope.placed(made.save(made.last(), look_ahead.Ahead(ends=True)), node.body[-1])
     return Transformed(
         declarations,
         body,
@@ -172,9 +164,9 @@ class _Around(NamedTuple):
     loops: tuple[str, ...] = ()
     caught: bool = False  # inside a ``try`` whose handler or ``finally`` calls something
 
-    def sees(self, ahead: Ahead | None) -> Ahead | None:
+    def sees(self, ahead: look_ahead.Ahead | None) -> look_ahead.Ahead | None:
         """Return the code ahead, marked as escaping if an exception would reach a call."""
-        return (ahead or Ahead())._replace(escapes=True) if self.caught else ahead
+        return (ahead or look_ahead.Ahead())._replace(escapes=True) if self.caught else ahead
 
 
 class _Rewriter:
@@ -186,8 +178,8 @@ class _Rewriter:
         self.blocks: list[str] = []
         self.withs: list[With] = []
         self.loops: dict[str, int] = {}
-        self.ahead: dict[int, Ahead] = {}
-        self.heads: dict[str, Ahead] = {}
+        self.ahead: dict[int, look_ahead.Ahead] = {}
+        self.heads: dict[str, look_ahead.Ahead] = {}
         self.files: dict[str, Reading] = {}
 
     def point(self, position: str, line: int, around: _Around) -> int:
@@ -195,7 +187,7 @@ class _Rewriter:
         self.points[number] = Point(position, line, around.withs, around.loops)
         return number
 
-    def save(self, number: int | None, ahead: Ahead | None) -> list[ast.stmt]:
+    def save(self, number: int | None, ahead: look_ahead.Ahead | None) -> list[ast.stmt]:
         """Return ``if @a[number] and not @t: @f.save(number, @f.locals())``.
 
         Args:
@@ -254,7 +246,7 @@ class _Rewriter:
         """Return statements under one guard; if there are several, none contains a call."""
         if not stmts:
             return []
-        saves = self.save(before, around.sees(ahead_of(stmts)))
+        saves = self.save(before, around.sees(look_ahead.ahead_of(stmts)))
         number = self.point(f"after {path}", stmts[-1].lineno, around)
         body = [*scope.placed([*saves, reset()], stmts[0]), *stmts]
         return scope.placed([ast.If(test=target(ast.Lt(), number), body=body, orelse=[])], stmts[0])
@@ -272,7 +264,7 @@ class _Rewriter:
         self.blocks.append(path)
         front = [self.visit()]
         number = None
-        if enter or around.sees(ahead_of(stmts[:1])) is not None:
+        if enter or around.sees(look_ahead.ahead_of(stmts[:1])) is not None:
             number = self.point(f"enter {path}", stmts[0].lineno, around)
         return [*scope.placed(front, stmts[0]), *self.block(stmts, path, around, number)]
 
@@ -287,7 +279,7 @@ class _Rewriter:
     ) -> list[ast.stmt]:
         """Return the body of a loop, which ends where another pass may begin."""
         body = self.branch(node.body, f"{path}.body", around, enter=enter)
-        end = self.save(self.last(), each_pass(node, iterator))
+        end = self.save(self.last(), look_ahead.each_pass(node, iterator))
         return [*body, *scope.placed(end, node), *scope.placed([reset()], node)]
 
     def last(self) -> int:
@@ -301,7 +293,7 @@ class _Rewriter:
     ) -> list[ast.stmt]:
         kind = "try" if isinstance(node, TRIES) else type(node).__name__.lower()
         kind = kind.removeprefix("async")
-        saves = self.save(before, around.sees(ahead_of([node], self.key(node))))
+        saves = self.save(before, around.sees(look_ahead.ahead_of([node], self.key(node))))
         inside = target(ast.Lt(), self.last() + 1)  # no target inside this statement: run all of it
         front: ast.stmt = ast.If(test=inside, body=[*saves, reset()], orelse=[])
         body: list[ast.stmt] = getattr(self, f"open_{kind}")(node, path, around)
@@ -353,11 +345,11 @@ class _Rewriter:
         within, iterable = None, copy.deepcopy(node.iter)
         if node in self._opened:
             within, name, opening = self._opened[node]
-            iterable = with_file(iterable, name, opening)
+            iterable = look_ahead.with_file(iterable, name, opening)
         # Python raises the error for a non-iterable where it asks for the iterator: keep that line.
         place = node.iter if sys.version_info >= (3, 13) else node
         first = ast.copy_location(ask(f"{waits}iter", node.iter), place)
-        head = None if waits else head_of(iterable)
+        head = None if waits else look_ahead.head_of(iterable)
         if head is None:
             return unless_resuming(store(iterator, first))
         if head.opens:
@@ -379,7 +371,7 @@ class _Rewriter:
             With(node.lineno, bound, tuple(name for name in bound if name in self._released))
         )
         enter = any_calls(item.context_expr for item in node.items)
-        reading = loop_over_file(node, self._mentioned)
+        reading = look_ahead.loop_over_file(node, self._mentioned)
         if reading is not None:
             opening = copy.deepcopy(node.items[0].context_expr)
             self._opened[reading] = number, bound[0], opening
