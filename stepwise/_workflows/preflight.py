@@ -19,7 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from stepwise._calls.edits import EditedStep, asks, edits_in, forgotten_by
+from stepwise._calls.edited import EditedStep, asks
+from stepwise._calls.edits import edits_in, forgotten_by
 from stepwise._calls.steps import defined_steps
 from stepwise._checkpoints.checkpoints import Checkpoints, State
 from stepwise._execution.loadable import Loadable

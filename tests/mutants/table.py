@@ -753,10 +753,24 @@ _WAITS = [
     ),
     _mutant(
         "the last death is not counted",
-        "_journal/summary.py",
-        "stuck, waits = course.stuck + course.open, False",
-        "stuck, waits = course.stuck, False",
+        "_journal/course.py",
+        "return self.deaths + self.open, self.stuck + self.open",
+        "return self.deaths, self.stuck",
         "test_supervisor.py::test_deaths_are_counted_from_the_journal",
+    ),
+    _mutant(
+        "versions that take turns forget the deaths",
+        "_journal/course.py",
+        "self.deaths, self.stuck = self.other_deaths.pop(record.code, [0, 0])",
+        "self.deaths, self.stuck = 0, 0",
+        "test_supervisor.py::test_versions_that_take_turns_count_their_deaths",
+    ),
+    _mutant(
+        "a run is taken from the supervisor that has its code",
+        "_workflows/up.py",
+        "if not self._is_left_to_another_version(plan.run):",
+        "if plan.run:",
+        "test_two_versions.py::test_a_run_stays_with_its_version",
     ),
     _mutant(
         "the first death doubles the pause",
