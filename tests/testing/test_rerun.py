@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
+import itertools
 import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import textwrap
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 import stepwise
 from stepwise import ConfigurationError, StepNotFoundError
 from stepwise.cli import main
-from stepwise.testing import rerun
+from stepwise.testing import fresh_store, rerun
 
 AGENT = """
 from stepwise import step, tool, workflow
@@ -821,7 +826,7 @@ def items():
 
 @workflow
 def inside(run) -> int:
-    from stepwise.testing import rerun
+    from stepwise.testing import fresh_store, rerun
 
     one()
     rerun("none", inside)
@@ -891,3 +896,98 @@ def test_model_calls(program, tmp_path, monkeypatch):
     found = rerun(tmp_path / "test_it.json", "rerunagent:agent").difference
     assert found.what == "argument"
     assert "What about" in found.now
+
+
+# -- random programs -----------------------------------------------------------------------------
+
+HEAD = """
+from stepwise import step, workflow
+
+CALLS = []
+
+
+@step
+def a(n):
+    CALLS.append(("a", n))
+    return n + 1
+
+
+@step
+def b(n):
+    CALLS.append(("b", n))
+    return n * 2
+
+
+@step
+def c(n):
+    CALLS.append(("c", n))
+    if n % 2:
+        raise ValueError("odd", n)
+    return n
+
+
+def body():
+    x, y = 1, 0
+{statements}
+    return x, y
+
+
+agent = workflow(retention="all")(body)
+"""
+
+SMALL = st.integers(0, 3)
+NAMED = st.sampled_from("xy")
+STATEMENT = st.one_of(
+    st.builds("{0} = {1}({2})".format, NAMED, st.sampled_from("abc"), NAMED),
+    st.builds("{0} = {1}({2})".format, NAMED, st.sampled_from("ab"), SMALL),
+    st.builds("{0} = {0} + {1}".format, NAMED, SMALL),
+    st.builds("for i in range({0}):\n    {1} = a({1} + i)".format, SMALL, NAMED),
+    st.builds("if x > {0}:\n    y = b({1})".format, SMALL, NAMED),
+    st.builds("try:\n    x = c({0})\nexcept ValueError:\n    y = a({1})".format, NAMED, SMALL),
+)
+
+
+def traced(program, statements):
+    """Execute a program without stepwise; return its module, calls and end."""
+    text = textwrap.indent("\n".join(statements), "    ")
+    module = program(HEAD.format(statements=text))
+    try:
+        end = repr(module.body())
+    except ValueError as error:
+        end = repr(error)
+    calls = [*module.CALLS]
+    module.CALLS.clear()
+    return module, calls, end
+
+
+@given(
+    st.lists(STATEMENT, min_size=1, max_size=6),
+    st.integers(0, 6),
+    st.sampled_from(["none", "replace", "insert", "delete"]),
+    STATEMENT,
+)
+def test_random_programs_and_edits(program, statements, place, how, other):
+    """The first difference is exactly where the calls, or the ends, of two programs differ."""
+    place %= len(statements)
+    _, calls, end = recorded = traced(program, statements)
+    with fresh_store():
+        with contextlib.suppress(ValueError):
+            recorded[0].agent()
+        (run,) = stepwise.runs()
+    changed = [*statements]
+    if how == "replace":
+        changed[place] = other
+    elif how == "insert":
+        changed.insert(place, other)
+    elif how == "delete" and changed[1:]:
+        del changed[place]
+    module, new_calls, new_end = traced(program, changed)
+    again = rerun(run, module.agent, ignore=("x", "y", "i"))
+    pairs = itertools.zip_longest(calls, new_calls)
+    first = next((at for at, (one, two) in enumerate(pairs) if one != two), len(calls))
+    assert module.CALLS == []
+    assert again.same == (calls == new_calls and end == new_end)
+    assert len(again.calls) == first
+    if how == "none":
+        for at in (None, *range(len(calls) + 1)):
+            assert rerun(run, module.agent, at=at).same
