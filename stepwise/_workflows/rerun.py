@@ -162,10 +162,9 @@ def rerun(
         if isinstance(given, str):
             raise ConfigurationError(f"{option}={given!r}: give a tuple, {option}=({given!r},)")
     replica = _replica(run, store)
-    if at is not None and not replica.checkpoints:
+    if at is not None and replica.arguments is not None:
         raise ConfigurationError(
-            f"run {replica.facts.run_id!r} has no checkpoint here, so that it is rerun from the "
-            "top: leave out at=. A file for tests holds none; the run in its store may"
+            f"at={at!r}: a file holds no checkpoints, so that its run is rerun from the top"
         )
     with placeholder_keys():
         return replayed(

@@ -554,6 +554,8 @@ def test_variables_in_a_file(program, tmp_path):
     module = program(edited(AGENT, ("total = len(messages)", "total = len(messages) + 1")))
     found = rerun(str(tmp_path / "test_it.json"), module.agent).difference
     assert (found.what, found.path) == ("variable", "total")
+    with pytest.raises(ConfigurationError, match="from the top"):
+        rerun(str(tmp_path / "test_it.json"), module.agent, at=1)
 
 
 HOLDING = """
