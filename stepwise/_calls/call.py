@@ -886,7 +886,7 @@ class Performance(NamedTuple):
         elif verdict is Verdict.CHANGED:
             _warn_changed(call, recorded)
         if look is None and call.code != recorded.call.code and call.name == recorded.call.name:
-            from stepwise._calls.edits import runs_again  # on use: few steps are edited
+            from stepwise._calls.edited import runs_again  # on use: few steps are edited
 
             if runs_again(self.scope.run, self.performer, recorded):
                 return None
