@@ -192,7 +192,8 @@ class Comparing(Replay):
             self.calls.append(RerunCall(call.name, call.arguments, how))
             if answer is None:
                 return Result()
-            given = Attempt(answer, made.args, made.kwargs, None, f"the answer of {call.name}")
+            here: Any = made if made.performer.kind else made.performer  # a child run's call
+            given = Attempt(answer, here.args, here.kwargs, None, f"the answer of {call.name}")
             raise AnsweredInstead((yield given))
         if recorded is not None:
             self.problem = ConfigurationError(

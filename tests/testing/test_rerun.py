@@ -383,6 +383,23 @@ def fails() -> str:
     flaky(1)
 
 
+TRIED = []
+
+
+@step(retries=2)
+def outer(n: int) -> int:
+    found = double(n)
+    TRIED.append(n)
+    if len(TRIED) < 3:
+        raise OSError("again")
+    return found
+
+
+@workflow
+def retried() -> int:
+    return outer(2) + double(7)
+
+
 @workflow
 def waits() -> str:
     stepwise.sleep(0.01)
@@ -400,6 +417,9 @@ class Agent:
 """
 
 
+KIND = ["gathered", "mapped", "threaded", "parent", "handles", "fails", "retried"]
+
+
 def run_of(module, name):
     """Make a run of one of the workflows."""
     function = getattr(module, name)
@@ -413,7 +433,7 @@ def run_of(module, name):
     return stepwise.runs(name)[0]
 
 
-@pytest.mark.parametrize("name", ["gathered", "mapped", "threaded", "parent", "handles", "fails"])
+@pytest.mark.parametrize("name", KIND)
 def test_kinds_of_workflows(program, name):
     """Coroutines, threads, maps, child runs, handled and final exceptions are the same again."""
     module = program(KINDS)
@@ -536,7 +556,7 @@ def test_an_exported_run_is_a_test(program, tmp_path):
     assert "record a new run" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["gathered", "threaded", "parent", "handles", "fails"])
+@pytest.mark.parametrize("name", KIND)
 def test_exported_kinds_of_workflows(program, tmp_path, name):
     """The file holds what the workflow needs: exceptions, child runs, concurrent calls."""
     module = program(KINDS)
