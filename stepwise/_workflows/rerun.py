@@ -99,7 +99,7 @@ class Rerun:
             ends = {"record": "up to the end of its record", "raised": "and the same exception"}
             same = f"{what}: {made} as recorded, {ends.get(self.end, 'and the same result')}"
             return f"{same}{'; ' if self.changed_steps else ''}{self._edited}"
-        lines = [str(self.difference), f"  {what}: before that, {made} as recorded"]
+        lines = [str(self.difference), f"  {what}, and differs after {made}"]
         if self.masked:
             lines.append(f"  masked in the file: {', '.join(self.masked)}")
         if self.changed_steps:
@@ -364,7 +364,7 @@ def _at_line(replica: Replica, workflow: Definition, states: list[State], at: st
     node, name = workflow.source.node(), file_name(workflow.source.filename)
     line = int(text) if text.isdecimal() else 0
     inside = node is not None and node.lineno <= line <= (node.end_lineno or 0)
-    if not inside or file not in ("", name):
+    if not inside or os.path.basename(file) not in ("", name):
         where = f"{name}:{node.lineno} to {name}:{node.end_lineno}" if node is not None else "?"
         raise StepNotFoundError(
             f"at={at!r} is no statement of {workflow.label!r}, which is {where}",

@@ -827,6 +827,8 @@ def test_a_run_that_was_killed(program, tmp_path):
     assert (rerun(run, module.agent).difference.step, again.calls[-1].step) == (3, 2)
     module = program(KILLED.replace("think(first)", "think(3)"))
     assert rerun(run, module.agent).difference.path == "n"
+    module = program(KILLED.replace("    second", '    raise ValueError("early")\n    second'))
+    assert "raises ValueError: early" in rerun(run, module.agent).difference.text
     export(run, tmp_path / "test_it.py")
     assert rerun(tmp_path / "test_it.json", program(KILLED).agent).end == "record"
 
