@@ -991,6 +991,37 @@ _RECORDED = [
     ),
 ]
 
+_RERUNS = [
+    _mutant(
+        "a rerun does not notice a call that was left out",
+        "_workflows/replayed.py",
+        "if skipped is not None and _is_alone(active):",
+        "if False:",
+        "test_rerun.py::test_where_edited_code_first_differs",
+    ),
+    _mutant(
+        "a rerun makes calls that are not on record",
+        "_workflows/replayed.py",
+        "raise self._stop(active, self._another(call, expected, None))",
+        "return Result()",
+        "test_rerun.py::test_where_edited_code_first_differs",
+    ),
+    _mutant(
+        "a secret's value is in an exported test",
+        "_runs/portable.py",
+        "            cleaned = MASK",
+        "            cleaned = value",
+        "test_rerun.py::test_secrets_are_masked",
+    ),
+    _mutant(
+        "a pickle with a secret is in an exported test",
+        "_runs/portable.py",
+        "if any(is_secret_name(text) or masked_prose(text) != text for text in texts_in(data)):",
+        "if False:",
+        "test_rerun.py::test_a_masked_result",
+    ),
+]
+
 MUTANTS = [
     *_RESUME,
     *_CODE,
@@ -1003,4 +1034,5 @@ MUTANTS = [
     *_WAITS,
     *_PAGE,
     *_RECORDED,
+    *_RERUNS,
 ]
