@@ -69,6 +69,10 @@ def took(do: Callable[[], object]) -> float:
     return (time.process_time() - began) * 1000
 
 
+def _version(step: Any) -> Version:
+    return following.version_of(step.function, step.source)
+
+
 def main() -> None:
     """Measure and print."""
     with tempfile.TemporaryDirectory() as folder:
@@ -77,16 +81,11 @@ def main() -> None:
         firsts, others, again = [], [], []
         for _ in range(9):
             following._modules.clear()
-            made: list[Version] = []
-            times = [
-                took(
-                    lambda each=each: made.append(following.version_of(each.function, each.source))
-                )
-                for each in steps
-            ]
+            times = [took(lambda each=each: _version(each)) for each in steps]
             firsts.append(times[0])
             others.append(statistics.median(times[1:]))
-            again.append(took(lambda: made[0].holds(steps[0].source)))  # noqa: B023
+            version = _version(steps[0])
+            again.append(took(lambda version=version: version.holds(steps[0].source)))
     print(f"first version of a module of {LINES} lines: {min(firsts):.1f} ms")
     print(f"each further step: {min(others) * 1000:.0f} us")
     print(f"a start whose files have not changed: {min(again) * 1000:.0f} us for each step")

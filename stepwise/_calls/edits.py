@@ -7,7 +7,7 @@ as a whole.  So the versions are compared when a run is taken up, not only call 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from stepwise._calls.edited import EditedStep, asks, is_of, tell
@@ -17,7 +17,7 @@ from stepwise._journal.journal import read_entries
 from stepwise._journal.projection import Calls, RecordedCall
 from stepwise._journal.records import Forgotten
 from stepwise._journal.seal import Seal
-from stepwise._journal.versions import recorded_versions
+from stepwise._journal.versions import RecordedVersion, recorded_versions
 from stepwise.stores import Store
 
 if TYPE_CHECKING:
@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
 def edits_in(store: Store, seal: Seal, run_id: str) -> list[EditedStep]:
     """Return the steps that have changed since the run recorded results that are in use."""
-    recorded = recorded_versions(store, seal, run_id)
+    found = edited_among(recorded_versions(store, seal, run_id))
+    return [*_in_use(store, seal, run_id, found)] if found else []
+
+
+def edited_among(recorded: Sequence[RecordedVersion]) -> list[EditedStep]:
+    """Return the steps that differ from a recorded version, without their calls."""
     for each in recorded:
         for step in defined_steps(each.module, each.name):
             step.recognise(Version(each.id, each.parts, each.files))
@@ -39,7 +44,7 @@ def edits_in(store: Store, seal: Seal, run_id: str) -> list[EditedStep]:
         differs = changed(each.parts, steps[0].version.parts)
         if differs:
             found.append(EditedStep(each, steps[0], differs))
-    return [*_in_use(store, seal, run_id, found)] if found else []
+    return found
 
 
 def _in_use(store: Store, seal: Seal, run_id: str, edits: list[EditedStep]) -> Iterator[EditedStep]:
