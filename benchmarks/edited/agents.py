@@ -7,13 +7,12 @@ import os
 import re
 from dataclasses import dataclass, field
 from decimal import Decimal
-from enum import Enum
 
+import texts
 from helpers import clean, grade, shout
 from pydantic import BaseModel, Field
 from retrying import logged, patient
 from texts import LIMITS, SYSTEM, WEIGHTS, Tone
-import texts
 
 from stepwise import step, tool, workflow
 
