@@ -445,12 +445,12 @@ def main() -> None:
         changes += 1
         for each in trials:
             _count(tally, change, each)
+        figures = {"changes": changes, **dict(sorted(tally.items()))}
+        if options.json:
+            options.json.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
         if changes == options.limit:
             break
-    figures = {"changes": changes, **dict(sorted(tally.items()))}
     print(json.dumps(figures, indent=1))
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
     sys.exit(any("wrong" in key or "fault" in key for key in tally))
 
 

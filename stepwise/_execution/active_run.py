@@ -754,6 +754,8 @@ class ActiveRun:
         is_new: True if nothing of the run had been recorded before.
     """
 
+    emissions: Emissions | None = None  # once the run says something
+
     def __init__(
         self,
         *,
@@ -787,8 +789,7 @@ class ActiveRun:
         self.stopped: RunStopped | None = None
         self.surfacing = Surfacing(weakref.proxy(self))  # no cycle: runs hold large objects
         self.refused: BaseException | None = None  # raised by calls, since the process ends
-        self.begun = False  # whether its function has been entered
-        self.ended = False
+        self.begun = self.ended = False  # whether its function has been entered, and has ended
         self.home = self.thread = threading.get_ident()  # the thread of a plain workflow function
         self.executor: FrameType | None = None  # the frame that calls the workflow function
         self.task: Any = None  # the task of an asynchronous workflow
@@ -799,7 +800,6 @@ class ActiveRun:
         self.unawaited: dict[object, Unawaited] = {}
         self.idle = 0  # tasks that only wait for other tasks of the run, such as a graph's walk
         self.locator = locator
-        self.emissions: Emissions | None = None  # once the run says something
         self.streams: dict[int, OpenStream] = {}  # by call: open, or left and not recorded yet
         self.inner = InnerCalls()
         self.versions: set[tuple[str, str]] = set()  # the ids and steps that were noted here

@@ -30,6 +30,7 @@ from stepwise._journal.inbox import Inbox
 from stepwise._journal.journal import (
     COPYING,
     INBOX,
+    STREAM,
     Journal,
     Lost,
     Position,
@@ -47,6 +48,7 @@ from stepwise._journal.journal import (
     newest_mark,
     open_head,
     seal_for,
+    stream_name,
     verified,
 )
 from stepwise._journal.lease import Lease, describe_owner
@@ -54,7 +56,6 @@ from stepwise._journal.log import LOG_KINDS, START, LogIndex, LogKind, start_of_
 from stepwise._journal.projection import given_up
 from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import DamagedError, Envelope, ForeignKeyError, Seal, named
-from stepwise._journal.stream import STREAM, stream_name
 from stepwise._journal.summary import NAME
 from stepwise._runs.messages import unacted
 from stepwise._runs.verify import append_restored

@@ -142,25 +142,22 @@ def configure(
         quiet: print no notices on stderr.
         encrypt: encrypt all data stored from now on, with a key derived from the key of the records
             (extra ``encryption``).  Run ids, sizes, times and process ids stay readable.
-        trust: ``"data"``: this process loads no pickle from a store, not even one that verifies.
-            Workflows then record as ``codec="json"``, and resume from the top, answered by the
-            journal.  Values that were recorded as pickles are unreadable.  ``"all"`` by default.
+        trust: ``"data"``: this process loads no pickle, not even one that verifies.  Workflows then
+            record as ``codec="json"``, and replay from the top.  ``"all"`` by default.
         injected: full names of classes (``"mypackage.Context"``) whose instances a framework
             injects as arguments: parameters annotated with them do not distinguish calls.
         volatile: fields that do not distinguish calls, by class or full name of a class, subclasses
             included: ``{"mypackage.Message": ("created", "usage")}``, instead of built-in ones.
         references: fields with ids that every start generates anew, by class as above.  Ids count
             by their order in a call.  ``"calls[].id"`` is the ``id`` of each item of ``calls``.
-        grace: seconds that steps in flight have after SIGTERM, 10 by default; a program with a
-            handler of its own decides for itself.
+        grace: seconds that steps in flight have after SIGTERM, unless the program handles it: 10.
         suspend_after: seconds that a run waits in its process (``sleep``, ``wait_for``,
-            ``approve``) before it suspends; ``None`` for never, 0 for at once; 60 by default.
+            ``approve``) before it suspends: 60 by default, ``None`` for never, 0 for at once.
         secret_names: further names whose values are masked in requests (``door_code``).
         record_arguments: record the arguments of all steps in full, as ``record_arguments=`` does.
         record_locals: record failures with short forms of local variables, which may hold secrets.
         on_changed: as ``on_changed=`` of a step: ``"keep"``, the default, ``"rerun"`` or ``"ask"``.
-        stream_limit: bytes that the streams of one run may hold; an emission beyond is an error.
-            ``None``, the default, for no limit.
+        stream_limit: bytes that one run may emit: more is an error; ``None``: no limit (default).
 
     Raises:
         ConfigurationError: a setting is invalid.
@@ -171,21 +168,27 @@ def configure(
     _switch({"quiet": quiet, "encrypt": encrypt, **recorded})
     if suspend_after is not _UNSET:
         _settings.suspend_after = _seconds_or_never(suspend_after)
-    if stream_limit is not _UNSET:
-        _settings.stream_limit = _bytes_or_none(
-            stream_limit, f"configure(stream_limit={stream_limit!r})"
-        )
+    _settings.stream_limit = _chosen_limit(stream_limit)
     if trust is not None:
         _settings.trust = _checked_trust(trust, f"configure(trust={trust!r})")
     _settings.on_changed = _checked_policy(on_changed)
     if grace is not None:
         _settings.grace = _seconds(grace, f"configure(grace={grace!r})")
+    _set_names(injected, secret_names, volatile, references)
+
+
+def _set_names(
+    injected: Iterable[str] | None,
+    secret_names: Iterable[str] | None,
+    volatile: ClassFields | None,
+    references: ClassFields | None,
+) -> None:
+    if volatile is not None or references is not None:
+        _settings.fields = _changed_fields(_settings.fields, volatile, references)
     if injected is not None:
         _settings.injected = _names(injected)
     if secret_names is not None:
         _settings.secret_names = frozenset(map(plain_name, _names(secret_names)))
-    if volatile is not None or references is not None:
-        _settings.fields = _changed_fields(_settings.fields, volatile, references)
 
 
 def _names(given: Iterable[str]) -> frozenset[str]:
@@ -400,6 +403,12 @@ def stream_limit() -> int | None:
         return _settings.stream_limit  # type: ignore[return-value]
     text = os.environ.get("STEPWISE_STREAM_LIMIT", "").strip()
     return _bytes_or_none(text, f"STEPWISE_STREAM_LIMIT={text!r}") if text else None
+
+
+def _chosen_limit(given: Any) -> Any:
+    if given is _UNSET:
+        return _settings.stream_limit
+    return _bytes_or_none(given, f"configure(stream_limit={given!r})")
 
 
 def _bytes_or_none(given: Any, what: str) -> int | None:

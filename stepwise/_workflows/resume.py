@@ -16,7 +16,7 @@ from stepwise._execution.account import Ordinals, Progress
 from stepwise._execution.active_run import ActiveRun, debugged
 from stepwise._execution.process_memory import command as process_command
 from stepwise._execution.waits import Taken
-from stepwise._journal.journal import Journal, Position, holds, is_begun, is_ready
+from stepwise._journal.journal import Journal, Position, holds, is_begun, is_ready, stream_name
 from stepwise._journal.projection import (
     Flags,
     is_only_submitted,
@@ -25,7 +25,6 @@ from stepwise._journal.projection import (
     start_of,
 )
 from stepwise._journal.records import Cancelling, Entry, Resumed, RunFacts
-from stepwise._journal.stream import StreamLog, stream_name
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Subjects
 from stepwise._rewrite import Rewritten, Source, following_line, pending, prefix_fingerprint
@@ -160,7 +159,11 @@ def _take_over_streams(active: ActiveRun, said: Sequence[Any] = ()) -> None:
 
 def streams_hold(journal: Journal, said: Sequence[Any]) -> bool:
     """Return whether the streams of the run reach as far as a checkpoint says."""
-    return not said or StreamLog(journal.store, journal.seal, journal.run_id).holds(*said[:2])
+    if not said:
+        return True
+    from stepwise._journal.stream import StreamLog  # on use, as above
+
+    return StreamLog(journal.store, journal.seal, journal.run_id).holds(*said[:2])
 
 
 def pool_of(

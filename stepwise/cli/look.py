@@ -532,13 +532,16 @@ def _say(name: str, *parts: str) -> None:
 def watch(run_id: str | None, stream: str | None, after: int | None, *, as_json: bool) -> None:
     """Print each step of a RUN, the latest one without RUN, until it ends or its process is gone.
 
-    As JSON, each line is an object: ``{"step": ...}``, and at the end ``{"run": ...}``.  With
-    ``--stream``, what the run says is printed, texts as they are, until the run has ended; as JSON,
+    As JSON, each line is an object: ``{"step": ...}``, and at the end ``{"run": ...}``.
+
+    With ``--stream``, what the run says is printed, texts as they are: of a run in progress all
+    that follows, even if it is killed and resumed meanwhile; of others what is there.  As JSON,
     each line has ``offset``, ``kind`` (item, reset, end) and ``value``.
     """
     run = find_run(run_id)
     if stream is not None:
-        _watch_stream(run.stream(after, stream), as_json=as_json)
+        follow = run.status == "running"
+        _watch_stream(run.stream(after, stream, follow=follow), as_json=as_json)
         return
     if after is not None:
         raise click.UsageError("--after is an offset of a stream: give --stream main, too")

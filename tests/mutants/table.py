@@ -65,6 +65,27 @@ _RESUME = [
         "test_second_resume.py::test_a_branch_that_is_entered_later_is_no_edit",
     ),
     _mutant(
+        "a preflight says that a class which is gone loads",
+        "_execution/loadable.py",
+        'self.fail(f"{module} has no {name} any more")',
+        "pass",
+        "test_preflight.py::test_a_class_that_was_renamed",
+    ),
+    _mutant(
+        "a preflight begins the runs that a script calls while it is imported",
+        "_workflows/begin.py",
+        "if memory.only_looks:",
+        "if False:",
+        "test_preflight.py::test_a_script_without_a_guard",
+    ),
+    _mutant(
+        "a run that loses its place passes a preflight",
+        "_workflows/preflight.py",
+        "2 if refused else int(found.lost)",
+        "2 if refused else 0",
+        "test_preflight.py::test_an_edit_above",
+    ),
+    _mutant(
         "numbers of calls collide after a resume",
         "_workflows/resume.py",
         "journal.calls = max(journal.calls, state.calls)",

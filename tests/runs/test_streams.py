@@ -168,27 +168,28 @@ def test_after_the_end():
         kept[0].run(emit, "late")
 
 
-def test_what_outlives_its_attempt():
-    """A thread that a failed attempt left behind is refused, since the next one has begun."""
-    left, refused = [], []
+LEFT = []  # of the first attempt: its context, as a thread of it has it
 
-    @step(retries=1, backoff=0)
-    def stumble():
-        if left:
-            with pytest.raises(stepwise.OutsideRunError, match="outlived an attempt of stumble"):
-                left[0].run(emit, "late")
-            refused.append(True)
-            return
-        left.append(contextvars.copy_context())
+
+@step(retries=1, backoff=0)
+def leave_something_behind():
+    if not LEFT:
+        LEFT.append(contextvars.copy_context())
         emit("early")
         raise ValueError
+    with pytest.raises(stepwise.OutsideRunError, match="outlived an attempt of leave_something"):
+        LEFT.pop().run(emit, "late")
+
+
+def test_what_outlives_its_attempt():
+    """Code that a failed attempt left behind is refused, since the next attempt has begun."""
 
     @workflow
     def agent():
-        stumble()
+        leave_something_behind()
 
     assert [value for *_, value in read(agent.execute())] == ["completed"]
-    assert refused == [True]
+    assert LEFT == []
 
 
 def test_items_of_a_generator():
