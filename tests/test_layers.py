@@ -94,8 +94,8 @@ MAY_IMPORT = {
     ),
     "cli": (
         "_display _execution.process_memory _journal.signatures _runs _runtime.limits "
-        "_runtime.messages _workflows.elsewhere _workflows.rerun _workflows.up "
-        "integrations._model_calls mcp._knowledge"
+        "_runtime.messages _workflows.elsewhere _workflows.preflight _workflows.rerun "
+        "_workflows.up integrations._model_calls mcp._knowledge"
     ),
     "mcp": (
         "_display.terminal _journal.inbox _runs _runtime _values.preview ui._access ui._actions "

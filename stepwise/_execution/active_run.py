@@ -789,8 +789,7 @@ class ActiveRun:
         self.stopped: RunStopped | None = None
         self.surfacing = Surfacing(weakref.proxy(self))  # no cycle: runs hold large objects
         self.refused: BaseException | None = None  # raised by calls, since the process ends
-        self.begun = False  # whether its function has been entered
-        self.ended = False
+        self.begun = self.ended = False  # whether its function has been entered, and has ended
         self.home = self.thread = threading.get_ident()  # the thread of a plain workflow function
         self.executor: FrameType | None = None  # the frame that calls the workflow function
         self.task: Any = None  # the task of an asynchronous workflow

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepwise._calls.awaitables import check_awaited, noticing_forgotten
 from stepwise._calls.driver import Core, Result, drive
+from stepwise._calls.steps import look_at_code_again
 from stepwise._checkpoints.given import Surroundings
 from stepwise._execution.active_run import (
     ENDINGS,
@@ -41,7 +42,7 @@ from stepwise._runtime import asyncio_state, clock, tracing
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.interrupts import sigterms
 from stepwise._runtime.limits import stopped
-from stepwise._runtime.messages import notice, reports, shell_word, warn
+from stepwise._runtime.messages import kernel_shell, notice, reports, shell_word, warn
 from stepwise._values.codec import Encoded
 from stepwise._values.preview import preview
 from stepwise._workflows.definition import Callee
@@ -168,6 +169,8 @@ class OpenedRun:
                 recorded results.
         """
         active = self.active
+        if kernel_shell() is not None:
+            look_at_code_again()
         if not self.is_new:
             from stepwise._calls.edits import take_up  # on use: a new run has no older results
 

@@ -194,6 +194,7 @@ class Complaints:
         file: the file of the function, for messages.
 
     Attributes:
+        first: returns whether a complaint is the first of its kind.
         culprits: variables that could not be recorded.  A coroutine among them is not kept
             alive: otherwise Python would not warn that it was never awaited.
         in_a_row: boundaries that were skipped since the last checkpoint.
@@ -203,7 +204,7 @@ class Complaints:
         self._active = active
         self._file = file
         self._rewritten = rewritten
-        self.first = Once()
+        self.first: Callable[[Any], bool] = Once()
         self._told: set[str] = set()
         self.culprits: dict[str, Callable[[], Any]] = {}
         self.in_a_row = 0

@@ -265,6 +265,9 @@ class Visits:
         self._pattern = _NodeStep(self._execute, kind="step")
         self._pattern.run = run
         self._answers: dict[str, Step] = {}
+        if run is not None and not run.is_new:  # the versions of completed nodes are compared
+            for node in graph.nodes:
+                self._step_of(node.id)
 
     async def visit(self, token: Token) -> Written:
         """Execute a node until an attempt succeeds; return its writes and the nodes that follow.

@@ -61,12 +61,16 @@ def program(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
-    def load(text):
+    def write(text):
         (tmp_path / "rerunagent.py").write_text(text)
         sys.modules.pop("rerunagent", None)
         importlib.invalidate_caches()
+
+    def load(text):
+        write(text)
         return importlib.import_module("rerunagent")
 
+    load.write = write
     yield load
     sys.modules.pop("rerunagent", None)
 
@@ -175,6 +179,34 @@ def test_where_edited_code_first_differs(program, edit):
         again.assert_same()
 
 
+def test_variables_that_differ_each_time(program):
+    """Times, random numbers and objects that are no data are not compared; nor are named ones."""
+    text = AGENT.replace(
+        "    total = len(messages)\n",
+        "    import random, time\n"
+        "    began, drawn, other = time.time_ns(), [random.random()], object()\n"
+        "    total = len(messages)\n",
+    )
+    run = recorded_run(program(text), "hello")
+    rerun(run, program(text).agent).assert_same()
+    module = program(text.replace("total = len(messages)", "total = len(messages) + 1"))
+    found = rerun(run, module.agent).difference
+    assert (found.what, found.path) == ("variable", "total")
+    assert rerun(run, module.agent, ignore=("total",)).difference.what == "result"
+
+
+def test_edited_steps_are_named(program, tmp_path):
+    """A rerun names the steps that were edited since the results that it used were recorded."""
+    run = recorded_run(program(AGENT), "hello")
+    export(run, tmp_path / "test_it.py")
+    module = program(edited(AGENT, ('return f"thought', 'return f"idea')))
+    for source in (run, tmp_path / "test_it.json"):
+        again = rerun(source, module.agent)
+        assert again.changed_steps == ("think (body)",)
+        assert "think (body)" in str(again)
+    assert rerun(run, module.agent, at="send").changed_steps == ()
+
+
 def test_nothing_is_written(program):
     """The files of the store are the same afterwards, byte for byte."""
 
@@ -231,7 +263,7 @@ def test_a_call_is_made(program):
     again = rerun(run, module.agent, live=("think", "send"))
     assert module.MADE == ["think", "think", "send"]
     assert again.difference.what == "result"  # the total
-    with pytest.raises(ConfigurationError, match="a tuple of names"):
+    with pytest.raises(ConfigurationError, match="give a tuple"):
         rerun(run, module.agent, live="think")
 
 
@@ -687,6 +719,175 @@ def test_a_program_that_does_not_import(tmp_path):
         done = stepwise_command("rerun", "-n", "1", cwd=tmp_path)
         assert done.returncode == 1
         assert "1 run: 1 not possible" in done.stdout
-        assert why in done.stdout + done.stderr
+        assert why in " ".join((done.stdout + done.stderr).split())
     done = stepwise_command("rerun", cwd=tmp_path)
     assert (done.returncode, "name RUNS" in done.stderr) == (2, True)
+
+
+SAYING = """
+import stepwise
+from stepwise import step, workflow
+
+
+@step
+def read(n: int) -> int:
+    stepwise.emit(f"in {n}")
+    return n
+
+
+@workflow(retention="all")
+def agent() -> int:
+    stepwise.emit("begins")
+    total = read(1)
+    stepwise.emit(total)
+    total += read(2)
+    return total
+"""
+
+
+@pytest.mark.parametrize("at", [None, 1, "read"])
+def test_a_run_that_says_something(program, tmp_path, at):
+    """A run that emits is rerun, from any place; its stream stays as it is."""
+    module = program(SAYING)
+    run = recorded_run(module)
+    said = [each.value for each in run.stream()]
+    rerun(run, module.agent, at=at).assert_same()
+    assert [each.value for each in run.stream()] == said
+    export(run, tmp_path / "test_it.py")
+    rerun(tmp_path / "test_it.json", program(SAYING).agent).assert_same()
+
+
+# -- killed, refused -----------------------------------------------------------------------------
+
+KILLED = """
+import os, signal
+from stepwise import step, tool, workflow
+
+
+@step
+def think(n: int) -> int:
+    return n * 2
+
+
+@tool(side_effect=True)
+def send(n: int) -> str:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@workflow
+def agent() -> str:
+    first = think(1)
+    second = think(first)
+    return send(first + second)
+"""
+
+
+def test_a_run_that_was_killed(program, tmp_path):
+    """The rerun of a run that was killed in a side effect ends there, and does not act."""
+    module = program(KILLED)
+    done = subprocess.run(
+        [sys.executable, "-c", "import rerunagent; rerunagent.agent()"],
+        cwd=tmp_path,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == -9
+    (run,) = stepwise.runs()
+    again = rerun(run, module.agent)
+    assert (again.same, again.end) == (True, "record")
+    assert [call.name for call in again.calls] == ["think", "think"]
+    module = program(KILLED.replace("first + second", "first - second"))
+    assert (rerun(run, module.agent).difference.step, again.calls[-1].step) == (3, 2)
+    module = program(KILLED.replace("think(first)", "think(3)"))
+    assert rerun(run, module.agent).difference.path == "n"
+    export(run, tmp_path / "test_it.py")
+    assert rerun(tmp_path / "test_it.json", program(KILLED).agent).end == "record"
+
+
+REFUSED = """
+from stepwise import step, workflow
+
+
+@step
+def one() -> int:
+    return 1
+
+
+@workflow
+def items():
+    yield one()
+    yield 2
+
+
+@workflow
+def inside(run) -> int:
+    from stepwise.testing import rerun
+
+    one()
+    rerun("none", inside)
+"""
+
+
+def test_what_cannot_be_rerun(program):
+    """Generators, unknown workflows, and reruns inside a run are refused with the reason."""
+    module = program(REFUSED)
+    assert [*module.items()] == [1, 2]
+    (run,) = stepwise.runs()
+    with pytest.raises(ConfigurationError, match="generator workflow"):
+        rerun(run, module.items)
+    with pytest.raises(ConfigurationError, match="no @workflow"):
+        rerun(run, module.one)
+    with pytest.raises(stepwise.RunNotFoundError):
+        rerun("unknown-run", module.items)
+    with pytest.raises((ConfigurationError, stepwise.RunNotFoundError)):
+        module.inside(None)
+
+
+MODEL = """
+import json
+import httpx2
+import openai
+import stepwise
+from stepwise import workflow
+
+stepwise.instrument()
+
+
+def answer(request):
+    text = json.loads(request.content)["messages"][-1]["content"]
+    choice = {"index": 0, "finish_reason": "stop",
+              "message": {"role": "assistant", "content": text.upper()}}
+    return httpx2.Response(
+        200, json={"id": "1", "object": "o", "created": 0, "model": "m", "choices": [choice]}
+    )
+
+
+transport = httpx2.MockTransport(answer)
+client = openai.OpenAI(http_client=httpx2.Client(transport=transport), max_retries=0)
+
+
+@workflow
+def agent(city: str) -> str:
+    messages = [{"role": "user", "content": f"How is {city}?"}]
+    said = client.chat.completions.create(model="m", messages=messages)
+    return said.choices[0].message.content
+"""
+
+
+def test_model_calls(program, tmp_path, monkeypatch):
+    """Recorded model calls answer without key and network; another prompt is a difference."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test-0123456789abcdef")
+    module = program(MODEL)
+    run = module.agent.execute("Oslo")
+    assert run.result == "HOW IS OSLO?"
+    data, _ = export(run, tmp_path / "test_it.py")
+    assert "sk-test" not in data
+    monkeypatch.delenv("OPENAI_API_KEY")
+    program.write(MODEL.replace(".upper()", ""))
+    for source in (run, tmp_path / "test_it.json"):
+        sys.modules.pop("rerunagent", None)
+        rerun(source, "rerunagent:agent").assert_same()
+    program.write(MODEL.replace("How is", "What about"))
+    found = rerun(tmp_path / "test_it.json", "rerunagent:agent").difference
+    assert found.what == "argument"
+    assert "What about" in found.now

@@ -311,6 +311,22 @@ def test_deaths_are_counted_from_the_journal():
     assert deaths_of(*look_at(run_id))[:2] == (1, 1)
 
 
+def test_versions_that_take_turns_count_their_deaths():
+    """The deaths of each code are counted, also in turns; a step that ends is progress."""
+    run_id = cut_off("a")
+    for attempt, code in enumerate(["old", "new"] * 3):
+        write(run_id, Resumed(2 + attempt, "again", 0, code=code, at=5.0 + attempt))
+    for code in ("old", "new", ""):
+        assert deaths_of(*look_at(run_id), code=code)[:2] == (3, 3)
+        assert deaths_of(*look_at(run_id), code=code).are_deadly
+    assert deaths_of(*look_at(run_id), code="edited")[:2] == (0, 0)
+    write(run_id, _step_ended(run_id, 20.0))
+    assert deaths_of(*look_at(run_id), code="old")[:2] == (3, 0)
+    assert deaths_of(*look_at(run_id), code="new")[:2] == (3, 1)
+    write(run_id, Suspended((), 0, 30.0))
+    assert deaths_of(*look_at(run_id), code="old")[:2] == (0, 0)
+
+
 def test_backoff():
     """After so many deaths in a row a run waits 1, 2, 4, ... seconds, and never more than 300."""
     run_id = cut_off("a")
