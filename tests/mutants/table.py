@@ -1011,7 +1011,7 @@ _STREAMS = [
         "_execution/active_run.py",
         "                self.emissions.flush()",
         "                pass",
-        "test_streams.py::test_what_a_recorded_step_said_is_on_record",
+        "test_stream_crashes.py::test_what_a_recorded_step_said_is_on_record",
     ),
     _mutant(
         "who saw a withdrawn item is not told",

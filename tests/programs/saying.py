@@ -80,7 +80,7 @@ def die_once():
         os._exit(9)
 
 
-@workflow
+@workflow(checkpoint_every=100)
 def dies():
     """Die as soon as a step that said something is recorded."""
     speak_once("said")
