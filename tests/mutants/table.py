@@ -1022,6 +1022,37 @@ _RERUNS = [
     ),
 ]
 
+_STREAMS = [
+    _mutant(
+        "what a failed attempt said stays",
+        "_calls/call.py",
+        "active.emissions.withdraw(call.number)",
+        "pass",
+        "test_streams.py::test_a_failed_attempt_is_withdrawn",
+    ),
+    _mutant(
+        "what nothing has kept stays before what is said anew",
+        "_execution/emissions.py",
+        "self._withdraw_old(name, stream, {*around})",
+        "pass",
+        "test_emissions.py::test_any_program_killed_anywhere",
+    ),
+    _mutant(
+        "a recorded step may lose what it said",
+        "_execution/active_run.py",
+        "                self.emissions.flush()",
+        "                pass",
+        "test_stream_crashes.py::test_what_a_recorded_step_said_is_on_record",
+    ),
+    _mutant(
+        "who saw a withdrawn item is not told",
+        "_runs/streaming.py",
+        "if each[1] <= self._last < each[0]]",
+        "if each[1] < self._last < each[1]]",
+        "test_streams.py::test_a_failed_attempt_is_withdrawn",
+    ),
+]
+
 MUTANTS = [
     *_RESUME,
     *_CODE,
@@ -1035,4 +1066,5 @@ MUTANTS = [
     *_PAGE,
     *_RECORDED,
     *_RERUNS,
+    *_STREAMS,
 ]
