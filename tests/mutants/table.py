@@ -319,8 +319,8 @@ _FORKS = [
     _mutant(
         "a fork at a handled failure is refused",
         "_journal/projection.py",
-        "isinstance(entry.record, (Handled, Resumed))",
-        "isinstance(entry.record, Resumed)",
+        "(records.Handled, records.Resumed)",
+        "records.Resumed",
         "test_fork.py::test_behind_a_handled_failure",
     ),
 ]
@@ -470,8 +470,8 @@ _LATER = [  # drawn after the others were guarded
     _mutant(
         "a global that cannot be recorded keeps the run from its checkpoints",
         "_workflows/frame.py",
-        "if root_of(n) not in over and not is_global(n)}",
-        "if root_of(n) not in over}",
+        "if root_of(n) not in over and not n.startswith(_GLOBAL)",
+        "if root_of(n) not in over",
         "test_module_state.py::test_a_global_that_cannot_be_recorded",
     ),
     _mutant(
