@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -102,14 +103,21 @@ class RunStream:
 
     async def __aiter__(self) -> AsyncIterator[StreamItem]:
         """Yield the items, and await those to come; the store is read in another thread."""
+        async with aclosing(self.groups()) as groups:
+            async for group in groups:
+                for event in group:
+                    yield event
+
+    async def groups(self) -> AsyncGenerator[list[StreamItem], None]:
+        """Yield lists of items that are there together, and await those to come."""
         import asyncio  # on use: a synchronous program does not load it
 
         loop = asyncio.get_running_loop()
         while True:
             found, is_over = await loop.run_in_executor(None, self._some)
-            for event in found:
-                if event is not None:
-                    yield event
+            items = [event for event in found if event is not None]
+            if items:
+                yield items
             if is_over or (not self._follow and None in found):
                 return
             until = time.monotonic() + _LOOK_ANYWAY * (None in found)
