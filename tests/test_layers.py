@@ -560,14 +560,14 @@ FRONT_DOOR = """
     PendingWait PossibleStep Program Question RecordedFrame RecoverableAgent Recovered Run
     RunBusyError
     RunCancelled RunCheckpoint RunConflictError RunEndedError RunNotFoundError RunOwnedError
-    RunSkipped RunStopped RunSuspended RunTimeoutError RunWarning SignalRefusedError Spent
+    RunSkipped RunStopped RunStream RunSuspended RunTimeoutError RunWarning SignalRefusedError Spent
     StepAttempt
     StepFailedError StepInDoubtError StepNotFoundError StepRecord StepTimeoutError StepwiseError
-    StepwiseWarning StoppedCall StoreError StreamChangedError ThreadMovedOnError
+    StepwiseWarning StoppedCall StoreError StreamChangedError StreamItem ThreadMovedOnError
     UnreadableValueError UnrecordedCallWarning UnusedRecordWarning VariableChange VariableHistory
     VariableShown
     Verification WaitTimeoutError Why
-    WorkerDiedError Workflow approve background configure current_run current_step errors
+    WorkerDiedError Workflow approve background configure current_run current_step emit errors
     get_run identity instrument map on_event recover reenterable resource runs sleep sleep_until
     spend step tool uninstrument wait_for workflow
 """

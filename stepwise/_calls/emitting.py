@@ -10,9 +10,8 @@ from stepwise._calls.call import admit_attempt
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope, debugged
 from stepwise._execution.emissions import Emissions
 from stepwise._execution.tasks import warn_if_unseen
-from stepwise._journal.journal import Position, is_begun, read_entries
+from stepwise._journal.journal import Position, is_begun, read_entries, stream_name
 from stepwise._journal.projection import Calls, RecordedCall
-from stepwise._journal.stream import stream_name
 from stepwise._runtime.messages import fold, notice
 from stepwise._runtime.options import check_stream
 from stepwise.errors import NotRecordableError

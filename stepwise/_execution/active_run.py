@@ -746,6 +746,8 @@ class ActiveRun:
         is_new: True if nothing of the run had been recorded before.
     """
 
+    emissions: Emissions | None = None  # once the run says something
+
     def __init__(
         self,
         *,
@@ -792,7 +794,6 @@ class ActiveRun:
         self.unawaited: dict[object, Unawaited] = {}
         self.idle = 0  # tasks that only wait for other tasks of the run, such as a graph's walk
         self.locator = locator
-        self.emissions: Emissions | None = None  # once the run says something
         self.streams: dict[int, OpenStream] = {}  # by call: open, or left and not recorded yet
         self.inner = InnerCalls()
         self.cut_off: set[int] = set()  # calls that a crash cut off, which continue

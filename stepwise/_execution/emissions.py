@@ -151,7 +151,7 @@ class Emissions:
         self._pieces: list[bytes] = []
         self._firsts: dict[str, int] = {}
         self._size = self._total = 0
-        self._base: Sequence[Any] = [0, "", 0, 0, {}]
+        self._base: Sequence[Any] = [0, "", 0, 0, {}, []]
 
     # -- taking over -----------------------------------------------------------------------------
 
@@ -167,7 +167,11 @@ class Emissions:
         with self._writing, self._lock:
             self._log.acquire()
             self._begin_anew()
-            last, link, self._log.withdrew, self._total, table = self._base = state or self._base
+            self._base = state or self._base
+            last, link, self._log.withdrew, self._total, table, unsaid = self._base
+            for name, first, count, source, around in unsaid:
+                span = _Span(first, count, source, (*around,))
+                self._unsaid.setdefault(span.step, []).append((name, span))
             self._streams = {name: _Stream(following) for name, (following, _) in table.items()}
             self._log.at = Position(last, bytes.fromhex(link) if last else Position().link)
             self._read_old(last)
@@ -349,7 +353,7 @@ class Emissions:
                     unsaid.setdefault(name, []).append(span)
             for name, spans in unsaid.items():
                 self._withdraw_old(name, self._streams[name], set())
-                spans.sort(key=lambda each: each.source)
+                spans.sort(key=lambda each: each.first)  # the order in which they were said last
                 self._say_again(name, self._streams[name], spans)
             self._rouse()
 
@@ -380,6 +384,7 @@ class Emissions:
         for number in dropped:
             self._unsaid.pop(number, None)
         for span in gone:
+            span.old = False
             if span.around and span.step not in dropped:
                 self._unsaid.setdefault(span.step, []).append((name, span))
 
@@ -443,15 +448,21 @@ class Emissions:
                     self._withdraw_old(name, stream, set())
             self.flush(durable=False)
             if not any(each.old for each in self._streams.values()):
-                last, link, *_ = self._log.at
+                last, link, withdrew = *self._log.at[:2], self._log.withdrew
                 table = {name: (each.next, each.next) for name, each in self._streams.items()}
-                self._base = [last, (link or b"").hex(), self._log.withdrew, self._total, table]
+                unsaid = [
+                    [name, each.first, each.count, each.source, each.around]
+                    for spans in self._unsaid.values()
+                    for name, each in spans
+                ]
+                link_text = (link or b"").hex()
+                self._base = [last, link_text, withdrew, self._total, table, unsaid]
                 return self._base
             known, held = self._base[4], dict[str, tuple[int, int]]()
             for name, stream in self._streams.items():
                 ends = (each.first for each in stream.spans if each.old)
                 held[name] = known.get(name, (0, 0))[0], next(ends, stream.next)
-            return [*self._base[:4], held]
+            return [*self._base[:4], held, self._base[5]]
 
     # -- the end ---------------------------------------------------------------------------------
 

@@ -285,6 +285,8 @@ def cell_of(store: Store, run_id: str) -> FileCell | None:
 
 INBOX = "inbox:"
 """The prefix of the names of inboxes in a store; no run id begins with it."""
+STREAM = "stream:"
+"""The prefix of the names of the logs of streams; see ``stream``."""
 
 _MARK = struct.Struct("<QQ8s")
 _SIZE = _MARK.size + 16
@@ -458,6 +460,11 @@ def identity(run_id: str, number: int) -> str:
 def inbox_name(run_id: str) -> str:
     """Return the name of a run's inbox in its store."""
     return f"{INBOX}{run_id}"
+
+
+def stream_name(run_id: str) -> str:
+    """Return the name of the log of a run's streams in its store."""
+    return f"{STREAM}{run_id}:"
 
 
 def is_begun(store: Store, name: str) -> bool:

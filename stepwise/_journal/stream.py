@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from stepwise._journal.journal import Position, identity, marker, newest_mark, verified
+from stepwise._journal.journal import Position, identity, marker, newest_mark, stream_name, verified
 from stepwise._journal.lease import Lease
 from stepwise._journal.seal import NO_LINK, DamagedError, Envelope, Seal
 from stepwise._runtime.facts import NamedTuple
@@ -38,15 +38,7 @@ from stepwise._runtime.interrupts import Uninterrupted
 from stepwise._values.unpickling import Data
 from stepwise.stores import Batch, Store
 
-STREAM = "stream:"
-"""The prefix of the names of streams in a store; no run id begins with it."""
-
 SAID, WITHDRAWN, AGAIN, ENDED = "+", "-", "=", "."
-
-
-def stream_name(run_id: str) -> str:
-    """Return the name of the log of a run's streams in its store."""
-    return f"{STREAM}{run_id}:"
 
 
 class StreamBatch(NamedTuple):

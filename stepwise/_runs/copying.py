@@ -10,8 +10,8 @@ A run is copied with its child runs, and the inboxes and streams of all.  The co
 leases of both stores, so that no process executes the run in the meantime.  Everything is compared
 first: if anything prevents the copy of a run, nothing of that run is written.  Each entry is then
 marked as incomplete, so that no process executes it, and written in batches.  Each batch is read
-back and compared.  The last batch removes the mark.  The next copy continues a copy that was cut off.
-Memory holds only some megabytes, or one record or object.
+back and compared.  The last batch removes the mark.  The next copy continues a copy that was cut
+off.  Memory holds only some megabytes, or one record or object.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from stepwise._journal.inbox import Inbox
 from stepwise._journal.journal import (
     COPYING,
     INBOX,
+    STREAM,
     Journal,
     Lost,
     Position,
@@ -47,6 +48,7 @@ from stepwise._journal.journal import (
     newest_mark,
     open_head,
     seal_for,
+    stream_name,
     verified,
 )
 from stepwise._journal.lease import Lease, describe_owner
@@ -54,7 +56,6 @@ from stepwise._journal.log import LOG_KINDS, START, LogIndex, LogKind, start_of_
 from stepwise._journal.projection import given_up
 from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import DamagedError, Envelope, ForeignKeyError, Seal, named
-from stepwise._journal.stream import STREAM, stream_name
 from stepwise._journal.summary import NAME
 from stepwise._runs.messages import unacted
 from stepwise._runs.verify import append_restored

@@ -75,8 +75,6 @@ class RunStream:
     ) -> None:
         check_stream(name)
         self._log, self._facts, self._name, self._follow = log, facts, name, follow
-        self._last = -1 if after is None else after  # the reader has seen what is up to there
-        self._next = self._last + 1
         self._resets: list[tuple[int, int]] = []  # the offset of each, and the first it withdraws
         self._stamp: object = None
         self._found: tuple[int, dict[int, tuple[Any, bytes]]] = 0, {}
@@ -84,6 +82,8 @@ class RunStream:
         facts()  # raises for a run that does not exist
         newest = self._newest()
         self._check(after, newest)
+        self._last = -1 if after is None else after  # the reader has seen what is up to there
+        self._next = self._last + 1
         self._find_resets(newest)
         self._read = self._holding(self._next) - 1  # the last batch that was read
         self._link: bytes | None = None

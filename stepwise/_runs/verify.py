@@ -28,12 +28,13 @@ from stepwise._journal.journal import (
     names_beside,
     owned_journal,
     read,
+    stream_name,
 )
 from stepwise._journal.lease import Lease
 from stepwise._journal.log import Bell, SealedLog
 from stepwise._journal.records import Quarantined, Restored, RunFacts
 from stepwise._journal.seal import DamagedError, Seal
-from stepwise._journal.stream import StreamLog, stream_name
+from stepwise._journal.stream import StreamLog
 from stepwise._journal.summary import NAME, kept_summary
 from stepwise._runs.steps import checkpoints_of
 from stepwise._runtime.facts import public

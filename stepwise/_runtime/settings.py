@@ -140,9 +140,8 @@ def configure(
         quiet: print no notices on stderr.
         encrypt: encrypt all data stored from now on, with a key derived from the key of the records
             (extra ``encryption``).  Run ids, sizes, times and process ids stay readable.
-        trust: ``"data"``: this process loads no pickle from a store, not even one that verifies.
-            Workflows then record as ``codec="json"``, and resume from the top, answered by the
-            journal.  Values that were recorded as pickles are unreadable.  ``"all"`` by default.
+        trust: ``"data"``: this process loads no pickle, not even one that verifies.  Workflows then
+            record as ``codec="json"``, and replay from the top.  ``"all"`` by default.
         injected: full names of classes (``"mypackage.Context"``) whose instances a framework
             injects as arguments: parameters annotated with them do not distinguish calls.
         volatile: fields that do not distinguish calls, by class or full name of a class, subclasses
@@ -150,16 +149,13 @@ def configure(
             fields of the class; messages of pydantic-ai, LangChain, openai and anthropic have some.
         references: fields with ids that every start generates anew, by class as above.  Ids count
             by their order in a call.  ``"calls[].id"`` is the ``id`` of each item of ``calls``.
-        grace: seconds that steps in flight have after SIGTERM before the process ends, 10 by
-            default.  A program with its own SIGTERM handler decides for itself.
+        grace: seconds that steps in flight have after SIGTERM, unless the program handles it: 10.
         suspend_after: seconds that a run waits in its process (``sleep``, ``wait_for``,
-            ``approve``) before it suspends and releases the process.  ``None`` to never suspend, 0
-            to suspend at once; 60 by default.
+            ``approve``) before it suspends: 60 by default, ``None`` for never, 0 for at once.
         secret_names: further names whose values are masked in requests (``door_code``).
         record_arguments: record the arguments of all steps in full, as ``record_arguments=`` does.
         record_locals: record failures with short forms of local variables, which may hold secrets.
-        stream_limit: bytes that the streams of one run may hold; an emission beyond is an error.
-            ``None``, the default, for no limit.
+        stream_limit: bytes that one run may emit: more is an error; ``None``: no limit (default).
 
     Raises:
         ConfigurationError: a setting is invalid.
@@ -170,10 +166,7 @@ def configure(
     _switch({"quiet": quiet, "encrypt": encrypt, **recorded})
     if suspend_after is not _UNSET:
         _settings.suspend_after = _seconds_or_never(suspend_after)
-    if stream_limit is not _UNSET:
-        _settings.stream_limit = _bytes_or_none(
-            stream_limit, f"configure(stream_limit={stream_limit!r})"
-        )
+    _settings.stream_limit = _chosen_limit(stream_limit)
     if trust is not None:
         _settings.trust = _checked_trust(trust, f"configure(trust={trust!r})")
     if grace is not None:
@@ -385,6 +378,12 @@ def stream_limit() -> int | None:
         return _settings.stream_limit  # type: ignore[return-value]
     text = os.environ.get("STEPWISE_STREAM_LIMIT", "").strip()
     return _bytes_or_none(text, f"STEPWISE_STREAM_LIMIT={text!r}") if text else None
+
+
+def _chosen_limit(given: Any) -> Any:
+    if given is _UNSET:
+        return _settings.stream_limit
+    return _bytes_or_none(given, f"configure(stream_limit={given!r})")
 
 
 def _bytes_or_none(given: Any, what: str) -> int | None:

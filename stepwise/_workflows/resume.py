@@ -16,10 +16,9 @@ from stepwise._execution.account import Ordinals, Progress
 from stepwise._execution.active_run import ActiveRun, debugged
 from stepwise._execution.process_memory import command as process_command
 from stepwise._execution.waits import Taken
-from stepwise._journal.journal import Position, holds, is_begun, is_ready
+from stepwise._journal.journal import Position, holds, is_begun, is_ready, stream_name
 from stepwise._journal.projection import is_only_submitted, last_end, made_again, start_of
 from stepwise._journal.records import Cancelling, Entry, Resumed
-from stepwise._journal.stream import StreamLog, stream_name
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Subjects
 from stepwise._rewrite import following_line, pending, prefix_fingerprint
@@ -61,7 +60,7 @@ def go_on_at_newest(
             go_on_from_the_top(active)
         elif not (
             holds(journal.store, journal.seal, journal.run_id, state.start)
-            and streams_hold(active, state.said)
+            and _streams_hold(active, state.said)
         ):
             damaged(checkpoint)
             continue
@@ -140,10 +139,14 @@ def _take_over_streams(active: ActiveRun, said: Sequence[Any] = ()) -> None:
         take_over(active, said, replays=True)
 
 
-def streams_hold(active: ActiveRun, said: Sequence[Any]) -> bool:
+def _streams_hold(active: ActiveRun, said: Sequence[Any]) -> bool:
     """Return whether the streams of the run reach as far as a checkpoint says."""
+    if not said:
+        return True
+    from stepwise._journal.stream import StreamLog  # on use, as above
+
     journal = active.journal
-    return not said or StreamLog(journal.store, journal.seal, active.run_id).holds(*said[:2])
+    return StreamLog(journal.store, journal.seal, active.run_id).holds(*said[:2])
 
 
 def _is_defined(module: str, name: str) -> bool:
