@@ -48,7 +48,7 @@ from stepwise.http._events import (
     problem_event,
 )
 from stepwise.http._following import Followers
-from stepwise.http._starting import Access, Startable, Visitor, json_object, no_run
+from stepwise.http._starting import Access, Startable, Visitor, check_id, json_object, no_run
 from stepwise.stores import open_store
 from stepwise.ui._access import place
 
@@ -141,6 +141,7 @@ class HttpApp:
         Raises:
             HTTPException: there is none with this id, or it is another user's.
         """
+        check_id(run_id)
         visitor = await self._access.visitor(request, run_id, action)
         seal = seal_for(self._store)
         facts = await asyncio.to_thread(facts_of, self._store, seal, run_id)

@@ -15,6 +15,7 @@ from stepwise._execution.outcomes import load_inputs
 from stepwise._journal.journal import facts_of, seal_for
 from stepwise._journal.records import RunFacts
 from stepwise._runs.run import Run
+from stepwise._runtime.options import check
 from stepwise._values.data import checked_json, json_bytes, json_schema, parameter_types
 from stepwise._workflows.workflow import Workflow
 from stepwise.errors import (
@@ -84,6 +85,18 @@ class Visitor:
         return {BY: self._name} if isinstance(self._name, str) else {}
 
 
+def check_id(run_id: str) -> None:
+    """Refuse the name of something else in a store.
+
+    Raises:
+        HTTPException: no run has such an id.
+    """
+    try:
+        check("workflow", "", {"run_id": run_id})
+    except ConfigurationError:
+        raise no_run(run_id) from None
+
+
 def no_run(run_id: str) -> HTTPException:
     """Return the answer for a run that is not there, or is somebody else's."""
     return HTTPException(404, f"there is no run {run_id!r:.200}")
@@ -149,9 +162,6 @@ class Startable:
             HTTPException: the arguments do not fit, or the id is another call's or another user's.
         """
         values = _checked(workflow, arguments)
-        found = await asyncio.to_thread(self._existing, visitor, workflow, values, run_id)
-        if found is not None:
-            return found
         known = {**dict(workflow.definition.options.tags), **(tags or {}), **visitor.tags}
         options: dict[str, Any] = {"store": self._store, "tags": known, "on_owned": "raise"}
         options |= {"run_id": run_id} if run_id is not None else {"start": "new"}
@@ -159,6 +169,9 @@ class Startable:
             chosen = workflow.options(**options)
         except ConfigurationError as error:  # the id or a tag
             raise HTTPException(422, str(error)) from error
+        found = await asyncio.to_thread(self._existing, visitor, workflow, values, run_id)
+        if found is not None:
+            return found
         _, args, kwargs = workflow.definition.parameters.call_of(values, "")
         try:
             if workflow.definition.is_coroutine:
