@@ -36,6 +36,7 @@ from stepwise.errors import ConfigurationError, CorruptStoreError
 _PAUSE = 0.05  # seconds between two looks
 _LOOK_ANYWAY = 1.0  # seconds after which a reader looks although nothing has rung
 _SOME = 256  # items that an event loop gets at once
+_LARGE = 1 << 20  # bytes, beyond which it gets no more at once
 
 
 @public
@@ -75,6 +76,7 @@ class RunStream:
     ) -> None:
         check_stream(name)
         self._log, self._facts, self._name, self._follow = log, facts, name, follow
+        self._size = 0  # bytes of the items that were read lately
         self._resets: list[tuple[int, int]] = []  # the offset of each, and the first it withdraws
         self._stamp: object = None
         self._found: tuple[int, dict[int, tuple[Any, bytes]]] = 0, {}
@@ -128,9 +130,10 @@ class RunStream:
     def _some(self) -> tuple[list[StreamItem | None], bool]:
         """Return the next events, up to ``None`` for nothing more now; and whether all are over."""
         found: list[StreamItem | None] = []
+        self._size = 0
         for event in self._events:
             found.append(event)
-            if event is None or len(found) == _SOME:
+            if event is None or len(found) == _SOME or self._size > _LARGE:
                 return found, False
         return found, True
 
@@ -179,6 +182,7 @@ class RunStream:
                 for offset, (form, data) in said:
                     if offset >= self._next:
                         self._last, self._next = offset, offset + 1
+                        self._size += len(data)
                         yield StreamItem(offset, "item", self.load(form, data))
                         yield from self._jumped()
             self._read, self._link = number, batch.link
