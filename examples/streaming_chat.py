@@ -31,10 +31,10 @@ from stepwise import emit, step, workflow
 PAGE = pathlib.Path(__file__).with_suffix(".html")
 PAUSE = float(os.environ.get("PAUSE", "0.1"))  # seconds between two words
 ANSWER = (
-    "You asked: {question} I thought about that for a while, and this is what I found. Every tide "
-    "has two causes, one that is far away and one that is near; the far one pulls, and the near "
-    "one decides how high the water comes. A harbour that is long and narrow rings like a glass when "
-    "the period fits, and then a small pull moves a great deal of water. That is all I know."
+    "You asked: {question} I thought about that for a while, and this is what I found. Every "
+    "tide has two causes, one that is far away and one that is near; the far one pulls, and the "
+    "near one decides how high the water comes. A harbour that is long and narrow rings like a "
+    "glass when the period fits, and then a small pull moves a great deal of water. That is all."
 )
 
 

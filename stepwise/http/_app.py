@@ -46,6 +46,7 @@ from stepwise.http._events import (
     json_text,
     kept_alive,
     problem_event,
+    server_ends,
 )
 from stepwise.http._following import Followers
 from stepwise.http._starting import Access, Startable, Visitor, check_id, json_object, no_run
@@ -88,7 +89,7 @@ class HttpApp:
             await send({"type": "websocket.close", "code": 1000})
         elif scope["type"] == "http":
             answer = await self._answer(Request(scope, receive))
-            await answer(scope, receive, send)
+            await answer(scope, receive, _closing(send))
 
     async def _live(self, receive: Any, send: Any) -> None:
         """Continue the crashed runs when the server starts, unless the application is mounted."""
@@ -262,6 +263,20 @@ class HttpApp:
 
 
 # -- answers --------------------------------------------------------------------------------------
+
+
+def _closing(send: Any) -> Any:
+    """Return a ``send`` that closes the connections of a server that ends.
+
+    A client that reconnects at once on the same connection would keep the server from its end.
+    """
+
+    async def sent(message: Any) -> None:
+        if message["type"] == "http.response.start" and server_ends():
+            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+        await send(message)
+
+    return sent
 
 
 async def _stream(run: Run, name: str, after: int | None, *, wait: bool = True) -> RunStream:
