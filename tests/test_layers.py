@@ -93,8 +93,8 @@ MAY_IMPORT = {
         "stores._files stores._locks stores._postgres_presence"
     ),
     "cli": (
-        "_display _journal.signatures _runs _runtime.limits _runtime.messages "
-        "_workflows.elsewhere _workflows.up "
+        "_display _execution.process_memory _journal.signatures _runs _runtime.limits "
+        "_runtime.messages _workflows.elsewhere _workflows.rerun _workflows.up "
         "integrations._model_calls mcp._knowledge"
     ),
     "mcp": (
@@ -111,7 +111,8 @@ MAY_IMPORT = {
     ),
     "testing": (
         "_calls _execution _journal _matching _runs _runtime _values integrations._model_calls "
-        "integrations._model_requests integrations._recorded_responses"
+        "integrations._model_requests integrations._recorded_responses _identity.clients "
+        "_workflows.replayed _workflows.rerun"
     ),
 }
 """The rooms, and modules of them, that a public package may import beside what is public."""
@@ -360,10 +361,10 @@ def test_typing_extensions_are_for_the_type_checker():
 
 
 WRITERS = """
-    _calls.approvals _calls.call _calls.compensation _calls.doubt _calls.streams _calls.waiting
-    _execution.account _execution.active_run _execution.outcomes _runs.fork _runs.messages
-    _runs.questions _runs.run _runs.verify _workflows.begin _workflows.execute _workflows.host
-    _workflows.resume testing.crashes
+    _calls.approvals _calls.call _calls.compensation _calls.doubt _calls.edits _calls.streams
+    _calls.waiting _execution.account _execution.active_run _execution.outcomes _runs.fork
+    _runs.messages _runs.questions _runs.run _runs.verify _workflows.begin _workflows.execute
+    _workflows.host _workflows.resume testing.crashes
 """
 
 
@@ -511,8 +512,9 @@ ENTERED = {
     # 27 and 36; a slow machine looks into the inbox meanwhile, which it does twice a second.
     "a step without a checkpoint": 30,
     "a step with its checkpoint": 38,
-    "a resume, to the end of its run": 65,  # its head counts what it did, for listings
-    "an approved tool, its owner's side": 58,
+    # Its head counts what it did, for listings; the versions of its steps are compared.
+    "a resume, to the end of its run": 68,
+    "an approved tool, its owner's side": 61,
     "an instrumented model call": 53,
 }
 """How many modules a reader opens who follows such a call from its beginning to its end."""

@@ -153,11 +153,11 @@ _ROUNDS, _MOST = 4, 8  # attempts to make rows look different; rows that each is
 _NARROWEST, _WIDEST = 12, 1000  # characters in a cell
 _GREEN, _CYAN, _RED, _YELLOW, _BOLD = 32, 36, 31, 33, 1
 _COLOURS = {
-    **dict.fromkeys(("completed", "verified", "ok"), _GREEN),
+    **dict.fromkeys(("completed", "verified", "ok", "same"), _GREEN),
     **dict.fromkeys(("running", "started", "ready", "suspended", "waiting"), _CYAN),
-    **dict.fromkeys(("failed", "crashed", "stuck", "problem"), _RED),
+    **dict.fromkeys(("failed", "crashed", "stuck", "problem", "differs"), _RED),
     **dict.fromkeys(("in_doubt", "cancelled", "compensated"), _YELLOW),
-    **dict.fromkeys(("interrupted", "stopped", "warning"), _YELLOW),
+    **dict.fromkeys(("interrupted", "stopped", "warning", "not possible"), _YELLOW),
 }
 
 

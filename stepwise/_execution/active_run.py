@@ -42,6 +42,7 @@ from stepwise._journal.records import (
     Tally,
 )
 from stepwise._journal.summary import SummaryKeeper
+from stepwise._journal.versions import RecordedVersion
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Subjects
 from stepwise._rewrite import finally_lines
@@ -68,8 +69,9 @@ if TYPE_CHECKING:
     from stepwise._execution.budget import Budget
     from stepwise._execution.emissions import Emissions
     from stepwise._execution.frames import FrameRecorder
-    from stepwise._execution.looking import Looking
+    from stepwise._execution.looking import Replay
     from stepwise._execution.watching import RunWatch
+    from stepwise._identity.versions import Version
     from stepwise._journal.inbox import Message
     from stepwise._runtime.event import Kind
 
@@ -562,11 +564,12 @@ class Surfacing:
     def begin(self, error: RunStopped) -> None:
         """Report the error, and make the run end; a suspension does both itself.
 
-        Programs catch a used-up budget, so that error is reported only if it does not arrive.
+        Programs catch a used-up budget, so that error is reported only if it does not arrive, as
+        is the end of a rerun.
         """
         if isinstance(error, RunSuspended):
             return
-        if not isinstance(error, BudgetExceeded):
+        if not (isinstance(error, BudgetExceeded) or debugged.compares):
             self._tell(error)
         self._wait()
 
@@ -727,9 +730,14 @@ branches = Branches()
 
 
 class Debugged:
-    """The run that a debugger has opened in this process, if any."""
+    """The run that this process executes again from its records, if any."""
 
-    look: Looking | None = None
+    look: Replay | None = None
+
+    @property
+    def compares(self) -> bool:
+        """True if the run is only compared with its record."""
+        return self.look is not None and self.look.compares
 
 
 debugged = Debugged()
@@ -766,14 +774,13 @@ class ActiveRun:
         self.secrets: Secrets = parent.secrets if parent is not None else secrets or Secrets()
         self.codec = codec.Codec(facts.codec, self.secrets)
         self.subjects = Subjects(facts.run_id)
-        self.pool = Pool(state=self.subjects.state)
-        self.parent = parent
+        self.pool, self.parent = Pool(state=self.subjects.state), parent
         self.progress = Progress()
         self.flows = Flows()
-        # Calls of steps from their announcement to the record of their outcome, with their threads.
+        # The threads of the steps that are announced and have no outcome yet.
         self.in_flight: dict[int, int] = {}
         self.doing: dict[int, str] = {}  # the calls whose body is being executed, as noted
-        outer = parent.account if parent is not None else None
+        outer = parent.account if parent else None
         self.account: Account = Account(facts.run_id, self.flows, budget, outer)
         self.unwinding = Unwinding(facts.run_id)
         self.records_arguments = settings.record_arguments()
@@ -796,6 +803,7 @@ class ActiveRun:
         self.locator = locator
         self.streams: dict[int, OpenStream] = {}  # by call: open, or left and not recorded yet
         self.inner = InnerCalls()
+        self.versions: set[tuple[str, str]] = set()  # the ids and steps that were noted here
         self.cut_off: set[int] = set()  # calls that a crash cut off, which continue
         self.alive = 0.0  # the last time when an earlier attempt is known to have been alive
         self.ordinals = Ordinals()
@@ -950,6 +958,20 @@ class ActiveRun:
                 self.inner.handled(numbers)
                 self.write((Handled(numbers, time.time()), b""), durable=False)
 
+    def note_version(self, name: str, module: str, version: Version) -> None:
+        """Record a step's version, to which the records of its calls refer.
+
+        The run's callers record it, too: their records answer for the whole child run.
+        """
+        self.versions.add((version.id, name))
+        if not version.id:
+            return
+        recorded = RecordedVersion(version.id, name, module, version.parts, version.files)
+        for run in self.lineage():
+            child = "" if run is self else self.run_id
+            mine = recorded._replace(child=child)
+            run.journal.put_with_next(mine.key, [*mine], b"")
+
     def take(self, recorded: RecordedCall, around: tuple[int, ...] = ()) -> bool:
         """Take a record out of the pool; return False if another task or thread was faster.
 
@@ -1075,7 +1097,7 @@ class ActiveRun:
         lost: float = 0.0,
     ) -> None:
         """Notify listeners of a recorded event."""
-        if not heard():
+        if not heard() or debugged.compares:
             return
         emit(
             kind,

@@ -316,7 +316,7 @@ def encode_changed(
 # -- inputs ---------------------------------------------------------------------------------------
 
 
-_ABOUT = "@about"  # no parameter has such a name
+ABOUT = "@about"  # no parameter has such a name
 
 
 class RunInputs(NamedTuple):
@@ -334,8 +334,11 @@ class RunInputs(NamedTuple):
     missing: Mapping[str, str] = {}
     run: str = ""
 
-    def whole(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def whole(self, given: Mapping[str, Any] | None = None, way: str = "") -> dict[str, Any]:
         """Return the arguments, with ``given`` ones replacing recorded ones.
+
+        Args:
+            way: the call that takes missing arguments; by default that of :meth:`Run.resume`.
 
         Raises:
             UnreadableValueError: an argument is missing.
@@ -349,7 +352,7 @@ class RunInputs(NamedTuple):
             names = ", ".join(f"{name}=..." for name in lost)
             raise UnreadableValueError(
                 f"arguments of run {self.run!r} are not known: {told}. Give them: "
-                f"stepwise.get_run({self.run!r}).resume({names})"
+                f"{way or f'stepwise.get_run({self.run!r}).resume'}({names})"
             )
         return {**self.values, **chosen}
 
@@ -380,7 +383,7 @@ def record_inputs(
     around = surroundings(bound, instance, function, secret)
     while True:
         try:
-            data = dump_values({**values, _ABOUT: (method, missing)}, around)
+            data = dump_values({**values, ABOUT: (method, missing)}, around)
             lost = {name: why for name, (_, why) in around.kept.items()}
             less = False
         except UnpicklableError as error:
@@ -442,9 +445,9 @@ def load_inputs(store: Store, seal: Seal, facts: RunFacts) -> RunInputs:
         values = _codec.decode_with(lambda: load_values(payload, Surroundings()), record.form)
     except UnreadableValueError as error:
         raise _unknown(facts, str(error)) from error
-    if _ABOUT not in values:
+    if ABOUT not in values:
         raise _unknown(facts, "they do not pickle")
-    method, missing = values.pop(_ABOUT)
+    method, missing = values.pop(ABOUT)
     return RunInputs(values, method, missing, facts.run_id)
 
 

@@ -262,8 +262,8 @@ def warn_if_unseen(what: str) -> None:
     """
     look = debugged.look
     if look is not None and (not look.live or look.is_typed()):
-        why = f"{what} is refused while a run is open in a debugger: no run is visible here"
-        raise OutsideRunError(why, run_id=look.request.run_id)
+        why = f"{what} is refused while a run is debugged or rerun: no run is visible here"
+        raise OutsideRunError(why, run_id=look.run_id)
     _warn_if_unseen(what)
 
 
@@ -310,7 +310,7 @@ def background() -> Iterator[None]:
     functions, and the run does not wait for them.
     """
     if debugged.look is not None and debugged.look.is_typed():
-        run_id = debugged.look.request.run_id
+        run_id = debugged.look.run_id
         why = "stepwise.background() is refused at a prompt: steps in it would be executed"
         raise OutsideRunError(why, run_id=run_id)
     token = scope_variable.set(None)

@@ -2,5 +2,5 @@
 
 The modules, each importing only from those before it::
 
-    seal records signatures projection course lease journal log inbox stream summary
+    seal versions records signatures projection course lease journal log inbox stream summary
 """

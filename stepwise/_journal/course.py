@@ -332,8 +332,9 @@ class Course(Projection):
             in outcomes of the call; see :class:`.records.Claims`.
         code: fingerprint of the workflow's code in the last attempt.
         open: the last attempt has not ended in good order: it is still running, or it died.
-        deaths: how many attempts before the last one died in a row.
-        stuck: how many of these died before any step had ended, with the same code.
+        deaths: how many attempts before the last one died in a row, with its code.
+        stuck: how many of these died before any step had ended.
+        other_deaths: both numbers for each other code, since versions may take turns.
         ended_by: why the last attempt ended in good order without an end of the run: ``SIGTERM``, a
             class of errors; empty if it did not.
     """
@@ -365,6 +366,7 @@ class Course(Projection):
         self.open = False
         self.deaths = 0
         self.stuck = 0
+        self.other_deaths: dict[str, list[int]] = {}
         self.ended_by = ""
         vars(self).update(facts)
 
@@ -391,6 +393,8 @@ class Course(Projection):
         if not self.forked or at > self.born:  # the run's own record; this runs for every step
             self.executed += 1
             self.stuck = 0
+            for counts in self.other_deaths.values():
+                counts[1] = 0
         if at > self.at:  # noqa: PLR1730 -- max() takes ten times as long
             self.at = at
 
@@ -440,7 +444,8 @@ class Course(Projection):
             self.resumed_from, self.executed, self.skipped = record.step, 0, 0
             self.deaths, self.stuck = self.deaths + self.open, self.stuck + self.open
             if record.code != self.code:
-                self.deaths = self.stuck = 0
+                self.other_deaths[self.code] = [self.deaths, self.stuck]
+                self.deaths, self.stuck = self.other_deaths.pop(record.code, [0, 0])
             self.open, self.code = True, record.code
         self.at = max(self.at, record.at)
 
@@ -463,7 +468,8 @@ class Course(Projection):
         self._in_good_order(record.at, "suspended")
 
     def _in_good_order(self, at: float, ended: str) -> None:
-        self.open, self.deaths, self.stuck = False, 0, 0
+        self.open = False
+        self._forget_deaths()
         self.at, self.ended = max(self.at, at), ended
 
     def on_interrupted(self, entry: Entry, record: Interrupted) -> None:
@@ -475,10 +481,21 @@ class Course(Projection):
 
     def on_settled(self, entry: Entry, record: Any) -> None:
         """Reset the deaths: a person acted on the run, so it is worth another try."""
-        self.deaths = self.stuck = 0
+        self._forget_deaths()
         self.ended = "died" if self.open else self.ended
         self.open = False
         self.at = max(self.at, record.at)
+
+    def deaths_with(self, code: str) -> tuple[int, int]:
+        """Return the deaths with a code, the last attempt's included, and the stuck ones."""
+        if code in ("", self.code):
+            return self.deaths + self.open, self.stuck + self.open
+        deaths, stuck = self.other_deaths.get(code, (0, 0))
+        return deaths, stuck
+
+    def _forget_deaths(self) -> None:
+        self.deaths = self.stuck = 0
+        self.other_deaths = {}
 
     on_forgotten = on_compensated = on_quarantined = on_cancelling = on_settled
 

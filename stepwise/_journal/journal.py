@@ -944,7 +944,7 @@ class Journal:
     def put(
         self,
         name: str,
-        header: dict[str, Any],
+        header: Any,
         payload: Data,
         *,
         also: Mapping[str, Data] | None = None,

@@ -28,13 +28,28 @@ from stepwise._journal.records import (
     Outcome,
     Quarantined,
     Refused,
+    Restored,
     Resumed,
     Ruled,
     Settled,
     Started,
+    Stopped,
+    Suspended,
     Waiting,
 )
 
+_OF_ATTEMPTS = (
+    Ended,
+    Resumed,
+    Interrupted,
+    Suspended,
+    Cancelling,
+    Refused,
+    Stopped,
+    Compensating,
+    Compensated,
+    Restored,
+)
 _EMPTY = bytes(8 * 1024)  # 8 bytes for each of 1024 further calls
 
 Flags = tuple[bool, bool, bool]
@@ -482,6 +497,30 @@ def end_of_step(entries: Iterable[Entry], number: int) -> int:
         if entry.number == number + 1 and isinstance(entry.record, (Handled, Resumed)):
             number = entry.number
     return number
+
+
+def as_made(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Yield the records as if one attempt had made all calls, each with its last outcome.
+
+    The ends of attempts, what stopped them, and the undoing of effects are left out.  An empty
+    record takes their number, and that of a lost record.  The last record says that failures are
+    outcomes.
+    """
+    calls, number, at = Calls(), 0, 0.0
+    for entry in entries:
+        record = entry.record
+        for missing in range(number + 1, entry.number) if number else ():
+            yield Entry(missing, Handled((), at), b"")
+        number, at = entry.number, getattr(record, "at", at)
+        made = entry
+        if isinstance(record, AttemptFailed):
+            made = entry._replace(record=record._replace(retry=()))
+        elif isinstance(record, _OF_ATTEMPTS):
+            made = Entry(number, Handled((), at), b"")
+        calls.take(made)
+        yield made
+    failed = (each.call.number for each in calls if each.status in ("failed", "cancelled"))
+    yield Entry(number + 1, Handled(tuple(failed), at), b"")
 
 
 def last_end(entries: Sequence[Entry]) -> Entry | None:

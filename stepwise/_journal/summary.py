@@ -498,13 +498,12 @@ def deaths_of(store: Store, seal: Seal, facts: RunFacts, code: str = "") -> Deat
     """Return the deaths of a crashed run.
 
     Args:
-        code: the current fingerprint of the workflow's code.  Deaths with other code do not count,
-            since the other code may have caused them.
+        code: the current fingerprint of the workflow's code; by default that of the last attempt.
+            Deaths with other code do not count, since the other code may have caused them.
     """
     course = course_of(store, seal, facts)
-    if code and course.code and code != course.code:
-        return Deaths(at=course.at)
-    stuck, waits = course.stuck + course.open, False
+    attempts, stuck = course.deaths_with(code)
+    waits = False
     if stuck > 1:  # child runs may have made progress
         calls = [*Calls(read_entries(store, seal, facts.run_id, Position(facts.pruned, None)))]
         children = [each.call.child for each in calls if each.status == "open"]
@@ -513,4 +512,4 @@ def deaths_of(store: Store, seal: Seal, facts: RunFacts, code: str = "") -> Deat
         stuck = min([stuck, *(each.stuck for each in theirs)])
         waits = any(each.status == "waiting" for each in calls)
         waits = waits or any(each.waits for each in theirs)
-    return Deaths(course.deaths + course.open, stuck, course.at, waits)
+    return Deaths(attempts, stuck, course.at, waits)

@@ -3,5 +3,5 @@
 The modules, each importing only from those before it::
 
     steps sources paths history overview messages fork questions why verify copying streaming run
-    starting export housekeeping finding doctor
+    replica portable starting export housekeeping finding doctor
 """

@@ -46,6 +46,7 @@ from stepwise._journal.records import (
 )
 from stepwise._journal.seal import DamagedError, Seal, named
 from stepwise._journal.summary import how_started, sealed_summary
+from stepwise._journal.versions import recorded_versions
 from stepwise._matching.pool import key_of
 from stepwise._runs.messages import untaken
 from stepwise._runs.steps import checkpoints_of, known_facts
@@ -314,12 +315,14 @@ def _write(
 def _beside_calls(
     source: ForkedRun, new_id: str, shared: list[Entry], numbers: Mapping[int, int]
 ) -> dict[str, Data]:
-    """Return the arguments and frames that are recorded beside shared calls, for the fork.
+    """Return what is recorded beside shared calls, for the fork: versions, arguments, frames.
 
     Args:
         numbers: the new numbers of the shared records.
     """
     run_id, seal, put = source.facts.run_id, source.seal, dict[str, Data]()
+    for each in recorded_versions(source.store, seal, run_id):
+        put[each.key], _ = seal.close(named(each.key, new_id), [*each])
     calls, vault = {each.step for each in shared if each.call}, Vault(source.store, seal, run_id)
     for name, call in names_beside(source.store, run_id).items():
         if call not in calls:

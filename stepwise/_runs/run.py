@@ -73,6 +73,7 @@ from stepwise._runs.questions import (
     give_answer,
     questions_of,
     said_of,
+    settle_edited,
     to_record,
 )
 from stepwise._runs.steps import (
@@ -546,8 +547,10 @@ class Run:
             step: the number of the step, or its name if only one call of that name is in question.
             landed: the step happened, and returned this value.
             did_not_happen: True if the step did not happen, and may run.
-            same: True if the stopped call is the recorded step, whose outcome answers it.
-            another: True if they are two acts: the record stays, and the stopped call runs, once.
+            same: True if the stopped call is the recorded step, whose outcome answers it; for an
+                edited step (``on_changed="ask"``), if its results stay in use.
+            another: True if they are two acts: the record stays, and the stopped call runs, once;
+                for an edited step, if it runs again.
             stop: the number of the stopped call, if several could be this step; ``stepwise show``
                 lists them.
 
@@ -558,10 +561,15 @@ class Run:
         """
         said = said_of(landed, did_not_happen, same, another, stop)
         with self._journal() as (journal, entries):
-            codec = Codec(self._facts().codec)
-            items = to_record(self.id, step, entries, said, codec)
+            codec, facts = Codec(self._facts().codec), self._facts()
+            items = None
+            if said.same is not None:
+                items = settle_edited(journal, step, entries, same=said.same)
+                facts = facts.reopened(time.time()) if items else facts
+            if items is None:
+                items = to_record(self.id, step, entries, said, codec)
             if items:
-                journal.append(*items, head=self._facts())  # listings count it
+                journal.append(*items, head=facts)  # listings count it
 
     @property
     def questions(self) -> list[Question]:

@@ -28,6 +28,7 @@ from stepwise._journal.projection import Calls, Places
 from stepwise._journal.records import Call, Entry, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import deaths_of
+from stepwise._journal.versions import recorded_versions
 from stepwise._matching.pool import differing, key_of
 from stepwise._runtime.facts import public
 from stepwise._runtime.messages import printable
@@ -519,6 +520,8 @@ class StepRecord:
             ``output_tokens``, ``cached_input_tokens`` and ``cost_usd`` (US dollars).
         by: the person (``user@host``) who settled the step or had it undone; empty if nobody did.
         waited: the seconds that the call waited for a time, a signal or a person; 0 while it waits.
+        version: id of the version of the step's code that made the call; empty if unknown.
+        edited: the parts of the code that were edited before a later start used the result.
     """
 
     number: int
@@ -540,6 +543,8 @@ class StepRecord:
     usage: Mapping[str, Any] = field(default_factory=dict)
     by: str = ""
     waited: float = 0.0
+    version: str = ""
+    edited: tuple[str, ...] = ()
     _answered: float = field(repr=False, compare=False, default=0.0)
     _earlier: tuple[Entry, ...] = field(repr=False, compare=False, default=())
 
@@ -626,7 +631,9 @@ class StepRecord:
 
     @property
     def why(self) -> str:
-        """Why the step ran although an earlier start recorded a step in its place; else empty."""
+        """Why the step ran although a step is recorded in its place, or which edit it outlived."""
+        if self.edited:
+            return f"{self.name} has changed since ({'; '.join(self.edited)}); its result was used"
         if not self.instead:
             return ""
         names = " and ".join(map(shown_part, self.differs)) or "its arguments"
@@ -697,6 +704,7 @@ def each_step(
 def _steps(
     place: Place, places: Places, get: Callable[[int], Entry | None], doubtful: Container[int]
 ) -> Iterator[StepRecord]:
+    older = {(e.id, e.name): e.differs for e in recorded_versions(*place) if e.used_by}
     for number, first in enumerate(places.first):
         entry = get(first) if first else None
         call, last = entry.call if entry is not None else None, places.last[number]
@@ -709,6 +717,8 @@ def _steps(
         other = get(before) if before else None
         step = step_record(place, call, entry, derived, other.call if other is not None else None)
         more: dict[str, Any] = {}
+        if (call.code, call.name) in older:
+            more["edited"] = older[call.code, call.name]
         if number in places.undone:
             more["by"] = places.undone[number]
         if number in places.answered:
@@ -757,6 +767,7 @@ def step_record(
         usage=outcome.usage if outcome is not None else {},
         by=entry.settled_by,
         waited=waited,
+        version=call.code,
     )
 
 

@@ -26,6 +26,7 @@ from stepwise._execution.viewer import failure_of, result_of
 from stepwise._journal.journal import facts_of, read_end
 from stepwise._journal.lease import describe_owner
 from stepwise._journal.records import RunFacts
+from stepwise._journal.versions import recorded_versions
 from stepwise._runs.history import Moments, VariableChange, changes_between
 from stepwise._runs.overview import SHOWN, Overview, overview
 from stepwise._runs.paths import ABSENT, length_of, short, size_of
@@ -155,7 +156,8 @@ class Why:
         left_out: the number of other variables.
         changes: the variables that differ from the checkpoint before.
         commands: the commands that go on, each with its meaning.
-        notes: what could not be shown, and why.
+        notes: what could not be shown, and why; steps that were edited since their results were
+            recorded.
     """
 
     id: str
@@ -244,6 +246,11 @@ class _RunReading:
         place = self._place(frames if at is None else (), state, then=at is not None)
         variables, left_out, changes = self._variables(moments, newest, before, place)
         children = tuple(self._children())
+        self.notes += dict.fromkeys(
+            f"{each.name} has changed ({'; '.join(each.differs)}): its recorded results are used"
+            for each in recorded_versions(*self.place)
+            if each.used_by
+        )
         return Why(
             id=facts.run_id,
             call=cleaned(f"{facts.label}({facts.arguments})"),

@@ -180,6 +180,11 @@ def _check_effect(name: str, given: Mapping[str, Any]) -> None:
             f"{needing[0]}= of tool {name!r} is an option for side effects: write "
             f"@tool(side_effect=True, {needing[0]}=...)"
         )
+    if given.get("side_effect") and given.get("on_changed") == "rerun":
+        raise ConfigurationError(
+            f"on_changed='rerun' of tool {name!r}: a side effect never runs again by itself, since "
+            "it has happened. 'keep' uses its recorded result, 'ask' stops the run for a person"
+        )
     repeatable = given.get("idempotent") or given.get("fails_cleanly") or not given.get("retries")
     if given.get("side_effect") and not repeatable:
         raise ConfigurationError(
@@ -279,6 +284,10 @@ _OF_STEPS: dict[str, Allowed | None] = {
     "record_arguments": (
         _or_none(lambda value: isinstance(value, bool)),
         "True or False; None for what configure(record_arguments=...) says",
+    ),
+    "on_changed": (
+        _or_none(_one_of("keep", "rerun", "ask")),
+        "'keep', 'rerun' or 'ask'; None for what configure(on_changed=...) says",
     ),
     "executor": None,
     "resources": (

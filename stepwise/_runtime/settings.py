@@ -105,6 +105,7 @@ class _Settings:
         self.trust: str | None = None
         self.record_arguments: bool | None = None
         self.record_locals: bool | None = None
+        self.on_changed = "keep"
         self.grace = 10.0
         self.injected: frozenset[str] = frozenset()
         self.fields = Fields({}, {})
@@ -131,6 +132,7 @@ def configure(
     secret_names: Iterable[str] | None = None,
     record_arguments: bool | None = None,
     record_locals: bool | None = None,
+    on_changed: Literal["keep", "rerun", "ask"] | None = None,
     stream_limit: int | None = _UNSET,  # type: ignore[assignment]
 ) -> None:
     """Set defaults for this process; omitted settings stay as they are.
@@ -145,16 +147,15 @@ def configure(
         injected: full names of classes (``"mypackage.Context"``) whose instances a framework
             injects as arguments: parameters annotated with them do not distinguish calls.
         volatile: fields that do not distinguish calls, by class or full name of a class, subclasses
-            included: ``{"mypackage.Message": ("created", "usage")}``.  They replace the built-in
-            fields of the class; messages of pydantic-ai, LangChain, openai and anthropic have some.
-        references: fields with ids that every start generates anew, by class as above.  Ids count
-            by their order in a call.  ``"calls[].id"`` is the ``id`` of each item of ``calls``.
+            included: ``{"mypackage.Message": ("created", "usage")}``, instead of built-in ones.
+        references: fields with ids that every start generates anew, by class: they count by their
+            order in a call.  ``"calls[].id"`` is the ``id`` of each item of ``calls``.
         grace: seconds that steps in flight have after SIGTERM, unless the program handles it: 10.
-        suspend_after: seconds that a run waits in its process (``sleep``, ``wait_for``,
-            ``approve``) before it suspends: 60 by default, ``None`` for never, 0 for at once.
+        suspend_after: seconds of a wait after which a run suspends: 60, or ``None`` for never.
         secret_names: further names whose values are masked in requests (``door_code``).
         record_arguments: record the arguments of all steps in full, as ``record_arguments=`` does.
         record_locals: record failures with short forms of local variables, which may hold secrets.
+        on_changed: as ``on_changed=`` of a step: ``"keep"``, the default, ``"rerun"`` or ``"ask"``.
         stream_limit: bytes that one run may emit: more is an error; ``None``: no limit (default).
 
     Raises:
@@ -164,11 +165,11 @@ def configure(
         _settings.store = _checked_store(store)
     recorded = {"record_arguments": record_arguments, "record_locals": record_locals}
     _switch({"quiet": quiet, "encrypt": encrypt, **recorded})
-    if suspend_after is not _UNSET:
-        _settings.suspend_after = _seconds_or_never(suspend_after)
+    _settings.suspend_after = _seconds_or_never(suspend_after)
     _settings.stream_limit = _chosen_limit(stream_limit)
     if trust is not None:
         _settings.trust = _checked_trust(trust, f"configure(trust={trust!r})")
+    _settings.on_changed = _checked_policy(on_changed)
     if grace is not None:
         _settings.grace = _seconds(grace, f"configure(grace={grace!r})")
     if injected is not None:
@@ -312,6 +313,19 @@ def encrypt() -> bool:
     return _flag("STEPWISE_ENCRYPT") if _settings.encrypt is None else _settings.encrypt
 
 
+def _checked_policy(on_changed: object) -> str:
+    if on_changed in (None, "keep", "rerun", "ask"):
+        return str(on_changed or _settings.on_changed)
+    raise ConfigurationError(
+        f"configure(on_changed={on_changed!r}): it must be 'keep', 'rerun' or 'ask'"
+    )
+
+
+def on_changed() -> str:
+    """Return what becomes of the recorded results of steps that were edited since."""
+    return _settings.on_changed
+
+
 def record_arguments() -> bool:
     """Return whether the arguments of every step are recorded in full."""
     chosen = _settings.record_arguments
@@ -324,7 +338,9 @@ def record_locals() -> bool:
     return _flag("STEPWISE_RECORD_LOCALS") if chosen is None else chosen
 
 
-def _seconds_or_never(suspend_after: float | None) -> float | None:
+def _seconds_or_never(suspend_after: Any) -> Any:
+    if suspend_after is _UNSET:
+        return _settings.suspend_after
     if suspend_after is None:
         return None
     return _seconds(suspend_after, f"configure(suspend_after={suspend_after!r})", "None")

@@ -358,6 +358,15 @@ def _effects_of(store: Store, seal: Seal, facts: RunFacts) -> str:
 RunT = TypeVar("RunT", bound=OpenedRun)
 
 
+def check_may_begin(label: str) -> None:
+    """Refuse to begin or resume a run in a process that only looks at runs."""
+    if memory.only_looks:
+        raise ConfigurationError(
+            f"{label!r} is called while its module is imported, and this command only imports it: "
+            "put the call under  if __name__ == '__main__':"
+        )
+
+
 def open_run(
     call: Invocation, kind: Callable[[Invocation, ActiveRun, bytes, bool], RunT]
 ) -> Recall | RunT:
@@ -374,11 +383,13 @@ def open_run(
         ConfigurationError: the run would be recorded as pickles, which this process refuses to
             load.
     """
+    check_may_begin(call.callee.workflow.label)
     if not call.codec:
         check_trust(f"run {call.run_id!r} would be recorded as pickles")
     seal = seal_for(call.store)
     if call.parent is None and (debugged.look is not None or settings.DEBUGGED in os.environ):
-        opened: Any = _open_for_debugger(call, seal)
+        opens: Any = _open_to_compare if debugged.compares else _open_for_debugger
+        opened: Any = opens(call, seal)
         return opened  # type: ignore[no-any-return]
     facts, recall = recall_run(call, seal)
     if recall is not None:
@@ -417,6 +428,24 @@ def _open_for_debugger(call: Invocation, seal: Seal) -> Recall | WorkflowRun:
     call = DebuggedRun.prepared(call)
     taken = _take_up(call, seal, Lease(call.store, call.run_id), facts)
     return DebuggedRun(call, *taken)
+
+
+def _open_to_compare(call: Invocation, seal: Seal) -> WorkflowRun:
+    """Open the copy of a run that is executed again.
+
+    Raises:
+        ConfigurationError: the call means another run.
+    """
+    from stepwise._workflows.replayed import ComparedRun, Comparing  # on use
+
+    look: Any = debugged.look
+    assert isinstance(look, Comparing)
+    ComparedRun.check(call, look)
+    lease = Lease(call.store, call.run_id).acquire()
+    call = call._replace(timeout=None)
+    return ComparedRun(
+        look, call, *_take_up(call, seal, lease, facts_of(call.store, seal, call.run_id))
+    )
 
 
 def _acquire(lease: Lease, *, child: bool) -> None:
@@ -474,6 +503,8 @@ def _result(call: Invocation, seal: Seal, facts: RunFacts) -> Recall | None:
     marked = newest_mark(call.store, seal, call.run_id)
     if marked.last > facts.end or is_another_history(call.store, seal, call.run_id, marked):
         return None  # an older database: loading its journal reports the loss
+    if _runs_again(call, seal):
+        return None
     callee = call.callee
     function = callee.workflow.function
     around = surroundings(callee.bound, callee.instance, function, callee.secret)
@@ -493,6 +524,22 @@ def _result(call: Invocation, seal: Seal, facts: RunFacts) -> Recall | None:
             f"{f'. To run it afresh: {ways}, or: {forget}' if first else ''}"
         )
     return Recall(value, bool(ended.changed))
+
+
+def _runs_again(call: Invocation, seal: Seal) -> bool:
+    """Return whether steps of a completed run run again, since they were edited; else report them.
+
+    Raises:
+        CodeChangedError: a person has to say what becomes of their results.
+    """
+    from stepwise._calls.edits import asks, edits_in, tell  # on use: few runs have completed
+
+    edits = edits_in(call.store, seal, call.run_id)
+    error = asks(call.run_id, edits)
+    if error is not None or any(each.policy == "rerun" for each in edits):
+        return True  # taken up, the run records the question, or makes the calls again
+    tell(call.run_id, edits)
+    return False
 
 
 def _refuse_cancelled(call: Invocation, seal: Seal, facts: RunFacts) -> None:
@@ -1405,6 +1452,7 @@ class TopLevel(WorkflowCall):
 
     def starting(self) -> Starting:
         """Return the object that chooses the run of this call."""
+        check_may_begin(self.workflow.label)
         options = self.options
         self.store = open_store(options.store if options.store is not None else settings.store())
         self.given = Given(self.workflow.full_name, self.bound, self.instance)

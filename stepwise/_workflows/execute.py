@@ -162,8 +162,16 @@ class OpenedRun:
         """Finish a compensation that an earlier attempt left half done.
 
         Return an error if the run was cancelled and the call does not resume cancelled runs.
+
+        Raises:
+            CodeChangedError: a step was edited, and a person has to say what becomes of its
+                recorded results.
         """
         active = self.active
+        if not self.is_new:
+            from stepwise._calls.edits import take_up  # on use: a new run has no older results
+
+            take_up(active)
         if active.facts.undoing:
             from stepwise._calls.compensation import compensate  # on use: few runs are undone
 

@@ -228,9 +228,14 @@ def stores_of(known: Iterable[Definition], store: Any = None) -> list[Store]:
 
 
 def call_again(
-    workflow: Definition, run: Run, given: Mapping[str, Any], **options: Any
+    workflow: Definition, run: Run, given: Mapping[str, Any], *, way: str = "", **options: Any
 ) -> TopLevel:
-    """Return the call that started a run, as the call that continues the run."""
+    """Return the call that started a run, as the call that continues the run.
+
+    Args:
+        given: arguments that replace recorded ones.
+        way: see :meth:`stepwise._execution.outcomes.RunInputs.whole`.
+    """
     facts = run._facts()
     if facts.parent:
         raise ConfigurationError(
@@ -246,7 +251,7 @@ def call_again(
         if not given:
             raise
         inputs = RunInputs({}, "self" if "self" in given else "")
-    values = inputs.whole(given)
+    values = inputs.whole(given, way)
     names = workflow.parameters.names
     unknown = sorted(values.keys() - {*names, inputs.method})
     if unknown:
@@ -707,7 +712,7 @@ def execute_here(
         wake: called when the suspended run must continue, with the function that executes it again.
     """
     try:
-        handle._end(_executed(top, waits, begins))
+        handle._end(executed(top, waits, begins))
     except RunSuspended as error:
         tell_failure(top, error, wakes=wake is not None)
         if wake is None:
@@ -735,9 +740,12 @@ def _park(top: TopLevel, handle: StartedRun, again: Callable[..., object], *wher
         handle._end(error=error)
 
 
-def _executed(
-    top: TopLevel, waits: Callable[[], None] | None, begins: Callable[[], None] | None
+def executed(
+    top: TopLevel,
+    waits: Callable[[], None] | None = None,
+    begins: Callable[[], None] | None = None,
 ) -> Any:
+    """Execute a run in this thread; return its result."""
     top.begin_here(waits)
     with top as opened:
         _detach(opened)
@@ -775,7 +783,7 @@ def debug_here(run: Run, **asked: Any) -> Any:
     try:
         if asked or settings.DEBUGGED not in os.environ:
             os.environ.update(Request(run.id, **asked).environment(resumes=False))
-        return _executed(top, None, None)
+        return executed(top)
     finally:
         os.environ.pop(settings.DEBUGGED, None)
         debugged.look = None

@@ -39,7 +39,7 @@ from stepwise._execution.process_memory import known_workflow, known_workflows, 
 from stepwise._execution.suspension import pending
 from stepwise._execution.tasks import drained
 from stepwise._journal.journal import newest_mark
-from stepwise._journal.lease import Lease
+from stepwise._journal.lease import Lease, describe_owner
 from stepwise._journal.log import Bell
 from stepwise._journal.summary import DEADLY, deaths_of
 from stepwise._runs.run import Run
@@ -262,13 +262,14 @@ class ModuleFiles:
 # -- supervisor -----------------------------------------------------------------------------------
 
 
-def supervisor_name(workflow: str) -> str:
+def supervisor_name(workflow: str, code: str = "") -> str:
     """Return the name of the lease that the supervisor of a workflow's runs holds.
 
     Args:
         workflow: the full name of the workflow.
+        code: the fingerprint of the workflow's code, for the supervisor that has this code.
     """
-    return f"up:{workflow}"
+    return f"up:{workflow} {code}" if code else f"up:{workflow}"
 
 
 _SCAN = 5.0  # seconds between two looks at all unfinished runs
@@ -543,8 +544,11 @@ class Supervisor:
         """
         if self._terms.once or self._terms.only:
             return
-        for each in known_workflows():
-            key = store.url, supervisor_name(each.definition.full_name)
+        known = [each.definition for each in known_workflows()]
+        names = {
+            supervisor_name(each.full_name, code) for each in known for code in ("", each.code)
+        }
+        for key in ((store.url, name) for name in sorted(names)):
             if key in self._announced and not self._announced[key].is_ours():
                 self._announced.pop(key).release()
             if key not in self._announced:
@@ -723,7 +727,26 @@ class Supervisor:
             plan = self._plans.get(key)
             if plan is not None and plan.at == at and key not in self._jobs:
                 del self._plans[key]
-                self._begin(plan)
+                if not self._is_left_to_another_version(plan.run):
+                    self._begin(plan)
+
+    def _is_left_to_another_version(self, run: UnfinishedRun) -> bool:
+        """Return whether another supervisor has the code that last executed the run.
+
+        The next scan considers the run again.  A run that dies with that code again and again is
+        not left to the other supervisor: our code may be the mended one.
+        """
+        facts = run.facts
+        if facts.run_id in self._terms.only or not facts.code:
+            return False
+        if facts.code == known_workflow(facts.workflow).definition.code:
+            return False
+        with contextlib.suppress(StepwiseError, RunStopped):  # the execution reports it
+            owner = run.store.owner(supervisor_name(facts.workflow, facts.code))
+            if owner is not None and not (run.why() == "crashed" and deaths_of(*run).are_deadly):
+                self._say("left", run, f"stepwise up, {describe_owner(owner)}, has its code")
+                return True
+        return False
 
     def _begin(self, plan: _Plan) -> None:
         job = self._jobs[plan.run.key] = Underway(plan.run, self._news.put)

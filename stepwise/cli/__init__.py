@@ -13,6 +13,8 @@ from stepwise.cli import (  # noqa: F401
     learn,
     look,
     maintain,
+    preflight,
+    rerun,
     steer,
     ui,
     up,

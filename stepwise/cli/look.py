@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import math
 import sys
 import time
@@ -34,6 +35,8 @@ from stepwise._runs.finding import find_step, unsettled
 from stepwise._runs.housekeeping import store_url
 from stepwise._runs.overview import SHOWN, Overview
 from stepwise._runs.paths import JSON_ROOM, find_recorded, short, shown
+from stepwise._runs.portable import test_of, to_data
+from stepwise._runs.replica import taken_from
 from stepwise._runs.run import Listed, listed, number_of_runs
 from stepwise._runs.steps import UNFINISHED, RunStatus
 from stepwise._runs.streaming import RunStream, shown_item
@@ -529,13 +532,16 @@ def _say(name: str, *parts: str) -> None:
 def watch(run_id: str | None, stream: str | None, after: int | None, *, as_json: bool) -> None:
     """Print each step of a RUN, the latest one without RUN, until it ends or its process is gone.
 
-    As JSON, each line is an object: ``{"step": ...}``, and at the end ``{"run": ...}``.  With
-    ``--stream``, what the run says is printed, texts as they are, until the run has ended; as JSON,
+    As JSON, each line is an object: ``{"step": ...}``, and at the end ``{"run": ...}``.
+
+    With ``--stream``, what the run says is printed, texts as they are: of a run in progress all
+    that follows, even if it is killed and resumed meanwhile; of others what is there.  As JSON,
     each line has ``offset``, ``kind`` (item, reset, end) and ``value``.
     """
     run = find_run(run_id)
     if stream is not None:
-        _watch_stream(run.stream(after, stream), as_json=as_json)
+        follow = run.status == "running"
+        _watch_stream(run.stream(after, stream, follow=follow), as_json=as_json)
         return
     if after is not None:
         raise click.UsageError("--after is an offset of a stream: give --stream main, too")
@@ -641,17 +647,18 @@ def in_doubt(*, as_json: bool) -> None:
 @command(
     "Keep",
     "stepwise export trip-0573 -o run.html\nstepwise export trip-0573 --json > run.json\n"
-    "stepwise export trip-0573 --format model-calls -o tests/run.json",
-    short_help="Write a RUN as one HTML page, or as JSON.",
+    "stepwise export trip-0573 --format model-calls -o tests/run.json\n"
+    "stepwise export trip-0573 --format test -o tests/test_trip.py",
+    short_help="Write a RUN as one HTML page, as JSON, or as a test.",
 )
 @run_argument()
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["json", "html", "model-calls"]),
+    type=click.Choice(["json", "html", "model-calls", "test"]),
     default="html",
     show_default=True,
-    help="A page to look at, data, or the recorded model calls alone, for tests.",
+    help="A page, data, the recorded model calls alone, or a test of the code.",
 )
 @click.option(
     "-o",
@@ -664,11 +671,15 @@ def export(run_id: str, *, form: str, output: str, as_json: bool) -> None:
     """Write everything known about a RUN: as one self-contained HTML page, or as JSON.
 
     The format model-calls is a file for tests: stepwise.testing.recorded() answers the model calls
-    of a program from it.
+    of a program from it.  The format test is a test file for pytest, with its data in a .json file
+    beside it: it executes the code again, and needs no store, key or network.  Secrets are masked.
 
     The file is readable by its owner only, like the store.
     """
     run = find_run(run_id)
+    if form == "test":
+        _write_test(run, output, as_json=as_json)
+        return
     only_calls = model_calls(run) if form == "model-calls" else None
     if only_calls == []:
         fail(
@@ -686,6 +697,28 @@ def export(run_id: str, *, form: str, output: str, as_json: bool) -> None:
             echo_json({"model_calls": only_calls}, file)
         else:
             _write_json(run, file)
+
+
+def _write_test(run: Run, output: str, *, as_json: bool) -> None:
+    """Write a test of a run, and its data beside it."""
+    if not output.endswith(".py"):
+        raise click.UsageError("a test is two files: name the first, -o tests/test_trip.py")
+    beside = f"{output.removesuffix('.py')}.json"
+    data = to_data(taken_from(run.store, run._seal, run.id), run)
+    with open(beside, "w", encoding="utf-8") as file:  # for a repository, so not private
+        json.dump(data, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+    with open(output, "w", encoding="utf-8") as file:
+        file.write(test_of(run, data, output))
+    if as_json:
+        facts = {"test": output, "data": beside, "masked": data["masked"]}
+        echo_json({**facts, "pickles": data["pickles"]})
+        return
+    say(f"{output} and {beside}; run it: pytest {shell_word(output)}")
+    if data["masked"]:
+        note(f"masked: {', '.join(data['masked'])}")
+    if data["pickles"]:
+        note(f"{data['pickles']} of its values are pickles, which a test loads, and so executes")
 
 
 @contextlib.contextmanager

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shlex
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from typing import IO, Any
 
@@ -20,10 +18,10 @@ from stepwise import Run
 from stepwise._display.terminal import Word
 from stepwise._runs.housekeeping import hand_down
 from stepwise._runs.starting import start_command
-from stepwise._runtime.messages import printable
 from stepwise._workflows.elsewhere import RunOutput
 from stepwise._workflows.up import Happening, Supervisor, Terms, stores_for
 from stepwise.cli._command import call_text, chosen_store, command, note
+from stepwise.cli._modules import import_modules
 
 _HERE, _ON_CLUSTER = 8, 1000  # runs that are executed at the same time
 
@@ -93,7 +91,7 @@ def up(
     """
     with RunOutput(os.path.abspath(logs) if logs else "") as output:
         url = chosen_store()
-        _import(modules)
+        import_modules(modules)
         if url is not None:
             stepwise.configure(store=url)  # the command line has precedence
         show = _Reporter(modules, url, as_json=as_json, logs=logs, out=output.terminal)
@@ -122,55 +120,6 @@ def up(
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
-
-
-# -- modules ---------------------------------------------------------------------------------------
-
-
-def _import(modules: Sequence[str]) -> None:
-    """Import the modules as ``python -m`` finds them: in the current folder first."""
-    folder = os.getcwd()
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    for name in modules:
-        if os.path.isfile(name) or not all(part.isidentifier() for part in name.split(".")):
-            raise stepwise.ConfigurationError(_no_name(name))
-        try:
-            importlib.import_module(name)
-        except (Exception, SystemExit) as error:
-            if isinstance(error, ModuleNotFoundError) and _is_of(name, error.name):
-                raise stepwise.ConfigurationError(
-                    f"there is no module {error.name!r} in {folder} or on Python's path: start "
-                    "this in the folder from which python -m would find it"
-                ) from None
-            trace = error.__traceback__
-            while trace is not None and _is_machinery(trace.tb_frame.f_code.co_filename):
-                trace = trace.tb_next
-            lines = traceback.format_exception(type(error), error, trace)
-            note(printable("".join(lines).rstrip()))
-            what = type(error).__name__
-            if isinstance(error, SystemExit):
-                what = f"it calls sys.exit({'' if error.code is None else repr(error.code)})"
-            raise stepwise.ConfigurationError(
-                f"module {name!r} cannot be imported: {what}, see above"
-            ) from None
-
-
-def _no_name(name: str) -> str:
-    path = os.path.relpath(name).removesuffix(".py")
-    dotted = path.replace(os.sep, ".")
-    if os.path.exists(name) and all(part.isidentifier() for part in dotted.split(".")):
-        return f"{name} is a file: give the name of its module: stepwise up {dotted}"
-    return f"{name!r} is not the name of a module: write it as after python -m"
-
-
-def _is_of(name: str, missing: str | None) -> bool:
-    """Return whether the missing module is the named one or a package around it."""
-    return missing is not None and f"{name}.".startswith(f"{missing}.")
-
-
-def _is_machinery(file: str) -> bool:
-    return file == __file__ or file.startswith("<frozen ") or "importlib" in file
 
 
 # -- signals ---------------------------------------------------------------------------------------

@@ -319,7 +319,7 @@ class Visits:
     def _step_of(self, node_id: str) -> Step:
         """Return the step of a node; all nodes share one function, which is examined once."""
         step = copy.copy(self._pattern)
-        step.name = node_id
+        step.name, step.coded_by = node_id, self._node(node_id).function
         step.returns, step._bindings = self._pattern.returns, self._pattern._bindings
         step._make_known()
         self._steps[node_id] = step

@@ -9,7 +9,6 @@ says so.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -27,6 +26,7 @@ from stepwise._execution.tasks import warn_if_unseen
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import process_lock
 from stepwise._runtime.messages import Once, notice, reports
+from stepwise._runtime.options import check_stream
 from stepwise.errors import ConfigurationError
 from stepwise.integrations._model_requests import SENDER, asks_model, endpoint_of
 from stepwise.integrations._requests import Exchange, RequestKind, asend, count_spending, send
@@ -97,8 +97,14 @@ class _Method(NamedTuple):
 _MODELS = RequestKind(SENDER)
 """The kind of the requests to models, whichever client sends them."""
 
-_everywhere = threading.Event()
-"""Set while the requests to models of all clients are recorded."""
+
+class _Everywhere:
+    """The kind of the requests to models of all clients, while they are recorded."""
+
+    kind: RequestKind | None = None
+
+
+_everywhere = _Everywhere()
 
 _clients: WeakKeyDictionary[Any, RequestKind] = WeakKeyDictionary()
 """The clients of httpx that are instrumented individually."""
@@ -116,6 +122,7 @@ def instrument(
     *,
     name: str | None = None,
     reads: Iterable[str] = _READS,
+    emit: str | None = None,
 ) -> None:
     """Record the requests to models: each is made once per run, and answered after a crash.
 
@@ -138,16 +145,22 @@ def instrument(
         name: the name of a client of httpx, for its steps; required for such a client.
         reads: for a client of httpx, the methods that change nothing.  A request with another
             method is a side effect: announced before it is sent, never silently repeated.
+        emit: a stream of the run (``"main"``) on which the text of streamed answers is said as it
+            arrives, from the bodies of steps, too; see :func:`stepwise.emit`.
 
     Raises:
         ConfigurationError: the client is of another kind, or the version of a library does not fit.
     """
+    models = _MODELS
+    if emit is not None:
+        check_stream(emit)
+        models = models._replace(emits=emit)
     if client is None:
         if name is not None:
             raise ConfigurationError(
                 "name= is for a client of httpx: stepwise.instrument(client, …)"
             )
-        _everywhere.set()
+        _everywhere.kind = models
         _wrap_all(*_HTTPX, *_UNSEEN)
         return
     sender, sdk = _sender(client)
@@ -163,7 +176,8 @@ def instrument(
         method.upper() for method in ((reads,) if isinstance(reads, str) else reads)
     )
     _wrap_all(*_HTTPX)
-    _clients[sender] = _MODELS if sdk else RequestKind(f"{name}", named=True, reads=methods)
+    named = RequestKind(f"{name}", named=True, reads=methods, emits=models.emits)
+    _clients[sender] = models if sdk else named
 
 
 def uninstrument(client: Any = None, /) -> None:
@@ -178,7 +192,7 @@ def uninstrument(client: Any = None, /) -> None:
     if client is not None:
         _clients.pop(_sender(client)[0], None)
         return
-    _everywhere.clear()
+    _everywhere.kind = None
     _clients.clear()
     with _mutex:
         for module, path in [] if _answers else list(_wrapped):
@@ -230,7 +244,8 @@ def _kind(client: Any, request: Any) -> RequestKind | None:
     """Return the kind of a recorded request; ``None`` if the request is not recorded."""
     kind = _clients.get(client)
     if kind is None:
-        return _MODELS if _everywhere.is_set() and _asks_model(request) else None
+        models = _everywhere.kind
+        return models if models is not None and _asks_model(request) else None
     return kind if kind.named or endpoint_of(request.method, request.url.path) else None
 
 
@@ -290,7 +305,9 @@ def _send(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
     (kind, scope), streamed = recorded, bool(kwargs.get("stream", False))
     if scope.call is not None:  # the step is recorded, not the request
         response = wrapped(*args, **kwargs)
-        return count_spending(scope, request, response, streamed=streamed, asynchronous=False)
+        return count_spending(
+            scope, request, response, kind.emits, streamed=streamed, asynchronous=False
+        )
     request.read()
     return send(scope, Exchange(kind, request, lambda: wrapped(*args, **kwargs), streamed=streamed))
 
@@ -305,7 +322,9 @@ async def _asend(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
     (kind, scope), streamed = recorded, bool(kwargs.get("stream", False))
     if scope.call is not None:
         response = await wrapped(*args, **kwargs)
-        return count_spending(scope, request, response, streamed=streamed, asynchronous=True)
+        return count_spending(
+            scope, request, response, kind.emits, streamed=streamed, asynchronous=True
+        )
     await request.aread()
     exchange = Exchange(kind, request, lambda: wrapped(*args, **kwargs), streamed=streamed)
     return await asend(scope, exchange)
@@ -329,7 +348,7 @@ def _request(args: Any, kwargs: Any) -> Any:
 
 def _unseen(wrapped: Any, _connection: Any, args: Any, kwargs: Any) -> Any:
     """Report a request, given by its method and URL, that is not made with httpx."""
-    if _everywhere.is_set() and len(args) > 1:
+    if _everywhere.kind is not None and len(args) > 1:
         report_unseen(f"{args[0]}", f"{args[1]}")
     return wrapped(*args, **kwargs)
 
