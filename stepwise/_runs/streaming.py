@@ -100,6 +100,7 @@ class RunStream:
                 return
             else:
                 until = time.monotonic() + _LOOK_ANYWAY
+                time.sleep(0 if self._stamp else _PAUSE)
                 while not self._may_have_grown() and time.monotonic() < until:
                     time.sleep(_PAUSE)
 
@@ -123,6 +124,7 @@ class RunStream:
             if is_over or (not self._follow and None in found):
                 return
             until = time.monotonic() + _LOOK_ANYWAY * (None in found)
+            await asyncio.sleep(0 if self._stamp or None not in found else _PAUSE)
             # Another process writes, so no event of this one tells it.
             while not self._may_have_grown() and time.monotonic() < until:  # noqa: ASYNC110
                 await asyncio.sleep(_PAUSE)
