@@ -47,7 +47,7 @@ def another(run_id: str) -> str:
     return f"{run_id}:{random_id('again')}"
 
 
-class _Text:
+class _TextPart:
     """A text that the client shows, with the offsets of its pieces."""
 
     def __init__(self, offset: int) -> None:
@@ -66,8 +66,8 @@ class UiMessage:
 
     def __init__(self, message_id: str) -> None:
         self._begun = json.dumps({"type": "start", "messageId": message_id})
-        self._texts: list[_Text] = []
-        self._current: _Text | None = None
+        self._texts: list[_TextPart] = []
+        self._current: _TextPart | None = None
         self._data: list[int] = []  # the offsets of values that are no chunks
 
     def encode(self, items: list[Any]) -> bytes:
@@ -100,7 +100,7 @@ class UiMessage:
     def _say(self, offset: int, text: str) -> list[dict[str, Any]]:
         chunks: list[dict[str, Any]] = []
         if self._current is None:
-            self._current = _Text(offset)
+            self._current = _TextPart(offset)
             self._texts.append(self._current)
             chunks.append({"type": "text-start", "id": self._current.id})
         self._current.pieces.append((offset, text))

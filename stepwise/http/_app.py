@@ -49,7 +49,7 @@ from stepwise.http._events import (
     server_ends,
 )
 from stepwise.http._following import Followers
-from stepwise.http._starting import Access, Startable, Visitor, check_id, json_object, no_run
+from stepwise.http._starting import Authorization, Startable, Visitor, check_id, json_object, no_run
 from stepwise.stores import open_store
 from stepwise.ui._access import place
 
@@ -75,7 +75,7 @@ class HttpApp:
             raise ConfigurationError(
                 f"cancel_when_left={cancel_when_left!r}: give seconds, 0 or more, or None for never"
             )
-        self._access = Access(authorize)
+        self._access = Authorization(authorize)
         self._store = open_store(where if where is not None else settings.store())
         self._workflows = Startable(workflows, self._store)
         self._followers = Followers(self._store, cancel_when_left)

@@ -29,7 +29,7 @@ _LOOK = 1.0  # seconds between two looks whether a run has lost its process
 _logger = logging.getLogger("stepwise.http")
 
 
-class _Reading:
+class _RunReaders:
     """The readers of one run."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Followers:
 
     def __init__(self, store: Store, cancel_when_left: float | None) -> None:
         self._store, self._grace = store, cancel_when_left
-        self._read: dict[str, _Reading] = {}
+        self._read: dict[str, _RunReaders] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # an event loop holds its tasks weakly
 
     @contextmanager
@@ -57,7 +57,7 @@ class Followers:
         """Count a reader of a run, as long as the context lasts."""
         reading = self._read.get(run.id)
         if reading is None:
-            reading = self._read[run.id] = _Reading()
+            reading = self._read[run.id] = _RunReaders()
             task = asyncio.get_running_loop().create_task(self._tend(run, reading))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -71,7 +71,7 @@ class Followers:
             if not reading.readers:
                 reading.left.set()
 
-    async def _tend(self, run: Run, reading: _Reading) -> None:
+    async def _tend(self, run: Run, reading: _RunReaders) -> None:
         try:
             while reading.readers or not await self._is_over(run, reading):
                 await self._continue(run, reading)
@@ -81,7 +81,7 @@ class Followers:
             if self._read.get(run.id) is reading:
                 del self._read[run.id]
 
-    async def _is_over(self, run: Run, reading: _Reading) -> bool:
+    async def _is_over(self, run: Run, reading: _RunReaders) -> bool:
         """Return whether nobody has come back; cancel the run then, if that is asked for."""
         if self._grace is not None and not server_ends():
             arrivals = reading.arrivals
@@ -92,7 +92,7 @@ class Followers:
                 await asyncio.to_thread(_cancel, run)
         return not reading.readers
 
-    async def _continue(self, run: Run, reading: _Reading) -> None:
+    async def _continue(self, run: Run, reading: _RunReaders) -> None:
         """Continue a run here if no process executes it."""
         try:
             dead = await asyncio.to_thread(self._dead, run)

@@ -35,7 +35,7 @@ BY = "by"
 _NOTHING = object()
 
 
-class Access:
+class Authorization:
     """Who may do what; see ``authorize`` of :func:`stepwise.http.app`."""
 
     def __init__(self, authorize: Any) -> None:

@@ -1,6 +1,5 @@
 """Readers of real servers: reconnects, kills, shutdowns, and readers that stop or leave."""
 
-import functools
 import pathlib
 import signal
 import socket
@@ -77,16 +76,11 @@ def _memory(served):
 
 def test_the_last_reader_leaves(server):
     """With cancel_when_left, a run is cancelled when its last reader has left."""
-    served = server(left="0")
-    with served.client() as client:
-        for connect in (
-            functools.partial(client.stream, "POST", "/start/pause?run_id=r", json={}),
-            functools.partial(client.stream, "GET", "/runs/r/stream"),
-        ):
-            with connect() as answer:
-                assert next(events_of(answer)) == ("item", "0", "before")
-            break
-        assert stepwise.get_run("r").stream(after=0).__iter__().__next__().value == "cancelled"
+    with server(left="0").client() as client:
+        with client.stream("POST", "/start/pause?run_id=r", json={}) as answer:
+            assert next(events_of(answer)) == ("item", "0", "before")
+        (end,) = stepwise.get_run("r").stream(after=0)
+        assert (end.kind, end.value) == ("end", "cancelled")
 
 
 def test_a_reload_cancels_nothing(server):

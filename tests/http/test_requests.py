@@ -319,6 +319,14 @@ def test_a_format_of_ones_own(client):
     )
 
 
+def test_a_server_that_ends_closes_its_connections(client, monkeypatch):
+    """No client keeps a server alive by asking again on the same connection."""
+    page = client()
+    assert "connection" not in page.get("/runs/r").headers
+    monkeypatch.setattr(stepwise.http._app, "server_ends", lambda: True)
+    assert page.get("/runs/r").headers["connection"] == "close"
+
+
 def test_it_is_mounted():
     """Under a prefix the addresses are the same, and the host application answers the others."""
     from fastapi import FastAPI
