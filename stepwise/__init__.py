@@ -83,6 +83,7 @@ The rooms of the house, each importing only from those above it::
     notebook       public: cells of a notebook that are steps
     integrations   public: classes for users of agent frameworks
     ui             public: the page of runs in a browser
+    http           public: runs and their streams over HTTP
     mcp            public: the tools of coding agents
     cli            public: the command line
     testing        public: for the tests of users

@@ -28,7 +28,7 @@ MODULES = {
 }
 TREES = {name: ast.parse(path.read_text("utf-8"), str(path)) for name, path in MODULES.items()}
 
-FRONT_MODULES = "agent cli errors graph integrations mcp notebook stores testing ui"
+FRONT_MODULES = "agent cli errors graph http integrations mcp notebook stores testing ui"
 FUNCTION_LINES = 60
 
 ONLY_IN = {
@@ -68,7 +68,7 @@ ONLY_IN = {
     "pydantic": {"stepwise._values.data"},
     "pydantic_ai": {"stepwise.integrations"},
     "referencing": {"stepwise._values.data"},
-    "starlette": {"stepwise.ui"},
+    "starlette": {"stepwise.http", "stepwise.ui"},
     "sqlite3": {"stepwise._runs.doctor", "stepwise.stores"},
     "psycopg": {"stepwise.stores"},
     "ray": {"stepwise._calls.ray_executor"},
@@ -104,6 +104,10 @@ MAY_IMPORT = {
     "ui": (
         "_checkpoints.checkpoints _display _execution _journal _runs _runtime _workflows.up "
         "integrations._model_calls"
+    ),
+    "http": (
+        "_execution.outcomes _execution.process_memory _identity.identity _journal _runs.run "
+        "_runs.streaming _runtime _values.data _workflows.handles _workflows.workflow ui._access"
     ),
     "testing": (
         "_calls _execution _journal _matching _runs _runtime _values integrations._model_calls "

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qs, quote, unquote_to_bytes
+from urllib.parse import parse_qs
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -34,7 +34,7 @@ from stepwise._runtime.messages import notice
 from stepwise._runtime.store_urls import public_url
 from stepwise.stores import Store, open_store, store_for_pages
 from stepwise.ui import _pages, _run_page
-from stepwise.ui._access import Access, Authorize, RefusedError, headers
+from stepwise.ui._access import Access, Authorize, RefusedError, headers, place
 from stepwise.ui._actions import NAMES, Actions, BadFieldError, FormFields
 from stepwise.ui._live import RunWatcher
 from stepwise.ui._reading import (
@@ -46,7 +46,7 @@ from stepwise.ui._reading import (
     parsed,
     spending,
 )
-from stepwise.ui._view import View, address, part_meant
+from stepwise.ui._view import View, address
 
 _LARGEST = 8_000_000  # bytes of a form
 _FIELDS = 10_000  # fields of a form
@@ -108,7 +108,7 @@ class App:
         await response(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
-        root, parts = _place(request.scope)
+        root, parts = place(request.scope)
         nonce = secrets.token_urlsafe(16)
         try:
             self.access.check_host(request)
@@ -337,20 +337,6 @@ class _PageRequest:
     def number(self, name: str) -> int | None:
         """Return a whole number of the address; ``None`` if it is missing."""
         return FormFields({name: [self.query(name)]}).number(name) if self.query(name) else None
-
-
-def _place(scope: Any) -> tuple[str, list[str]]:
-    """Return where the application is mounted, and the parts of the path below."""
-    above = scope.get("root_path", "").rstrip("/")
-    raw = scope.get("raw_path") or quote(scope["path"]).encode()
-    parts = [unquote_to_bytes(part) for part in raw.partition(b"?")[0].split(b"/") if part]
-    if above and f"{scope['path']}/".startswith(f"{above}/"):
-        parts = parts[len([part for part in above.split("/") if part]) :]
-    try:
-        texts = [part.decode("utf-8", "surrogatepass") for part in parts]
-    except UnicodeDecodeError:
-        texts = [part.decode("utf-8", "replace") for part in parts]
-    return quote(above), [*map(part_meant, texts)]
 
 
 def _watched(parts: list[str]) -> str | None:
