@@ -14,7 +14,7 @@ import datetime as dt
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
@@ -39,11 +39,12 @@ from stepwise._execution.viewer import look_into, view, view_inputs
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Call, Entry
 from stepwise._matching.pool import differences as parts_differing
-from stepwise._runs.history import without_hidden
 from stepwise._runs.paths import Difference as ValueDifference
 from stepwise._runs.paths import differences
 from stepwise._runs.replica import Replica, Variables
+from stepwise._runs.why import without_hidden
 from stepwise._runtime import asyncio_state
+from stepwise._runtime.facts import PlainFacts
 from stepwise._runtime.messages import count
 from stepwise._values.preview import NotShown, error_text
 from stepwise._workflows.execute import Invocation
@@ -58,7 +59,7 @@ What = Literal["call", "argument", "variable", "result"]
 
 
 @dataclass(frozen=True)
-class RerunDifference:
+class RerunDifference(PlainFacts):
     """The first difference between a recorded run and its rerun.
 
     Args:
@@ -81,10 +82,6 @@ class RerunDifference:
     now: str | None
     text: str
     name: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the attributes as plain data, for JSON."""
-        return asdict(self)
 
     def __str__(self) -> str:
         return self.text
