@@ -8,12 +8,13 @@ call code of the program or of a library, that code decides: this is said, not g
 from __future__ import annotations
 
 import enum
+import functools
 import importlib
 import inspect
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable
 from operator import attrgetter
 from typing import Any
 
@@ -26,7 +27,6 @@ from stepwise._values.codec import JSON, PYTHON
 from stepwise._values.preview import error_text
 
 _SURE = frozenset({*sys.stdlib_module_names, "stepwise"})
-_OURS = ("stepwise._values.", "stepwise._checkpoints.")
 _TAKES_CLASSES = frozenset(
     {
         "copyreg._reconstructor",
@@ -50,8 +50,8 @@ class Loadable:
 
     Args:
         main: the module that a started script is here, for the names of ``__main__``.
-        cells: the names of the variables that the workflow shares with functions inside.
-        namespace: the globals of the workflow's module.
+        variables: the names of the workflow's globals, and of the variables that it shares with
+            functions inside and around it, the latter after a dot.
         secret: the names of the secrets that a call of the workflow gives.
 
     Attributes:
@@ -63,12 +63,10 @@ class Loadable:
     def __init__(
         self,
         main: str,
-        cells: frozenset[str] = frozenset(),
-        namespace: Mapping[str, Any] | None = None,
-        secret: frozenset[str] = frozenset(),
+        variables: Container[str] = (),
+        secret: Container[str] = (),
     ) -> None:
-        self.main, self.cells, self.secret = main, cells, secret
-        self.namespace = {} if namespace is None else namespace
+        self.main, self.variables, self.secret = main, variables, secret
         self.fails = ""
         self.unknown: list[str] = []
         self.reshaped: dict[str, None] = {}
@@ -180,6 +178,11 @@ class _StandIn(type):
     full: str
     target: Any
 
+    @property
+    def is_theirs(cls) -> bool:
+        """True for a class whose code is not Python's or ours."""
+        return isinstance(cls.target, type) and not _is_sure(cls.full)
+
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         made: Any = object.__new__(cls)  # type: ignore[arg-type]
         special = _SPECIAL.get(cls.full)
@@ -206,15 +209,10 @@ class _StandIn(type):
                     seen.fail(f"{full} is abstract now")
         elif not _is_sure(full):
             seen.depends(f"{full}(), which is called")
-        theirs = [
-            each if isinstance(each, _StandIn) else type(each)
-            for each in args
-            if isinstance(each, _StandIn) or isinstance(type(each), _StandIn)
-        ]
-        if full not in _TAKES_CLASSES:
-            for each in theirs:
-                if not _is_sure(each.full):
-                    seen.depends(f"{full}() of {each.full}")
+        for each in args if full not in _TAKES_CLASSES else ():
+            kind = each if isinstance(each, _StandIn) else type(each)
+            if isinstance(kind, _StandIn) and not _is_sure(kind.full):
+                seen.depends(f"{full}() of {kind.full}")
 
     def _check_shape(cls, names: frozenset[str]) -> None:
         if names != getattr(cls.target, "__dataclass_fields__", {}).keys():
@@ -223,7 +221,7 @@ class _StandIn(type):
     def refill(cls, made: Any, state: dict[str, Any]) -> None:
         """Note whether the attributes of an object of the call can be set to recorded ones."""
         made.__dict__["state"] = frozenset(state)
-        if isinstance(cls.target, type) and not _is_sure(cls.full):
+        if cls.is_theirs:
             _check_attributes(cls, state, cls.target.__dictoffset__ != 0)
             cls._check_shape(frozenset(state))
 
@@ -258,7 +256,7 @@ class Inert(metaclass=_StandIn):
         special = _SPECIAL.get(cls.full)
         if special is not None:
             special(seen, args, made)
-        elif isinstance(target, type) and not _is_sure(cls.full):
+        elif cls.is_theirs:
             new = inspect.getattr_static(target, "__new__")
             fields = getattr(target, "_fields", None)
             if fields is not None and issubclass(target, tuple):
@@ -277,14 +275,14 @@ class Inert(metaclass=_StandIn):
         cls: Any = type(self)
         names = frozenset(map(str, state)) if isinstance(state, dict) else frozenset[str]()
         self.__dict__["state"] = names
-        if isinstance(cls.target, type) and not _is_sure(cls.full):
+        if cls.is_theirs:
             _check_state(cls, state)
             cls._check_shape(names)
 
     def __hash__(self) -> int:
         cls: Any = type(self)
         target = cls.target
-        if isinstance(target, type) and not (_is_sure(cls.full) or issubclass(target, enum.Enum)):
+        if cls.is_theirs and not issubclass(target, enum.Enum):
             fields = getattr(target, "__dataclass_fields__", {})
             state = self.__dict__.get("state", frozenset())
             whole = bool(fields) and all(n in state or hasattr(target, n) for n in fields)
@@ -295,17 +293,12 @@ class Inert(metaclass=_StandIn):
     def __eq__(self, other: object) -> bool:
         return self is other
 
-    def append(self, item: Any) -> None:
-        """Take an item, as a list would."""
-        self._changed("append")
+    def append(self, *_: Any, by: str = "append") -> None:
+        """Take items, as a list or a set would."""
+        self._changed(by)
 
-    def extend(self, items: Any) -> None:
-        """Take items, as a list would."""
-        self._changed("extend")
-
-    def add(self, item: Any) -> None:
-        """Take an item, as a set would."""
-        self._changed("add")
+    extend = functools.partialmethod(append, by="extend")
+    add = functools.partialmethod(append, by="add")
 
     def __setitem__(self, key: Any, item: Any) -> None:
         hash(key)
@@ -313,10 +306,9 @@ class Inert(metaclass=_StandIn):
 
     def _changed(self, by: str) -> None:
         cls: Any = type(self)
-        target = cls.target
-        if not isinstance(target, type) or _is_sure(cls.full):
+        method = inspect.getattr_static(cls.target, by, None)
+        if not cls.is_theirs:
             return
-        method = inspect.getattr_static(target, by, None)
         if method is None:
             cls.seen.fail(f"{cls.full} has no {by} any more")
         elif _is_python(method):
@@ -367,15 +359,9 @@ def _attribute(seen: Loadable, args: tuple[Any, ...], made: Any) -> Any:
     return made
 
 
-def _cell(seen: Loadable, args: tuple[Any, ...], made: Any) -> Any:
-    if args[0] not in seen.cells:
-        seen.fail(f"no function inside the workflow shares {args[0].removeprefix('.')} any more")
-    return made
-
-
-def _global(seen: Loadable, args: tuple[Any, ...], made: Any) -> Any:
-    if args[0] not in seen.namespace:
-        seen.fail(f"the module has no {args[0]} any more")
+def _variable(seen: Loadable, args: tuple[Any, ...], made: Any) -> Any:
+    if args[0] not in seen.variables:
+        seen.fail(f"the workflow shares no variable {args[0].removeprefix('.')} any more")
     return made
 
 
@@ -392,8 +378,8 @@ def _deciding(text: str) -> Callable[[Loadable, tuple[Any, ...], Any], Any]:
 _SPECIAL: dict[str, Callable[[Loadable, tuple[Any, ...], Any], Any]] = {
     "stepwise._values.codec.from_module": _from_module,
     "builtins.getattr": _attribute,
-    "stepwise._checkpoints.variables._cell": _cell,
-    "stepwise._checkpoints.variables._global": _global,
+    "stepwise._checkpoints.variables._cell": _variable,
+    "stepwise._checkpoints.variables._global": _variable,
     "stepwise._checkpoints.variables._taken": _deciding("the call, which gives {0}"),
     "stepwise._checkpoints.variables._client": _deciding("the client {0}, which is made again"),
     "stepwise._checkpoints.resources._make": _deciding("the resource {0}, which is made again"),

@@ -107,6 +107,11 @@ class Forecast(NamedTuple):
     unknown: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def severity(self) -> int:
+        """2 if the run cannot go on, 1 if it has lost its place, else 0."""
+        return 2 if self.verdict == "refuses" else int(self.lost)
+
 
 def forecast(store: Store, seal: Seal, facts: RunFacts) -> Forecast:
     """Return what a start of this program would make of a run."""
@@ -228,9 +233,9 @@ class _Examined:
     def _loadable(self) -> Loadable:
         function = self.definition.function
         code = function.__code__
-        cells = frozenset((*code.co_cellvars, *(f".{name}" for name in code.co_freevars)))
-        secret = frozenset(self.definition.options.secret)
-        return Loadable(self.main, cells, function.__globals__, secret)
+        captured = (f".{name}" for name in code.co_freevars)
+        variables = {*code.co_cellvars, *captured, *function.__globals__}
+        return Loadable(self.main, variables, self.definition.options.secret)
 
     # -- completed -------------------------------------------------------------------------------
 
@@ -539,7 +544,7 @@ class Forecasts:
         execute: executes the code of a run, too; see :func:`replay`.
 
     Attributes:
-        exit_code: 2 if a run cannot go on, 1 if one has lost its place, else 0; so far.
+        exit_code: the highest severity so far.
         is_cut: True if unfinished runs were left out.
     """
 
@@ -560,8 +565,7 @@ class Forecasts:
             seal = seal_for(store)
             for facts in self._facts(store, seal):
                 found = self._replayed(store, seal, forecast(store, seal, facts))
-                refused = found.verdict == "refuses"
-                self.exit_code = max(self.exit_code, 2 if refused else int(found.lost))
+                self.exit_code = max(self.exit_code, found.severity)
                 yield found
 
     def _facts(self, store: Store, seal: Seal) -> Iterator[RunFacts]:

@@ -37,8 +37,6 @@ _KEPT = 2000  # groups that are told apart
 _IMPORT_FAILED = 2
 _SECONDS = 60  # for the replay of a run
 
-_ORDER = ("refuses", "lost", "replays", "begins", "resumes", "recalls", "elsewhere")
-
 
 @command(
     "Check and learn",
@@ -158,7 +156,7 @@ def _show(seen: Forecasts, *, each: bool) -> None:
     if not many:
         say("no unfinished runs")
         return
-    keys = sorted(many, key=lambda key: (_rank(first[key]), -many[key]))
+    keys = sorted(many, key=lambda key: (-first[key].severity, -many[key]))
     show_table(columns, (_row(first[key], many[key]) for key in keys[:_GROUPS]))
     if len(keys) > _GROUPS:
         note(f"and {count(len(keys) - _GROUPS, 'other line')}: --all, or --json")
@@ -169,10 +167,6 @@ def _key(found: Forecast) -> tuple[Any, ...]:
     notes = (*found.unknown, *found.notes)
     why = found.why.replace(facts.run_id, "RUN").replace(f"({facts.arguments})", "(...)")
     return facts.workflow, found.verdict, found.lost, found.at, (why, *notes)
-
-
-def _rank(found: Forecast) -> int:
-    return _ORDER.index("lost" if found.lost and found.verdict != "refuses" else found.verdict)
 
 
 def _row(found: Forecast, many: int = 1) -> list[Any]:

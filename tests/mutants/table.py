@@ -81,8 +81,8 @@ _RESUME = [
     _mutant(
         "a run that loses its place passes a preflight",
         "_workflows/preflight.py",
-        "2 if refused else int(found.lost)",
-        "2 if refused else 0",
+        'return 2 if self.verdict == "refuses" else int(self.lost)',
+        'return 2 if self.verdict == "refuses" else 0',
         "test_preflight.py::test_an_edit_above",
     ),
     _mutant(

@@ -443,8 +443,9 @@ def test_a_run_that_emits(folder):
     die(text=text)
     edit(("    three = think(3)", "    x = 0\n    three = think(3)"), text=text)
     before = contents(folder)
-    row, code = preflight()
-    assert (row["verdict"], row["unknown"], code) == ("resumes", [], 0)
+    for words in ((), ("--replay",)):
+        row, code = preflight(*words)
+        assert (row["verdict"], row["unknown"], code) == ("resumes", [], 0)
     assert contents(folder) == before
     assert what_is_said(row) == what_happened()
 
