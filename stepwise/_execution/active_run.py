@@ -1068,7 +1068,7 @@ class ActiveRun:
         if look is not None and look.holds(self.root.run_id):
             return look.hold(items)
         try:
-            if self.emissions is not None:
+            if self.emissions is not None and self.emissions.precede(items):
                 self.emissions.flush()
             numbers = self.journal.append(*items, durable=durable, head=head)
             self._summary.note(numbers, items)
@@ -1133,7 +1133,7 @@ class ActiveRun:
         if self.streams:
             self._leave_streams(error)
         if self.emissions is not None:
-            self.emissions.end()
+            self._end_emissions()
         retry, gone_on = self.unwinding.end(error)
         record = Ended(
             status,
@@ -1165,6 +1165,13 @@ class ActiveRun:
             self.frame_recorder.run_failed(self.journal, self.facts.end, error)
         self.write(*items, head=self.facts)
         self.tell(_ATTEMPT_ENDED[status], detail=record.preview)
+
+    def _end_emissions(self) -> None:
+        assert self.emissions is not None
+        try:
+            self.emissions.end()
+        except RunStopped as problem:
+            raise self.stop(problem) from problem.__cause__
 
     def _leave_streams(self, error: BaseException | None) -> None:
         """Record the streams that their readers had left before the run ended.

@@ -188,6 +188,11 @@ class StreamWriter(StreamLog):
         if any(op[0] == WITHDRAWN for op in ops):
             self.withdrew = number + 1
 
+    @property
+    def is_unsure(self) -> bool:
+        """True if a batch waits, since its write failed or was not tried yet."""
+        return self._unsure is not None
+
     def settle(self) -> None:
         """Write the prepared batch, if there is one."""
         if self._unsure is not None:
