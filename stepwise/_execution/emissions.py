@@ -12,8 +12,9 @@ So after any kill, edit or change of order, the stream is the order of the execu
 Where tasks or threads speak at once, a resumed run may have another order; it then withdraws and
 says again, which costs a reader a reset, and never an item.
 
-Items wait in memory for at most ``GROUP`` seconds, and are written before a record or a checkpoint
-that follows them.  A new process that finds a checkpoint ahead of the log leaves it out.
+Items wait in memory for at most ``GROUP`` seconds.  They are written before the outcome of the step
+that said them, and before a checkpoint.  A checkpoint ahead of the log, which only a power cut
+leaves, is left out on resume.
 
 Rejected: matching emissions by their number since the last call.  An edit that says one sentence
 more would keep all that follow under wrong offsets.

@@ -20,7 +20,7 @@ Rejected:
 - Records of the journal: a resume and a listing would read a stream of 100 MB.
 - Objects of the run, one for each batch, written with the outcome of a step in one transaction:
   each reader would need a request for each batch, and a store would search 100,000 names at each
-  resume.  Instead, a batch is written before the record that depends on it; an emission without
+  resume.  Instead, a batch is written before the outcome that depends on it; an emission without
   the outcome of its step is withdrawn on resume anyway.
 - Deleting withdrawn items: an offset would get a second meaning, which no reader could notice.
 """
