@@ -1122,7 +1122,7 @@ class ActiveRun:
         if self.streams:
             self._leave_streams(error)
         if self.emissions is not None:
-            self._end_emissions()
+            self.emissions.end()
         retry, gone_on = self.unwinding.end(error)
         record = records.Ended(
             status,
@@ -1156,13 +1156,6 @@ class ActiveRun:
             self.frame_recorder.run_failed(self.journal, self.facts.end, error)
         self.write(*items, head=self.facts)
         self.tell(_ATTEMPT_ENDED[status], detail=record.preview)
-
-    def _end_emissions(self) -> None:
-        assert self.emissions is not None
-        try:
-            self.emissions.end()
-        except RunStopped as problem:
-            raise self.stop(problem) from problem.__cause__
 
     def _leave_streams(self, error: BaseException | None) -> None:
         """Record the streams that their readers had left before the run ended.

@@ -408,11 +408,12 @@ class Emissions:
     def precede(self, items: Iterable[tuple[Record, Data]]) -> bool:
         """Return whether something waits that must be written before these records.
 
-        The outcome of a step keeps what the step has said.  What the workflow's own code has said
-        precedes the next checkpoint only: without it, that code is executed again.
+        The outcome of a step keeps what the step has said, and the end of the run everything.  What
+        the workflow's own code has said precedes the next checkpoint: without it, that code is
+        executed again.
         """
         calls = (getattr(record, "call", None) for record, _ in items)
-        return self._log.is_unsure or any(c is not None and c.number in self._spoke for c in calls)
+        return self._log.is_unsure or any(c is None or c.number in self._spoke for c in calls)
 
     def flush(self, *, durable: bool = True) -> None:
         """Write what waits.
@@ -478,15 +479,10 @@ class Emissions:
     # -- the end ---------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Withdraw what nothing has kept, since the run ends, and write all that waits.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
+        """Withdraw what nothing has kept, since the run ends."""
         with self._lock:
             for name, stream in self._streams.items():
                 self._withdraw_old(name, stream, set())
-        self.flush()
 
     def close(self, *, ended: bool) -> None:
         """Write what waits, wake the readers of a run that has ended, and release the lease."""
