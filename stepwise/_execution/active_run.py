@@ -1057,7 +1057,7 @@ class ActiveRun:
         if look is not None and look.holds(self.root.run_id):
             return look.hold(items)
         try:
-            if self.emissions is not None:
+            if self.emissions is not None and self.emissions.precede(items):
                 self.emissions.flush()
             numbers = self.journal.append(*items, durable=durable, head=head)
             self._summary.note(numbers, items)

@@ -1075,8 +1075,8 @@ _STREAMS = [
     _mutant(
         "a recorded step may lose what it said",
         "_execution/active_run.py",
-        "                self.emissions.flush()",
-        "                pass",
+        "self.emissions.flush()",
+        "pass",
         "test_stream_crashes.py::test_what_a_recorded_step_said_is_on_record",
     ),
     _mutant(
