@@ -295,7 +295,7 @@ NAMES = st.sampled_from(["a", "b", "LIMIT", "text"])
 EXPRESSIONS = st.recursive(
     st.integers(0, 9).map(str) | NAMES | st.sampled_from(["'x'", "None", "helper(1)", "f'{a!r}'"]),
     lambda inner: st.one_of(
-        st.tuples(inner, st.sampled_from(["+", "-", "<", "and", "is"]), inner).map(
+        st.tuples(inner, st.sampled_from(["+", "-", "<", "and", "=="]), inner).map(
             lambda each: f"({each[0]} {each[1]} {each[2]})"
         ),
         inner.map(lambda each: f"[each for each in [{each}]]"),
