@@ -195,6 +195,7 @@ TOLD = [
     ("score", "json.dumps", "json.loads", "body"),
     ("score", "scale=10", "scale=20", "signature"),
     ("score", "floor as whole", "ceil as whole", "body"),
+    ("score", "import SYSTEM, shorten", "import SYSTEM, unread as shorten", "body"),
     ("score", "LIMIT = 10", "LIMIT = 11", "LIMIT"),
     ("score", "deeper(text) + 1", "deeper(text) + 2", "helper"),
     ("score", "len(text) * 2", "len(text) * 3", "deeper"),
