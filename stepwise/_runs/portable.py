@@ -108,7 +108,7 @@ def to_data(replica: Replica, run: Run) -> dict[str, Any]:
     return {
         "stepwise": FORMAT,
         "run": {name: _without_credentials(getattr(facts, name)) for name in _FACTS},
-        "workflow": _place(facts),
+        "workflow": os.path.basename(facts.workflow),
         "arguments": arguments,
         "masked": sorted(set(writer.masked)),
         "pickles": writer.pickles,
@@ -116,10 +116,6 @@ def to_data(replica: Replica, run: Run) -> dict[str, Any]:
         "records": records,
         "variables": moments,
     }
-
-
-def _place(facts: RunFacts) -> str:
-    return os.path.basename(facts.workflow)
 
 
 def _record(writer: _RunFile, entry: Entry) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import datetime as dt
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
@@ -81,10 +81,6 @@ class RerunDifference:
     now: str | None
     text: str
     name: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the attributes as plain data, for JSON."""
-        return asdict(self)
 
     def __str__(self) -> str:
         return self.text

@@ -82,7 +82,7 @@ class Rerun:
             "same": self.same,
             "end": self.end,
             "start": self.start,
-            "difference": self.difference.to_dict() if self.difference is not None else None,
+            "difference": asdict(self.difference) if self.difference is not None else None,
             "calls": [asdict(each) for each in self.calls],
             "changed_steps": [*self.changed_steps],
             "error": error_text(self.error) if self.error is not None else None,
