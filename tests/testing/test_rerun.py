@@ -730,6 +730,17 @@ def test_many_runs_from_the_terminal(tmp_path):
     assert found[1]["difference"]["path"] == "result"
 
 
+def test_a_module_that_was_started(tmp_path):
+    """Runs of ``python -m`` have definitions of ``__main__`` in their records, and are rerun."""
+    (tmp_path / "jobs.py").write_text(SCRIPT)
+    subprocess.run([sys.executable, "-m", "jobs"], check=True, timeout=60, cwd=tmp_path)
+    done = stepwise_command("rerun", "-n", "9", cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == "3 runs: 3 same"
+    export(stepwise.runs()[0], tmp_path / "test_it.py")
+    done = pytest_in(tmp_path, tmp_path)
+    assert done.returncode == 0, done.stdout
+
+
 def test_a_program_that_does_not_import(tmp_path):
     """A run whose program cannot be imported, or begins runs then, is said to be impossible."""
     script = tmp_path / "notes.py"
