@@ -162,7 +162,7 @@ def rerun(
         if isinstance(given, str):
             raise ConfigurationError(f"{option}={given!r}: give a tuple, {option}=({given!r},)")
     replica = _replica(run, store)
-    if at is not None and replica.arguments is not None:
+    if at is not None and replica.moments and not replica.checkpoints:
         raise ConfigurationError(
             f"at={at!r}: a file holds no checkpoints, so that its run is rerun from the top"
         )
