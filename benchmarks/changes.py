@@ -1,7 +1,7 @@
 """What preflight says of real changes, against what then happens.
 
     python benchmarks/changes.py --prepare CHANGES.json REPOSITORY...
-    python benchmarks/changes.py CHANGES.json [--limit N] [--from N] [--json FILE]
+    python benchmarks/changes.py CHANGES.json [--limit N] [--most N] [--part K/N] [--json FILE]
 
 A *change* is a function of a public Python project before and after one of its commits.
 ``--prepare`` takes changes from local copies of the repositories in ``_CORPUS``, at the commits
@@ -57,7 +57,6 @@ _CORPUS = {
 }
 _EACH = 60  # changes of one repository, at most
 _CALLS = range(2, 25)  # calls that the old text makes
-_MOST = 8  # calls of one change in which it is killed
 _SECONDS = 10  # for one process
 _MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
@@ -259,7 +258,7 @@ def _program(text: str) -> str:
 def _harmless() -> set[str]:
     names: dict[str, Any] = {}
     text = _STUBS[_STUBS.index("HARMLESS =") : _STUBS.index("@step")]
-    exec(compile(text, "stubs", "exec"), {"builtins": builtins}, names)
+    exec(compile(text, "stubs", "exec"), {"builtins": builtins}, names)  # ours
     return names["HARMLESS"]
 
 
@@ -390,8 +389,8 @@ class _Lab:
         }  # fmt: skip
 
 
-def _tried(change: dict[str, str]) -> list[dict[str, Any]]:
-    """Return the trials of a change: one for each call of the old text, or for some of many."""
+def _tried(change: dict[str, str], most: int) -> list[dict[str, Any]]:
+    """Return the trials of a change: one for each call of the old text, or for ``most`` of them."""
     with tempfile.TemporaryDirectory(dir=_MEMORY) as name:
         try:
             lab = _Lab(change, pathlib.Path(name))
@@ -400,7 +399,7 @@ def _tried(change: dict[str, str]) -> list[dict[str, Any]]:
         calls = lab.undisturbed("old")
         if calls not in _CALLS or not lab.undisturbed("new"):
             return []
-        numbers = sorted({1 + n * (calls - 1) // (_MOST - 1) for n in range(_MOST)})
+        numbers = sorted({1 + n * (calls - 1) // (most - 1) for n in range(most)})
         return [each for each in map(lab.trial, numbers) if each is not None]
 
 
@@ -427,6 +426,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--prepare", action="store_true", help="write FILE from REPOSITORIES")
     parser.add_argument("--limit", type=int, default=300, help="changes to try")
+    parser.add_argument("--most", type=int, default=25, help="calls in which each is killed")
     parser.add_argument("--part", default="1/1", help="K/N: every N-th change, from the K-th")
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("file", type=pathlib.Path)
@@ -439,18 +439,18 @@ def main() -> None:
     tally, changes = Counter[str](), 0
     number, parts = map(int, options.part.split("/"))
     for change in json.loads(options.file.read_text("utf-8"))[number - 1 :: parts]:
-        trials = _tried(change)
+        trials = _tried(change, options.most)
         if not trials:
             continue
         changes += 1
         for each in trials:
             _count(tally, change, each)
+        figures = {"changes": changes, **dict(sorted(tally.items()))}
+        if options.json:
+            options.json.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
         if changes == options.limit:
             break
-    figures = {"changes": changes, **dict(sorted(tally.items()))}
     print(json.dumps(figures, indent=1))
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
     sys.exit(any("wrong" in key or "fault" in key for key in tally))
 
 

@@ -366,8 +366,8 @@ _COSMETIC = (
     Edit("", "import clean, grade, shout", "import grade, shout, clean"),
     Edit(
         "",
-        "from texts import LIMITS, SYSTEM, WEIGHTS, Tone\nimport texts\n",
-        "import texts\nfrom texts import LIMITS, SYSTEM, WEIGHTS, Tone\n",
+        "import texts\nfrom helpers import clean, grade, shout\n",
+        "from helpers import clean, grade, shout\nimport texts\n",
     ),
     Edit("", "import math\n", "import math\nimport string\n"),
     Edit("", 'TABLE = {"low": 1, "high": 10}', 'TABLE = {"low": 1, "high": 20}'),

@@ -39,11 +39,12 @@ from stepwise._execution.viewer import look_into, view, view_inputs
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Call, Entry
 from stepwise._matching.pool import differences as parts_differing
-from stepwise._runs.history import without_hidden
 from stepwise._runs.paths import Difference as ValueDifference
 from stepwise._runs.paths import differences
 from stepwise._runs.replica import Replica, Variables
+from stepwise._runs.why import without_hidden
 from stepwise._runtime import asyncio_state
+from stepwise._runtime.facts import PlainFacts
 from stepwise._runtime.messages import count
 from stepwise._values.preview import NotShown, error_text
 from stepwise._workflows.execute import Invocation
@@ -58,7 +59,7 @@ What = Literal["call", "argument", "variable", "result"]
 
 
 @dataclass(frozen=True)
-class RerunDifference:
+class RerunDifference(PlainFacts):
     """The first difference between a recorded run and its rerun.
 
     Args:
