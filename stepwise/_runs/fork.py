@@ -82,6 +82,35 @@ def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | No
 # -- the point at which it resumes ---------------------------------------------------------------
 
 
+def whole_records(
+    store: Store, seal: Seal, facts: records.RunFacts, what: str
+) -> list[records.Entry]:
+    """Return the records of a run.
+
+    Args:
+        what: is to be done with the run, as a participle.
+
+    Raises:
+        CorruptStoreError: some cannot be read, and nobody has given them up.
+    """
+    entries, lost = list[records.Entry](), set[int]()
+    for entry, at in read(store, seal, facts.run_id, Position(facts.pruned, None)):
+        if isinstance(entry, Lost):
+            lost.add(at.last)
+        else:
+            entries.append(entry)
+    lost -= projection.given_up(entries)
+    if lost or not entries:
+        why = f"{len(lost)} of its records cannot be read" if lost else "its records are gone"
+        raise errors.CorruptStoreError(
+            f"run {facts.run_id!r} cannot be {what}: {why}. "
+            f"Repair what can be repaired, and try again: "
+            f"stepwise verify {shell_word(facts.run_id)} --repair",
+            run_id=facts.run_id,
+        )
+    return entries
+
+
 class ForkedRun:
     """The source of a fork.
 
@@ -93,22 +122,7 @@ class ForkedRun:
     def __init__(self, store: Store, seal: Seal, run_id: str) -> None:
         facts = known_facts(store, seal, run_id)
         self.store, self.seal, self.facts = store, seal, facts
-        self.entries: list[records.Entry] = []
-        lost: set[int] = set()
-        for entry, at in read(store, seal, run_id, Position(facts.pruned, None)):
-            if isinstance(entry, Lost):
-                lost.add(at.last)
-            else:
-                self.entries.append(entry)
-        lost -= projection.given_up(self.entries)
-        if lost or not self.entries:
-            what = f"{len(lost)} of its records cannot be read" if lost else "its records are gone"
-            raise errors.CorruptStoreError(
-                f"run {run_id!r} cannot be forked: {what}. "
-                f"Repair what can be repaired, and try again: "
-                f"stepwise verify {shell_word(run_id)} --repair",
-                run_id=run_id,
-            )
+        self.entries = whole_records(store, seal, facts, "forked")
         self.calls = {each.step: each for each in self.entries if each.step}
 
     def number_of(self, step: int | str) -> int:

@@ -102,13 +102,15 @@ def to_data(replica: Replica, run: Run) -> dict[str, Any]:
             f"run {facts.run_id!r} cannot be a test: its first records were pruned "
             "(prune_journal=True), and a test begins at the top"
         )
-    records = [_record(writer, entry) for entry in replica.entries]
     arguments = _arguments(writer, run)
+    first, *others = replica.entries
+    records = [_beginning(writer, first, apart=arguments is not None)]
+    records += [_record(writer, entry) for entry in others]
     moments = [*_moments(writer, replica)]
     return {
         "stepwise": FORMAT,
         "run": {name: _without_credentials(getattr(facts, name)) for name in _FACTS},
-        "workflow": _place(facts),
+        "workflow": os.path.basename(facts.workflow),
         "arguments": arguments,
         "masked": sorted(set(writer.masked)),
         "pickles": writer.pickles,
@@ -118,21 +120,29 @@ def to_data(replica: Replica, run: Run) -> dict[str, Any]:
     }
 
 
-def _place(facts: RunFacts) -> str:
-    return os.path.basename(facts.workflow)
+def _beginning(writer: _RunFile, entry: Entry, *, apart: bool) -> dict[str, Any]:
+    """Return the first record, with the arguments unless they stand apart."""
+    record: Any = entry.record
+    payload = b"" if apart else bytes(entry.payload)
+    if record.form == JSON:
+        about = json.loads(payload)
+        for name in [each for each in about["values"] if is_secret_name(each)]:
+            writer.masked.append(f"the argument {name}")
+            about["missing"][name] = "it is masked in the file"
+            del about["values"][name]
+        payload = json.dumps(about).encode()
+    record = record._replace(
+        workflow=os.path.basename(record.workflow), form=None if apart else record.form
+    )
+    return _record(writer, Entry(entry.number, record, payload), "the arguments")
 
 
-def _record(writer: _RunFile, entry: Entry) -> dict[str, Any]:
+def _record(writer: _RunFile, entry: Entry, what: str = "the result") -> dict[str, Any]:
     record, payload = entry.record, bytes(entry.payload)
     form = getattr(record, "form", None)
     fields = {name: each for name, each in to_fields(record).items() if name not in _DROPPED}
-    if "workflow" in fields:
-        fields["workflow"] = os.path.basename(fields["workflow"])
-        if form != JSON:
-            payload, form = b"", None  # the arguments stand apart
-            fields.pop("form", None)
     call, outcome = entry.call, entry.outcome
-    where = f"step {call.number} {call.name}" if call is not None else "the result"
+    where = f"step {call.number} {call.name}" if call is not None else what
     failed = getattr(record, "status", "completed") in ("failed", "cancelled")
     if failed and payload and form != JSON:
         error = view(entry).error
@@ -157,12 +167,18 @@ def _without_credentials(value: Any) -> Any:
     return value
 
 
-def _arguments(writer: _RunFile, run: Run) -> dict[str, Any]:
+def _arguments(writer: _RunFile, run: Run) -> dict[str, Any] | None:
+    """Return the arguments; ``None`` if the first record has to hold them.
+
+    Those of a user's class cannot be loaded here, where the program is not.
+    """
     facts = run._facts()
+    if facts.codec:
+        return None  # they are data
     try:
         inputs = load_inputs(run.store, run._seal, facts)
-    except UnreadableValueError as error:
-        return {"values": {}, "method": "", "missing": {"?": str(error)}}
+    except UnreadableValueError:
+        return None
     values, missing = dict[str, Any](), dict(inputs.missing)
     for name, value in inputs.values.items():
         if is_secret_name(name):
@@ -291,7 +307,7 @@ def _replica(data: Mapping[str, Any]) -> Replica:
             Variables(each["step"], each["position"], each["values"].copy)
             for each in data["variables"]
         ),
-        arguments=arguments,
+        arguments=arguments if given is not None else None,
         masked=tuple(data["masked"]),
         versions=tuple(RecordedVersion(*each) for each in data["versions"]),
     )

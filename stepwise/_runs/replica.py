@@ -16,25 +16,22 @@ from stepwise._execution.outcomes import RunInputs, record_inputs
 from stepwise._execution.viewer import look_into
 from stepwise._journal.journal import (
     INPUTS,
-    Lost,
     Position,
     owned_journal,
-    read,
     read_end,
     seal_for,
 )
-from stepwise._journal.projection import as_made, given_up
+from stepwise._journal.projection import as_made
 from stepwise._journal.records import Entry, RunFacts, with_form
 from stepwise._journal.seal import DamagedError, Seal, named
 from stepwise._journal.versions import RecordedVersion, recorded_versions
+from stepwise._runs.fork import whole_records
 from stepwise._runs.run import Run
 from stepwise._runs.steps import known_facts
 from stepwise._runs.why import without_hidden
 from stepwise._runtime.facts import NamedTuple
-from stepwise._runtime.messages import shell_word
 from stepwise._values.codec import Codec
 from stepwise._values.unpickling import Data
-from stepwise.errors import CorruptStoreError
 from stepwise.stores import Store
 from stepwise.stores.memory import MemoryStore
 
@@ -87,18 +84,7 @@ def taken_from(store: Store, seal: Seal, run_id: str) -> Replica:
         CorruptStoreError: records of the run cannot be read.
     """
     facts = known_facts(store, seal, run_id)
-    entries, lost = list[Entry](), set[int]()
-    for entry, at in read(store, seal, run_id, Position(facts.pruned, None)):
-        if isinstance(entry, Lost):
-            lost.add(at.last)
-        else:
-            entries.append(entry)
-    if lost - given_up(entries) or not entries:
-        raise CorruptStoreError(
-            f"run {run_id!r} cannot be executed again: records of it cannot be read. Repair what "
-            f"can be repaired, and try again: stepwise verify {shell_word(run_id)} --repair",
-            run_id=run_id,
-        )
+    entries = whole_records(store, seal, facts, "executed again")
     vault = Vault(store, seal, run_id)
     found = (load_checkpoint(vault, name) for name in store.names(run_id, PREFIX))
     checkpoints = tuple(each for each in found if each is not None)

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from types import ModuleType
 from typing import Any, Literal
 
 from stepwise._calls.edits import edited_among
@@ -17,7 +18,6 @@ from stepwise._checkpoints.checkpoints import State
 from stepwise._execution.active_run import current_scope, debugged
 from stepwise._execution.process_memory import known_workflow, known_workflows
 from stepwise._identity.clients import placeholder_keys
-from stepwise._journal.journal import place_of_run
 from stepwise._rewrite import following_line
 from stepwise._runs.portable import from_data
 from stepwise._runs.replica import Replica, in_memory, taken_from
@@ -82,7 +82,7 @@ class Rerun:
             "same": self.same,
             "end": self.end,
             "start": self.start,
-            "difference": self.difference.to_dict() if self.difference is not None else None,
+            "difference": asdict(self.difference) if self.difference is not None else None,
             "calls": [asdict(each) for each in self.calls],
             "changed_steps": [*self.changed_steps],
             "error": error_text(self.error) if self.error is not None else None,
@@ -162,7 +162,7 @@ def rerun(
         if isinstance(given, str):
             raise ConfigurationError(f"{option}={given!r}: give a tuple, {option}=({given!r},)")
     replica = _replica(run, store)
-    if at is not None and replica.arguments is not None:
+    if at is not None and replica.moments and not replica.checkpoints:
         raise ConfigurationError(
             f"at={at!r}: a file holds no checkpoints, so that its run is rerun from the top"
         )
@@ -286,6 +286,22 @@ def replayed(
     )
 
 
+def _main_with(module: ModuleType, main: ModuleType) -> ModuleType:
+    """Return a ``__main__`` that also has the names of a module: the program of the run had them.
+
+    Its records name what it defined so, if it was started as a script or by ``python -m``.
+    """
+    if module is main:
+        return main
+    both = ModuleType("__main__")
+
+    def found(name: str) -> Any:
+        return getattr(module if hasattr(module, name) else main, name)
+
+    both.__getattr__ = found  # type: ignore[method-assign]
+    return both
+
+
 def _changed_steps(look: Comparing) -> Iterator[str]:
     """Yield the steps that were edited since they recorded a result that was used."""
     used = {each.step for each in look.calls if each.how == "recorded"}
@@ -309,8 +325,7 @@ def _execute(look: Comparing, workflow: Definition, inputs: Mapping[str, Any]) -
         except BaseException as error:  # raised in the caller's thread
             ended.append(error)
 
-    if place_of_run(replica.facts).endswith(".py"):  # its records name what the script defines
-        sys.modules["__main__"] = sys.modules[workflow.function.__module__]
+    sys.modules["__main__"] = _main_with(sys.modules[workflow.function.__module__], main)
     try:
         if asyncio_state.loop_runs():  # of a test; the workflow has its own
             thread = threading.Thread(target=execute, name="stepwise rerun")

@@ -148,4 +148,6 @@ def _rows(results: Iterable[dict[str, Any]]) -> Iterator[list[Any] | Below]:
         calls = str(len(each["calls"])) if "calls" in each else ""
         yield [each["id"], each["workflow"], Word(each["verdict"]), calls]
         why = (each.get("difference") or {}).get("text") or each.get("problem", "")
-        yield from map(Below, textwrap.wrap(why, width - _INDENT) if width is not None else [why])
+        if why:
+            lines = textwrap.wrap(why, width - _INDENT) if width is not None else [why]
+            yield from map(Below, lines)

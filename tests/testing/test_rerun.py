@@ -712,6 +712,57 @@ def stepwise_command(*words, cwd):
     )
 
 
+METHODS = """
+import dataclasses, sys
+from stepwise import step, workflow
+
+
+@dataclasses.dataclass
+class Order:
+    n: int
+
+
+@step
+def one(order: Order) -> int:
+    return order.n
+
+
+class Agent:
+    def __init__(self, factor: int):
+        self.factor = factor
+
+    @workflow
+    def run(self, order: Order) -> int:
+        return one(order) * self.factor
+
+
+@workflow(codec="json")
+def plain(n: int, api_key: str) -> int:
+    return n + 1
+
+
+if __name__ == "__main__":
+    Agent(3).run(Order(2))
+    plain(4, "some key")
+"""
+
+
+def test_arguments_that_the_command_cannot_load(tmp_path):
+    """The command exports runs with arguments of classes, or as data, without the program."""
+    (tmp_path / "orders.py").write_text(METHODS)
+    subprocess.run([sys.executable, "-m", "orders"], check=True, timeout=60, cwd=tmp_path)
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    for name in ("Agent.run", "plain"):
+        words = ("export", name, "--format", "test", "-o", f"test_{name[:5]}.py")
+        assert stepwise_command(*words, cwd=folder).returncode == 0
+    test = folder / "test_plain.py"
+    given = test.read_text().replace('plain")', 'plain", inputs={"api_key": "x"})')
+    test.write_text(given)
+    done = pytest_in(folder, tmp_path)
+    assert "2 passed" in done.stdout, done.stdout
+
+
 def test_many_runs_from_the_terminal(tmp_path):
     """The command reruns many runs of a script, counts them, and fails if one differs."""
     script = tmp_path / "notes.py"
@@ -728,6 +779,17 @@ def test_many_runs_from_the_terminal(tmp_path):
     found = json.loads(done.stdout)
     assert [each["verdict"] for each in found] == ["same", "differs"]
     assert found[1]["difference"]["path"] == "result"
+
+
+def test_a_module_that_was_started(tmp_path):
+    """Runs of ``python -m`` have definitions of ``__main__`` in their records, and are rerun."""
+    (tmp_path / "jobs.py").write_text(SCRIPT)
+    subprocess.run([sys.executable, "-m", "jobs"], check=True, timeout=60, cwd=tmp_path)
+    done = stepwise_command("rerun", "-n", "9", cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == "3 runs: 3 same"
+    export(stepwise.runs()[0], tmp_path / "test_it.py")
+    done = pytest_in(tmp_path, tmp_path)
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_program_that_does_not_import(tmp_path):
