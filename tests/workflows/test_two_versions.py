@@ -299,6 +299,17 @@ def test_a_side_effect_whose_result_old_code_does_not_know(versions):
     assert Counter(both.lines()) == Counter(["new read", "new mail", "new think", "new write"])
 
 
+def test_a_renamed_tool(versions):
+    """A tool that only one version knows by its name is asked for there; the other goes on."""
+    both = versions(("send(", "post("))
+    new = both.folder / "new" / "jobs.py"
+    new.write_text(new.read_text("utf-8").replace("def send(", "def post("), "utf-8")
+    both.run("old", "think")
+    done = python("-c", "import jobs; jobs.job('a')", cwd=both.folder / "new")
+    assert "post is called and is not recorded. In its place send is recorded" in done.stderr
+    assert both.run("old") == ["old", "read", "mail", "think", "write"]
+
+
 # -- messages, child runs --------------------------------------------------------------------------
 
 
