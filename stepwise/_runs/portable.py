@@ -143,7 +143,7 @@ def _record(writer: _RunFile, entry: Entry) -> dict[str, Any]:
     held = writer.pickle if opaque else writer.value
     content = held(bytes(payload), form, where)
     shown = _without_credentials(fields)
-    return {"number": entry.number, **shown, **({"content": content} if content else {})}
+    return {"entry": entry.number, **shown, **({"content": content} if content else {})}
 
 
 def _without_credentials(value: Any) -> Any:
@@ -299,7 +299,7 @@ def _replica(data: Mapping[str, Any]) -> Replica:
 
 def _entry(fields: Mapping[str, Any]) -> Entry:
     given = {**fields}
-    number, content = given.pop("number"), given.pop("content", {})
+    number, content = given.pop("entry"), given.pop("content", {})
     record, payload = from_fields(given), b""
     if "value" in content:
         encoded = encode(content["value"])

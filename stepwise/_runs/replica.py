@@ -27,9 +27,9 @@ from stepwise._journal.projection import as_made, given_up
 from stepwise._journal.records import Entry, RunFacts, with_form
 from stepwise._journal.seal import DamagedError, Seal, named
 from stepwise._journal.versions import RecordedVersion, recorded_versions
-from stepwise._runs.history import without_hidden
 from stepwise._runs.run import Run
 from stepwise._runs.steps import known_facts
+from stepwise._runs.why import without_hidden
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import shell_word
 from stepwise._values.codec import Codec

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -35,6 +36,7 @@ from stepwise.errors import ConfigurationError, CorruptStoreError
 _PAUSE = 0.05  # seconds between two looks
 _LOOK_ANYWAY = 1.0  # seconds after which a reader looks although nothing has rung
 _SOME = 256  # items that an event loop gets at once
+_LARGE = 1 << 20  # bytes, beyond which it gets no more at once
 
 
 @public
@@ -74,6 +76,7 @@ class RunStream:
     ) -> None:
         check_stream(name)
         self._log, self._facts, self._name, self._follow = log, facts, name, follow
+        self._size = 0  # bytes of the items that were read lately
         self._resets: list[tuple[int, int]] = []  # the offset of each, and the first it withdraws
         self._stamp: object = None
         self._found: tuple[int, dict[int, tuple[Any, bytes]]] = 0, {}
@@ -97,22 +100,31 @@ class RunStream:
                 return
             else:
                 until = time.monotonic() + _LOOK_ANYWAY
+                time.sleep(0 if self._stamp else _PAUSE)
                 while not self._may_have_grown() and time.monotonic() < until:
                     time.sleep(_PAUSE)
 
     async def __aiter__(self) -> AsyncIterator[StreamItem]:
         """Yield the items, and await those to come; the store is read in another thread."""
+        async with aclosing(self.groups()) as groups:
+            async for group in groups:
+                for event in group:
+                    yield event
+
+    async def groups(self) -> AsyncGenerator[list[StreamItem], None]:
+        """Yield lists of items that are there together, and await those to come."""
         import asyncio  # on use: a synchronous program does not load it
 
         loop = asyncio.get_running_loop()
         while True:
             found, is_over = await loop.run_in_executor(None, self._some)
-            for event in found:
-                if event is not None:
-                    yield event
+            items = [event for event in found if event is not None]
+            if items:
+                yield items
             if is_over or (not self._follow and None in found):
                 return
             until = time.monotonic() + _LOOK_ANYWAY * (None in found)
+            await asyncio.sleep(0 if self._stamp or None not in found else _PAUSE)
             # Another process writes, so no event of this one tells it.
             while not self._may_have_grown() and time.monotonic() < until:  # noqa: ASYNC110
                 await asyncio.sleep(_PAUSE)
@@ -120,9 +132,10 @@ class RunStream:
     def _some(self) -> tuple[list[StreamItem | None], bool]:
         """Return the next events, up to ``None`` for nothing more now; and whether all are over."""
         found: list[StreamItem | None] = []
+        self._size = 0
         for event in self._events:
             found.append(event)
-            if event is None or len(found) == _SOME:
+            if event is None or len(found) == _SOME or self._size > _LARGE:
                 return found, False
         return found, True
 
@@ -171,6 +184,7 @@ class RunStream:
                 for offset, (form, data) in said:
                     if offset >= self._next:
                         self._last, self._next = offset, offset + 1
+                        self._size += len(data)
                         yield StreamItem(offset, "item", self.load(form, data))
                         yield from self._jumped()
             self._read, self._link = number, batch.link

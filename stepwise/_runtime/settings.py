@@ -166,8 +166,7 @@ def configure(
         _settings.store = _checked_store(store)
     recorded = {"record_arguments": record_arguments, "record_locals": record_locals}
     _switch({"quiet": quiet, "encrypt": encrypt, **recorded})
-    if suspend_after is not _UNSET:
-        _settings.suspend_after = _seconds_or_never(suspend_after)
+    _settings.suspend_after = _seconds_or_never(suspend_after)
     _settings.stream_limit = _chosen_limit(stream_limit)
     if trust is not None:
         _settings.trust = _checked_trust(trust, f"configure(trust={trust!r})")
@@ -349,7 +348,9 @@ def record_locals() -> bool:
     return _flag("STEPWISE_RECORD_LOCALS") if chosen is None else chosen
 
 
-def _seconds_or_never(suspend_after: float | None) -> float | None:
+def _seconds_or_never(suspend_after: Any) -> Any:
+    if suspend_after is _UNSET:
+        return _settings.suspend_after
     if suspend_after is None:
         return None
     return _seconds(suspend_after, f"configure(suspend_after={suspend_after!r})", "None")

@@ -221,6 +221,8 @@ class _Examined:
         unknown = tuple(dict.fromkeys(self.unknown))
         if self.stops and verdict != "refuses":
             verdict, facts["why"] = "refuses", self.stops
+            if self.facts.code != self.definition.code:
+                unknown = (*unknown, "its new code, which may not make that call any more")
         return Forecast(self.facts, verdict, unknown=unknown, notes=tuple(self.notes), **facts)
 
     def _loadable(self) -> Loadable:

@@ -14,7 +14,7 @@ import datetime as dt
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
@@ -39,11 +39,12 @@ from stepwise._execution.viewer import look_into, view, view_inputs
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Call, Entry
 from stepwise._matching.pool import differences as parts_differing
-from stepwise._runs.history import without_hidden
 from stepwise._runs.paths import Difference as ValueDifference
 from stepwise._runs.paths import differences
 from stepwise._runs.replica import Replica, Variables
+from stepwise._runs.why import without_hidden
 from stepwise._runtime import asyncio_state
+from stepwise._runtime.facts import PlainFacts
 from stepwise._runtime.messages import count
 from stepwise._values.preview import NotShown, error_text
 from stepwise._workflows.execute import Invocation
@@ -58,7 +59,7 @@ What = Literal["call", "argument", "variable", "result"]
 
 
 @dataclass(frozen=True)
-class RerunDifference:
+class RerunDifference(PlainFacts):
     """The first difference between a recorded run and its rerun.
 
     Args:
@@ -81,10 +82,6 @@ class RerunDifference:
     now: str | None
     text: str
     name: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the attributes as plain data, for JSON."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def __str__(self) -> str:
         return self.text
@@ -192,7 +189,8 @@ class Comparing(Replay):
             self.calls.append(RerunCall(call.name, call.arguments, how))
             if answer is None:
                 return Result()
-            given = Attempt(answer, made.args, made.kwargs, None, f"the answer of {call.name}")
+            here: Any = made if made.performer.kind else made.performer  # a child run's call
+            given = Attempt(answer, here.args, here.kwargs, None, f"the answer of {call.name}")
             raise AnsweredInstead((yield given))
         if recorded is not None:
             self.problem = ConfigurationError(
@@ -253,21 +251,15 @@ class Comparing(Replay):
     def _another(
         self, call: Call, expected: RecordedCall | None, recorded: RecordedCall | None
     ) -> RerunDifference:
-        now = f"{call.name}({call.arguments})"
+        now, at = _text(call), _at(call.site)
+        if expected is None:
+            text = f"the code calls {now}{at}, but the run had made its last call"
+            return RerunDifference("call", 0, call.site, "", None, now, text, call.name)
+        later = ", which the run never made"
         if recorded is not None:
             later = f", which the run made later, as step {recorded.call.number}"
-        else:
-            later = ", which the run never made"
-        if expected is None:
-            text = f"the code calls {now}{_at(call.site)}, but the run had made its last call"
-            return RerunDifference("call", 0, call.site, "", None, now, text, call.name)
-        other = expected.call
-        before = f"{other.name}({other.arguments})"
-        text = (
-            f"the run called {before} here (step {other.number}{_at(other.site)}); the code calls "
-            f"{now}{_at(call.site)}{later}"
-        )
-        return RerunDifference("call", other.number, call.site, "", before, now, text, call.name)
+        found = _not_made(expected.call, "call", f"calls {now}{at}{later}")
+        return replace(found, where=call.site, now=now, name=call.name)
 
     def _arguments(self, made: Performance, call: Call, recorded: RecordedCall) -> RerunDifference:
         other, active = recorded.call, made.scope.run
@@ -314,19 +306,12 @@ class Comparing(Replay):
         if self.unsure is not None:
             return self._stop(active, self.unsure)
         nothing = Call(0, "", "", "", 0)
-        left = next(self._left(active, nothing), None) if error is None or end else None
-        if left is not None:
-            other = left.call
-            before = f"{other.name}({other.arguments})"
-            what: What = "call" if error is None else "result"
-            now = "returns" if error is None else f"raises {_of_error(error)}"
-            text = (
-                f"the run called {before} here (step {other.number}{_at(other.site)}); the code "
-                f"{now}"
-            )
-            return self._stop(
-                active, RerunDifference(what, other.number, other.site, "", before, now, text)
-            )
+        cancelled = error is not None and self.replica.facts.status == "cancelled"
+        left = None if cancelled else next(self._left(active, nothing), None)
+        if left is not None and error is None:
+            return self._stop(active, _not_made(left.call, "call", "returns"))
+        if left is not None and error is not None:
+            return self._stop(active, _not_made(left.call, "result", f"raises {_of_error(error)}"))
         return self._stop(active, self._end(active, end) if end is not None else None)
 
     def _end(self, active: ActiveRun, end: Entry) -> RerunDifference | None:
@@ -366,6 +351,16 @@ def _argument(arguments: str, name: str, names: Collection[str]) -> str:
         rf"(?:^|, ){re.escape(name)}=(.*?)(?:$|, (?:{others})=)", arguments, re.DOTALL
     )
     return found[1] if name in names and found else f"({arguments})"
+
+
+def _text(call: Call) -> str:
+    return f"{call.name}({call.arguments})"
+
+
+def _not_made(call: Call, what: What, now: str) -> RerunDifference:
+    """Return the difference of a recorded call that the code does not make in its place."""
+    text = f"the run called {_text(call)} here (step {call.number}{_at(call.site)}); the code {now}"
+    return RerunDifference(what, call.number, call.site, "", _text(call), now, text)
 
 
 def _ended(error: BaseException | None) -> str:

@@ -99,7 +99,7 @@ class Rerun:
             ends = {"record": "up to the end of its record", "raised": "and the same exception"}
             same = f"{what}: {made} as recorded, {ends.get(self.end, 'and the same result')}"
             return f"{same}{'; ' if self.changed_steps else ''}{self._edited}"
-        lines = [str(self.difference), f"  {what}: before that, {made} as recorded"]
+        lines = [str(self.difference), f"  {what}, and differs after {made}"]
         if self.masked:
             lines.append(f"  masked in the file: {', '.join(self.masked)}")
         if self.changed_steps:
@@ -162,10 +162,9 @@ def rerun(
         if isinstance(given, str):
             raise ConfigurationError(f"{option}={given!r}: give a tuple, {option}=({given!r},)")
     replica = _replica(run, store)
-    if at is not None and not replica.checkpoints:
+    if at is not None and replica.arguments is not None:
         raise ConfigurationError(
-            f"run {replica.facts.run_id!r} has no checkpoint here, so that it is rerun from the "
-            "top: leave out at=. A file for tests holds none; the run in its store may"
+            f"at={at!r}: a file holds no checkpoints, so that its run is rerun from the top"
         )
     with placeholder_keys():
         return replayed(
@@ -365,7 +364,7 @@ def _at_line(replica: Replica, workflow: Definition, states: list[State], at: st
     node, name = workflow.source.node(), file_name(workflow.source.filename)
     line = int(text) if text.isdecimal() else 0
     inside = node is not None and node.lineno <= line <= (node.end_lineno or 0)
-    if not inside or file not in ("", name):
+    if not inside or os.path.basename(file) not in ("", name):
         where = f"{name}:{node.lineno} to {name}:{node.end_lineno}" if node is not None else "?"
         raise StepNotFoundError(
             f"at={at!r} is no statement of {workflow.label!r}, which is {where}",

@@ -42,9 +42,9 @@ _ORDER = ("refuses", "lost", "replays", "begins", "resumes", "recalls", "elsewhe
 
 @command(
     "Check and learn",
-    "stepwise preflight jobs  # in the folder of the new code\n"
-    "stepwise preflight jobs --store disk:/tmp/copy --json  # of a copy, in CI\n"
-    "stepwise preflight agent.py --completed 20",
+    "stepwise preflight jobs  # with the new code here\n"
+    "stepwise preflight jobs --replay  # executes it in memory\n"
+    "stepwise preflight agent.py --store disk:./copy",
     short_help="Say what the code of MODULES would make of the runs in progress.",
 )
 @click.argument("modules", nargs=-1, required=True, metavar="MODULE...")

@@ -33,8 +33,8 @@ _SAME, _DIFFERS, _IMPOSSIBLE = "same", "differs", "not possible"
 @command(
     "Check and learn",
     "stepwise rerun trip-0573\n"
-    "stepwise rerun trip-0573 --at 4  # from the checkpoint after four steps on\n"
-    "stepwise rerun --workflow agent --status completed -n 50\n"
+    "stepwise rerun trip-0573 --at 4  # begins after four steps\n"
+    "stepwise rerun --workflow agent -n 50\n"
     "stepwise rerun --tag customer=ann --json",
     short_help="Execute the code of RUNS again, and say where it differs.",
 )

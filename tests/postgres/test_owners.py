@@ -15,8 +15,7 @@ pytest.importorskip("psycopg", reason="needs the extra test-cluster")
 from world_of_owners import Owners, held_until
 
 from stepwise import workflow
-from stepwise._workflows.elsewhere import RunOutput
-from stepwise._workflows.up import Supervisor, Terms, supervisor_name
+from stepwise._workflows.up import RunOutput, Supervisor, Terms, supervisor_name
 from stepwise.stores import Owner
 from stepwise.stores.postgres import PostgresStore
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
+import itertools
 import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import textwrap
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 import stepwise
 from stepwise import ConfigurationError, StepNotFoundError
 from stepwise.cli import main
-from stepwise.testing import rerun
+from stepwise.testing import fresh_store, rerun
 
 AGENT = """
 from stepwise import step, tool, workflow
@@ -378,6 +383,23 @@ def fails() -> str:
     flaky(1)
 
 
+TRIED = []
+
+
+@step(retries=2)
+def outer(n: int) -> int:
+    found = double(n)
+    TRIED.append(n)
+    if len(TRIED) < 3:
+        raise OSError("again")
+    return found
+
+
+@workflow
+def retried() -> int:
+    return outer(2) + double(7)
+
+
 @workflow
 def waits() -> str:
     stepwise.sleep(0.01)
@@ -395,6 +417,9 @@ class Agent:
 """
 
 
+KIND = ["gathered", "mapped", "threaded", "parent", "handles", "fails", "retried"]
+
+
 def run_of(module, name):
     """Make a run of one of the workflows."""
     function = getattr(module, name)
@@ -408,7 +433,7 @@ def run_of(module, name):
     return stepwise.runs(name)[0]
 
 
-@pytest.mark.parametrize("name", ["gathered", "mapped", "threaded", "parent", "handles", "fails"])
+@pytest.mark.parametrize("name", KIND)
 def test_kinds_of_workflows(program, name):
     """Coroutines, threads, maps, child runs, handled and final exceptions are the same again."""
     module = program(KINDS)
@@ -531,7 +556,7 @@ def test_an_exported_run_is_a_test(program, tmp_path):
     assert "record a new run" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["gathered", "threaded", "parent", "handles", "fails"])
+@pytest.mark.parametrize("name", KIND)
 def test_exported_kinds_of_workflows(program, tmp_path, name):
     """The file holds what the workflow needs: exceptions, child runs, concurrent calls."""
     module = program(KINDS)
@@ -549,6 +574,8 @@ def test_variables_in_a_file(program, tmp_path):
     module = program(edited(AGENT, ("total = len(messages)", "total = len(messages) + 1")))
     found = rerun(str(tmp_path / "test_it.json"), module.agent).difference
     assert (found.what, found.path) == ("variable", "total")
+    with pytest.raises(ConfigurationError, match="from the top"):
+        rerun(str(tmp_path / "test_it.json"), module.agent, at=1)
 
 
 HOLDING = """
@@ -800,6 +827,8 @@ def test_a_run_that_was_killed(program, tmp_path):
     assert (rerun(run, module.agent).difference.step, again.calls[-1].step) == (3, 2)
     module = program(KILLED.replace("think(first)", "think(3)"))
     assert rerun(run, module.agent).difference.path == "n"
+    module = program(KILLED.replace("    second", '    raise ValueError("early")\n    second'))
+    assert "raises ValueError: early" in rerun(run, module.agent).difference.text
     export(run, tmp_path / "test_it.py")
     assert rerun(tmp_path / "test_it.json", program(KILLED).agent).end == "record"
 
@@ -821,7 +850,7 @@ def items():
 
 @workflow
 def inside(run) -> int:
-    from stepwise.testing import rerun
+    from stepwise.testing import fresh_store, rerun
 
     one()
     rerun("none", inside)
@@ -891,3 +920,98 @@ def test_model_calls(program, tmp_path, monkeypatch):
     found = rerun(tmp_path / "test_it.json", "rerunagent:agent").difference
     assert found.what == "argument"
     assert "What about" in found.now
+
+
+# -- random programs -----------------------------------------------------------------------------
+
+HEAD = """
+from stepwise import step, workflow
+
+CALLS = []
+
+
+@step
+def a(n):
+    CALLS.append(("a", n))
+    return n + 1
+
+
+@step
+def b(n):
+    CALLS.append(("b", n))
+    return n * 2
+
+
+@step
+def c(n):
+    CALLS.append(("c", n))
+    if n % 2:
+        raise ValueError("odd", n)
+    return n
+
+
+def body():
+    x, y = 1, 0
+{statements}
+    return x, y
+
+
+agent = workflow(retention="all")(body)
+"""
+
+SMALL = st.integers(0, 3)
+NAMED = st.sampled_from("xy")
+STATEMENT = st.one_of(
+    st.builds("{0} = {1}({2})".format, NAMED, st.sampled_from("abc"), NAMED),
+    st.builds("{0} = {1}({2})".format, NAMED, st.sampled_from("ab"), SMALL),
+    st.builds("{0} = {0} + {1}".format, NAMED, SMALL),
+    st.builds("for i in range({0}):\n    {1} = a({1} + i)".format, SMALL, NAMED),
+    st.builds("if x > {0}:\n    y = b({1})".format, SMALL, NAMED),
+    st.builds("try:\n    x = c({0})\nexcept ValueError:\n    y = a({1})".format, NAMED, SMALL),
+)
+
+
+def traced(program, statements):
+    """Execute a program without stepwise; return its module, calls and end."""
+    text = textwrap.indent("\n".join(statements), "    ")
+    module = program(HEAD.format(statements=text))
+    try:
+        end = repr(module.body())
+    except ValueError as error:
+        end = repr(error)
+    calls = [*module.CALLS]
+    module.CALLS.clear()
+    return module, calls, end
+
+
+@given(
+    st.lists(STATEMENT, min_size=1, max_size=6),
+    st.integers(0, 6),
+    st.sampled_from(["none", "replace", "insert", "delete"]),
+    STATEMENT,
+)
+def test_random_programs_and_edits(program, statements, place, how, other):
+    """The first difference is exactly where the calls, or the ends, of two programs differ."""
+    place %= len(statements)
+    _, calls, end = recorded = traced(program, statements)
+    with fresh_store():
+        with contextlib.suppress(ValueError):
+            recorded[0].agent()
+        (run,) = stepwise.runs()
+    changed = [*statements]
+    if how == "replace":
+        changed[place] = other
+    elif how == "insert":
+        changed.insert(place, other)
+    elif how == "delete" and changed[1:]:
+        del changed[place]
+    module, new_calls, new_end = traced(program, changed)
+    again = rerun(run, module.agent, ignore=("x", "y", "i"))
+    pairs = itertools.zip_longest(calls, new_calls)
+    first = next((at for at, (one, two) in enumerate(pairs) if one != two), len(calls))
+    assert module.CALLS == []
+    assert again.same == (calls == new_calls and end == new_end)
+    assert len(again.calls) == first
+    if how == "none":
+        for at in (None, *range(len(calls) + 1)):
+            assert rerun(run, module.agent, at=at).same

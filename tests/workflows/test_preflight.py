@@ -318,6 +318,21 @@ def test_a_side_effect_whose_result_is_lost(folder):
     assert "StepInDoubtError" in start()
 
 
+def test_a_call_that_is_made_no_more(folder):
+    """Whether new code still meets a result that no longer loads is not known."""
+    die()
+    edit(
+        ("class Note:", "class Remark:"),
+        ('notes = [Note("a")]', "notes = [0]"),
+        ("return Note(to)", "return None"),
+        ('    sent = send("x")\n', ""),
+    )
+    row, code = preflight()
+    assert (row["verdict"], code) == ("refuses", 2)
+    assert row["unknown"] == ["its new code, which may not make that call any more"]
+    assert what_happened() == ("replays from the top", 3)
+
+
 def test_completed_runs(folder):
     """Of completed runs it is said whether their result is still there, and what a replay makes."""
     edit(("len(notes) + 1", "notes[0]"))

@@ -17,9 +17,8 @@ from stepwise._journal.records import Cancelling, Resumed, RunWait, Suspended
 from stepwise._journal.summary import course_of, deaths_of
 from stepwise._runs.messages import deliver
 from stepwise._workflows import up as module
-from stepwise._workflows.elsewhere import RunOutput
 from stepwise._workflows.handles import Backlog, UnfinishedRun
-from stepwise._workflows.up import Supervisor, Terms
+from stepwise._workflows.up import RunOutput, Supervisor, Terms
 from stepwise.stores import open_store
 
 done = []
