@@ -522,7 +522,7 @@ ENTERED = {
     "a step without a checkpoint": 30,
     "a step with its checkpoint": 38,
     # Its head counts what it did, for listings; the versions of its steps are compared.
-    "a resume, to the end of its run": 68,
+    "a resume, to the end of its run": 70,
     "an approved tool, its owner's side": 61,
     "an instrumented model call": 53,
 }

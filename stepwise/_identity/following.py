@@ -320,7 +320,7 @@ class _Follower:
         *,
         annotated: bool = False,
     ) -> list[str]:
-        """Follow a name with attributes; return the origins of names from outside the project."""
+        """Follow a name with attributes; return the origins of imported names."""
         root, *rest = chain.split(".")
         if root in imports:
             return self._imported(imports[root], rest, module, annotated=annotated)
@@ -377,6 +377,7 @@ class _Follower:
         if level:  # from . import name
             package = str(here.namespace.get("__package__") or "").split(".")
             name = ".".join(filter(None, [*package[: len(package) + 1 - level], name]))
+        origin_text = ".".join(filter(None, [name, inside]))
         way = [inside, *rest] if inside else [*rest]
         module = _imported_module(name)
         while way and f"{name}.{way[0]}" in sys.modules:
@@ -384,10 +385,12 @@ class _Follower:
                 break
             name, way = f"{name}.{way[0]}", way[1:]
             module = _imported_module(name)
-        if module is None:
-            is_outside = name not in sys.modules or is_foreign_module(name)
-            return [".".join([name, *([inside] if inside else [])])] if is_outside else []
-        return self._follow(".".join(way), module, (), {}, annotated=annotated) if way else []
+        further = (
+            self._follow(".".join(way), module, (), {}, annotated=annotated)
+            if (module is not None and way)
+            else []
+        )
+        return [origin_text, *further]
 
     # -- values ----------------------------------------------------------------------------------
 

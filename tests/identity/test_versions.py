@@ -195,6 +195,7 @@ TOLD = [
     ("score", "json.dumps", "json.loads", "body"),
     ("score", "scale=10", "scale=20", "signature"),
     ("score", "floor as whole", "ceil as whole", "body"),
+    ("score", "import SYSTEM, shorten", "import SYSTEM, unread as shorten", "body"),
     ("score", "LIMIT = 10", "LIMIT = 11", "LIMIT"),
     ("score", "deeper(text) + 1", "deeper(text) + 2", "helper"),
     ("score", "len(text) * 2", "len(text) * 3", "deeper"),
@@ -295,7 +296,7 @@ NAMES = st.sampled_from(["a", "b", "LIMIT", "text"])
 EXPRESSIONS = st.recursive(
     st.integers(0, 9).map(str) | NAMES | st.sampled_from(["'x'", "None", "helper(1)", "f'{a!r}'"]),
     lambda inner: st.one_of(
-        st.tuples(inner, st.sampled_from(["+", "-", "<", "and", "is"]), inner).map(
+        st.tuples(inner, st.sampled_from(["+", "-", "<", "and", "=="]), inner).map(
             lambda each: f"({each[0]} {each[1]} {each[2]})"
         ),
         inner.map(lambda each: f"[each for each in [{each}]]"),
