@@ -26,6 +26,7 @@ from __future__ import annotations
 import hashlib
 import linecache
 import os
+import sys
 import time
 from collections.abc import Mapping
 
@@ -52,10 +53,18 @@ class Version(NamedTuple):
     def holds(self, source: Source | None) -> bool:
         """Return whether this is the version of a step, since no file has changed.
 
+        Another folder may hold another version of the same modules, so each file has to be one that
+        this program has imported.
+
         Args:
             source: the source of the step.
         """
-        return bool(self.files) and all(
+        if source is None or source.filename not in self.files:
+            return False
+        others = self.files.keys() - {source.filename}
+        if others and not others <= {getattr(m, "__file__", "") for m in [*sys.modules.values()]}:
+            return False
+        return all(
             digest_of("".join(lines_of(file, source) or ())) == digest
             for file, digest in self.files.items()
         )

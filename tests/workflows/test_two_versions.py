@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -297,6 +298,28 @@ def test_a_side_effect_whose_result_old_code_does_not_know(versions):
     assert "StepInDoubtError" in done.stderr
     assert both.run("new") == 5
     assert Counter(both.lines()) == Counter(["new read", "new mail", "new think", "new write"])
+
+
+def test_a_step_that_is_another_in_the_other_folder(versions):
+    """A step is compared with the file that this version imports, not with the file of before."""
+    both = versions()
+    new = both.folder / "new" / "jobs.py"
+    body = "def work(what):\n    return did(what)"
+    new.write_text(new.read_text("utf-8").replace(body, f"{body} + '!'"), "utf-8")
+    both.run("old", "think")
+    assert both.run("new") == ["old", "read", "mail", "think!", "write!"]
+    assert re.search(r"work \(jobs.py:\d+\) has changed since its result was recorded", both.told)
+
+
+def test_a_renamed_tool(versions):
+    """A tool that only one version knows by its name is asked for there; the other goes on."""
+    both = versions(("send(", "post("))
+    new = both.folder / "new" / "jobs.py"
+    new.write_text(new.read_text("utf-8").replace("def send(", "def post("), "utf-8")
+    both.run("old", "think")
+    done = python("-c", "import jobs; jobs.job('a')", cwd=both.folder / "new")
+    assert "post is called and is not recorded. In its place send is recorded" in done.stderr
+    assert both.run("old") == ["old", "read", "mail", "think", "write"]
 
 
 # -- messages, child runs --------------------------------------------------------------------------
