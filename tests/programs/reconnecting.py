@@ -132,7 +132,7 @@ def storm(server, workflow, *, readers, reconnects, kills, seed):
 
     Half of the reconnects return to an earlier offset.  The number of reconnects is a minimum.
     """
-    parts, words = max(40, 3 * kills), 20
+    parts, words = max(40, 8 * kills), 20
     with server.client() as client:
         given = {"parts": parts, "words": words}
         asked = {"accept": "application/json"}
