@@ -31,9 +31,7 @@ class Server:
         """Start a process, which takes the connections that wait."""
         descriptor = self.listening.fileno()
         command = [sys.executable, str(PROGRAMS / "talking.py"), str(descriptor), str(self.left)]
-        self.process = subprocess.Popen(
-            command, env=self.environment, pass_fds=[descriptor], stderr=sys.stderr if "SHOW" in os.environ else subprocess.DEVNULL
-        )
+        self.process = subprocess.Popen(command, env=self.environment, pass_fds=[descriptor])
         return self
 
     def end(self, number=signal.SIGKILL):
