@@ -20,6 +20,7 @@ import stepwise
 
 RATE, TOKEN = 2000, " word"  # tokens a second
 _SLOWER = 1.1  # at most, with tokens over without
+_BUSY = 100.0  # ms of a second
 _WRITES = 21  # a second, at most: one each 50 ms
 
 
@@ -32,11 +33,11 @@ def work(number: int, seconds: float) -> str:
 
 
 @stepwise.step
-def speak(tokens: int, seconds: float) -> int:
-    """Say tokens over some seconds, as a model does."""
-    began = time.perf_counter()
+def speak(tokens: int, seconds: float, says: bool) -> int:
+    """Say tokens over some seconds, as a model does; or be as busy in silence."""
+    emit, began = stepwise.emit if says else len, time.perf_counter()
     for number in range(tokens):
-        stepwise.emit(TOKEN)
+        emit(TOKEN)
         ahead = began + (number + 1) * seconds / tokens - time.perf_counter()
         if ahead > 0:
             time.sleep(ahead)
@@ -69,12 +70,12 @@ def run(steps: int, seconds: float, says: bool) -> float:
 
 
 @stepwise.workflow
-def spoken(steps: int, tokens: int, seconds: float) -> float:
-    """Make steps that say tokens themselves; return the milliseconds of one."""
-    began = time.perf_counter()
-    for _ in range(steps):
-        speak(tokens, seconds)
-    return (time.perf_counter() - began) / steps * 1e3
+def spoken(seconds: int, says: bool = True) -> float:
+    """Speak in steps of a second; return the milliseconds of processor time in each."""
+    began = time.process_time()
+    for _ in range(seconds):
+        speak(RATE, 1.0, says)
+    return (time.process_time() - began) / seconds * 1e3
 
 
 @stepwise.workflow
@@ -117,10 +118,17 @@ def _beside(steps: int, seconds: float, rounds: int) -> common.Row:
 
 
 def _sizes(seconds: int) -> list[common.Row]:
-    done = spoken.options(fresh=True).execute(seconds, RATE, 1.0)
+    took = [_fresh(spoken, seconds) - _fresh(spoken, seconds, False) for _ in range(3)]
+    done = spoken.options(fresh=True).execute(seconds)
     rows = [data for _, data in done.store.read(f"stream:{done.id}:")]
-    tokens, took = seconds * RATE, done.duration or 1.0
+    tokens = seconds * RATE
     return [
+        common.Row(
+            f"processor time of {RATE:,} tokens a second",
+            common.Spread.of(took),
+            "ms a second",
+            limit=_BUSY,
+        ),
         common.Row(
             f"bytes on the disk of a token of {len(TOKEN)}",
             common.Spread.of([sum(map(len, rows)) / tokens]),
@@ -128,7 +136,7 @@ def _sizes(seconds: int) -> list[common.Row]:
         ),
         common.Row(
             f"writes at {RATE:,} tokens a second",
-            common.Spread.of([len(rows) / took]),
+            common.Spread.of([len(rows) / (done.duration or 1.0)]),
             "a second",
             limit=_WRITES,
         ),

@@ -95,52 +95,14 @@ from __future__ import annotations
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
+import stepwise.errors as errors  # noqa: PLR0402 -- this module is not made yet
 from stepwise._calls.steps import step, tool
 from stepwise._checkpoints.resources import reenterable, resource
 from stepwise._execution.tasks import background
 from stepwise._identity.clients import identity
 from stepwise._runtime.settings import configure
 from stepwise._workflows.workflow import Workflow, workflow
-from stepwise.errors import (
-    ApprovalDenied,
-    ArgumentMutatedWarning,
-    ArgumentsChangedWarning,
-    BudgetExceeded,
-    CodeChangedError,
-    ConfigurationError,
-    CorruptStoreError,
-    DigestError,
-    JournalLostError,
-    LeaseLostError,
-    NotRecordableError,
-    OutsideRunError,
-    RunBusyError,
-    RunCancelled,
-    RunConflictError,
-    RunEndedError,
-    RunNotFoundError,
-    RunOwnedError,
-    RunSkipped,
-    RunStopped,
-    RunSuspended,
-    RunTimeoutError,
-    RunWarning,
-    SignalRefusedError,
-    StepFailedError,
-    StepInDoubtError,
-    StepNotFoundError,
-    StepTimeoutError,
-    StepwiseError,
-    StepwiseWarning,
-    StoreError,
-    StreamChangedError,
-    ThreadMovedOnError,
-    UnreadableValueError,
-    UnrecordedCallWarning,
-    UnusedRecordWarning,
-    WaitTimeoutError,
-    WorkerDiedError,
-)
+from stepwise.errors import *  # noqa: F403
 
 if TYPE_CHECKING:
     from stepwise._calls.approvals import approve
@@ -151,7 +113,6 @@ if TYPE_CHECKING:
     from stepwise._calls.waiting import sleep, sleep_until, wait_for
     from stepwise._execution.budget import Budget, Spent
     from stepwise._execution.suspension import PendingWait
-    from stepwise._runs.history import FirstTrue, VariableChange, VariableHistory
     from stepwise._runs.messages import InboxMessage
     from stepwise._runs.overview import Program
     from stepwise._runs.questions import Question
@@ -166,7 +127,14 @@ if TYPE_CHECKING:
     )
     from stepwise._runs.streaming import RunStream, StreamItem
     from stepwise._runs.verify import Verification
-    from stepwise._runs.why import CodePlace, VariableShown, Why
+    from stepwise._runs.why import (
+        CodePlace,
+        FirstTrue,
+        VariableChange,
+        VariableHistory,
+        VariableShown,
+        Why,
+    )
     from stepwise._runtime.event import Event
     from stepwise._runtime.listening import on_event
     from stepwise._workflows.handles import AsyncHandle, Handle, Recovered, recover
@@ -174,33 +142,21 @@ if TYPE_CHECKING:
     from stepwise.integrations.instrument import instrument, uninstrument
 
 __all__ = [
-    "ApprovalDenied",
-    "ArgumentMutatedWarning",
-    "ArgumentsChangedWarning",
     "AsyncHandle",
     "Budget",
-    "BudgetExceeded",
     "Checkpoint",
     "CheckpointStore",
-    "CodeChangedError",
     "CodePlace",
     "CompletedCall",
-    "ConfigurationError",
-    "CorruptStoreError",
     "CurrentStep",
     "DidNotHappen",
-    "DigestError",
     "Event",
     "FirstTrue",
     "Handle",
     "InDoubtCall",
     "InboxMessage",
     "Inconclusive",
-    "JournalLostError",
     "Landed",
-    "LeaseLostError",
-    "NotRecordableError",
-    "OutsideRunError",
     "PendingWait",
     "PossibleStep",
     "Program",
@@ -209,44 +165,18 @@ __all__ = [
     "RecoverableAgent",
     "Recovered",
     "Run",
-    "RunBusyError",
-    "RunCancelled",
     "RunCheckpoint",
-    "RunConflictError",
-    "RunEndedError",
-    "RunNotFoundError",
-    "RunOwnedError",
-    "RunSkipped",
-    "RunStopped",
     "RunStream",
-    "RunSuspended",
-    "RunTimeoutError",
-    "RunWarning",
-    "SignalRefusedError",
     "Spent",
     "StepAttempt",
-    "StepFailedError",
-    "StepInDoubtError",
-    "StepNotFoundError",
     "StepRecord",
-    "StepTimeoutError",
-    "StepwiseError",
-    "StepwiseWarning",
     "StoppedCall",
-    "StoreError",
-    "StreamChangedError",
     "StreamItem",
-    "ThreadMovedOnError",
-    "UnreadableValueError",
-    "UnrecordedCallWarning",
-    "UnusedRecordWarning",
     "VariableChange",
     "VariableHistory",
     "VariableShown",
     "Verification",
-    "WaitTimeoutError",
     "Why",
-    "WorkerDiedError",
     "Workflow",
     "approve",
     "background",
@@ -273,6 +203,7 @@ __all__ = [
     "wait_for",
     "workflow",
 ]
+__all__ += errors.__all__
 
 __version__ = "0.1.0"
 
@@ -296,8 +227,8 @@ _ON_USE = {
     "RunCheckpoint": "_runs.steps",
     **dict.fromkeys(("RunStream", "StreamItem"), "_runs.streaming"),
     "Verification": "_runs.verify",
-    **dict.fromkeys(("FirstTrue", "VariableChange", "VariableHistory"), "_runs.history"),
-    **dict.fromkeys(("CodePlace", "VariableShown", "Why"), "_runs.why"),
+    **dict.fromkeys(("CodePlace", "FirstTrue", "VariableChange"), "_runs.why"),
+    **dict.fromkeys(("VariableHistory", "VariableShown", "Why"), "_runs.why"),
     **dict.fromkeys(("RecordedFrame", "PossibleStep", "StoppedCall"), "_runs.steps"),
     "map": "_calls.parallel",
     **dict.fromkeys(("sleep", "sleep_until", "wait_for"), "_calls.waiting"),

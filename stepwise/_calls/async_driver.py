@@ -207,7 +207,7 @@ async def _write(operation: Write) -> Result:
     """Append a record in another thread, in one transaction with other waiting records."""
     loop, cancelled = asyncio.get_running_loop(), None
     written, emissions = _Written(loop=loop), operation.run.emissions
-    if emissions is not None and emissions.waits:
+    if emissions is not None and emissions.precede((operation.item,)):
         flushed = loop.run_in_executor(None, emissions.flush)
         while not flushed.done():
             try:

@@ -336,6 +336,14 @@ def admit_attempt(scope: Scope, name: str) -> None:
 # -- recording ------------------------------------------------------------------------------------
 
 
+class AnsweredInstead(BaseException):
+    """A call of a rerun was answered by a function; ``result`` is what that returned."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__()
+        self.result = result
+
+
 Recording = Generator[Operation, Result, None]
 
 
@@ -603,9 +611,9 @@ class Performance(NamedTuple):
             yield from self._admit(recorded, call)
             call = self._number(call, match)
             number = call.number
-            if identity.held is not None:
-                identity.began(number)
             return (yield from self.conduct(call, origin, match))
+        except AnsweredInstead as answer:
+            return answer.result
         except MemoryError as error:  # raised by our code: an error of the body is in its result
             doing = f"a call of {performer.name!r} was looked up or recorded"
             then = f". If {performer.name!r} has happened, it is in doubt then"
@@ -713,6 +721,8 @@ class Performance(NamedTuple):
             active.note_version(call.name, call.module, self.performer.version)
         if self.scope.around:
             active.inner.begin(self.scope.around, call, recorded)
+        if self.identity.held is not None:
+            self.identity.began(call.number)
         return call
 
     def _admit(
@@ -876,7 +886,7 @@ class Performance(NamedTuple):
         elif verdict is Verdict.CHANGED:
             _warn_changed(call, recorded)
         if look is None and call.code != recorded.call.code and call.name == recorded.call.name:
-            from stepwise._calls.edits import runs_again  # on use: few steps are edited
+            from stepwise._calls.edited import runs_again  # on use: few steps are edited
 
             if runs_again(self.scope.run, self.performer, recorded):
                 return None
@@ -1018,8 +1028,7 @@ class Performance(NamedTuple):
     def _execute(self, call: Call, origin: Origin) -> Core:
         performer, scope, _, _, args, kwargs = self
         active, around, helper = scope.run, (*scope.around, call.number), origin.helper
-        function, look = performer.body(call), debugged.look
-        function = function if look is None else look.body(call, function)
+        function = performer.body(call)
         attempts: Attempts | None = None  # created when the first attempt fails
         number, awaited = 1, ""
         tries: Tries = ()

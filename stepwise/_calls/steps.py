@@ -597,6 +597,14 @@ def defined_steps(module: str, name: str) -> list[Step]:
     return held or live
 
 
+def look_at_code_again() -> None:
+    """Make the versions of all steps anew: a notebook may have defined again what they read."""
+    for references in [*_siblings.values()]:
+        for step in filter(None, [reference() for reference in [*references]]):
+            vars(step).pop("version", None)
+            vars(step).pop("code", None)
+
+
 def steps_around(function: object) -> list[Step]:
     """Return the steps whose body is this undecorated function."""
     live = [reference() for each in list(_siblings.values()) for reference in [*each]]

@@ -62,7 +62,8 @@ def elided(text: str, width: int, others: Iterable[str] = (), *, every: bool = F
     if not known:
         return _cut(text, width)
     beginning = _cut(text, width)
-    are_others = not every and all(map(_is_other, known.values()))
+    # A text that shares less than half with another is no variant of it.
+    are_others = not every and all(2 * sum(marks) > len(marks) for marks in known.values())
     if are_others and all(_cut(other, width) != beginning for other in known):
         return beginning
     nearest = min(known.values(), key=sum)
@@ -75,11 +76,6 @@ def elided(text: str, width: int, others: Iterable[str] = (), *, every: bool = F
             if spare >= 0:
                 return _cut(_shown(parts, name + spare, context), width)
     return _cut_evenly(parts, name if name <= width // 3 else 0, width)
-
-
-def _is_other(marks: list[bool]) -> bool:
-    """Return whether a text shares less than half with another, so that it is no variant of it."""
-    return 2 * sum(marks) > len(marks)
 
 
 def _cut_evenly(parts: Parts, name: int, width: int) -> str:

@@ -21,26 +21,16 @@ from functools import cache
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
+from stepwise import errors
 from stepwise._execution.account import Account, Ordinals, Progress
 from stepwise._execution.concurrency import Flows, Unawaited
 from stepwise._execution.failures import Unwinding, handled
 from stepwise._execution.location import Helper, Locator, WatchesSteps
 from stepwise._execution.waits import RunInbox, Taken, Waits
+from stepwise._journal import records
 from stepwise._journal.journal import Journal
 from stepwise._journal.lease import Lease
 from stepwise._journal.projection import Flags, RecordedCall
-from stepwise._journal.records import (
-    Call,
-    Cancelling,
-    Ended,
-    Handled,
-    Outcome,
-    Record,
-    RunFacts,
-    RunWait,
-    StepStatus,
-    Tally,
-)
 from stepwise._journal.summary import SummaryKeeper
 from stepwise._journal.versions import RecordedVersion
 from stepwise._matching.pool import Pool
@@ -54,16 +44,6 @@ from stepwise._runtime.messages import Once, chain, is_ours, notice, shell_word
 from stepwise._values import codec, digest
 from stepwise._values.preview import Secrets
 from stepwise._values.unpickling import Data
-from stepwise.errors import (
-    BudgetExceeded,
-    LeaseLostError,
-    OutsideRunError,
-    RunCancelled,
-    RunStopped,
-    RunSuspended,
-    RunTimeoutError,
-    StepInDoubtError,
-)
 
 if TYPE_CHECKING:
     from stepwise._execution.budget import Budget
@@ -90,7 +70,7 @@ class InnerCall:
 
     __slots__ = ("abandoned", "around", "effect", "flags", "open", "records")
 
-    def __init__(self, call: Call, around: tuple[int, ...]) -> None:
+    def __init__(self, call: records.Call, around: tuple[int, ...]) -> None:
         self.around = around
         self.effect = call.effect
         self.records: list[int] = []
@@ -113,7 +93,9 @@ class InnerCalls:
         self._continued: dict[int, set[int]] = {}
         self.over: dict[int, list[int]] = {}
 
-    def begin(self, around: tuple[int, ...], call: Call, recorded: RecordedCall | None) -> None:
+    def begin(
+        self, around: tuple[int, ...], call: records.Call, recorded: RecordedCall | None
+    ) -> None:
         """Note that a call inside a step begins, with a new number or the number of a record.
 
         Args:
@@ -140,7 +122,7 @@ class InnerCalls:
                 if mine != theirs:
                     self._continued.setdefault(mine, set()).add(theirs)
 
-    def wrote(self, around: tuple[int, ...], call: Call, number: int) -> None:
+    def wrote(self, around: tuple[int, ...], call: records.Call, number: int) -> None:
         """Note that a record of a call inside a step was written."""
         inner = self.calls.get(around[0], {}).get(call.number)
         if inner is not None:
@@ -273,7 +255,7 @@ def _finally_blocks(path: str) -> list[tuple[int, int]]:
     return finally_lines("".join(linecache.getlines(path)))
 
 
-ENDINGS = (RunCancelled, RunTimeoutError)
+ENDINGS = (errors.RunCancelled, errors.RunTimeoutError)
 """The errors that end a run and let its clean-up run: unlike other ``RunStopped``, not sticky."""
 _LOOKS_AGAIN = 0.05  # seconds until a task that cleans up is checked again
 _EVERY = 0.5  # minimum seconds between two looks into the inbox
@@ -298,8 +280,8 @@ class Steering:
 
     def __init__(self, run: ActiveRun, outer: Steering | None, *, is_new: bool) -> None:
         self.run: ActiveRun = weakref.proxy(run)  # no cycle: runs hold large objects
-        self.asked: RunStopped | None = None
-        self.told: RunStopped | None = None
+        self.asked: errors.RunStopped | None = None
+        self.told: errors.RunStopped | None = None
         self.watch: RunWatch | None = None
         self._outer: tuple[Steering, ...] = (*outer._outer, outer) if outer is not None else ()
         self._end = End()
@@ -357,7 +339,7 @@ class Steering:
 
     # -- asking ----------------------------------------------------------------------------------
 
-    def ask(self, error: RunStopped) -> None:
+    def ask(self, error: errors.RunStopped) -> None:
         """Request the end of the run with this error; the first request counts."""
         if self.asked is None:
             self.asked, self.is_bound = error, True
@@ -386,7 +368,9 @@ class Steering:
                 if message.kind == "cancel" and message.number > facts.cancels:
                     from stepwise._journal.course import asked_by  # on use
 
-                    record = Cancelling(message.by, message.note, message.number, time.time())
+                    record = records.Cancelling(
+                        message.by, message.note, message.number, time.time()
+                    )
                     run.facts = facts._replace(
                         cancelling=asked_by(record), cancels=message.number, updated_at=record.at
                     )
@@ -398,7 +382,7 @@ class Steering:
 
     # -- telling ---------------------------------------------------------------------------------
 
-    def check(self, around: Call | None, *, answered: bool) -> None:
+    def check(self, around: records.Call | None, *, answered: bool) -> None:
         """Raise if this run or a run around it must end, and its workflow has not been told.
 
         Args:
@@ -412,7 +396,7 @@ class Steering:
             if each.asked is not None and not self._has_it(each.asked) and not may_end:
                 self._tell(each, each.asked)
 
-    def would_end(self, around: Call | None) -> bool:
+    def would_end(self, around: records.Call | None) -> bool:
         """Return whether a plain step that the caller waits for must end now, with its run.
 
         Args:
@@ -429,7 +413,7 @@ class Steering:
                 return True
         return False
 
-    def _has_it(self, asked: RunStopped) -> bool:
+    def _has_it(self, asked: errors.RunStopped) -> bool:
         """Return whether this flow of control handles the error; in the main flow, note that."""
         # A child run that clean-up code calls sees the errors that its callers handle.
         handled = (each.run.unwinding.handling() for each in self._outward)
@@ -438,7 +422,7 @@ class Steering:
             self.told = asked
         return found
 
-    def _tell(self, asker: Steering, asked: RunStopped) -> None:
+    def _tell(self, asker: Steering, asked: errors.RunStopped) -> None:
         task = asker.run.task
         are_tasks = task is not None and self.run.task is not None
         if (asker if are_tasks else self).told is asked or cleans_up(asker.run):
@@ -476,11 +460,11 @@ class Steering:
     # -- the end ---------------------------------------------------------------------------------
 
     @property
-    def unwinds(self) -> RunStopped | None:
+    def unwinds(self) -> errors.RunStopped | None:
         """The error with which this run or a run around it must end; ``None`` if none must."""
         return next((each.asked for each in self._outward if each.asked is not None), None)
 
-    def ending(self, error: BaseException | None) -> RunStopped | None:
+    def ending(self, error: BaseException | None) -> errors.RunStopped | None:
         """Return the error of the request to end if ``error`` results from the request."""
         if self.run.interrupted:
             return None
@@ -498,29 +482,29 @@ def _messages(inbox: RunInbox) -> list[Message]:
     """Return the messages of a run; an empty list while the store cannot be read."""
     try:
         return inbox.messages
-    except (Exception, RunStopped):  # the next record reports the problem of the store
+    except (Exception, errors.RunStopped):  # the next record reports the problem of the store
         return []
 
 
-def _are_same(error: BaseException, asked: RunStopped) -> bool:
+def _are_same(error: BaseException, asked: errors.RunStopped) -> bool:
     """Return whether an error is the requested one, or the same error loaded from a record."""
     if error is asked:
         return True
     return type(error) is type(asked) and getattr(error, "run_id", None) == asked.run_id
 
 
-def _asked_in(facts: RunFacts) -> RunCancelled:
+def _asked_in(facts: records.RunFacts) -> errors.RunCancelled:
     by, _, reason = facts.cancelling.partition(": ")
     return cancelled_error(facts.run_id, by, reason, facts.updated_at)
 
 
-def cancelled_error(run_id: str, by: str, reason: str, at: float) -> RunCancelled:
+def cancelled_error(run_id: str, by: str, reason: str, at: float) -> errors.RunCancelled:
     """Return the error that says who cancelled a run, when and why."""
     from stepwise._runtime.messages import hook_exits  # on use: few runs are cancelled
 
     hook_exits()
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-    return RunCancelled(
+    return errors.RunCancelled(
         f"run {run_id!r} was cancelled by {by} at {when}{f': {reason}' if reason else ''}",
         run_id=run_id,
         by=by,
@@ -530,8 +514,8 @@ def cancelled_error(run_id: str, by: str, reason: str, at: float) -> RunCancelle
     )
 
 
-def _timed_out(facts: RunFacts, timeout: float) -> RunTimeoutError:
-    return RunTimeoutError(
+def _timed_out(facts: records.RunFacts, timeout: float) -> errors.RunTimeoutError:
+    return errors.RunTimeoutError(
         f"run {facts.run_id!r} has not ended within the timeout of its workflow, {timeout:g} s "
         "since it began, waits and downtime included. With a longer timeout, the next start goes "
         "on where it stopped",
@@ -561,19 +545,19 @@ class Surfacing:
         self._refused = 0  # calls
         self._cancelled: set[asyncio_state.TaskReference] = set()
 
-    def begin(self, error: RunStopped) -> None:
+    def begin(self, error: errors.RunStopped) -> None:
         """Report the error, and make the run end; a suspension does both itself.
 
         Programs catch a used-up budget, so that error is reported only if it does not arrive, as
         is the end of a rerun.
         """
-        if isinstance(error, RunSuspended):
+        if isinstance(error, errors.RunSuspended):
             return
-        if not (isinstance(error, BudgetExceeded) or debugged.compares):
+        if not (isinstance(error, errors.BudgetExceeded) or debugged.compares):
             self._tell(error)
         self._wait()
 
-    def _tell(self, error: RunStopped) -> None:
+    def _tell(self, error: errors.RunStopped) -> None:
         if not self._told:
             self._told = True
             _tell(self._run.run_id, error)
@@ -605,7 +589,7 @@ class Surfacing:
         if run.ended:
             return
         # Steps in flight when a budget is used up are paid for, so they may end first.
-        if not (isinstance(run.stopped, BudgetExceeded) and run.flows.steps_in_flight()):
+        if not (isinstance(run.stopped, errors.BudgetExceeded) and run.flows.steps_in_flight()):
             if run.stopped is not None:
                 self._tell(run.stopped)
             if run.task is not None:
@@ -631,9 +615,9 @@ class Surfacing:
                 asyncio_state.loop_of(task).call_soon_threadsafe(end)
 
 
-def _tell(run_id: str, error: RunStopped) -> None:
+def _tell(run_id: str, error: errors.RunStopped) -> None:
     again = f"each later call of it raises {type(error).__name__}"
-    if isinstance(error, StepInDoubtError):
+    if isinstance(error, errors.StepInDoubtError):
         how = f"To settle it: stepwise show {shell_word(run_id)}"
         notice(f"{run_id} stops: {error.name} is in doubt, and {again}. {how}")
     else:
@@ -657,7 +641,7 @@ class Scope(NamedTuple):
     """
 
     run: ActiveRun
-    call: Call | None = None
+    call: records.Call | None = None
     around: tuple[int, ...] = ()
     attempt: int = 1
     inner: list[int] = []  # noqa: RUF012
@@ -665,7 +649,7 @@ class Scope(NamedTuple):
     outer: Scope | None = None
 
 
-_ENDED: dict[StepStatus, Kind] = {
+_ENDED: dict[records.StepStatus, Kind] = {
     "completed": "step_completed",
     "failed": "step_failed",
     "cancelled": "step_cancelled",
@@ -761,7 +745,7 @@ class ActiveRun:
         *,
         lease: Lease,
         journal: Journal,
-        facts: RunFacts,
+        facts: records.RunFacts,
         locator: Locator,
         parent: ActiveRun | None,
         secrets: Secrets | None = None,
@@ -786,11 +770,10 @@ class ActiveRun:
         self.records_arguments = settings.record_arguments()
         self.frame_recorder: FrameRecorder | None = _frame_recorder(parent, facts, self.secrets)
         self.frame: WatchesSteps | None = None
-        self.stopped: RunStopped | None = None
+        self.stopped: errors.RunStopped | None = None
         self.surfacing = Surfacing(weakref.proxy(self))  # no cycle: runs hold large objects
         self.refused: BaseException | None = None  # raised by calls, since the process ends
-        self.begun = False  # whether its function has been entered
-        self.ended = False
+        self.begun = self.ended = False  # whether its function has been entered, and has ended
         self.home = self.thread = threading.get_ident()  # the thread of a plain workflow function
         self.executor: FrameType | None = None  # the frame that calls the workflow function
         self.task: Any = None  # the task of an asynchronous workflow
@@ -809,7 +792,7 @@ class ActiveRun:
         self.ordinals = Ordinals()
         self.inbox = RunInbox(journal.store, journal.seal, facts.run_id, Taken())
         self.waits = Waits()
-        self.suspension: tuple[RunWait, ...] | None = None  # its waits, once it suspends
+        self.suspension: tuple[records.RunWait, ...] | None = None  # its waits, once it suspends
         self.steering: Steering = Steering(self, parent.steering if parent else None, is_new=is_new)
         self.is_first = Once()  # for notices about this run
         self._summary = SummaryKeeper(journal)
@@ -848,7 +831,9 @@ class ActiveRun:
 
     # -- whether a call may be made --------------------------------------------------------------
 
-    def check(self, name: str, around: Call | None = None, *, answered: bool = False) -> None:
+    def check(
+        self, name: str, around: records.Call | None = None, *, answered: bool = False
+    ) -> None:
         """Raise if no call may be made now: the run stopped, ended, or is being interrupted.
 
         Args:
@@ -857,7 +842,7 @@ class ActiveRun:
             answered: True if the journal may answer the call, even in a run that must end.
         """
         if os.getpid() != self.pid:
-            raise OutsideRunError(
+            raise errors.OutsideRunError(
                 f"{name} was called in a forked process of run {self.run_id!r}, which only the "
                 "process that started it can record. Call it there, or start a workflow in here",
                 run_id=self.run_id,
@@ -865,7 +850,7 @@ class ActiveRun:
         if self.stopped is not None:
             self.refuse_if_stopped()
         if self.ended:
-            raise OutsideRunError(
+            raise errors.OutsideRunError(
                 f"{name} was called after run {self.run_id!r} had ended, by a task or thread that "
                 "outlived it. Await or join what the workflow starts before it returns",
                 run_id=self.run_id,
@@ -891,7 +876,7 @@ class ActiveRun:
             self.root.surfacing.refused()
             raise self.stopped
 
-    def admit(self, around: Call | None, *, answered: bool) -> None:
+    def admit(self, around: records.Call | None, *, answered: bool) -> None:
         """Raise if a call may no longer be made, shortly after :meth:`check`; see there."""
         if self.stopped is not None:
             raise self.stopped
@@ -908,7 +893,7 @@ class ActiveRun:
             run.refused = error
         return error
 
-    def stop(self, error: RunStopped) -> RunStopped:
+    def stop(self, error: errors.RunStopped) -> errors.RunStopped:
         """Make every later call of this run, and of the runs around it, raise ``error``.
 
         Returns:
@@ -956,7 +941,7 @@ class ActiveRun:
             numbers = unwinding.gone_on()
             if numbers:
                 self.inner.handled(numbers)
-                self.write((Handled(numbers, time.time()), b""), durable=False)
+                self.write((records.Handled(numbers, time.time()), b""), durable=False)
 
     def note_version(self, name: str, module: str, version: Version) -> None:
         """Record a step's version, to which the records of its calls refer.
@@ -1022,7 +1007,7 @@ class ActiveRun:
         self,
         scope: Scope,
         number: int,
-        outcome: Outcome,
+        outcome: records.Outcome,
         *,
         error: BaseException | None = None,
         looked: Any = None,
@@ -1062,33 +1047,36 @@ class ActiveRun:
             scope.inner.extend((number, *inner))
 
     def write(
-        self, *items: tuple[Record, Data], durable: bool = True, head: RunFacts | None = None
+        self,
+        *items: tuple[records.Record, Data],
+        durable: bool = True,
+        head: records.RunFacts | None = None,
     ) -> list[int]:
         """Append records and return their numbers; a failed write stops the run."""
         look = debugged.look
         if look is not None and look.holds(self.root.run_id):
             return look.hold(items)
         try:
-            if self.emissions is not None:
+            if self.emissions is not None and self.emissions.precede(items):
                 self.emissions.flush()
             numbers = self.journal.append(*items, durable=durable, head=head)
             self._summary.note(numbers, items)
             return numbers
-        except RunStopped as error:
+        except errors.RunStopped as error:
             raise self.stop(error) from error.__cause__
 
-    def tally(self, *records: Record) -> Tally | None:
+    def tally(self, *added: records.Record) -> records.Tally | None:
         """Return what listings show of the run once its attempt ends with these records."""
-        return self._summary.closing(*records)
+        return self._summary.closing(*added)
 
-    def written(self, numbers: list[int], *items: tuple[Record, Data]) -> None:
+    def written(self, numbers: list[int], *items: tuple[records.Record, Data]) -> None:
         """Add records to the summary after they were written under these numbers."""
         self._summary.note(numbers, items)
 
     def tell(
         self,
         kind: Kind,
-        call: Call | None = None,
+        call: records.Call | None = None,
         detail: str = "",
         *,
         step: int = 0,
@@ -1134,9 +1122,9 @@ class ActiveRun:
         if self.streams:
             self._leave_streams(error)
         if self.emissions is not None:
-            self.emissions.end()
+            self._end_emissions()
         retry, gone_on = self.unwinding.end(error)
-        record = Ended(
+        record = records.Ended(
             status,
             recorded=encoded is not None,
             changed=changed or {},
@@ -1151,9 +1139,11 @@ class ActiveRun:
             rest=self.rest(),
             again=again,
         )
-        items: list[tuple[Record, Data]] = [(record, encoded.data if encoded is not None else b"")]
+        items: list[tuple[records.Record, Data]] = [
+            (record, encoded.data if encoded is not None else b"")
+        ]
         if gone_on:
-            items.insert(0, (Handled(gone_on, record.at), b""))
+            items.insert(0, (records.Handled(gone_on, record.at), b""))
         self.facts = self.facts._replace(
             status=status,
             error=secrets.preview(error) if error is not None else "",
@@ -1166,6 +1156,13 @@ class ActiveRun:
             self.frame_recorder.run_failed(self.journal, self.facts.end, error)
         self.write(*items, head=self.facts)
         self.tell(_ATTEMPT_ENDED[status], detail=record.preview)
+
+    def _end_emissions(self) -> None:
+        assert self.emissions is not None
+        try:
+            self.emissions.end()
+        except RunStopped as problem:
+            raise self.stop(problem) from problem.__cause__
 
     def _leave_streams(self, error: BaseException | None) -> None:
         """Record the streams that their readers had left before the run ended.
@@ -1220,7 +1217,7 @@ class ActiveRun:
 
 
 def _frame_recorder(
-    parent: ActiveRun | None, facts: RunFacts, secrets: Secrets
+    parent: ActiveRun | None, facts: records.RunFacts, secrets: Secrets
 ) -> FrameRecorder | None:
     recorder = parent.frame_recorder if parent is not None else None
     if parent is None and settings.record_locals():
@@ -1236,7 +1233,7 @@ def _in_child() -> None:
     """Stop the copies of runs in a forked child from writing, since the parent executes them."""
     for run in list(live_runs):
         run.journal.disown()
-        run.stopped = run.stopped or LeaseLostError(
+        run.stopped = run.stopped or errors.LeaseLostError(
             f"this is a forked process of run {run.run_id!r}, which only the process that started "
             "it can record: what it does is no part of the run",
             run_id=run.run_id,

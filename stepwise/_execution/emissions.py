@@ -12,8 +12,9 @@ So after any kill, edit or change of order, the stream is the order of the execu
 Where tasks or threads speak at once, a resumed run may have another order; it then withdraws and
 says again, which costs a reader a reset, and never an item.
 
-Items wait in memory for at most ``GROUP`` seconds, and are written before a record or a checkpoint
-that follows them.  A new process that finds a checkpoint ahead of the log leaves it out.
+Items wait in memory for at most ``GROUP`` seconds.  They are written before the outcome of the step
+that said them, and before a checkpoint.  A checkpoint ahead of the log, which only a power cut
+leaves, is left out on resume.
 
 Rejected: matching emissions by their number since the last call.  An edit that says one sentence
 more would keep all that follow under wrong offsets.
@@ -32,6 +33,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from stepwise._journal.journal import Journal, Position
+from stepwise._journal.records import Record
 from stepwise._journal.stream import (
     AGAIN,
     ENDED,
@@ -46,6 +48,7 @@ from stepwise._journal.stream import (
 from stepwise._runtime import settings
 from stepwise._runtime.messages import notice, shell_word
 from stepwise._values.codec import Codec
+from stepwise._values.unpickling import Data
 from stepwise.errors import NotRecordableError, RunStopped
 
 GROUP = 0.05  # seconds in which emissions share a write
@@ -150,6 +153,7 @@ class Emissions:
         self._ops: list[list[Any]] = []
         self._pieces: list[bytes] = []
         self._firsts: dict[str, int] = {}
+        self._spoke: set[int] = set()  # the numbers of the steps that what waits is about
         self._size = self._total = 0
         self._base: Sequence[Any] = [0, "", 0, 0, {}, []]
 
@@ -282,6 +286,7 @@ class Emissions:
                 groups[-1][0] += 1
             else:
                 groups.append([1, around])
+                self._spoke.update(around)
             op[3].append(len(data) if form == TEXT else [len(data), form])
             self._pieces.append(data)
             self._size += len(data)
@@ -333,6 +338,7 @@ class Emissions:
     def withdraw(self, number: int) -> None:
         """Withdraw what a step has said in an attempt that failed, with the steps inside it."""
         with self._lock:
+            self._spoke.add(number)
             for name, stream in self._streams.items():
                 gone = {id(each) for each in stream.spans if number in each.around}
                 self._withdraw(name, stream, gone, {number})
@@ -399,10 +405,14 @@ class Emissions:
 
     # -- writing ---------------------------------------------------------------------------------
 
-    @property
-    def waits(self) -> bool:
-        """True if something is not written yet."""
-        return bool(self._ops)
+    def precede(self, items: Iterable[tuple[Record, Data]]) -> bool:
+        """Return whether something waits that must be written before these records.
+
+        The outcome of a step keeps what the step has said.  What the workflow's own code has said
+        precedes the next checkpoint only: without it, that code is executed again.
+        """
+        calls = (getattr(record, "call", None) for record, _ in items)
+        return self._log.is_unsure or any(c is not None and c.number in self._spoke for c in calls)
 
     def flush(self, *, durable: bool = True) -> None:
         """Write what waits.
@@ -418,6 +428,7 @@ class Emissions:
                 payload = b"".join(self._pieces)
                 self._log.prepare(self._firsts, self._ops, payload, durable=durable)
                 self._ops, self._firsts, self._pieces, self._size = [], {}, [], 0
+                self._spoke.clear()
             self._log.settle()
 
     def _rouse(self, seconds: float = GROUP) -> None:
@@ -467,10 +478,15 @@ class Emissions:
     # -- the end ---------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Withdraw what nothing has kept, since the run ends."""
+        """Withdraw what nothing has kept, since the run ends, and write all that waits.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
         with self._lock:
             for name, stream in self._streams.items():
                 self._withdraw_old(name, stream, set())
+        self.flush()
 
     def close(self, *, ended: bool) -> None:
         """Write what waits, wake the readers of a run that has ended, and release the lease."""

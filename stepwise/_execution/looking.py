@@ -164,10 +164,6 @@ class Replay:
         """
         raise NotImplementedError
 
-    def body(self, call: Call, body: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function to execute for a call that may be made."""
-        return body
-
 
 class Looking(Replay):
     """The debugged run of this process, as its calls see it.

@@ -29,6 +29,7 @@ from stepwise._rewrite.reading import (
     decorators,
     definition_at,
     imported,
+    literal,
     members,
 )
 from stepwise._rewrite.source import Source, parsed
@@ -61,7 +62,7 @@ def version_of(function: Any, source: Source | None = None, *, is_tool: bool = F
     found = definition_at(module.tree, code.co_name, code.co_firstlineno) if module else None
     if module is None or found is None:
         running = "code of Python {}.{}".format(*sys.version_info)
-        return _version({running: [shape_digest(inner)]})
+        return _version({running: [shape_digest(inner), bound]})
     follower = _Follower(module)
     reading = follower.begin(inner, *found, is_tool=is_tool)
     parts = follower.texts
@@ -97,6 +98,12 @@ def _innermost(function: Any) -> tuple[Any, str]:
             return called, ",".join(bound)
         else:
             return function, ",".join(bound)
+
+
+def _unrecorded(value: Any) -> types.FunctionType | None:
+    """Return the function inside a value, or ``None`` if it is a step or workflow of its own."""
+    is_step = "__stepwise_step__" in getattr(getattr(value, "__func__", value), "__dict__", {})
+    return None if is_step or hasattr(type(value), "run_id_for") else plain_function(value)
 
 
 def _is_plain(value: Any) -> bool:
@@ -161,30 +168,34 @@ def _module(
     Args:
         lines: the text of the file, if it is known to be what is executed.
     """
-    known = _modules.get(file)
-    if known is not None and (lines is None or known[0] is lines):
-        return known[1]
     found = lines if lines is not None else lines_of(file, None)
     is_sure = found is not None
     if found is None:
         found = linecache.getlines(file)
-    text, tree = "".join(found), None
+    known = _modules.get(file)
+    if known is not None and known[0] is found:
+        return known[1]
+    text, module = "".join(found), None
     with contextlib.suppress(SyntaxError, ValueError, RecursionError):
-        tree = parsed(text) if text else None  # notebook magics do not parse
-        tree = tree if is_sure or _is_executed(namespace, file, text) else None
-    module = _Module(namespace, file, text, tree) if tree is not None else None
+        if text:  # notebook magics do not parse
+            module = _Module(namespace, file, text, parsed(text))
+            module = module if is_sure or _is_executed(module) else None
     _modules[file] = found, module
     return module
 
 
-def _is_executed(namespace: Mapping[str, Any], file: str, text: str) -> bool:
-    """Return whether the functions of a module were made of this text of its file."""
-    codes = _codes(compile(text, file, "exec", dont_inherit=True))
+def _is_executed(module: _Module) -> bool:
+    """Return whether a module was made of the text that its file has now."""
+    namespace = module.namespace
+    codes = _codes(compile(module.text, module.file, "exec", dont_inherit=True))
     inside = [*namespace.values()]
     inside += [e for v in inside if isinstance(v, type) for e in tuple(vars(v).values())]
     functions = [plain_function(each) for each in inside]
     made = [each.__code__ for each in functions if each is not None]
-    return all(each in codes for each in made if each.co_filename == file)
+    literals = ((name, literal(nodes[0], _MISSING)) for name, nodes in module.bindings.items())
+    return all(each in codes for each in made if each.co_filename == module.file) and all(
+        value is _MISSING or namespace.get(name, value) == value for name, value in literals
+    )
 
 
 def _codes(code: types.CodeType) -> set[types.CodeType]:
@@ -250,10 +261,10 @@ class _Follower:
         if is_tool:
             self._annotations(reading, around)
         self.values = bool(function.__closure__)
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        for name, cell in cells:
+        for cell in function.__closure__ or ():
             try:
-                self._value(name, plain_function(cell.cell_contents))
+                captured = _unrecorded(cell.cell_contents)
+                self._value(getattr(captured, "__name__", ""), captured)
             except ValueError:
                 continue  # a cell without a value yet
         self._follow_members()
@@ -287,7 +298,7 @@ class _Follower:
         for chain in reading.annotated:
             self._follow(chain, module, around, reading.imports, annotated=True)
         if label != "body" and isinstance(node, FUNCTIONS):
-            texts.append(reading.signature(annotations=False))
+            texts.append(reading.defaults)
         self.texts.setdefault(label, []).extend(texts)
         return reading
 
@@ -393,9 +404,8 @@ class _Follower:
                 return self._follow(".".join([name, *rest]), other, (), {}, annotated=annotated)
         if value is _MISSING or annotated:
             return []
-        function = plain_function(value)
-        if function is not None:
-            self._value(name, function)
+        if plain_function(value) is not None:
+            self._value(name, _unrecorded(value))
         elif isinstance(value, type):
             self._class_by_value(value, module, rest)
         elif _is_plain(value):
@@ -412,9 +422,7 @@ class _Follower:
             return
         module = _module(inner.__globals__, code.co_filename)
         found = definition_at(module.tree, code.co_name, code.co_firstlineno) if module else None
-        if module is None or found is None or module.is_recorded(found[0]):
-            return
-        if self._once(found[0]):
+        if module is not None and found is not None and self._once(found[0]):
             self._read(self._label(name, module), module, *found)
 
     def _class_by_value(self, cls: type, module: _Module, rest: Sequence[str]) -> None:

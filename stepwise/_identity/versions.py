@@ -73,11 +73,12 @@ def lines_of(file: str, source: Source | None) -> list[str] | None:
     """Return the lines of a file if they are what is executed, else ``None``."""
     if source is not None and source.filename == file:
         return source.lines
+    linecache.checkcache(file)
     try:
         if os.stat(file).st_ctime >= _BEGAN:
             return None
     except OSError:
-        pass  # a notebook cell, whose text never changes
+        return linecache.getlines(file)  # a notebook cell, whose text never changes
     return linecache.getlines(file)
 
 

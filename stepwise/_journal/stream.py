@@ -20,7 +20,7 @@ Rejected:
 - Records of the journal: a resume and a listing would read a stream of 100 MB.
 - Objects of the run, one for each batch, written with the outcome of a step in one transaction:
   each reader would need a request for each batch, and a store would search 100,000 names at each
-  resume.  Instead, a batch is written before the record that depends on it; an emission without
+  resume.  Instead, a batch is written before the outcome that depends on it; an emission without
   the outcome of its step is withdrawn on resume anyway.
 - Deleting withdrawn items: an offset would get a second meaning, which no reader could notice.
 """
@@ -187,6 +187,11 @@ class StreamWriter(StreamLog):
         self._unsure = batch, at
         if any(op[0] == WITHDRAWN for op in ops):
             self.withdrew = number + 1
+
+    @property
+    def is_unsure(self) -> bool:
+        """True if a batch waits, since its write failed or was not tried yet."""
+        return self._unsure is not None
 
     def settle(self) -> None:
         """Write the prepared batch, if there is one."""

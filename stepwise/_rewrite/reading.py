@@ -70,16 +70,19 @@ class CodeRead:
             return self._class_head(node)
         return self._write(node)
 
+    @property
+    def defaults(self) -> str:
+        """The text of the defaults of a function's parameters."""
+        return self._write([*self.node.args.defaults, *self.node.args.kw_defaults])
+
     def signature(self, *, annotations: bool) -> str:
         """Return the text of a function's parameters: names, kinds, defaults."""
-        arguments = self.node.args
-        parts = []
+        arguments, parts = self.node.args, [self.defaults]
         for field in ("posonlyargs", "args", "vararg", "kwonlyargs", "kwarg"):
             found = getattr(arguments, field) or []
             for each in found if isinstance(found, list) else [found]:
                 said = self._write(each.annotation) if annotations and each.annotation else ""
                 parts.append(f"{field} {each.arg}: {said}")
-        parts += [self._write(arguments.defaults), self._write(arguments.kw_defaults)]
         returns = getattr(self.node, "returns", None)
         if annotations and returns is not None:
             parts.append(self._write(returns))
@@ -166,13 +169,18 @@ class CodeRead:
         return "" if isinstance(node.value, ast.Constant) else f"Expr({self._write(node.value)})"
 
     def _write_annassign(self, node: ast.AnnAssign) -> str:
-        if self._scopes and self._scopes[-1] is not _CLASS:
-            self._annotation(node.annotation)
-            if node.value is None:
-                return ""
-            return self._write(ast.Assign(targets=[node.target], value=node.value))
-        # The annotations of a class define its fields.
-        return f"AnnAssign({self._fields(node)})"
+        if self._scopes and self._scopes[-1] is _FIELDS:
+            return f"AnnAssign({self._fields(node)})"
+        self._annotation(node.annotation)
+        if node.value is None:
+            return ""
+        return self._write(ast.Assign(targets=[node.target], value=node.value))
+
+    def _write_set(self, node: ast.Set) -> str:
+        items = [self._write(each) for each in node.elts]
+        if all(isinstance(each, ast.Constant) for each in node.elts):
+            items.sort()
+        return f"Set({','.join(items)})"
 
     # -- scopes ----------------------------------------------------------------------------------
 
@@ -246,7 +254,8 @@ class CodeRead:
         doc = ast.get_docstring(node)
         if doc and node.bases and any(isinstance(each, ast.AnnAssign) for each in body):
             parts.append(repr(doc))  # a model's description, which is sent along with its schema
-        self._scopes.append(_CLASS)
+        # The annotations of a dataclass or of a model define its fields.
+        self._scopes.append(_FIELDS if node.decorator_list or node.bases else _CLASS)
         parts.append(self._write(body))
         self._scopes.pop()
         return f"ClassDef({','.join(parts)})"
@@ -291,6 +300,7 @@ class CodeRead:
 
 
 _CLASS: dict[str, str] = {}  # the scope of a class, whose names are attributes
+_FIELDS: dict[str, str] = {}
 
 
 def _parameters(arguments: ast.arguments) -> list[ast.arg]:
@@ -426,6 +436,14 @@ def _first_line(node: Any) -> int:
     decorators = getattr(node, "decorator_list", ())
     lines: list[int] = [each.lineno for each in decorators]
     return min([getattr(node, "lineno", 0), *lines])
+
+
+def literal(node: Definition, default: Any) -> Any:
+    """Return the value of an assignment of a literal, or ``default`` for anything else."""
+    try:
+        return ast.literal_eval(node.value)
+    except (AttributeError, TypeError, ValueError, MemoryError, RecursionError):
+        return default
 
 
 def members(node: ast.ClassDef) -> Mapping[str, list[Definition]]:

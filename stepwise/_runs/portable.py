@@ -20,6 +20,7 @@ from stepwise._execution.outcomes import RunInputs, load_inputs
 from stepwise._execution.viewer import view
 from stepwise._journal.journal import place_of_run
 from stepwise._journal.records import Entry, RunFacts, from_fields, to_fields, with_form
+from stepwise._journal.versions import RecordedVersion
 from stepwise._runs.replica import Replica, Variables
 from stepwise._runs.run import Run
 from stepwise._runtime.messages import shell_word
@@ -40,7 +41,7 @@ _LEFT_OUT = "left out"  # the form of a value that the file does not hold
 # -- writing ---------------------------------------------------------------------------------------
 
 
-class _Writer:
+class _RunFile:
     """The writer of one file, which notes what it masks."""
 
     def __init__(self) -> None:
@@ -95,7 +96,7 @@ def to_data(replica: Replica, run: Run) -> dict[str, Any]:
     Raises:
         ConfigurationError: a file cannot hold the run; the message says why.
     """
-    facts, writer = replica.facts, _Writer()
+    facts, writer = replica.facts, _RunFile()
     if facts.pruned:
         raise ConfigurationError(
             f"run {facts.run_id!r} cannot be a test: its first records were pruned "
@@ -111,6 +112,7 @@ def to_data(replica: Replica, run: Run) -> dict[str, Any]:
         "arguments": arguments,
         "masked": sorted(set(writer.masked)),
         "pickles": writer.pickles,
+        "versions": [each._replace(files={}) for each in replica.versions],
         "records": records,
         "variables": moments,
     }
@@ -120,7 +122,7 @@ def _place(facts: RunFacts) -> str:
     return os.path.basename(facts.workflow)
 
 
-def _record(writer: _Writer, entry: Entry) -> dict[str, Any]:
+def _record(writer: _RunFile, entry: Entry) -> dict[str, Any]:
     record, payload = entry.record, bytes(entry.payload)
     form = getattr(record, "form", None)
     fields = {name: each for name, each in to_fields(record).items() if name not in _DROPPED}
@@ -141,7 +143,7 @@ def _record(writer: _Writer, entry: Entry) -> dict[str, Any]:
     held = writer.pickle if opaque else writer.value
     content = held(bytes(payload), form, where)
     shown = _without_credentials(fields)
-    return {"number": entry.number, **shown, **({"content": content} if content else {})}
+    return {"entry": entry.number, **shown, **({"content": content} if content else {})}
 
 
 def _without_credentials(value: Any) -> Any:
@@ -155,7 +157,7 @@ def _without_credentials(value: Any) -> Any:
     return value
 
 
-def _arguments(writer: _Writer, run: Run) -> dict[str, Any]:
+def _arguments(writer: _RunFile, run: Run) -> dict[str, Any]:
     facts = run._facts()
     try:
         inputs = load_inputs(run.store, run._seal, facts)
@@ -176,7 +178,7 @@ def _arguments(writer: _Writer, run: Run) -> dict[str, Any]:
     return {"values": values, "method": inputs.method, "missing": missing}
 
 
-def _moments(writer: _Writer, replica: Replica) -> Iterator[dict[str, Any]]:
+def _moments(writer: _RunFile, replica: Replica) -> Iterator[dict[str, Any]]:
     for moment in replica.moments:
         try:
             found = moment.variables()
@@ -200,8 +202,6 @@ def test_of(run: Run, data: Mapping[str, Any], output: str) -> str:
     facts = run._facts()
     module = place_of_run(facts)
     module = os.path.splitext(os.path.basename(module))[0] if os.sep in module else module
-    root = facts.label.partition(".")[0]
-    named = facts.label.replace(".", "").isidentifier()
     words = re.sub(r"\W+", "_", f"test_{run.id}")
     notes = ""
     if data["pickles"]:
@@ -217,9 +217,7 @@ def test_of(run: Run, data: Mapping[str, Any], output: str) -> str:
         label=facts.label,
         notes=notes,
         command=command,
-        module=module,
-        name=f"from {module} import {root}" if named else f"import {module}  # noqa: F401",
-        workflow=f", {facts.label}" if named else "",
+        place=f"{module}:{facts.label}",
         test=words,
     )
 
@@ -239,11 +237,11 @@ import pathlib
 
 from stepwise.testing import rerun
 
-{name}
+DATA = pathlib.Path(__file__).with_suffix(".json")
 
 
 def {test}():
-    rerun(pathlib.Path(__file__).with_suffix(".json"){workflow}).assert_same()
+    rerun(DATA, "{place}").assert_same()
 '''
 
 
@@ -295,12 +293,13 @@ def _replica(data: Mapping[str, Any]) -> Replica:
         ),
         arguments=arguments,
         masked=tuple(data["masked"]),
+        versions=tuple(RecordedVersion(*each) for each in data["versions"]),
     )
 
 
 def _entry(fields: Mapping[str, Any]) -> Entry:
     given = {**fields}
-    number, content = given.pop("number"), given.pop("content", {})
+    number, content = given.pop("entry"), given.pop("content", {})
     record, payload = from_fields(given), b""
     if "value" in content:
         encoded = encode(content["value"])

@@ -26,9 +26,10 @@ from stepwise._journal.journal import (
 from stepwise._journal.projection import as_made, given_up
 from stepwise._journal.records import Entry, RunFacts, with_form
 from stepwise._journal.seal import DamagedError, Seal, named
-from stepwise._runs.history import without_hidden
+from stepwise._journal.versions import RecordedVersion, recorded_versions
 from stepwise._runs.run import Run
 from stepwise._runs.steps import known_facts
+from stepwise._runs.why import without_hidden
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import shell_word
 from stepwise._values.codec import Codec
@@ -65,6 +66,7 @@ class Replica(NamedTuple):
         beside: header and payload of the objects beside the records, by their names.
         arguments: loads those of the run, if a file holds them; else the first record does.
         masked: what a file leaves out, since it is secret.
+        versions: of the steps whose results are recorded.
     """
 
     facts: RunFacts
@@ -75,6 +77,7 @@ class Replica(NamedTuple):
     beside: Mapping[str, tuple[Any, bytes]] = {}
     arguments: Callable[[], RunInputs] | None = None
     masked: tuple[str, ...] = ()
+    versions: tuple[RecordedVersion, ...] = ()
 
 
 def taken_from(store: Store, seal: Seal, run_id: str) -> Replica:
@@ -107,6 +110,7 @@ def taken_from(store: Store, seal: Seal, run_id: str) -> Replica:
         tuple(_moment(facts, each) for each in checkpoints),
         checkpoints,
         dict(_inputs(store, vault, run_id)),
+        versions=tuple(recorded_versions(store, seal, run_id)),
     )
 
 
@@ -154,7 +158,7 @@ def in_memory(replica: Replica, workflow: str, function: Callable[..., Any]) -> 
         first, objects = entries[0].number - 1, dict[str, Data]()
         for loaded in replica.checkpoints:
             at = positions[loaded.state.journal[0] - first]
-            state = loaded.state._replace(journal=at.kept())
+            state = loaded.state._replace(journal=at.kept(), said=())  # it says all anew
             objects |= sealed(seal, run_id, loaded, state, numbers, loaded.payload)
         for name, (header, payload) in replica.beside.items():
             objects[name] = seal.close(named(name, run_id), header, payload)[0]

@@ -30,7 +30,7 @@ from stepwise._journal.seal import Seal
 from stepwise._journal.summary import deaths_of
 from stepwise._journal.versions import recorded_versions
 from stepwise._matching.pool import differing, key_of
-from stepwise._runtime.facts import public
+from stepwise._runtime.facts import PlainFacts, public
 from stepwise._runtime.messages import printable
 from stepwise.errors import RunNotFoundError, UnreadableValueError
 from stepwise.stores import Owner, Store
@@ -152,7 +152,7 @@ def run_dict(
 
 @public
 @dataclass(frozen=True, slots=True)
-class RunCheckpoint:
+class RunCheckpoint(PlainFacts):
     """A checkpoint of a run, as :attr:`Run.checkpoints` lists it.
 
     Args:
@@ -170,10 +170,6 @@ class RunCheckpoint:
     size: int
     created_at: float
     verified: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the attributes as plain data, for JSON."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def _repr_html_(self) -> str:
         facts = {name: str(value) for name, value in self.to_dict().items()}
@@ -362,7 +358,7 @@ def _stopped(run_id: str, stop: Stop, others: list[Call], stops: list[Stop]) -> 
 
 @public
 @dataclass(frozen=True, slots=True)
-class RecordedFrame:
+class RecordedFrame(PlainFacts):
     """A frame of the traceback of a failure, as ``record_locals=True`` records it.
 
     Args:
@@ -378,10 +374,6 @@ class RecordedFrame:
     function: str
     code: str
     variables: Mapping[str, str]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the attributes as plain data, for JSON."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 Place = tuple[Store, Seal, str]
@@ -447,7 +439,7 @@ _LARGE = 10_000  # bytes; a larger record is not kept, and is read again when ne
 
 @public
 @dataclass(frozen=True, slots=True)
-class StepAttempt:
+class StepAttempt(PlainFacts):
     """One try of a step's body.
 
     Args:
@@ -464,10 +456,6 @@ class StepAttempt:
     started_at: float
     finished_at: float | None
     error: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the attributes as plain data, for JSON."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 def _attempts_in(entry: Entry, before: int, answered: float) -> Iterator[StepAttempt]:

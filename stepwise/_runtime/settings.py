@@ -148,10 +148,11 @@ def configure(
             injects as arguments: parameters annotated with them do not distinguish calls.
         volatile: fields that do not distinguish calls, by class or full name of a class, subclasses
             included: ``{"mypackage.Message": ("created", "usage")}``, instead of built-in ones.
-        references: fields with ids that every start generates anew, by class: they count by their
-            order in a call.  ``"calls[].id"`` is the ``id`` of each item of ``calls``.
+        references: fields with ids that every start generates anew, by class as above.  Ids count
+            by their order in a call.  ``"calls[].id"`` is the ``id`` of each item of ``calls``.
         grace: seconds that steps in flight have after SIGTERM, unless the program handles it: 10.
-        suspend_after: seconds of a wait after which a run suspends: 60, or ``None`` for never.
+        suspend_after: seconds that a run waits in its process (``sleep``, ``wait_for``,
+            ``approve``) before it suspends: 60 by default, ``None`` for never, 0 for at once.
         secret_names: further names whose values are masked in requests (``door_code``).
         record_arguments: record the arguments of all steps in full, as ``record_arguments=`` does.
         record_locals: record failures with short forms of local variables, which may hold secrets.
@@ -172,12 +173,21 @@ def configure(
     _settings.on_changed = _checked_policy(on_changed)
     if grace is not None:
         _settings.grace = _seconds(grace, f"configure(grace={grace!r})")
+    _set_names(injected, secret_names, volatile, references)
+
+
+def _set_names(
+    injected: Iterable[str] | None,
+    secret_names: Iterable[str] | None,
+    volatile: ClassFields | None,
+    references: ClassFields | None,
+) -> None:
+    if volatile is not None or references is not None:
+        _settings.fields = _changed_fields(_settings.fields, volatile, references)
     if injected is not None:
         _settings.injected = _names(injected)
     if secret_names is not None:
         _settings.secret_names = frozenset(map(plain_name, _names(secret_names)))
-    if volatile is not None or references is not None:
-        _settings.fields = _changed_fields(_settings.fields, volatile, references)
 
 
 def _names(given: Iterable[str]) -> frozenset[str]:

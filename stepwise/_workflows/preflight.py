@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import functools
 import importlib.machinery
+import itertools
 import json
 import os
 import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from stepwise._calls.edits import EditedStep, asks, edits_in, forgotten_by
+from stepwise._calls.edited import EditedStep, asks
+from stepwise._calls.edits import edits_in, forgotten_by
 from stepwise._calls.steps import defined_steps
 from stepwise._checkpoints.checkpoints import Checkpoints, State
 from stepwise._execution.loadable import Loadable
@@ -26,7 +28,15 @@ from stepwise._execution.outcomes import ABOUT
 from stepwise._execution.process_memory import known_workflow
 from stepwise._identity.identity import shown_parts
 from stepwise._identity.module_names import file_of
-from stepwise._journal.journal import Journal, Position, place_of_run, read_end, read_start
+from stepwise._journal.journal import (
+    Journal,
+    Position,
+    facts_of,
+    place_of_run,
+    read_end,
+    read_start,
+    seal_for,
+)
 from stepwise._journal.lease import describe_owner
 from stepwise._journal.projection import RecordedCall, is_only_submitted
 from stepwise._journal.records import Entry, RunFacts
@@ -34,7 +44,8 @@ from stepwise._journal.seal import Seal
 from stepwise._journal.summary import course_of
 from stepwise._matching.pool import Pool
 from stepwise._rewrite import Rewritten
-from stepwise._runs.replica import Replica
+from stepwise._runs.replica import Replica, taken_from
+from stepwise._runs.run import each_listed
 from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count
@@ -210,6 +221,8 @@ class _Examined:
         unknown = tuple(dict.fromkeys(self.unknown))
         if self.stops and verdict != "refuses":
             verdict, facts["why"] = "refuses", self.stops
+            if self.facts.code != self.definition.code:
+                unknown = (*unknown, "its new code, which may not make that call any more")
         return Forecast(self.facts, verdict, unknown=unknown, notes=tuple(self.notes), **facts)
 
     def _loadable(self) -> Loadable:
@@ -502,7 +515,7 @@ def with_replay(found: Forecast, said: Replayed) -> Forecast:
         return found._replace(verdict="refuses", why=said.told, unknown=())
     start, done = _START.match(said.start), _DONE.search(said.start)
     found = found._replace(notes=(*found.notes, said.told))
-    if start is None:
+    if start is None or found.verdict == "recalls":
         return found
     verdict: Any = start[1]
     at = start[2] or ""
@@ -513,6 +526,63 @@ def with_replay(found: Forecast, said: Replayed) -> Forecast:
         return found._replace(unknown=(f"the replay, which {said.start}",))
     steps = int(done[1]) if done is not None and verdict == "resumes" else said.answered
     return found._replace(verdict=verdict, at=at, steps=steps, lost=True, unknown=unknown)
+
+
+# -- of whole stores ------------------------------------------------------------------------------
+
+
+class Forecasts:
+    """The forecasts of the runs in some stores.
+
+    Args:
+        most, completed: how many unfinished and completed runs of each store are examined.
+        execute: executes the code of a run, too; see :func:`replay`.
+
+    Attributes:
+        exit_code: 2 if a run cannot go on, 1 if one has lost its place, else 0; so far.
+        is_cut: True if unfinished runs were left out.
+    """
+
+    def __init__(
+        self,
+        stores: Iterable[Store],
+        most: int,
+        completed: int,
+        execute: Callable[[Replica], Replayed] | None = None,
+    ) -> None:
+        self._stores, self._most, self._completed = stores, most, completed
+        self._execute = execute
+        self.exit_code = 0
+        self.is_cut = False
+
+    def __iter__(self) -> Iterator[Forecast]:
+        for store in self._stores:
+            seal = seal_for(store)
+            for facts in self._facts(store, seal):
+                found = self._replayed(store, seal, forecast(store, seal, facts))
+                refused = found.verdict == "refuses"
+                self.exit_code = max(self.exit_code, 2 if refused else int(found.lost))
+                yield found
+
+    def _facts(self, store: Store, seal: Seal) -> Iterator[RunFacts]:
+        unfinished = iter(store.heads(unfinished=True))
+        for head in itertools.islice(unfinished, self._most):
+            facts = facts_of(store, seal, head.run_id)
+            if facts is not None and facts.status not in ("completed", "cancelled"):
+                yield facts
+        self.is_cut = self.is_cut or next(unfinished, None) is not None
+        if self._completed:
+            over = each_listed(status="completed", store=store, where=lambda each: not each.parent)
+            yield from (each.facts for each in itertools.islice(over, self._completed))
+
+    def _replayed(self, store: Store, seal: Seal, found: Forecast) -> Forecast:
+        if self._execute is None or found.facts.parent or found.verdict in ("refuses", "elsewhere"):
+            return found
+        try:
+            replica = taken_from(store, seal, found.facts.run_id)
+        except (StepwiseError, RunStopped) as error:
+            return with_replay(found, Replayed("", f"not replayed: {error}"))
+        return with_replay(found, self._execute(replica))
 
 
 # -- in words -------------------------------------------------------------------------------------

@@ -10,13 +10,20 @@ have made the recorded call.
 
 from __future__ import annotations
 
+import datetime as dt
 import re
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from pathlib import PurePath
 from typing import Any, Literal
+from uuid import UUID
 
-from stepwise._calls.call import PATIENCE, Performance
-from stepwise._calls.driver import Core, Result, Wait
+from stepwise._calls.call import PATIENCE, AnsweredInstead, Performance
+from stepwise._calls.driver import Attempt, Core, Result, Wait
 from stepwise._checkpoints.checkpoints import (
     PREFIX,
     Checkpoints,
@@ -28,14 +35,16 @@ from stepwise._checkpoints.references import Vault
 from stepwise._execution.active_run import ActiveRun
 from stepwise._execution.looking import Replay
 from stepwise._execution.tasks import others_alive, others_may_claim
-from stepwise._execution.viewer import Placeholder, look_into, view, view_inputs
+from stepwise._execution.viewer import look_into, view, view_inputs
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Call, Entry
 from stepwise._matching.pool import differences as parts_differing
-from stepwise._runs.history import without_hidden
 from stepwise._runs.paths import Difference as ValueDifference
 from stepwise._runs.paths import differences
 from stepwise._runs.replica import Replica, Variables
+from stepwise._runs.why import without_hidden
+from stepwise._runtime import asyncio_state
+from stepwise._runtime.facts import PlainFacts
 from stepwise._runtime.messages import count
 from stepwise._values.preview import NotShown, error_text
 from stepwise._workflows.execute import Invocation
@@ -50,7 +59,7 @@ What = Literal["call", "argument", "variable", "result"]
 
 
 @dataclass(frozen=True)
-class RerunDifference:
+class RerunDifference(PlainFacts):
     """The first difference between a recorded run and its rerun.
 
     Args:
@@ -73,10 +82,6 @@ class RerunDifference:
     now: str | None
     text: str
     name: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the attributes as plain data, for JSON."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def __str__(self) -> str:
         return self.text
@@ -115,6 +120,7 @@ class Comparing(Replay):
         accepts: returns whether the rerun may begin at a checkpoint; ``None`` for the top.
         answers: functions that answer calls without a record, by the names of the steps.
         live: names of the steps whose calls without a record are made.
+        ignored: names of variables that are not compared.
 
     Attributes:
         difference: the first difference; ``None`` while there is none.
@@ -133,9 +139,11 @@ class Comparing(Replay):
         accepts: Callable[[State], bool] | None,
         answers: Mapping[str, Callable[..., Any]],
         live: Collection[str],
+        ignored: Collection[str],
     ) -> None:
         self.replica, self.run_id = replica, replica.facts.run_id
         self.accepts, self._answers, self._live = accepts, answers, live
+        self.ignored = ignored
         self.difference: RerunDifference | None = None
         self.calls: list[RerunCall] = []
         self.start = ""
@@ -162,7 +170,7 @@ class Comparing(Replay):
         if not same and self._is_allowed(call):
             return False
         skipped = next(self._left(active, call, recorded.call.number), None)
-        if skipped is not None and not others_alive(active):
+        if skipped is not None and _is_alone(active):
             raise self._stop(active, self._another(call, skipped, recorded))
         if not same:
             raise self._stop(active, self._arguments(made, call, recorded))
@@ -175,10 +183,15 @@ class Comparing(Replay):
         if recorded is not None and not recorded.answers:
             raise self._stop(active)  # the run was stopped in this very call
         if self._is_allowed(call):
-            how: Any = "answered" if call.name in self._answers else "live"
-            self.calls.append(RerunCall(call.name, call.arguments, how))
             self.moments.clear()  # the variables follow from another result
-            return Result()
+            answer = self._answers.get(call.name)
+            how: Any = "live" if answer is None else "answered"
+            self.calls.append(RerunCall(call.name, call.arguments, how))
+            if answer is None:
+                return Result()
+            here: Any = made if made.performer.kind else made.performer  # a child run's call
+            given = Attempt(answer, here.args, here.kwargs, None, f"the answer of {call.name}")
+            raise AnsweredInstead((yield given))
         if recorded is not None:
             self.problem = ConfigurationError(
                 f"step {recorded.call.number} {call.name} of run {self.run_id!r} cannot be "
@@ -198,10 +211,6 @@ class Comparing(Replay):
         if expected is not None and expected.call.name == call.name:
             raise self._stop(active, self._arguments(made, call, expected))
         raise self._stop(active, self._another(call, expected, None))
-
-    def body(self, call: Call, body: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function that answers a call."""
-        return self._answers.get(call.name, body)
 
     def _is_allowed(self, call: Call) -> bool:
         return call.name in self._answers or call.name in self._live
@@ -242,21 +251,15 @@ class Comparing(Replay):
     def _another(
         self, call: Call, expected: RecordedCall | None, recorded: RecordedCall | None
     ) -> RerunDifference:
-        now = f"{call.name}({call.arguments})"
+        now, at = _text(call), _at(call.site)
+        if expected is None:
+            text = f"the code calls {now}{at}, but the run had made its last call"
+            return RerunDifference("call", 0, call.site, "", None, now, text, call.name)
+        later = ", which the run never made"
         if recorded is not None:
             later = f", which the run made later, as step {recorded.call.number}"
-        else:
-            later = ", which the run never made"
-        if expected is None:
-            text = f"the code calls {now}{_at(call.site)}, but the run had made its last call"
-            return RerunDifference("call", 0, call.site, "", None, now, text, call.name)
-        other = expected.call
-        before = f"{other.name}({other.arguments})"
-        text = (
-            f"the run called {before} here (step {other.number}{_at(other.site)}); the code calls "
-            f"{now}{_at(call.site)}{later}"
-        )
-        return RerunDifference("call", other.number, call.site, "", before, now, text, call.name)
+        found = _not_made(expected.call, "call", f"calls {now}{at}{later}")
+        return replace(found, where=call.site, now=now, name=call.name)
 
     def _arguments(self, made: Performance, call: Call, recorded: RecordedCall) -> RerunDifference:
         other, active = recorded.call, made.scope.run
@@ -303,19 +306,12 @@ class Comparing(Replay):
         if self.unsure is not None:
             return self._stop(active, self.unsure)
         nothing = Call(0, "", "", "", 0)
-        left = next(self._left(active, nothing), None) if error is None or end else None
-        if left is not None:
-            other = left.call
-            before = f"{other.name}({other.arguments})"
-            what: What = "call" if error is None else "result"
-            now = "returns" if error is None else f"raises {_of_error(error)}"
-            text = (
-                f"the run called {before} here (step {other.number}{_at(other.site)}); the code "
-                f"{now}"
-            )
-            return self._stop(
-                active, RerunDifference(what, other.number, other.site, "", before, now, text)
-            )
+        cancelled = error is not None and self.replica.facts.status == "cancelled"
+        left = None if cancelled else next(self._left(active, nothing), None)
+        if left is not None and error is None:
+            return self._stop(active, _not_made(left.call, "call", "returns"))
+        if left is not None and error is not None:
+            return self._stop(active, _not_made(left.call, "result", f"raises {_of_error(error)}"))
         return self._stop(active, self._end(active, end) if end is not None else None)
 
     def _end(self, active: ActiveRun, end: Entry) -> RerunDifference | None:
@@ -341,6 +337,13 @@ class Comparing(Replay):
         return RerunDifference("result", 0, "", "", one, two, text)
 
 
+def _is_alone(active: ActiveRun) -> bool:
+    """Return whether the run's main flow makes a call, and no other flow can make one."""
+    if active.unwinding.main != asyncio_state.who():
+        return False
+    return not (others_alive(active) or others_may_claim(active))
+
+
 def _argument(arguments: str, name: str, names: Collection[str]) -> str:
     """Return the text of one argument out of the text of all, or that of all."""
     others = "|".join(map(re.escape, names))
@@ -348,6 +351,16 @@ def _argument(arguments: str, name: str, names: Collection[str]) -> str:
         rf"(?:^|, ){re.escape(name)}=(.*?)(?:$|, (?:{others})=)", arguments, re.DOTALL
     )
     return found[1] if name in names and found else f"({arguments})"
+
+
+def _text(call: Call) -> str:
+    return f"{call.name}({call.arguments})"
+
+
+def _not_made(call: Call, what: What, now: str) -> RerunDifference:
+    """Return the difference of a recorded call that the code does not make in its place."""
+    text = f"the run called {_text(call)} here (step {call.number}{_at(call.site)}); the code {now}"
+    return RerunDifference(what, call.number, call.site, "", _text(call), now, text)
 
 
 def _ended(error: BaseException | None) -> str:
@@ -377,6 +390,8 @@ class ComparedFrame(WorkflowFrame):
     comparing: Comparing
 
     def begin(self, points: int, captured: Callable[[], Any] | None = None) -> int:
+        # Checkpoints are taken only to compare, so nothing is to be complained of.
+        self.complaints.first = lambda _: False
         target = super().begin(points, captured)
         self.due = True  # at each boundary
         return target
@@ -401,6 +416,7 @@ class ComparedFrame(WorkflowFrame):
             return  # none can be taken here
         try:
             values = without_hidden(facts, look_into(now))
+            values = {n: v for n, v in values.items() if n not in self.comparing.ignored}
             found = [(each, _differing(each.variables(), values)) for each in recorded]
         except UnreadableValueError:
             return
@@ -417,11 +433,37 @@ class ComparedFrame(WorkflowFrame):
 def _differing(recorded: Mapping[str, Any], values: Mapping[str, Any]) -> ValueDifference | None:
     """Return the first difference of a variable that both have."""
     for name, old in recorded.items():
-        if name in values and not isinstance(old, (NotShown, Placeholder)):
+        if name in values and _is_data(old):
             found = differences(old, values[name], name)
             if found:
                 return found[0]
     return None
+
+
+_ATOMS = (
+    *(str, bytes, int, float, complex, type(None), dt.date, dt.time),
+    *(dt.timedelta, Decimal, Fraction, Enum, PurePath, UUID),
+)
+_MOST = 100_000  # parts of a value
+
+
+def _is_data(value: Any) -> bool:
+    """Return whether a value is data to its leaves: another object may differ at each execution."""
+    waiting, met = [value], set[int]()
+    while waiting and len(met) <= _MOST:
+        each = waiting.pop()
+        if isinstance(each, _ATOMS) or id(each) in met:
+            continue
+        met.add(id(each))
+        if isinstance(each, Mapping):
+            waiting += [*each, *each.values()]
+        elif isinstance(each, (list, tuple, set, frozenset, deque)):
+            waiting += each
+        elif hasattr(type(each), "__dataclass_fields__") or hasattr(type(each), "model_fields"):
+            waiting += vars(each).values()
+        else:
+            return False
+    return not waiting
 
 
 def _of_variable(moment: Variables, where: str, found: ValueDifference) -> RerunDifference:
@@ -456,6 +498,7 @@ class ComparedRun(WorkflowRun):
     def run(self) -> Any:
         try:
             value = super().run()
+            self.active.flows.join(self.active.run_id)
         except ENDS as error:
             raise self._look.ended(self.active, None, error) from None
         raise self._look.ended(self.active, value, None)

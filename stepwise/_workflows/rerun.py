@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import re
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from stepwise._calls.edits import edited_among
 from stepwise._checkpoints.checkpoints import State
 from stepwise._execution.active_run import current_scope, debugged
 from stepwise._execution.process_memory import known_workflow, known_workflows
@@ -45,6 +48,8 @@ class Rerun:
         end: ``returned`` or ``raised``; ``differs`` if the rerun stopped at a difference, and
             ``record`` if it reached the end of the record of a run that has not ended.
         masked: what the file of the run leaves out, since it is secret.
+        changed_steps: the steps that were edited since a result was recorded that was used, each
+            with what has changed: ``score (body)``.
     """
 
     run_id: str
@@ -56,6 +61,7 @@ class Rerun:
     error: BaseException | None = None
     end: Literal["returned", "raised", "differs", "record"] = "returned"
     masked: tuple[str, ...] = ()
+    changed_steps: tuple[str, ...] = ()
 
     @property
     def same(self) -> bool:
@@ -78,6 +84,7 @@ class Rerun:
             "start": self.start,
             "difference": self.difference.to_dict() if self.difference is not None else None,
             "calls": [asdict(each) for each in self.calls],
+            "changed_steps": [*self.changed_steps],
             "error": error_text(self.error) if self.error is not None else None,
         }
 
@@ -90,15 +97,24 @@ class Rerun:
         made = count(len(self.calls), "call")
         if self.difference is None:
             ends = {"record": "up to the end of its record", "raised": "and the same exception"}
-            return f"{what}: {made} as recorded, {ends.get(self.end, 'and the same result')}"
-        lines = [str(self.difference), f"  {what}: before that, {made} as recorded"]
+            same = f"{what}: {made} as recorded, {ends.get(self.end, 'and the same result')}"
+            return f"{same}{'; ' if self.changed_steps else ''}{self._edited}"
+        lines = [str(self.difference), f"  {what}, and differs after {made}"]
         if self.masked:
             lines.append(f"  masked in the file: {', '.join(self.masked)}")
-        way, name = "  if the code is meant to do that, record a new run", self.difference.name
+        if self.changed_steps:
+            lines.append(f"  {self._edited}")
+        lines.append("  if the code is meant to do that, record a new run")
+        name = self.difference.name
         if name:
-            way += f"; or let the call be made, live=({name!r},), or answer it: answers="
-        lines.append(way)
+            ways = f"live=({name!r},) makes the call, answers={{{name!r}: ...}} answers it"
+            lines[-1] += f"; or go on: {ways}"
         return "\n".join(lines)
+
+    @property
+    def _edited(self) -> str:
+        steps = ", ".join(self.changed_steps)
+        return f"edited since, and answered by their old results: {steps}" if steps else ""
 
     __repr__ = __str__  # in a report of pytest
 
@@ -110,6 +126,7 @@ def rerun(
     at: At = None,
     live: Collection[str] = (),
     answers: Mapping[str, Callable[..., Any]] | None = None,
+    ignore: Collection[str] = (),
     inputs: Mapping[str, Any] | None = None,
     store: Any = None,
 ) -> Rerun:
@@ -120,16 +137,19 @@ def rerun(
     the first difference.  It needs no store, key or network, and writes nothing.
 
     Example:
-        >>> rerun("tests/trip.json", agent).assert_same()
+        >>> rerun("tests/trip.json", "agent:plan").assert_same()
 
     Args:
         run: a run or its id; or the file that ``stepwise export RUN --format test`` wrote.
-        workflow: the workflow; by default the known workflow of that name.
+        workflow: the workflow, or where it is defined, as ``"agent:plan"``; by default the known
+            workflow of that name.
         at: where to begin: after so many steps (``4``), at a statement (``"agent.py:43"``), or
             before the first call of a step (``"think"``).  The variables are those of a kept
             checkpoint there or before.  By default the rerun begins at the top; so does a file.
         live: names of steps to make if a call is not on record.
         answers: functions that answer such calls instead, by the name of the step.
+        ignore: names of variables that are not compared.  A variable that differs at each
+            execution, such as a time, is left out anyway.
         inputs: arguments of the run that are not on record, by name.
         store: the store of an id; by default the configured one.
 
@@ -138,17 +158,24 @@ def rerun(
         StepNotFoundError: the run has no step or statement ``at``.
         UnreadableValueError: arguments of the run are not on record.
     """
-    if isinstance(live, str):
-        raise ConfigurationError(f"live={live!r}: give a tuple of names, live=({live!r},)")
+    for option, given in (("live", live), ("ignore", ignore)):
+        if isinstance(given, str):
+            raise ConfigurationError(f"{option}={given!r}: give a tuple, {option}=({given!r},)")
     replica = _replica(run, store)
-    if at is not None and not replica.checkpoints:
+    if at is not None and replica.arguments is not None:
         raise ConfigurationError(
-            f"run {replica.facts.run_id!r} has no checkpoint here, so that it is rerun from the "
-            "top: leave out at=. A file for tests holds none; the run in its store may"
+            f"at={at!r}: a file holds no checkpoints, so that its run is rerun from the top"
         )
-    return replayed(
-        replica, _workflow(replica, workflow), at=at, live=live, answers=answers, inputs=inputs
-    )
+    with placeholder_keys():
+        return replayed(
+            replica,
+            _workflow(replica, workflow),
+            at=at,
+            live=live,
+            answers=answers,
+            ignore=ignore,
+            inputs=inputs,
+        )
 
 
 def _replica(run: Run | str | os.PathLike[str], store: Any) -> Replica:
@@ -177,16 +204,27 @@ def _workflow(replica: Replica, given: Any) -> Definition:
         ConfigurationError: it is not known, or not a workflow.
     """
     facts = replica.facts
+    if isinstance(given, str):
+        module, _, label = given.partition(":")
+        defined: Any = importlib.import_module(module)
+        for name in label.split("."):
+            defined = getattr(defined, name, None)
+        given = defined if label != facts.label else defined or None  # it may have another name
     if given is not None:
         definition = getattr(given, "definition", None)
         if not isinstance(definition, Definition):
             raise ConfigurationError(f"{given!r} is no @workflow: give the decorated function")
         return definition
     named = [each.definition for each in known_workflows() if each.definition.label == facts.label]
-    if len(named) == 1:
-        found: Definition = named[0]
-    else:
-        found = known_workflow(facts.workflow).definition
+    try:
+        found: Definition = (
+            named[0] if len(named) == 1 else known_workflow(facts.workflow).definition
+        )
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"run {facts.run_id!r} cannot be executed again: {error}; or give the workflow: "
+            "rerun(run, workflow). The runs of graphs and step loops cannot be executed again"
+        ) from None
     return found
 
 
@@ -197,6 +235,7 @@ def replayed(
     at: At = None,
     live: Collection[str] = (),
     answers: Mapping[str, Callable[..., Any]] | None = None,
+    ignore: Collection[str] = (),
     inputs: Mapping[str, Any] | None = None,
 ) -> Rerun:
     """Execute a recorded run again with a workflow's code, in memory, and compare.
@@ -207,6 +246,7 @@ def replayed(
         at: where to begin; ``None`` for the top.
         live: names of steps whose calls are made if they are not on record.
         answers: functions that answer such calls instead, by the names of the steps.
+        ignore: names of variables that are not compared.
         inputs: the arguments of the run that were not recorded, by name.
 
     Raises:
@@ -216,10 +256,19 @@ def replayed(
     """
     if current_scope() is not None or debugged.look is not None:
         raise ConfigurationError("a rerun inside a run, a rerun or a debugger is not possible")
-    look = Comparing(replica, _accepts(replica, workflow, at), answers or {}, live)
-    error = _execute(look, workflow, inputs or {})
-    if look.problem is not None or not isinstance(error, ReplayEnded):
-        raise look.problem or error
+    ignored, before = {*ignore}, None
+    while True:
+        accepts = _accepts(replica, workflow, at)
+        look = Comparing(replica, accepts, answers or {}, live, ignored)
+        _execute(look, workflow, inputs or {})
+        found = look.difference
+        if found is None or found.what != "variable":
+            break
+        if before is not None and (before.path, before.now) == (found.path, found.now):
+            break
+        if before is not None and before.path == found.path:  # it differs at each execution
+            ignored.add(re.split(r"[.\[]", found.path)[0])
+        before = found
     end: Any = "raised" if look.error is not None else "returned" if look.has_ended else "record"
     if look.difference is not None and not look.has_ended:
         end = "differs"
@@ -233,11 +282,22 @@ def replayed(
         look.error,
         end,
         replica.masked,
+        tuple(_changed_steps(look)),
     )
 
 
-def _execute(look: Comparing, workflow: Definition, inputs: Mapping[str, Any]) -> BaseException:
-    """Execute the workflow; return the error that ended that."""
+def _changed_steps(look: Comparing) -> Iterator[str]:
+    """Yield the steps that were edited since they recorded a result that was used."""
+    used = {each.step for each in look.calls if each.how == "recorded"}
+    calls = (each.call for each in look.replica.entries if each.call is not None)
+    made = {(call.name, call.code) for call in calls if call.number in used}
+    for edit in edited_among([each for each in look.replica.versions if not each.child]):
+        if (edit.recorded.name, edit.recorded.id) in made:
+            yield f"{edit.step.name} ({'; '.join(edit.differs)})"
+
+
+def _execute(look: Comparing, workflow: Definition, inputs: Mapping[str, Any]) -> None:
+    """Execute the workflow until its end, its first difference, or the end of its record."""
     replica, main, ended = look.replica, sys.modules["__main__"], list[BaseException]()
 
     def execute() -> None:
@@ -252,16 +312,16 @@ def _execute(look: Comparing, workflow: Definition, inputs: Mapping[str, Any]) -
     if place_of_run(replica.facts).endswith(".py"):  # its records name what the script defines
         sys.modules["__main__"] = sys.modules[workflow.function.__module__]
     try:
-        with placeholder_keys():
-            if asyncio_state.loop_runs():  # of a test; the workflow has its own
-                thread = threading.Thread(target=execute, name="stepwise rerun")
-                thread.start()
-                thread.join()
-            else:
-                execute()
+        if asyncio_state.loop_runs():  # of a test; the workflow has its own
+            thread = threading.Thread(target=execute, name="stepwise rerun")
+            thread.start()
+            thread.join()
+        else:
+            execute()
     finally:
         debugged.look, sys.modules["__main__"] = None, main
-    return ended[0]
+    if look.problem is not None or not isinstance(ended[0], ReplayEnded):
+        raise look.problem or ended[0]
 
 
 # -- where it begins -------------------------------------------------------------------------------
@@ -304,7 +364,7 @@ def _at_line(replica: Replica, workflow: Definition, states: list[State], at: st
     node, name = workflow.source.node(), file_name(workflow.source.filename)
     line = int(text) if text.isdecimal() else 0
     inside = node is not None and node.lineno <= line <= (node.end_lineno or 0)
-    if not inside or file not in ("", name):
+    if not inside or os.path.basename(file) not in ("", name):
         where = f"{name}:{node.lineno} to {name}:{node.end_lineno}" if node is not None else "?"
         raise StepNotFoundError(
             f"at={at!r} is no statement of {workflow.label!r}, which is {where}",

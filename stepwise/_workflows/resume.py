@@ -16,14 +16,7 @@ from stepwise._execution.account import Ordinals, Progress
 from stepwise._execution.active_run import ActiveRun, debugged
 from stepwise._execution.process_memory import command as process_command
 from stepwise._execution.waits import Taken
-from stepwise._journal.journal import (
-    Journal,
-    Position,
-    holds,
-    is_begun,
-    is_ready,
-    stream_name,
-)
+from stepwise._journal.journal import Journal, Position, holds, is_begun, is_ready, stream_name
 from stepwise._journal.projection import (
     Flags,
     is_only_submitted,

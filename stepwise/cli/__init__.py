@@ -7,9 +7,6 @@ invalid command line.
 
 from stepwise.cli import (  # noqa: F401
     agents,
-    answer,
-    copy,
-    debug,
     learn,
     look,
     maintain,
@@ -18,7 +15,6 @@ from stepwise.cli import (  # noqa: F401
     steer,
     ui,
     up,
-    why,
 )
 from stepwise.cli._command import main, run
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import click
@@ -14,20 +12,9 @@ import click
 import stepwise
 from stepwise._display.terminal import Column
 from stepwise._execution.process_memory import memory
-from stepwise._journal.journal import facts_of, seal_for
-from stepwise._journal.records import RunFacts
-from stepwise._journal.seal import Seal
-from stepwise._runs.replica import Replica, taken_from
-from stepwise._runs.run import each_listed
+from stepwise._runs.replica import Replica
 from stepwise._runtime.messages import count
-from stepwise._workflows.preflight import (
-    Forecast,
-    Replayed,
-    forecast,
-    replay,
-    with_replay,
-    words_for,
-)
+from stepwise._workflows.preflight import Forecast, Forecasts, Replayed, replay, words_for
 from stepwise._workflows.up import stores_for
 from stepwise.cli._child import answers_of
 from stepwise.cli._command import (
@@ -55,9 +42,9 @@ _ORDER = ("refuses", "lost", "replays", "begins", "resumes", "recalls", "elsewhe
 
 @command(
     "Check and learn",
-    "stepwise preflight jobs  # in the folder of the new code\n"
-    "stepwise preflight jobs --store disk:/tmp/copy --json  # of a copy, in CI\n"
-    "stepwise preflight agent.py --completed 20",
+    "stepwise preflight jobs  # with the new code here\n"
+    "stepwise preflight jobs --replay  # executes it in memory\n"
+    "stepwise preflight agent.py --store disk:./copy",
     short_help="Say what the code of MODULES would make of the runs in progress.",
 )
 @click.argument("modules", nargs=-1, required=True, metavar="MODULE...")
@@ -97,7 +84,7 @@ def preflight(
     lose its place: it would resume at an older checkpoint, or replay; else 0.  Runs of programs
     that were not named do not count.
     """
-    seen = _Forecasts(_stores(modules), most, completed, replays=replays)
+    seen = Forecasts(_stores(modules), most, completed, _in_child if replays else None)
     if as_json:
         echo_json(to_dict(one) for one in seen)
     else:
@@ -120,67 +107,16 @@ def _stores(modules: Sequence[str]) -> list[Store]:
         fail(problem, _IMPORT_FAILED)
 
 
-def _replayed(store: Store, seal: Seal, found: Forecast) -> Forecast:
-    """Return the forecast after the code of the run was executed in a process of its own."""
-    if found.facts.parent or found.verdict in ("refuses", "elsewhere"):
-        return found
-    try:
-        replica = taken_from(store, seal, found.facts.run_id)
-    except PROBLEMS as problem:
-        return with_replay(found, Replayed("", f"not replayed: {problem}"))
-    for said in answers_of(partial(_replay_here, replica), seconds=_SECONDS, silent=True):
-        if isinstance(said, str):
-            return with_replay(found, Replayed("", f"not replayed: {said}"))
-        found = with_replay(found, Replayed(*said))
-    return found
+def _in_child(replica: Replica) -> Replayed:
+    """Execute the code of a run in a process of its own."""
 
+    def execute() -> Iterator[Replayed]:
+        memory.only_looks = False
+        yield replay(replica)
 
-def _replay_here(replica: Replica) -> Iterator[Replayed]:
-    memory.only_looks = False
-    yield replay(replica)
-
-
-class _Forecasts:
-    """The forecasts of the runs in some stores.
-
-    Args:
-        most, completed: how many unfinished and completed runs of each store are examined.
-        replays: execute the code of the workflows, too.
-
-    Attributes:
-        exit_code: of the forecasts so far.
-        is_cut: True if unfinished runs were left out.
-    """
-
-    def __init__(
-        self, stores: Sequence[Store], most: int, completed: int, *, replays: bool
-    ) -> None:
-        self._stores, self._most, self._completed = stores, most, completed
-        self._replays = replays
-        self.exit_code = 0
-        self.is_cut = False
-
-    def __iter__(self) -> Iterator[Forecast]:
-        for store in self._stores:
-            seal = seal_for(store)
-            for facts in self._facts(store, seal):
-                found = forecast(store, seal, facts)
-                if self._replays:
-                    found = _replayed(store, seal, found)
-                refused = found.verdict == "refuses"
-                self.exit_code = max(self.exit_code, 2 if refused else int(found.lost))
-                yield found
-
-    def _facts(self, store: Store, seal: Seal) -> Iterator[RunFacts]:
-        unfinished = iter(store.heads(unfinished=True))
-        for head in itertools.islice(unfinished, self._most):
-            facts = facts_of(store, seal, head.run_id)
-            if facts is not None and facts.status not in ("completed", "cancelled"):
-                yield facts
-        self.is_cut = self.is_cut or next(unfinished, None) is not None
-        if self._completed:
-            over = each_listed(status="completed", store=store, where=lambda each: not each.parent)
-            yield from (each.facts for each in itertools.islice(over, self._completed))
+    for said in answers_of(execute, seconds=_SECONDS, silent=True):
+        return Replayed(*said) if isinstance(said, list) else Replayed("", f"not replayed: {said}")
+    return Replayed("", "not replayed: its process said nothing")
 
 
 def to_dict(found: Forecast) -> dict[str, Any]:
@@ -206,7 +142,7 @@ def to_dict(found: Forecast) -> dict[str, Any]:
 # -- the table -------------------------------------------------------------------------------------
 
 
-def _show(seen: _Forecasts, *, each: bool) -> None:
+def _show(seen: Forecasts, *, each: bool) -> None:
     columns = [Column("RUN"), Column("CALL", wide=True), Column("VERDICT"), Column("WHY")]
     if each:
         show_table(columns, map(_row, seen))

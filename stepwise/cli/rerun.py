@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -14,7 +15,7 @@ import click
 
 import stepwise
 from stepwise import Run
-from stepwise._display.terminal import Below, Column, Word
+from stepwise._display.terminal import Below, Column, Terminal, Word
 from stepwise._execution.process_memory import memory
 from stepwise._runs.run import listed
 from stepwise._runtime.messages import count
@@ -25,14 +26,15 @@ from stepwise.cli._modules import import_modules, module_of
 from stepwise.cli.look import chosen_runs
 
 _SECONDS = 60  # for a run
+_INDENT = 6  # columns before a line below a row
 _SAME, _DIFFERS, _IMPOSSIBLE = "same", "differs", "not possible"
 
 
 @command(
     "Check and learn",
     "stepwise rerun trip-0573\n"
-    "stepwise rerun trip-0573 --at 4  # from the checkpoint after four steps on\n"
-    "stepwise rerun --workflow agent --status completed -n 50\n"
+    "stepwise rerun trip-0573 --at 4  # begins after four steps\n"
+    "stepwise rerun --workflow agent -n 50\n"
     "stepwise rerun --tag customer=ann --json",
     short_help="Execute the code of RUNS again, and say where it differs.",
 )
@@ -141,8 +143,9 @@ def _show(results: Iterable[dict[str, Any]]) -> None:
 
 
 def _rows(results: Iterable[dict[str, Any]]) -> Iterator[list[Any] | Below]:
+    width = Terminal.of(sys.stdout).width
     for each in results:
         calls = str(len(each["calls"])) if "calls" in each else ""
         yield [each["id"], each["workflow"], Word(each["verdict"]), calls]
         why = (each.get("difference") or {}).get("text") or each.get("problem", "")
-        yield from (Below(line) for line in why.splitlines())
+        yield from map(Below, textwrap.wrap(why, width - _INDENT) if width is not None else [why])

@@ -18,15 +18,14 @@ from stepwise import Run
 from stepwise._display.terminal import Word
 from stepwise._runs.housekeeping import hand_down
 from stepwise._runs.starting import start_command
-from stepwise._workflows.elsewhere import RunOutput
-from stepwise._workflows.up import Happening, Supervisor, Terms, stores_for
-from stepwise.cli._command import call_text, chosen_store, command, note
+from stepwise._workflows.up import Happening, RunOutput, Supervisor, Terms, stores_for
+from stepwise.cli import _command as cli
 from stepwise.cli._modules import import_modules
 
 _HERE, _ON_CLUSTER = 8, 1000  # runs that are executed at the same time
 
 
-@command(
+@cli.command(
     "Steer",
     "stepwise up jobs  # until it is stopped\n"
     "stepwise up --once jobs  # for cron\n"
@@ -90,7 +89,7 @@ def up(
     event, and what runs print goes to stderr.
     """
     with RunOutput(os.path.abspath(logs) if logs else "") as output:
-        url = chosen_store()
+        url = cli.chosen_store()
         import_modules(modules)
         if url is not None:
             stepwise.configure(store=url)  # the command line has precedence
@@ -174,9 +173,9 @@ class _Reporter:
         if self._as_json:
             self._put_json(what)
         elif what.kind == "ready":
-            note(f"up: {self._modules}: {what.detail}")
+            cli.note(f"up: {self._modules}: {what.detail}")
         elif what.run is None:
-            note(f"up: {what.detail}")
+            cli.note(f"up: {what.detail}")
         elif not self._is_told_by_the_run(what):
             self._put_run(what, what.run)
 
@@ -189,9 +188,9 @@ class _Reporter:
         verb = {"begun": "goes on", "left": "left alone"}.get(what.kind, "")
         told = ": ".join(filter(None, (verb, what.detail)))
         status = Word(what.status)
-        note(f"up: {run.id} {call_text(run)} ", status, f"{' ' if told else ''}{told}")
+        cli.note(f"up: {run.id} {cli.call_text(run)} ", status, f"{' ' if told else ''}{told}")
         if what.command:
-            note(f"  to continue it: {shlex.join(_short(what.command))}")
+            cli.note(f"  to continue it: {shlex.join(_short(what.command))}")
 
     def _put_json(self, what: Happening) -> None:
         run = what.run

@@ -145,16 +145,12 @@ def instrument(
         name: the name of a client of httpx, for its steps; required for such a client.
         reads: for a client of httpx, the methods that change nothing.  A request with another
             method is a side effect: announced before it is sent, never silently repeated.
-        emit: a stream of the run (``"main"``) on which the text of streamed answers is said as it
-            arrives, from the bodies of steps, too; see :func:`stepwise.emit`.
+        emit: a stream of the run that gets the text of streamed answers, as :func:`emit` would.
 
     Raises:
         ConfigurationError: the client is of another kind, or the version of a library does not fit.
     """
-    models = _MODELS
-    if emit is not None:
-        check_stream(emit)
-        models = models._replace(emits=emit)
+    models = _MODELS._replace(emits=_checked_stream(emit))
     if client is None:
         if name is not None:
             raise ConfigurationError(
@@ -176,8 +172,14 @@ def instrument(
         method.upper() for method in ((reads,) if isinstance(reads, str) else reads)
     )
     _wrap_all(*_HTTPX)
-    named = RequestKind(f"{name}", named=True, reads=methods, emits=models.emits)
-    _clients[sender] = models if sdk else named
+    _clients[sender] = models if sdk else RequestKind(f"{name}", named=True, reads=methods)
+
+
+def _checked_stream(name: str | None) -> str:
+    if name is None:
+        return ""
+    check_stream(name)
+    return name
 
 
 def uninstrument(client: Any = None, /) -> None:

@@ -66,6 +66,27 @@ def rarely():
         stumble(turn)
 
 
+@step
+def speak_once(text):
+    """Say one thing."""
+    emit(text)
+
+
+@step
+def die_once():
+    """End the process, the first time."""
+    if not os.path.exists("died"):
+        open("died", "w").close()
+        os._exit(9)
+
+
+@workflow(checkpoint_every=100)
+def dies():
+    """Die as soon as a step that said something is recorded."""
+    speak_once("said")
+    die_once()
+
+
 @workflow
 async def together():
     """Several steps at once say something on one stream."""

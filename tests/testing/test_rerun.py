@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
+import itertools
 import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import textwrap
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 import stepwise
 from stepwise import ConfigurationError, StepNotFoundError
 from stepwise.cli import main
-from stepwise.testing import rerun
+from stepwise.testing import fresh_store, rerun
 
 AGENT = """
 from stepwise import step, tool, workflow
@@ -61,12 +66,16 @@ def program(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
-    def load(text):
+    def write(text):
         (tmp_path / "rerunagent.py").write_text(text)
         sys.modules.pop("rerunagent", None)
         importlib.invalidate_caches()
+
+    def load(text):
+        write(text)
         return importlib.import_module("rerunagent")
 
+    load.write = write
     yield load
     sys.modules.pop("rerunagent", None)
 
@@ -175,6 +184,34 @@ def test_where_edited_code_first_differs(program, edit):
         again.assert_same()
 
 
+def test_variables_that_differ_each_time(program):
+    """Times, random numbers and objects that are no data are not compared; nor are named ones."""
+    text = AGENT.replace(
+        "    total = len(messages)\n",
+        "    import random, time\n"
+        "    began, drawn, other = time.time_ns(), [random.random()], object()\n"
+        "    total = len(messages)\n",
+    )
+    run = recorded_run(program(text), "hello")
+    rerun(run, program(text).agent).assert_same()
+    module = program(text.replace("total = len(messages)", "total = len(messages) + 1"))
+    found = rerun(run, module.agent).difference
+    assert (found.what, found.path) == ("variable", "total")
+    assert rerun(run, module.agent, ignore=("total",)).difference.what == "result"
+
+
+def test_edited_steps_are_named(program, tmp_path):
+    """A rerun names the steps that were edited since the results that it used were recorded."""
+    run = recorded_run(program(AGENT), "hello")
+    export(run, tmp_path / "test_it.py")
+    module = program(edited(AGENT, ('return f"thought', 'return f"idea')))
+    for source in (run, tmp_path / "test_it.json"):
+        again = rerun(source, module.agent)
+        assert again.changed_steps == ("think (body)",)
+        assert "think (body)" in str(again)
+    assert rerun(run, module.agent, at="send").changed_steps == ()
+
+
 def test_nothing_is_written(program):
     """The files of the store are the same afterwards, byte for byte."""
 
@@ -231,7 +268,7 @@ def test_a_call_is_made(program):
     again = rerun(run, module.agent, live=("think", "send"))
     assert module.MADE == ["think", "think", "send"]
     assert again.difference.what == "result"  # the total
-    with pytest.raises(ConfigurationError, match="a tuple of names"):
+    with pytest.raises(ConfigurationError, match="give a tuple"):
         rerun(run, module.agent, live="think")
 
 
@@ -346,6 +383,23 @@ def fails() -> str:
     flaky(1)
 
 
+TRIED = []
+
+
+@step(retries=2)
+def outer(n: int) -> int:
+    found = double(n)
+    TRIED.append(n)
+    if len(TRIED) < 3:
+        raise OSError("again")
+    return found
+
+
+@workflow
+def retried() -> int:
+    return outer(2) + double(7)
+
+
 @workflow
 def waits() -> str:
     stepwise.sleep(0.01)
@@ -363,6 +417,9 @@ class Agent:
 """
 
 
+KIND = ["gathered", "mapped", "threaded", "parent", "handles", "fails", "retried"]
+
+
 def run_of(module, name):
     """Make a run of one of the workflows."""
     function = getattr(module, name)
@@ -376,7 +433,7 @@ def run_of(module, name):
     return stepwise.runs(name)[0]
 
 
-@pytest.mark.parametrize("name", ["gathered", "mapped", "threaded", "parent", "handles", "fails"])
+@pytest.mark.parametrize("name", KIND)
 def test_kinds_of_workflows(program, name):
     """Coroutines, threads, maps, child runs, handled and final exceptions are the same again."""
     module = program(KINDS)
@@ -499,7 +556,7 @@ def test_an_exported_run_is_a_test(program, tmp_path):
     assert "record a new run" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["gathered", "threaded", "parent", "handles", "fails"])
+@pytest.mark.parametrize("name", KIND)
 def test_exported_kinds_of_workflows(program, tmp_path, name):
     """The file holds what the workflow needs: exceptions, child runs, concurrent calls."""
     module = program(KINDS)
@@ -517,6 +574,8 @@ def test_variables_in_a_file(program, tmp_path):
     module = program(edited(AGENT, ("total = len(messages)", "total = len(messages) + 1")))
     found = rerun(str(tmp_path / "test_it.json"), module.agent).difference
     assert (found.what, found.path) == ("variable", "total")
+    with pytest.raises(ConfigurationError, match="from the top"):
+        rerun(str(tmp_path / "test_it.json"), module.agent, at=1)
 
 
 HOLDING = """
@@ -687,6 +746,272 @@ def test_a_program_that_does_not_import(tmp_path):
         done = stepwise_command("rerun", "-n", "1", cwd=tmp_path)
         assert done.returncode == 1
         assert "1 run: 1 not possible" in done.stdout
-        assert why in done.stdout + done.stderr
+        assert why in " ".join((done.stdout + done.stderr).split())
     done = stepwise_command("rerun", cwd=tmp_path)
     assert (done.returncode, "name RUNS" in done.stderr) == (2, True)
+
+
+SAYING = """
+import stepwise
+from stepwise import step, workflow
+
+
+@step
+def read(n: int) -> int:
+    stepwise.emit(f"in {n}")
+    return n
+
+
+@workflow(retention="all")
+def agent() -> int:
+    stepwise.emit("begins")
+    total = read(1)
+    stepwise.emit(total)
+    total += read(2)
+    return total
+"""
+
+
+@pytest.mark.parametrize("at", [None, 1, "read"])
+def test_a_run_that_says_something(program, tmp_path, at):
+    """A run that emits is rerun, from any place; its stream stays as it is."""
+    module = program(SAYING)
+    run = recorded_run(module)
+    said = [each.value for each in run.stream()]
+    rerun(run, module.agent, at=at).assert_same()
+    assert [each.value for each in run.stream()] == said
+    export(run, tmp_path / "test_it.py")
+    rerun(tmp_path / "test_it.json", program(SAYING).agent).assert_same()
+
+
+# -- killed, refused -----------------------------------------------------------------------------
+
+KILLED = """
+import os, signal
+from stepwise import step, tool, workflow
+
+
+@step
+def think(n: int) -> int:
+    return n * 2
+
+
+@tool(side_effect=True)
+def send(n: int) -> str:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@workflow
+def agent() -> str:
+    first = think(1)
+    second = think(first)
+    return send(first + second)
+"""
+
+
+def test_a_run_that_was_killed(program, tmp_path):
+    """The rerun of a run that was killed in a side effect ends there, and does not act."""
+    module = program(KILLED)
+    done = subprocess.run(
+        [sys.executable, "-c", "import rerunagent; rerunagent.agent()"],
+        cwd=tmp_path,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == -9
+    (run,) = stepwise.runs()
+    again = rerun(run, module.agent)
+    assert (again.same, again.end) == (True, "record")
+    assert [call.name for call in again.calls] == ["think", "think"]
+    module = program(KILLED.replace("first + second", "first - second"))
+    assert (rerun(run, module.agent).difference.step, again.calls[-1].step) == (3, 2)
+    module = program(KILLED.replace("think(first)", "think(3)"))
+    assert rerun(run, module.agent).difference.path == "n"
+    module = program(KILLED.replace("    second", '    raise ValueError("early")\n    second'))
+    assert "raises ValueError: early" in rerun(run, module.agent).difference.text
+    export(run, tmp_path / "test_it.py")
+    assert rerun(tmp_path / "test_it.json", program(KILLED).agent).end == "record"
+
+
+REFUSED = """
+from stepwise import step, workflow
+
+
+@step
+def one() -> int:
+    return 1
+
+
+@workflow
+def items():
+    yield one()
+    yield 2
+
+
+@workflow
+def inside(run) -> int:
+    from stepwise.testing import fresh_store, rerun
+
+    one()
+    rerun("none", inside)
+"""
+
+
+def test_what_cannot_be_rerun(program):
+    """Generators, unknown workflows, and reruns inside a run are refused with the reason."""
+    module = program(REFUSED)
+    assert [*module.items()] == [1, 2]
+    (run,) = stepwise.runs()
+    with pytest.raises(ConfigurationError, match="generator workflow"):
+        rerun(run, module.items)
+    with pytest.raises(ConfigurationError, match="no @workflow"):
+        rerun(run, module.one)
+    with pytest.raises(stepwise.RunNotFoundError):
+        rerun("unknown-run", module.items)
+    with pytest.raises((ConfigurationError, stepwise.RunNotFoundError)):
+        module.inside(None)
+
+
+MODEL = """
+import json
+import httpx2
+import openai
+import stepwise
+from stepwise import workflow
+
+stepwise.instrument()
+
+
+def answer(request):
+    text = json.loads(request.content)["messages"][-1]["content"]
+    choice = {"index": 0, "finish_reason": "stop",
+              "message": {"role": "assistant", "content": text.upper()}}
+    return httpx2.Response(
+        200, json={"id": "1", "object": "o", "created": 0, "model": "m", "choices": [choice]}
+    )
+
+
+transport = httpx2.MockTransport(answer)
+client = openai.OpenAI(http_client=httpx2.Client(transport=transport), max_retries=0)
+
+
+@workflow
+def agent(city: str) -> str:
+    messages = [{"role": "user", "content": f"How is {city}?"}]
+    said = client.chat.completions.create(model="m", messages=messages)
+    return said.choices[0].message.content
+"""
+
+
+def test_model_calls(program, tmp_path, monkeypatch):
+    """Recorded model calls answer without key and network; another prompt is a difference."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test-0123456789abcdef")
+    module = program(MODEL)
+    run = module.agent.execute("Oslo")
+    assert run.result == "HOW IS OSLO?"
+    data, _ = export(run, tmp_path / "test_it.py")
+    assert "sk-test" not in data
+    monkeypatch.delenv("OPENAI_API_KEY")
+    program.write(MODEL.replace(".upper()", ""))
+    for source in (run, tmp_path / "test_it.json"):
+        sys.modules.pop("rerunagent", None)
+        rerun(source, "rerunagent:agent").assert_same()
+    program.write(MODEL.replace("How is", "What about"))
+    found = rerun(tmp_path / "test_it.json", "rerunagent:agent").difference
+    assert found.what == "argument"
+    assert "What about" in found.now
+
+
+# -- random programs -----------------------------------------------------------------------------
+
+HEAD = """
+from stepwise import step, workflow
+
+CALLS = []
+
+
+@step
+def a(n):
+    CALLS.append(("a", n))
+    return n + 1
+
+
+@step
+def b(n):
+    CALLS.append(("b", n))
+    return n * 2
+
+
+@step
+def c(n):
+    CALLS.append(("c", n))
+    if n % 2:
+        raise ValueError("odd", n)
+    return n
+
+
+def body():
+    x, y = 1, 0
+{statements}
+    return x, y
+
+
+agent = workflow(retention="all")(body)
+"""
+
+SMALL = st.integers(0, 3)
+NAMED = st.sampled_from("xy")
+STATEMENT = st.one_of(
+    st.builds("{0} = {1}({2})".format, NAMED, st.sampled_from("abc"), NAMED),
+    st.builds("{0} = {1}({2})".format, NAMED, st.sampled_from("ab"), SMALL),
+    st.builds("{0} = {0} + {1}".format, NAMED, SMALL),
+    st.builds("for i in range({0}):\n    {1} = a({1} + i)".format, SMALL, NAMED),
+    st.builds("if x > {0}:\n    y = b({1})".format, SMALL, NAMED),
+    st.builds("try:\n    x = c({0})\nexcept ValueError:\n    y = a({1})".format, NAMED, SMALL),
+)
+
+
+def traced(program, statements):
+    """Execute a program without stepwise; return its module, calls and end."""
+    text = textwrap.indent("\n".join(statements), "    ")
+    module = program(HEAD.format(statements=text))
+    try:
+        end = repr(module.body())
+    except ValueError as error:
+        end = repr(error)
+    calls = [*module.CALLS]
+    module.CALLS.clear()
+    return module, calls, end
+
+
+@given(
+    st.lists(STATEMENT, min_size=1, max_size=6),
+    st.integers(0, 6),
+    st.sampled_from(["none", "replace", "insert", "delete"]),
+    STATEMENT,
+)
+def test_random_programs_and_edits(program, statements, place, how, other):
+    """The first difference is exactly where the calls, or the ends, of two programs differ."""
+    place %= len(statements)
+    _, calls, end = recorded = traced(program, statements)
+    with fresh_store():
+        with contextlib.suppress(ValueError):
+            recorded[0].agent()
+        (run,) = stepwise.runs()
+    changed = [*statements]
+    if how == "replace":
+        changed[place] = other
+    elif how == "insert":
+        changed.insert(place, other)
+    elif how == "delete" and changed[1:]:
+        del changed[place]
+    module, new_calls, new_end = traced(program, changed)
+    again = rerun(run, module.agent, ignore=("x", "y", "i"))
+    pairs = itertools.zip_longest(calls, new_calls)
+    first = next((at for at, (one, two) in enumerate(pairs) if one != two), len(calls))
+    assert module.CALLS == []
+    assert again.same == (calls == new_calls and end == new_end)
+    assert len(again.calls) == first
+    if how == "none":
+        for at in (None, *range(len(calls) + 1)):
+            assert rerun(run, module.agent, at=at).same

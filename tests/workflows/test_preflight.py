@@ -318,12 +318,38 @@ def test_a_side_effect_whose_result_is_lost(folder):
     assert "StepInDoubtError" in start()
 
 
+def test_a_call_that_is_made_no_more(folder):
+    """Whether new code still meets a result that no longer loads is not known."""
+    die()
+    edit(
+        ("class Note:", "class Remark:"),
+        ('notes = [Note("a")]', "notes = [0]"),
+        ("return Note(to)", "return None"),
+        ('    sent = send("x")\n', ""),
+    )
+    row, code = preflight()
+    assert (row["verdict"], code) == ("refuses", 2)
+    assert row["unknown"] == ["its new code, which may not make that call any more"]
+    assert what_happened() == ("replays from the top", 3)
+
+
 def test_completed_runs(folder):
-    """Of completed runs it is said whether their result is still there."""
+    """Of completed runs it is said whether their result is still there, and what a replay makes."""
     edit(("len(notes) + 1", "notes[0]"))
     python("agent.py")
     row, code = preflight("--completed", "5")
     assert (row["verdict"], code) == ("recalls", 0)
+    row, code = preflight("--completed", "5", "--replay")
+    assert (row["verdict"], row["unknown"], row["notes"]) == (
+        "recalls",
+        [],
+        ["replayed as recorded"],
+    )
+    edit(("len(notes) + 1", "notes[0]"), ("think(2)", "think(22)"))
+    row, code = preflight("--completed", "5", "--replay")
+    assert (row["verdict"], code) == ("recalls", 0)
+    assert row["notes"][0].startswith("replayed: ")
+    assert "recorded 2, now 22" in row["notes"][0]
     edit(("class Note:", "class Remark:"), ("Note(", "Remark("))
     row, code = preflight("--completed", "5")
     assert (row["verdict"], code) == ("refuses", 2)
@@ -409,6 +435,18 @@ def test_it_changes_nothing(folder, words):
     preflight(*words)
     assert contents(folder) == before[0]
     assert contents(home) == before[1]
+
+
+def test_a_run_that_emits(folder):
+    """The streams of a run decide about its checkpoints as they do in a start; none is written."""
+    text = AGENT.replace("    sent = send", '    stepwise.emit("half")\n    sent = send')
+    die(text=text)
+    edit(("    three = think(3)", "    x = 0\n    three = think(3)"), text=text)
+    before = contents(folder)
+    row, code = preflight()
+    assert (row["verdict"], row["unknown"], code) == ("resumes", [], 0)
+    assert contents(folder) == before
+    assert what_is_said(row) == what_happened()
 
 
 def test_a_script_without_a_guard(folder):

@@ -401,7 +401,8 @@ def test_a_rolling_deployment(versions):
                 both.command("new", "approve", each, BILL, asked)
             until(lambda: [status(each) for each in runs] == ["completed"] * 3)
             assert "Traceback" not in new.said
-    assert both.lines()[3:] == ["old a", "new b!", "new b!", *["new bill"] * 3]
+    assert both.lines()[3] == "old a"
+    assert Counter(both.lines()[4:]) == {"new b!": 2, "new bill": 3}
 
 
 def test_each_run_is_executed_once(versions):

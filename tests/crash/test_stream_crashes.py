@@ -35,6 +35,15 @@ def test_terminated_while_readers_come_and_go():
     check(applied(listener.events), stepwise.get_run("talk"))
 
 
+def test_what_a_recorded_step_said_is_on_record(tmp_path, monkeypatch):
+    """What a step said is written before its record: a kill right after it loses nothing."""
+    monkeypatch.chdir(tmp_path)
+    assert listening.start("dies").wait() == 9
+    assert listening.start("dies").wait() == 0
+    items = [each.value for each in stepwise.get_run("talk").stream()]
+    assert items == ["said", "completed"]
+
+
 def test_a_reader_that_was_stopped():
     """A reader that was stopped for longer than the run took loses nothing."""
     program = listening.start("talk")
