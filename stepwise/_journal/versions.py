@@ -10,6 +10,7 @@ before its checkpoint, and they may be pruned.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -49,8 +50,12 @@ class RecordedVersion(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The name of the object beside the records; one for all child runs."""
-        return f"{CODE}{self.id}/{'child/' if self.child else ''}{self.module}:{self.name}"
+        """The name of the object beside the records; one for all child runs.
+
+        The names of objects are readable in an encrypted store, so the step is a digest in it.
+        """
+        step = hashlib.sha256(f"{self.module}:{self.name}".encode()).hexdigest()[:16]
+        return f"{CODE}{self.id}/{'child/' if self.child else ''}{step}"
 
 
 def recorded_versions(
