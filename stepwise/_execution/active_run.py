@@ -1161,7 +1161,7 @@ class ActiveRun:
         assert self.emissions is not None
         try:
             self.emissions.end()
-        except RunStopped as problem:
+        except errors.RunStopped as problem:
             raise self.stop(problem) from problem.__cause__
 
     def _leave_streams(self, error: BaseException | None) -> None:
