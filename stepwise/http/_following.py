@@ -114,11 +114,12 @@ class Followers:
         backlog = Backlog(self._store)
         found = backlog.look_at(run.id)
         if found is not None:
-            crashed = found.why() == "crashed"
-            is_deadly = crashed and deaths_of(self._store, found.seal, found.facts).are_deadly
-            return (
-                found.run if found.why() and not is_deadly and not _is_parked(found.run) else None
-            )
+            why = found.why()
+            if why is None or _is_parked(found.run):
+                return None
+            if why == "crashed" and deaths_of(self._store, found.seal, found.facts).are_deadly:
+                raise StepwiseError("its process died again and again at the same step")
+            return found.run
         facts = facts_of(self._store, seal_for(self._store), run.id)
         return run if facts is not None and facts.status == "interrupted" else None
 

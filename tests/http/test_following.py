@@ -20,14 +20,15 @@ def test_nothing_is_lost_or_doubled(server, workflow):
     storm(server(), workflow, readers=readers, reconnects=reconnects, kills=kills, seed=SEED)
 
 
-def test_a_server_that_ends_ends_its_streams(server):
-    """SIGTERM ends a server whose readers wait for a run that waits; the readers come back."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_ends_ends_its_streams(server, number):
+    """A signal ends a server whose readers wait for a run that waits; the readers come back."""
     served = server()
     with served.client() as client:
         with client.stream("POST", "/start/pause?run_id=r", json={}) as answer:
             events = events_of(answer)
             assert next(events) == ("item", "0", "before")
-            served.end(signal.SIGTERM)  # waits, without a limit, until the server has ended
+            served.end(number)  # waits, without a limit, until the server has ended
             assert list(events) == []
         reader = Reader(client, "r")
         reader.note("item", "0", "before")
@@ -48,6 +49,19 @@ def test_a_reader_revives_a_run(server):
             first.end()
             assert begun.follow() == said(50, 20)
     assert stepwise.get_run("r").owner is None
+
+
+@pytest.mark.parametrize("workflow", ["talk", "read_out"])
+def test_a_server_is_stopped_by_ctrl_c(server, workflow):
+    """A run that Ctrl-C has interrupted with its server continues when its reader comes back."""
+    served = server()
+    with served.client() as client:
+        given = {"parts": 30, "words": 20}
+        with client.stream("POST", f"/start/{workflow}?run_id=r", json=given) as answer:
+            assert next(events_of(answer)) == ("item", "0", "part 0")
+        served.end(signal.SIGINT)
+        served.start()
+        assert Reader(client, "r").follow() == said(30, 20)
 
 
 def test_a_stopped_reader_holds_no_memory(server):

@@ -31,12 +31,7 @@ class Server:
         """Start a process, which takes the connections that wait."""
         descriptor = self.listening.fileno()
         command = [sys.executable, str(PROGRAMS / "talking.py"), str(descriptor), str(self.left)]
-        self.process = subprocess.Popen(
-            command,
-            env=self.environment,
-            pass_fds=[descriptor],
-            stderr=sys.stderr if "SHOW" in os.environ else subprocess.DEVNULL,
-        )
+        self.process = subprocess.Popen(command, env=self.environment, pass_fds=[descriptor])
         return self
 
     def end(self, number=signal.SIGKILL):
@@ -135,7 +130,7 @@ def storm(server, workflow, *, readers, reconnects, kills, seed):
 
     Half of the reconnects return to an earlier offset.  The number of reconnects is a minimum.
     """
-    parts, words = max(40, 3 * kills), 20
+    parts, words = max(40, 8 * kills), 20
     with server.client() as client:
         given = {"parts": parts, "words": words}
         asked = {"accept": "application/json"}
