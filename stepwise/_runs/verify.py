@@ -21,6 +21,7 @@ from stepwise._journal.records import Quarantined, Restored, RunFacts
 from stepwise._journal.seal import DamagedError, Seal
 from stepwise._journal.stream import StreamLog
 from stepwise._journal.summary import NAME, kept_summary
+from stepwise._journal.versions import CODE
 from stepwise._runs.steps import checkpoints_of
 from stepwise._runtime.facts import public
 from stepwise._runtime.forks import cached
@@ -131,6 +132,7 @@ class Verification:
             and nothing repairs them.
         damaged_steps: the numbers of the steps whose recorded arguments or frames do not verify; 0
             for the run.
+        damaged_versions: how many recorded versions of steps do not verify.
     """
 
     run_id: str
@@ -147,6 +149,7 @@ class Verification:
     batches: int = 0
     lost_batches: tuple[int, ...] = ()
     damaged_steps: tuple[int, ...] = ()
+    damaged_versions: int = 0
 
     @property
     def ok(self) -> bool:
@@ -189,6 +192,11 @@ class Verification:
                 "recorded arguments or local variables unreadable, of steps "
                 f"{_numbers(self.damaged_steps)}: nothing but showing them needs them"
             )
+        if self.damaged_versions:
+            found.append(
+                f"{count(self.damaged_versions, 'version')} of steps unreadable: whether these "
+                "steps have changed since is not known"
+            )
         return found
 
 
@@ -210,6 +218,7 @@ def verify(store: Store, seal: Seal, run_id: str) -> Verification:
     found = [checkpoint for checkpoint, _ in checkpoints_of(store, seal, run_id)]
     inbox = Inbox(store, seal, run_id)
     inbox.look(tolerant=True)
+    beside = _damaged_beside(store, seal, run_id)
     batches = {n: batch is None for n, batch in StreamLog(store, seal, run_id).batches()}
     lost_batches, last = [n for n, is_lost in batches.items() if is_lost], max(batches, default=0)
     return Verification(
@@ -226,14 +235,19 @@ def verify(store: Store, seal: Seal, run_id: str) -> Verification:
         lost_messages=tuple(inbox.all_lost()),
         batches=len(batches) - len(lost_batches),
         lost_batches=(*lost_batches, *StreamLog(store, seal, run_id).gone(last)),
-        damaged_steps=tuple(sorted({*_damaged_beside(store, seal, run_id).values()})),
+        damaged_steps=tuple(sorted({call for call in beside.values() if call is not None})),
+        damaged_versions=sum(name.startswith(CODE) for name in beside),
     )
 
 
-def _damaged_beside(store: Store, seal: Seal, run_id: str) -> dict[str, int]:
-    """Return the objects beside calls that do not verify, each with the number of its call."""
-    vault, found = Vault(store, seal, run_id), dict[str, int]()
-    for name, call in journals.names_beside(store, run_id).items():
+def _damaged_beside(store: Store, seal: Seal, run_id: str) -> dict[str, int | None]:
+    """Return the objects beside calls that do not verify, each with the number of its call.
+
+    The versions of steps belong to no call.
+    """
+    vault, found = Vault(store, seal, run_id), dict[str, int | None]()
+    versions = dict.fromkeys(store.names(run_id, CODE))
+    for name, call in {**journals.names_beside(store, run_id), **versions}.items():
         try:
             vault.open(name)
         except DamagedError:

@@ -103,7 +103,7 @@ def test_an_intact_run_verifies(folder, monkeypatch):
 
 def test_a_damaged_checkpoint_is_set_aside(folder):
     """A damaged checkpoint is found, moved to quarantine, and the run resumes at an older one."""
-    newest = rows(folder, "o/")[-1]
+    newest = [each for each in rows(folder, "o/") if "/checkpoint/" in each][-1]
     damage(folder, newest)
     with opened(folder) as run:
         verified = run.verify()
@@ -113,6 +113,17 @@ def test_a_damaged_checkpoint_is_set_aside(folder):
         assert agent.options(run_id="job")(5) == [0, 1, "a", 2, 3, 4]
     assert DONE.count("send a") == 1
     assert any("/quarantine/checkpoint/" in key for key in rows(folder, "o/"))
+
+
+def test_a_damaged_version_is_set_aside(folder):
+    """A damaged version of a step is found, moved to quarantine, and the run goes on."""
+    damage(folder, next(each for each in rows(folder, "o/") if "/code/" in each))
+    with opened(folder) as run:
+        assert run.verify().damaged_versions == 1
+        assert "whether these steps have changed since is not known" in run.verify().problems[0]
+        assert run.repair().ok
+        assert agent.options(run_id="job")(5) == [0, 1, "a", 2, 3, 4]
+    assert any("/quarantine/code/" in key for key in rows(folder, "o/"))
 
 
 def test_a_damaged_step_is_given_up(folder, capsys):
@@ -191,7 +202,7 @@ def test_a_run_of_which_only_the_head_is_left(folder):
 
 def test_a_run_that_is_executed_is_not_repaired(folder):
     """Repairing needs the run for itself, so it is refused while the run is being executed."""
-    damage(folder, rows(folder, "o/")[-1])
+    damage(folder, [each for each in rows(folder, "o/") if "/checkpoint/" in each][-1])
     store = disk.DiskStore(folder)
     epoch = store.acquire("job", stepwise.stores.Owner(1, "here", 0.0))
     try:
