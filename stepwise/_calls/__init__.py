@@ -3,5 +3,5 @@
 The modules, each importing only from those before it::
 
     ray_executor doubt driver prompted call recording async_driver executors awaitables waiting
-    approvals streams steps parallel compensation
+    approvals refusals limited streams steps parallel compensation
 """

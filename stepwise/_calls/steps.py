@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from stepwise._calls.doubt import CompletedCall, InDoubt
+    from stepwise._calls.limited import Limit
+    from stepwise._calls.refusals import Left
 
 
 # -- caches ---------------------------------------------------------------------------------------
@@ -215,6 +217,7 @@ class Step(Performer):
         approvers: Iterable[str] = (),
         compensate: Compensate = None,
         record_arguments: bool | None = None,
+        limit: Limit | None = None,
     ) -> None:
         self.function = function
         self.kind = kind
@@ -249,6 +252,10 @@ class Step(Performer):
             self._performance = ApprovedCall
         if record_arguments:
             self._performance = self._recording
+        self.limit = limit
+        self._unkeyed: Mapping[str, Any] = {}
+        if limit is not None:
+            self._limit_calls(limit)
         self._make_known()
 
     @cached
@@ -264,6 +271,14 @@ class Step(Performer):
     @property
     def _recording(self) -> type[Performance]:
         """The class of the calls that record their arguments."""
+        if self.limit is not None:
+            from stepwise._calls.limited import limited
+
+            return limited(self._recording_unlimited)
+        return self._recording_unlimited
+
+    @property
+    def _recording_unlimited(self) -> type[Performance]:
         if self.approve:
             from stepwise._calls.approvals import RecordingApprovedCall
 
@@ -271,6 +286,15 @@ class Step(Performer):
         from stepwise._calls.recording import RecordingCall  # on use: few ask for it
 
         return RecordingCall
+
+    def _limit_calls(self, limit: Limit) -> None:
+        from stepwise._calls.limited import limited  # on use: few steps are limited
+
+        limit.check_key(self.what, self.function)
+        if limit.key is not None:
+            parameters = inspect.signature(self.function).parameters.values()
+            self._unkeyed = {p.name: p.default for p in parameters if p.default is not p.empty}
+        self._performance = limited(self._performance)
 
     def _make_known(self) -> None:
         root, _, inner = self.qualname.partition(".")
@@ -331,6 +355,23 @@ class Step(Performer):
                 type_name="dict",
             )
         return encoded
+
+    # -- limits ----------------------------------------------------------------------------------
+
+    def limit_of(self, bound: Mapping[str, Any]) -> Limit | None:
+        """Return the limit of a call with these arguments."""
+        return None if self.limit is None else self.limit.chosen({**self._unkeyed, **bound})
+
+    def tokens_of(self, bound: Mapping[str, Any]) -> int | None:
+        """Return an estimate of the tokens of a call, or ``None`` if nobody knows."""
+        return None if self.limit is None else self.limit.estimate
+
+    def left_of_limit(self, bound: Mapping[str, Any]) -> Left | None:
+        """Return what the answer to a call says is left of its limit."""
+
+    def repeats_refused(self, bound: Mapping[str, Any]) -> bool:
+        """Return whether an attempt that the provider refused can be made again in place."""
+        return True
 
     # -- calling ---------------------------------------------------------------------------------
 
@@ -616,6 +657,7 @@ def step(
     executor: Executor | str | None = None,
     resources: Mapping[str, Any] | None = None,
     record_arguments: bool | None = None,
+    limit: Limit | None = None,
 ) -> Callable[[F], F]: ...
 def step(function: Any = _NOTHING, /, **options: Any) -> Any:
     """Record a function's calls: each is made once per run, then answered from the journal.
@@ -654,6 +696,7 @@ def step(function: Any = _NOTHING, /, **options: Any) -> Any:
             the run: as they were when the call began, without ``secret=``, ``ignore=`` and
             ``redact=``.  False not to.  ``None``: as :func:`configure` or
             ``STEPWISE_RECORD_ARGUMENTS`` says.
+        limit: a :class:`Limit`, which each attempt waits for; all processes share it.
 
     Raises:
         ConfigurationError: an option is invalid.
@@ -685,6 +728,7 @@ def tool(
     executor: Executor | str | None = None,
     resources: Mapping[str, Any] | None = None,
     record_arguments: bool | None = None,
+    limit: Limit | None = None,
 ) -> Callable[[F], F]: ...
 def tool(function: Any = _NOTHING, /, **options: Any) -> Any:
     """Record the calls of a function that an agent may choose.

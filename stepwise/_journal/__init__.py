@@ -2,5 +2,6 @@
 
 The modules, each importing only from those before it::
 
-    seal records signatures projection course lease journal log inbox summary
+    seal records signatures projection course lease journal log inbox ledger
+    limit_store summary
 """

@@ -193,7 +193,7 @@ def _is_text(value: Any) -> bool:
 # supervisors.
 _RESERVED = (
     *("bell:", "inbox:", "langgraph:", "langgraph-threads"),
-    *("openai-agents:", "openai-agents-sessions", "up:"),
+    *("openai-agents:", "openai-agents-sessions", "up:", "limit:", "limits:"),
 )
 _RUN_ID = f"a text, not empty, that does not begin with {', '.join(_RESERVED)}"
 
@@ -270,6 +270,10 @@ _OF_STEPS: dict[str, Allowed | None] = {
     "record_arguments": (
         _or_none(lambda value: isinstance(value, bool)),
         "True or False; None for what configure(record_arguments=...) says",
+    ),
+    "limit": (
+        _or_none(lambda value: hasattr(value, "check_key") and hasattr(value, "figures")),
+        'a stepwise.Limit("openai", requests=500, per=60), or None',
     ),
     "executor": None,
     "resources": (
