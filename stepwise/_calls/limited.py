@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 from stepwise._calls.call import Performance
 from stepwise._calls.driver import Attempt, Core, Operation, Result, Wait, Write, drive, is_body
 from stepwise._calls.refusals import Left, refused_for
-from stepwise._execution.active_run import ActiveRun, current_scope
+from stepwise._execution.active_run import ActiveRun, Scope, current_scope
 from stepwise._execution.concurrency import Gong
 from stepwise._execution.suspension import seconds_to_suspension, suspend
 from stepwise._execution.turns import Turn, ask
@@ -165,16 +165,18 @@ class Limit:
 
     # -- around a block --------------------------------------------------------------------------
 
-    def __enter__(self) -> None:
-        drive(self._entered()).unwrap()
+    def __enter__(self) -> Permit:
+        permit: Permit = drive(self._entered()).unwrap()
+        return permit
 
     def __exit__(self, *exception: object) -> None:
         self._leave()
 
-    async def __aenter__(self) -> None:
+    async def __aenter__(self) -> Permit:
         from stepwise._calls.async_driver import adrive  # on use: it loads asyncio
 
-        (await adrive(self._entered())).unwrap()
+        permit: Permit = (await adrive(self._entered())).unwrap()
+        return permit
 
     async def __aexit__(self, *exception: object) -> None:
         self._leave()
@@ -186,6 +188,7 @@ class Limit:
                 f"with {self.name}.of(customer):"
             )
         scope, bell = current_scope(), Gong()
+        _refuse_inside(self.name, scope)
         turn = self.asked(scope.run if scope is not None else None, bell.ring, self.estimate)
         try:
             while not turn.granted:
@@ -198,15 +201,15 @@ class Limit:
         except BaseException:
             turn.desk.leave(turn)
             raise
-        _blocks.set((*_blocks.get(), (self.name, turn)))
-        return Result()
+        permit = Permit(self.name, turn)
+        _blocks.set((*_blocks.get(), permit))
+        return Result(permit)
 
     def _leave(self) -> None:
         blocks = _blocks.get()
-        at = max(n for n, (name, _) in enumerate(blocks) if name == self.name)
+        at = max(n for n, permit in enumerate(blocks) if permit.name == self.name)
         _blocks.set(blocks[:at] + blocks[at + 1 :])
-        turn = blocks[at][1]
-        turn.desk.over(turn)
+        blocks[at].end()
 
     def asked(
         self,
@@ -233,10 +236,56 @@ class Limit:
         return turn
 
 
-_blocks: contextvars.ContextVar[tuple[tuple[str, Turn], ...]] = contextvars.ContextVar(
+class Permit:
+    """The turn of a block; ``with limit as permit:`` gives it."""
+
+    __slots__ = ("_turn", "_used", "name")
+
+    def __init__(self, name: str, turn: Turn) -> None:
+        self.name = name
+        self._turn = turn
+        self._used: int | None = None
+
+    def used(self, tokens: int | None) -> None:
+        """Say how many tokens the block has taken, instead of the estimate."""
+        self._used = tokens
+
+    def pause(self, seconds: float) -> None:
+        """Let nobody have a turn for some seconds, since the provider said so."""
+        self._turn.desk.pause(seconds)
+
+    def left(self, requests: int | None, tokens: int | None, seconds: float) -> None:
+        """Say what the provider says is left, and the seconds until it is whole again."""
+        self._turn.desk.left(requests, tokens, seconds)
+
+    def end(self) -> None:
+        """Note that the block is over."""
+        self._turn.desk.over(self._turn, self._used)
+
+
+_blocks: contextvars.ContextVar[tuple[Permit, ...]] = contextvars.ContextVar(
     "stepwise_limits", default=()
 )
 """The turns of the blocks that are being executed."""
+
+_attempts: dict[tuple[int, int], str] = {}
+"""The limits of the attempts in progress: by the id of the run's object, and number of the call."""
+
+
+def _refuse_inside(name: str, scope: Scope | None) -> None:
+    """Refuse a turn inside another turn of the same limit.
+
+    Raises:
+        ConfigurationError: such a turn would wait for the other one, or be counted twice.
+    """
+    inside = any(each.name == name for each in _blocks.get())
+    if scope is not None and _attempts:
+        inside = inside or any(_attempts.get((id(scope.run), n)) == name for n in scope.around)
+    if inside:
+        raise ConfigurationError(
+            f"Limit({name!r}) is taken inside a step or a block that has it: the outer turn would "
+            "wait for the inner one, or count for nothing. Limit the innermost call only"
+        )
 
 
 def _raise_error(turn: Turn) -> None:
@@ -260,6 +309,7 @@ class _Limited:
     bound: Mapping[str, Any]
     turn: Turn | None = None
     last: Turn | None = None
+    limit: Limit | None = None
     since = 0.0  # when the call began, if it has waited
 
     def announced(self, call: Call, match: Match, ticket: str = "") -> Any:
@@ -312,13 +362,7 @@ class _Limited:
         while True:
             yield from self._await_turn(call, None)
             turn, self.turn = self.turn, None
-            result: Result | None = None
-            try:
-                result = yield attempt
-            finally:
-                if turn is not None:
-                    turn.desk.over(turn)
-            assert result is not None
+            result = yield from self._counted(call, attempt, turn)
             self.last = turn
             seconds = self._refused(result, turn)
             most = _REFUSED if attempt.timeout is None else attempt.timeout
@@ -326,6 +370,18 @@ class _Limited:
                 return result
             if clock.elapsed() - began + seconds >= most:
                 return result
+
+    def _counted(self, call: Call, attempt: Attempt, turn: Turn | None) -> Core:
+        """Make an attempt, whose request is over with it."""
+        if turn is None or self.limit is None:
+            return (yield attempt)
+        key = id(self.scope.run), call.number
+        _attempts[key] = self.limit.name
+        try:
+            return (yield attempt)
+        finally:
+            del _attempts[key]
+            turn.desk.over(turn)
 
     def _refused(self, result: Result, turn: Turn | None) -> float | None:
         """Tell the limit what the provider says; return for how long it refuses requests."""
@@ -367,7 +423,9 @@ class _Limited:
         known = match.recorded[0].wait if match is not None and match.recorded else None
         waited = max(0.0, clock.now() - known.at) if known is not None else 0.0
         tokens = self.performer.tokens_of(self.bound)
+        _refuse_inside(limit.name, self.scope)
         self.turn = limit.asked(active, active.flows.parked.ring, tokens, waited)
+        self.limit = limit
         if self.turn.granted:
             return
         since = clock.now() - waited
@@ -448,7 +506,7 @@ def _no_watch() -> Any:
 
 
 @functools.cache
-def limited(kind: type[Performance]) -> type[Performance]:
+def limited(kind: Any) -> type[Performance]:
     """Return the class of limited calls that are otherwise calls of this class."""
     made: type[Performance] = type(f"Limited{kind.__name__}", (_Limited, kind), {})
     return made

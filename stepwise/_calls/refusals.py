@@ -33,14 +33,17 @@ def refused_for(error: BaseException) -> float | None:
     """
     response: Any = getattr(error, "response", None)
     status = getattr(error, "status_code", None) or getattr(response, "status_code", None)
-    if (status or getattr(error, "status", None)) not in _REFUSED:
-        return None
     found = getattr(response, "headers", None) or getattr(error, "headers", None)
-    return pause_of(_plain(found))
+    return refusal_of(status or getattr(error, "status", None), plain_headers(found))
 
 
-def pause_of(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds that ``Retry-After``, or the reset of an empty limit, asks to wait."""
+def refusal_of(status: object, headers: Mapping[str, str]) -> float | None:
+    """Return the seconds that a refusal asks to wait, or ``None`` if the answer is none.
+
+    ``Retry-After`` says it, or the reset of an empty limit.
+    """
+    if status not in _REFUSED:
+        return None
     seconds = [
         _seconds(headers.get("retry-after-ms", ""), unit=0.001),
         _seconds(headers.get("retry-after", "")),
@@ -78,7 +81,8 @@ def left_of(headers: Mapping[str, str]) -> Left | None:
     return Left(numbers.get("requests"), numbers.get("tokens"), seconds)
 
 
-def _plain(headers: Any) -> Mapping[str, str]:
+def plain_headers(headers: Any) -> Mapping[str, str]:
+    """Return the headers of any library by their lower-case names."""
     try:
         return {str(name).lower(): str(value) for name, value in headers.items()}
     except Exception:  # of any library, or no headers at all

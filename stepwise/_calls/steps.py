@@ -252,10 +252,10 @@ class Step(Performer):
             self._performance = ApprovedCall
         if record_arguments:
             self._performance = self._recording
-        self.limit = limit
+        self.limit: Limit | None = None
         self._unkeyed: Mapping[str, Any] = {}
         if limit is not None:
-            self._limit_calls(limit)
+            self.limit_calls(limit)
         self._make_known()
 
     @cached
@@ -287,14 +287,15 @@ class Step(Performer):
 
         return RecordingCall
 
-    def _limit_calls(self, limit: Limit) -> None:
+    def limit_calls(self, limit: Limit) -> None:
+        """Let the calls wait for a limit."""
         from stepwise._calls.limited import limited  # on use: few steps are limited
 
         limit.check_key(self.what, self.function)
         if limit.key is not None:
             parameters = inspect.signature(self.function).parameters.values()
             self._unkeyed = {p.name: p.default for p in parameters if p.default is not p.empty}
-        self._performance = limited(self._performance)
+        self.limit, self._performance = limit, limited(self._performance)
 
     def _make_known(self) -> None:
         root, _, inner = self.qualname.partition(".")

@@ -331,12 +331,14 @@ class Ledger:
         figures, start = self.figures, max(now, self.paused[0])
         slots = [(slot * self._slot + figures.per, *self.over[slot]) for slot in sorted(self.over)]
         ends = slots + [(now + figures.per, *claim) for claim in self.claims.values()]
-        wanted = ahead + 1, sum(each.wants[0] for each in line[: ahead + 1])
-        found = [
-            _moment(start, figures.per, wanted[n], limit, [(end[0], end[n + 1]) for end in ends])
-            for n, limit in enumerate((figures.requests, figures.tokens))
-            if limit is not None
-        ]
+        found = []
+        if figures.requests is not None:
+            parts = [(end, requests) for end, requests, _ in ends]
+            found.append(_moment(start, figures.per, ahead + 1, figures.requests, parts))
+        if figures.tokens is not None:
+            parts = [(end, tokens) for end, _, tokens in ends]
+            wanted = sum(each.wants[0] for each in line[: ahead + 1])
+            found.append(_moment(start, figures.per, wanted, figures.tokens, parts))
         return max(found, default=start if self.paused[0] else None)
 
 
