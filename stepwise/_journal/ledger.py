@@ -144,7 +144,8 @@ class Ledger:
             for each in self.places
         ]
         until, length = self.paused
-        self.paused = (min(until, now + length), length) if until > now else (0.0, 0.0)
+        ends = min(until, now + length)
+        self.paused = (ends, length) if ends > now else (0.0, 0.0)
         self.at = now
 
     def shift(self, seconds: float) -> None:
@@ -178,7 +179,7 @@ class Ledger:
 
     def room(self) -> tuple[float, float]:
         """Return how many requests and tokens are free now."""
-        if self.paused[0]:
+        if self.paused[1]:
             return 0, 0
         requests, tokens = self._left()
         if self.figures.concurrent is not None:
