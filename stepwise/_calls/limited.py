@@ -395,6 +395,7 @@ class _Limited:
         seconds = refused_for(result.error)
         if seconds is not None:
             turn.desk.pause(seconds)
+            turn.desk.correct(turn, 0)  # the provider has counted none
         return seconds
 
     def _repeats(self, call: Call, attempt: Attempt, result: Result) -> bool:

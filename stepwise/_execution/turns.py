@@ -147,7 +147,8 @@ class Desk:
         with self._lock:
             self._over.append((turn._over, 0, tokens - (turn.tokens or 0)))
             turn.tokens = tokens
-            self._said.append(lambda ledger: ledger.learn(tokens))
+            if tokens:
+                self._said.append(lambda ledger: ledger.learn(tokens))
 
     def pause(self, seconds: float) -> None:
         """Let nobody have a turn for some seconds, since the provider said so."""

@@ -187,12 +187,18 @@ class Ledger:
             requests = min(requests, self.figures.concurrent - open_)
         return requests, tokens
 
+    def used(self) -> tuple[int, int]:
+        """Return how many requests and tokens count now."""
+        given = [*self.claims.values(), *self.over.values()]
+        return sum(requests for requests, _ in given), sum(tokens for _, tokens in given)
+
     def _left(self) -> tuple[float, float]:
         """Return how many requests and tokens the window has left."""
-        given, figures = [*self.claims.values(), *self.over.values()], self.figures
-        requests = math.inf if figures.requests is None else figures.requests
-        tokens = math.inf if figures.tokens is None else figures.tokens
-        return requests - sum(r for r, _ in given), tokens - sum(t for _, t in given)
+        figures, (requests, tokens) = self.figures, self.used()
+        return (
+            math.inf if figures.requests is None else figures.requests - requests,
+            math.inf if figures.tokens is None else figures.tokens - tokens,
+        )
 
     def report(self, holder: str, now: float, over: Iterable[Over], claim: tuple[int, int]) -> None:
         """Take the report of a process.

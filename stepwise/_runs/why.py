@@ -38,6 +38,7 @@ from stepwise._runs.steps import (
     StepRecord,
     checkpoint_at,
     duration_of,
+    limit_text,
     each_step,
     error_line,
     failures_of,
@@ -351,11 +352,13 @@ class _RunReading:
         calls = f"step {step.number} {step.name}({step.arguments})" if step is not None else ""
         tries = f" after {step.attempts} tries" if step is not None and step.attempts > 1 else ""
         during = f", in {calls}" if calls else ""
+        limit = limit_text(step._entry) if step is not None else ""
+        limit = f" It waits {limit}." if limit else ""
         waits = "; and ".join(map(str, pending(self.facts)[:4]))
         told = {
             "failed": f"It failed{at}{during}{tries}: {error}",
             "completed": f"It completed in {duration_text(duration_of(self.facts))}.",
-            "running": f"It is being executed {describe_owner(self.owner)}{during}.",
+            "running": f"It is being executed {describe_owner(self.owner)}{during}.{limit}",
             "suspended": f"It waits {waits}.",
             "interrupted": f"It was stopped by {self.facts.error}{at}.",
             "cancelling": f"It is to be cancelled, asked by {self.facts.cancelling}, and unwinds.",

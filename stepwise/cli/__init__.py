@@ -11,6 +11,7 @@ from stepwise.cli import (  # noqa: F401
     copy,
     debug,
     learn,
+    limits,
     look,
     maintain,
     steer,

@@ -116,6 +116,7 @@ def _heard(permit: Permit, request: Any, response: Any, began: float, *, streame
     seconds = refusal_of(response.status_code, headers)
     if seconds is not None:
         permit.pause(seconds)
+        permit.used(0)
         return elapsed() - began + seconds < _LONGEST
     left = left_of(headers)
     if left is not None:

@@ -125,6 +125,18 @@ def test_what_is_over_for_a_window_is_free_again(requests, tokens, per, events):
     assert (model.ledger.claims, model.ledger.over, model.ledger.places) == ({}, {}, [])
 
 
+@given(st.floats(1e3, 1e9), st.sampled_from([0.5, 2.0, 60.0, 86400.0]))
+def test_a_request_counts_for_a_whole_window(at, per):
+    """A request that is over counts until a window later, and for at most a hundredth more."""
+    ledger = Ledger(Figures(requests=1, per=per))
+    ledger.tick(at)
+    ledger.report("a", at, [Over(at, 1, 0)], (0, 0))
+    ledger.tick(at + per * 0.9999)
+    assert ledger.room()[0] == 0
+    ledger.tick(at + per * 1.0101)
+    assert ledger.room()[0] == 1
+
+
 @given(
     st.lists(st.tuples(st.sampled_from(HOLDERS), st.integers(1, 8)), min_size=1, max_size=8),
     st.integers(1, 30),
