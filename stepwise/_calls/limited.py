@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextvars
 import datetime as dt
-import functools
 import inspect
 import os
 import time
@@ -506,8 +505,11 @@ def _no_watch() -> Any:
     raise AssertionError("a call that waits for a limit waits for no message")
 
 
-@functools.cache
-def limited(kind: Any) -> type[Performance]:
+def limited(kind: type[Performance]) -> type[Performance]:
     """Return the class of limited calls that are otherwise calls of this class."""
-    made: type[Performance] = type(f"Limited{kind.__name__}", (_Limited, kind), {})
-    return made
+    if kind not in _classes:
+        _classes[kind] = type(f"Limited{kind.__name__}", (_Limited, kind), {})
+    return _classes[kind]
+
+
+_classes: dict[type[Performance], type[Performance]] = {}

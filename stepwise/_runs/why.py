@@ -38,10 +38,10 @@ from stepwise._runs.steps import (
     StepRecord,
     checkpoint_at,
     duration_of,
-    limit_text,
     each_step,
     error_line,
     failures_of,
+    limit_text,
     status_of,
     text_of_error,
 )

@@ -23,7 +23,7 @@ from stepwise._runtime import settings
 from stepwise.stores import Batch, open_store
 
 PATIENCE = 60
-begun = asyncio.Event()
+gates = {}
 made = []  # by the steps of a test; not in their closures, where it would be watched
 
 
@@ -228,11 +228,11 @@ flow()
     first = start(program, 600)
     assert [first.hear(), first.hear()] == ["paid 0", "next"]
     monkeypatch.setenv("STEPWISE_STORE", f"disk:{tmp_path}/store")
-    until(lambda: "waiting   for the limit 'api'" in python("stepwise", "show", "r").stdout)
+    until(lambda: "waiting    for the limit 'api'" in python("stepwise", "show", "r").stdout)
     assert "It waits for the limit 'api'" in python("stepwise", "why", "r").stdout
     first.kill()
-    second = start(program, 0.2)
-    assert second.hear() == "paid 1"
+    second = start(tmp_path / "script0.py", 0.2)
+    assert [second.hear(), second.hear()] == ["next", "paid 1"]
     assert second.finish() == ""
 
 
@@ -444,23 +444,22 @@ def test_a_cancelled_call_gives_its_place_back(place):
     """A task that is cancelled while it waits leaves the queue, and takes nothing."""
     stepwise.configure(suspend_after=None)
     limit = Limit("api", concurrent=1)
-    begun.clear()
 
     @step(limit=limit)
     async def ask(number):
         made.append(number)
         if number == 0:
-            begun.set()
+            gates["begun"].set()
             await asyncio.Event().wait()
         return number
 
     @workflow
     async def flow():
-        calls = []
+        gates["begun"], calls = asyncio.Event(), []
         for number in range(3):
             calls.append(asyncio.ensure_future(ask(number)))
             await asyncio.sleep(0)
-        await begun.wait()
+        await gates["begun"].wait()
         for call in (calls[1], calls[0]):
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
@@ -698,5 +697,5 @@ def test_the_answer_says_what_is_left(tmp_path):
         stepwise.uninstrument()
     found = ledger()
     requests, tokens = found.used()
-    assert (requests, tokens) == (93, tokens)  # others have taken what the provider lacks
+    assert 93 <= requests <= 97  # others have taken what the provider lacks
     assert 3 * 42 <= tokens <= 3 * 42 + 5100  # the refused one as estimated
