@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepwise._calls.call import Performance
 from stepwise._calls.driver import Attempt, Core, Operation, Result, Wait, Write, drive, is_body
-from stepwise._calls.refusals import Left, refused_for
+from stepwise._calls.refusals import LeftOfLimit, refused_for
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
 from stepwise._execution.concurrency import Gong
 from stepwise._execution.suspension import seconds_to_suspension, suspend
@@ -127,40 +127,12 @@ class Limit:
                 "such as lambda customer: customer"
             )
 
-    @property
-    def figures(self) -> Figures:
-        per = self.per.total_seconds() if isinstance(self.per, dt.timedelta) else float(self.per)
-        return Figures(self.requests, self.tokens, per, self.concurrent, self._since)
-
     def of(self, key: object) -> Limit:
         """Return the limit of one value of ``key``, such as a customer."""
         made = replace(self, name=self.name, key=None)
         object.__setattr__(made, "name", f"{self.name}[{key}]")
         object.__setattr__(made, "_since", self._since)
         return made
-
-    def chosen(self, bound: Mapping[str, Any]) -> Limit:
-        """Return the limit of a call with these arguments."""
-        if self.key is None:
-            return self
-        names = inspect.signature(self.key).parameters
-        return self.of(self.key(**{name: bound[name] for name in names}))
-
-    def check_key(self, what: str, function: Callable[..., Any]) -> None:
-        """Refuse a ``key=`` with parameters that a step does not have.
-
-        Raises:
-            ConfigurationError: the message names the parameter, and the parameters of the step.
-        """
-        if self.key is None:
-            return
-        known = [*inspect.signature(function).parameters]
-        for name in inspect.signature(self.key).parameters:
-            if name not in known:
-                raise ConfigurationError(
-                    f"key= of Limit({self.name!r}) takes {name!r}, which is no parameter of "
-                    f"{what}: it has {', '.join(known) or 'none'}"
-                )
 
     # -- around a block --------------------------------------------------------------------------
 
@@ -188,7 +160,8 @@ class Limit:
             )
         scope, bell = current_scope(), Gong()
         _refuse_inside(self.name, scope)
-        turn = self.asked(scope.run if scope is not None else None, bell.ring, self.estimate)
+        active = scope.run if scope is not None else None
+        turn = ask_for(self, active, bell.ring, self.estimate)
         try:
             while not turn.granted:
                 seen = bell.changes
@@ -210,29 +183,58 @@ class Limit:
         _blocks.set(blocks[:at] + blocks[at + 1 :])
         blocks[at].end()
 
-    def asked(
-        self,
-        active: ActiveRun | None,
-        ring: Callable[[], object],
-        tokens: int | None,
-        waited: float = 0.0,
-    ) -> Turn:
-        """Ask for a turn, which is granted at once or waits.
 
-        Args:
-            active: the run that asks; ``None`` outside runs.
-            ring: called when the turn is granted.
-            tokens: an estimate; ``None`` if nobody knows.
-            waited: seconds that the call has waited in an earlier attempt.
-        """
-        if active is not None:
-            place, run = (active.journal.store, active.journal.seal), active.root.run_id
-        else:
-            store = open_store(settings.store())
-            place, run = (store, seal_for(store)), f"process {os.getpid()} on {os.uname().nodename}"
-        turn = Turn(run, tokens, waited, ring)
-        ask(place, self.name, self.figures, turn)
-        return turn
+def chosen_by_key(limit: Limit, key: Callable[..., object], bound: Mapping[str, Any]) -> Limit:
+    """Return the limit of a call with these arguments."""
+    return limit.of(key(**{name: bound[name] for name in inspect.signature(key).parameters}))
+
+
+def check_key(
+    limit: Limit, key: Callable[..., object], what: str, function: Callable[..., Any]
+) -> None:
+    """Refuse a ``key=`` with parameters that a step does not have.
+
+    Raises:
+        ConfigurationError: the message names the parameter, and the parameters of the step.
+    """
+    known = [*inspect.signature(function).parameters]
+    for name in inspect.signature(key).parameters:
+        if name not in known:
+            raise ConfigurationError(
+                f"key= of Limit({limit.name!r}) takes {name!r}, which is no parameter of "
+                f"{what}: it has {', '.join(known) or 'none'}"
+            )
+
+
+def ask_for(
+    limit: Limit,
+    active: ActiveRun | None,
+    ring: Callable[[], object],
+    tokens: int | None,
+    waited: float = 0.0,
+) -> Turn:
+    """Ask for a turn, which is granted at once or waits.
+
+    Args:
+        active: the run that asks; ``None`` outside runs.
+        ring: called when the turn is granted.
+        tokens: an estimate; ``None`` if nobody knows.
+        waited: seconds that the call has waited in an earlier attempt.
+    """
+    if active is not None:
+        place, run = (active.journal.store, active.journal.seal), active.root.run_id
+    else:
+        store = open_store(settings.store())
+        place, run = (store, seal_for(store)), f"process {os.getpid()} on {os.uname().nodename}"
+    turn = Turn(run, tokens, waited, ring)
+    ask(place, limit.name, figures_of(limit), turn)
+    return turn
+
+
+def figures_of(limit: Limit) -> Figures:
+    """Return the figures of a limit, with the time at which this program stated them."""
+    per = limit.per.total_seconds() if isinstance(limit.per, dt.timedelta) else float(limit.per)
+    return Figures(limit.requests, limit.tokens, per, limit.concurrent, limit._since)
 
 
 class Permit:
@@ -387,7 +389,7 @@ class _Limited:
         if turn is None:
             return None
         if result.error is None:
-            left: Left | None = self.performer.left_of_limit(self.bound)
+            left: LeftOfLimit | None = self.performer.left_of_limit(self.bound)
             if left is not None:
                 turn.desk.left(*left)
             return None
@@ -424,7 +426,7 @@ class _Limited:
         waited = max(0.0, clock.now() - known.at) if known is not None else 0.0
         tokens = self.performer.tokens_of(self.bound)
         _refuse_inside(limit.name, self.scope)
-        self.turn = limit.asked(active, active.flows.parked.ring, tokens, waited)
+        self.turn = ask_for(limit, active, active.flows.parked.ring, tokens, waited)
         self.limit = limit
         if self.turn.granted:
             return

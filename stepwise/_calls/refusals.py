@@ -17,7 +17,7 @@ _LONGEST = 7 * 86400.0  # seconds; what is longer is no duration
 _UNKNOWN = 60.0  # seconds until a limit is whole again, if the provider does not say
 
 
-class Left(NamedTuple):
+class LeftOfLimit(NamedTuple):
     """What a provider says is left of a limit, and the seconds until it is whole again."""
 
     requests: int | None
@@ -55,7 +55,7 @@ def refusal_of(status: object, headers: Mapping[str, str]) -> float | None:
     return left.seconds if left is not None and 0 in (left.requests, left.tokens) else None
 
 
-def left_of(headers: Mapping[str, str]) -> Left | None:
+def left_of(headers: Mapping[str, str]) -> LeftOfLimit | None:
     """Return what the headers of an answer say is left; ``None`` if they say nothing.
 
     The headers of OpenAI and its many followers, of Anthropic, and of the draft of the IETF.
@@ -78,7 +78,7 @@ def left_of(headers: Mapping[str, str]) -> Left | None:
     # The reset of the limit that is empty counts; else the longer one.
     empty = [seconds for number, seconds in found.values() if number == 0]
     seconds = max(empty or [each for _, each in found.values()])
-    return Left(numbers.get("requests"), numbers.get("tokens"), seconds)
+    return LeftOfLimit(numbers.get("requests"), numbers.get("tokens"), seconds)
 
 
 def plain_headers(headers: Any) -> Mapping[str, str]:

@@ -17,7 +17,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, overload
 from weakref import WeakKeyDictionary
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from stepwise._calls.doubt import CompletedCall, InDoubt
     from stepwise._calls.limited import Limit
-    from stepwise._calls.refusals import Left
+    from stepwise._calls.refusals import LeftOfLimit
 
 
 # -- caches ---------------------------------------------------------------------------------------
@@ -194,6 +194,9 @@ class Step(Performer):
     fold = staticmethod(fold)
     unrecorded = ""
     """The reason why changes to the arguments of its bodies are not recorded."""
+    limit: Limit | None = None
+    _unkeyed: Mapping[str, Any] = MappingProxyType({})
+    """The defaults of the parameters that the key of the limit may ask for."""
 
     def __init__(
         self,
@@ -252,8 +255,6 @@ class Step(Performer):
             self._performance = ApprovedCall
         if record_arguments:
             self._performance = self._recording
-        self.limit: Limit | None = None
-        self._unkeyed: Mapping[str, Any] = {}
         if limit is not None:
             self.limit_calls(limit)
         self._make_known()
@@ -289,10 +290,10 @@ class Step(Performer):
 
     def limit_calls(self, limit: Limit) -> None:
         """Let the calls wait for a limit."""
-        from stepwise._calls.limited import limited  # on use: few steps are limited
+        from stepwise._calls.limited import check_key, limited  # on use: few steps are limited
 
-        limit.check_key(self.what, self.function)
         if limit.key is not None:
+            check_key(limit, limit.key, self.what, self.function)
             parameters = inspect.signature(self.function).parameters.values()
             self._unkeyed = {p.name: p.default for p in parameters if p.default is not p.empty}
         self.limit, self._performance = limit, limited(self._performance)
@@ -361,13 +362,17 @@ class Step(Performer):
 
     def limit_of(self, bound: Mapping[str, Any]) -> Limit | None:
         """Return the limit of a call with these arguments."""
-        return None if self.limit is None else self.limit.chosen({**self._unkeyed, **bound})
+        if self.limit is None or self.limit.key is None:
+            return self.limit
+        from stepwise._calls.limited import chosen_by_key
+
+        return chosen_by_key(self.limit, self.limit.key, {**self._unkeyed, **bound})
 
     def tokens_of(self, bound: Mapping[str, Any]) -> int | None:
         """Return an estimate of the tokens of a call, or ``None`` if nobody knows."""
         return None if self.limit is None else self.limit.estimate
 
-    def left_of_limit(self, bound: Mapping[str, Any]) -> Left | None:
+    def left_of_limit(self, bound: Mapping[str, Any]) -> LeftOfLimit | None:
         """Return what the answer to a call says is left of its limit."""
 
     def repeats_refused(self, bound: Mapping[str, Any]) -> bool:

@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Callable
 
 from stepwise._journal.ledger import Figures, Ledger, Over
-from stepwise._journal.limit_store import Holder, StoredLedger, is_dead
+from stepwise._journal.limit_store import HolderLease, StoredLedger, is_dead
 from stepwise._journal.seal import Seal
 from stepwise._runtime.clock import elapsed
 from stepwise._runtime.messages import Once, notice, reports
@@ -370,7 +370,7 @@ class Clerk:
         """Have no desks: the state at first and in a forked child, which lacks the thread."""
         self._changed = threading.Condition(threading.RLock())
         self._desks: dict[tuple[int, str], Desk] = {}
-        self._holders: dict[int, Holder] = {}  # by id() of the store
+        self._holders: dict[int, HolderLease] = {}  # by id() of the store
         self._thread: threading.Thread | None = None
         self._working = threading.RLock()  # held during a round
 
@@ -402,11 +402,11 @@ class Clerk:
                 )
                 contextvars.Context().run(self._thread.start)  # it belongs to no run
 
-    def holder(self, store: Store) -> Holder:
+    def holder(self, store: Store) -> HolderLease:
         """Return the lease that shows that this process lives; take it if it is not held."""
         holder = self._holders.get(id(store))
         if holder is None or not holder.is_held():
-            holder = self._holders[id(store)] = Holder(store)
+            holder = self._holders[id(store)] = HolderLease(store)
         return holder
 
     def _work(self) -> None:

@@ -52,7 +52,7 @@ class Figures(NamedTuple):
     since: float = 0.0
 
 
-class Place(NamedTuple):
+class QueuePlace(NamedTuple):
     """The place of a run in the queue.
 
     Args:
@@ -95,7 +95,7 @@ class Ledger:
         self.figures = figures
         self.claims: dict[str, tuple[int, int]] = {}
         self.over: dict[int, tuple[int, int]] = {}
-        self.places: list[Place] = []
+        self.places: list[QueuePlace] = []
         self.paused: tuple[float, float] = (0.0, 0.0)
         self.mean = _FIRST_MEAN
         self.at = 0.0
@@ -120,7 +120,7 @@ class Ledger:
         made = cls(Figures(*data["figures"]))
         made.claims = {holder: (r, t) for holder, (r, t) in data["claims"].items()}
         made.over = {slot: (r, t) for slot, r, t in data["over"]}
-        made.places = [Place(a, b, c, tuple(d), e) for a, b, c, d, e in data["places"]]
+        made.places = [QueuePlace(a, b, c, tuple(d), e) for a, b, c, d, e in data["places"]]
         made.paused = (data["paused"][0], data["paused"][1])
         made.mean, made.at = data["mean"], data["at"]
         return made
@@ -246,7 +246,7 @@ class Ledger:
         for run, (since, wants) in waiting.items():
             before = known[run].since if run in known else since
             began = min(max(since, before), now)
-            self.places.append(Place(run, began, holder, tuple(wants), now))
+            self.places.append(QueuePlace(run, began, holder, tuple(wants), now))
 
     def forget(self, now: float, patience: float) -> None:
         """Drop the places that their processes have not confirmed for long."""
@@ -354,7 +354,7 @@ def _add(over: dict[int, tuple[int, int]], slot: int, requests: int, tokens: int
     over[slot] = before[0] + requests, before[1] + tokens
 
 
-def _served(place: Place, granted: Mapping[str, Sequence[int]], now: float) -> Place:
+def _served(place: QueuePlace, granted: Mapping[str, Sequence[int]], now: float) -> QueuePlace:
     """Return the place of a run after its grants: behind all others, if the run has any."""
     many = len(granted.get(place.run, ()))
     return place._replace(wants=place.wants[many:], since=now) if many else place

@@ -136,7 +136,7 @@ def ledgers(store: Store, seal: Seal) -> Iterator[tuple[str, Ledger]]:
             yield name, ledger
 
 
-class Holder:
+class HolderLease:
     """A lease of this process, which shows the others that the process lives.
 
     Attributes:

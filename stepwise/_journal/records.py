@@ -683,6 +683,12 @@ class Entry(NamedTuple):
         return isinstance(self.record, (Waiting, Answered))
 
     @property
+    def limit(self) -> str:
+        """The name of the limit that the call waits for; empty if it waits for none."""
+        record = self.record
+        return record.name if isinstance(record, Waiting) and record.kind == "limit" else ""
+
+    @property
     def landed(self) -> bool:
         """True if the record is a person's finding that the call happened."""
         return isinstance(self.record, Settled) and self.record.landed

@@ -3,5 +3,5 @@
 The modules, each importing only from those before it::
 
     steps sources paths history overview messages fork questions why verify copying run starting
-    export housekeeping finding doctor
+    export housekeeping limits finding doctor
 """

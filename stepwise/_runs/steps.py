@@ -25,7 +25,7 @@ from stepwise._identity.identity import shown_part, shown_parts
 from stepwise._journal.course import Course, Stop, stops_in
 from stepwise._journal.journal import Position, facts_of, is_ready, read, read_entries, read_one
 from stepwise._journal.projection import Calls, Places
-from stepwise._journal.records import Call, Entry, RunFacts, Waiting
+from stepwise._journal.records import Call, Entry, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import deaths_of
 from stepwise._matching.pool import differing, key_of
@@ -721,14 +721,6 @@ def _steps(
         yield replace(step, **more) if more else step
 
 
-def limit_text(entry: Entry) -> str:
-    """Return the limit that a call waits for, in words; empty for other calls."""
-    wait = entry.record
-    return (
-        f"for the limit {wait.name!r}" if isinstance(wait, Waiting) and wait.kind == "limit" else ""
-    )
-
-
 def step_record(
     place: Place, call: Call, entry: Entry, derived: str | None, other: Call | None = None
 ) -> StepRecord:
@@ -750,7 +742,7 @@ def step_record(
         name=call.name,
         status=derived or status,
         arguments=call.arguments,
-        preview=ended.preview if ended else limit_text(entry),
+        preview=ended.preview if ended else f"for the limit {entry.limit!r}" if entry.limit else "",
         attempts=outcome.attempts if outcome is not None else 1,
         started_at=call.at,
         finished_at=ended.at if ended else None,

@@ -41,7 +41,6 @@ from stepwise._runs.steps import (
     each_step,
     error_line,
     failures_of,
-    limit_text,
     status_of,
     text_of_error,
 )
@@ -352,8 +351,8 @@ class _RunReading:
         calls = f"step {step.number} {step.name}({step.arguments})" if step is not None else ""
         tries = f" after {step.attempts} tries" if step is not None and step.attempts > 1 else ""
         during = f", in {calls}" if calls else ""
-        limit = limit_text(step._entry) if step is not None else ""
-        limit = f" It waits {limit}." if limit else ""
+        name = step._entry.limit if step is not None else ""
+        limit = f" It waits for the limit {name!r}." if name else ""
         waits = "; and ".join(map(str, pending(self.facts)[:4]))
         told = {
             "failed": f"It failed{at}{during}{tries}: {error}",

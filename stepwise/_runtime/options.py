@@ -272,7 +272,7 @@ _OF_STEPS: dict[str, Allowed | None] = {
         "True or False; None for what configure(record_arguments=...) says",
     ),
     "limit": (
-        _or_none(lambda value: hasattr(value, "check_key") and hasattr(value, "figures")),
+        _or_none(lambda value: hasattr(value, "concurrent")),
         'a stepwise.Limit("openai", requests=500, per=60), or None',
     ),
     "executor": None,

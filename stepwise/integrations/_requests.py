@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from stepwise._calls.async_driver import adrive, aresume, auntil_body, in_task_of
 from stepwise._calls.driver import Core, Result, drive, resume, run, until_body
-from stepwise._calls.refusals import Left, left_of, plain_headers
+from stepwise._calls.refusals import LeftOfLimit, left_of, plain_headers
 from stepwise._calls.steps import Step
 from stepwise._calls.streams import AsyncStreamed, Streamed, forget_beginning
 from stepwise._execution.account import amounts_of_usage
@@ -224,7 +224,7 @@ class RequestStep(Step):
         limit = self.limit_of(bound)
         return None if limit is None else limit.estimate
 
-    def left_of_limit(self, bound: Mapping[str, Any]) -> Left | None:
+    def left_of_limit(self, bound: Mapping[str, Any]) -> LeftOfLimit | None:
         """Return what the headers of the answer say is left of the limit."""
         response = bound["exchange"].response
         return None if response is None else left_of(plain_headers(response.headers))

@@ -15,10 +15,11 @@ from harness import python
 
 import stepwise
 from stepwise import ConfigurationError, Limit, RunSuspended, step, tool, workflow
+from stepwise._calls.limited import figures_of
 from stepwise._calls.refusals import left_of, refusal_of
 from stepwise._execution import turns
 from stepwise._journal.journal import seal_for
-from stepwise._journal.limit_store import LIMITS, Holder, StoredLedger, is_dead, ledgers
+from stepwise._journal.limit_store import LIMITS, HolderLease, StoredLedger, is_dead, ledgers
 from stepwise._runtime import settings
 from stepwise.stores import Batch, open_store
 
@@ -484,7 +485,7 @@ def test_a_damaged_ledger_counts_as_used_up(tmp_path, told):
     store.write("limit:api", epoch, Batch(put={"ledger": b"damaged"}))
     store.release("limit:api", epoch)
     found = StoredLedger(
-        store, seal_for(store), "api", Limit("api", requests=5, per=600).figures
+        store, seal_for(store), "api", figures_of(Limit("api", requests=5, per=600))
     ).read()
     assert found.room()[0] == 0
     assert "the ledger of limit 'api'" in told()
@@ -509,7 +510,9 @@ def test_programs_with_other_figures(tmp_path, told):
 def test_a_restart_of_the_machine(tmp_path, monkeypatch):
     """After a restart, what was taken counts as long as the time of day says."""
     store = open_store(f"disk:{tmp_path}/store")
-    found = StoredLedger(store, seal_for(store), "api", Limit("api", requests=2, per=50).figures)
+    found = StoredLedger(
+        store, seal_for(store), "api", figures_of(Limit("api", requests=2, per=50))
+    )
     with found.changing() as change:
         change.queue("1/1.0", change.at, {"r": (change.at, [0, 0])})
         change.grant("1/1.0", change.at)
@@ -524,12 +527,12 @@ def test_a_restart_of_the_machine(tmp_path, monkeypatch):
 
 def test_holders(place):
     """A process that holds a part of a limit shows by a lease that it lives."""
-    first, second = Holder(place), Holder(place)
+    first, second = HolderLease(place), HolderLease(place)
     assert (is_dead(place, first.id), is_dead(place, second.id)) == (False, False)
     assert is_dead(place, "1/12.5")
     first.release()
     assert is_dead(place, first.id)
-    third = Holder(place)
+    third = HolderLease(place)
     assert third.id.partition("/")[0] == first.id.partition("/")[0]
     assert is_dead(place, first.id)
     for each in (second, third):
@@ -640,7 +643,7 @@ def test_a_command_lists_the_limits(tmp_path, monkeypatch):
     assert "no limit was used" in python("stepwise", "limits").stderr
     store = open_store(url)
     stored = StoredLedger(
-        store, seal_for(store), "api", Limit("api", requests=5, tokens=9000, per=600).figures
+        store, seal_for(store), "api", figures_of(Limit("api", requests=5, tokens=9000, per=600))
     )
     with stored.changing() as change:
         change.queue(

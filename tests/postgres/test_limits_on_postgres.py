@@ -14,7 +14,7 @@ import stepwise
 from stepwise import Limit
 from stepwise._execution import turns
 from stepwise._journal.journal import seal_for
-from stepwise._journal.limit_store import Holder, is_dead, ledgers
+from stepwise._journal.limit_store import HolderLease, is_dead, ledgers
 from stepwise.stores.postgres import PostgresStore
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
@@ -57,7 +57,7 @@ def test_the_clock_is_that_of_the_server(store, monkeypatch):
 def test_a_holder_whose_lease_lapses_is_dead(store, postgres):
     """A process that is gone for longer than its lease gives back what it held."""
     other = PostgresStore(with_options(postgres, lease_seconds=3))
-    holder = Holder(other)
+    holder = HolderLease(other)
     assert not is_dead(store, holder.id)
     other._presence.close()  # as if its machine were gone: it beats no more
     until(lambda: is_dead(store, holder.id), "a lapse")
