@@ -41,6 +41,7 @@ TYPES = {  # private aliases, in words
     "Iterable[str] | None": "names",
     "Key": "names, a function, or `None`",
     "Mapping[str, Any] | None": "a mapping, or `None`",
+    "OnChanged": "a text, or `None`",
     "Redact": "names, or a function",
     "RetryOn": "exception classes, or a function",
     "Retention": "a text",
@@ -50,6 +51,7 @@ TYPES = {  # private aliases, in words
     "float": "seconds",
     "float | None": "seconds, or `None`",
     "int": "a number",
+    "int | None": "a number, or `None`",
     "str | None": "a text, or `None`",
     "tuple[str, ...]": "names",
     "tuple[tuple[str, str], ...]": "a mapping of texts",
@@ -60,7 +62,16 @@ RETURNED = {  # users get these, and make none
     *("AsyncHandle", "CodePlace", "CompletedCall", "CurrentStep", "Event", "FirstTrue", "Handle"),
     *("InDoubtCall", "Program", "VariableChange", "VariableShown", "Why"),
     *("InboxMessage", "PendingWait", "Question", "RecordedFrame", "Recovered", "Run"),
-    *("RunCheckpoint", "Spent", "StepAttempt", "StepRecord", "Verification", "Workflow"),
+    *(
+        "RunCheckpoint",
+        "RunStream",
+        "Spent",
+        "StepAttempt",
+        "StepRecord",
+        "StreamItem",
+        "Verification",
+        "Workflow",
+    ),
 }
 OF_ONE_CALL = ("run_id", "fresh")
 

@@ -38,6 +38,8 @@ Waiting
   sleep, sleep_until    a run waits for a time, which a resumed one does not begin anew
   wait_for              waits for a value that somebody sends to the run: Run.send
   approve               waits for a person's yes: Run.approve, Run.deny; a tool has ``approve=``
+Saying
+  emit                  says something while the run works, for readers: Run.stream
 Looking
   runs, get_run         the recorded runs; a Run has steps, checkpoints, locals, result, error
   Run.why, Run.history, Run.bisect   why a run stopped, and when a variable changed
@@ -82,6 +84,7 @@ The rooms of the house, each importing only from those above it::
     notebook       public: cells of a notebook that are steps
     integrations   public: classes for users of agent frameworks
     ui             public: the page of runs in a browser
+    http           public: runs and their streams over HTTP
     mcp            public: the tools of coding agents
     cli            public: the command line
     testing        public: for the tests of users
@@ -93,63 +96,25 @@ from __future__ import annotations
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
+import stepwise.errors as errors  # noqa: PLR0402 -- this module is not made yet
 from stepwise._calls.steps import step, tool
 from stepwise._checkpoints.resources import reenterable, resource
 from stepwise._execution.tasks import background
 from stepwise._identity.clients import identity
 from stepwise._runtime.settings import configure
 from stepwise._workflows.workflow import Workflow, workflow
-from stepwise.errors import (
-    ApprovalDenied,
-    ArgumentMutatedWarning,
-    ArgumentsChangedWarning,
-    BudgetExceeded,
-    CodeChangedError,
-    ConfigurationError,
-    CorruptStoreError,
-    DigestError,
-    JournalLostError,
-    LeaseLostError,
-    NotRecordableError,
-    OutsideRunError,
-    RunBusyError,
-    RunCancelled,
-    RunConflictError,
-    RunEndedError,
-    RunNotFoundError,
-    RunOwnedError,
-    RunSkipped,
-    RunStopped,
-    RunSuspended,
-    RunTimeoutError,
-    RunWarning,
-    SignalRefusedError,
-    StepFailedError,
-    StepInDoubtError,
-    StepNotFoundError,
-    StepTimeoutError,
-    StepwiseError,
-    StepwiseWarning,
-    StoreError,
-    StreamChangedError,
-    ThreadMovedOnError,
-    UnreadableValueError,
-    UnrecordedCallWarning,
-    UnusedRecordWarning,
-    WaitTimeoutError,
-    WorkerDiedError,
-)
+from stepwise.errors import *  # noqa: F403
 
 if TYPE_CHECKING:
     from stepwise._calls.approvals import approve
     from stepwise._calls.doubt import CompletedCall, DidNotHappen, Inconclusive, InDoubtCall, Landed
+    from stepwise._calls.emitting import emit
     from stepwise._calls.limited import Limit
     from stepwise._calls.parallel import map  # noqa: A004
     from stepwise._calls.steps import spend
     from stepwise._calls.waiting import sleep, sleep_until, wait_for
     from stepwise._execution.budget import Budget, Spent
     from stepwise._execution.suspension import PendingWait
-    from stepwise._runs.history import FirstTrue, VariableChange, VariableHistory
     from stepwise._runs.messages import InboxMessage
     from stepwise._runs.overview import Program
     from stepwise._runs.questions import Question
@@ -162,8 +127,16 @@ if TYPE_CHECKING:
         StepRecord,
         StoppedCall,
     )
+    from stepwise._runs.streaming import RunStream, StreamItem
     from stepwise._runs.verify import Verification
-    from stepwise._runs.why import CodePlace, VariableShown, Why
+    from stepwise._runs.why import (
+        CodePlace,
+        FirstTrue,
+        VariableChange,
+        VariableHistory,
+        VariableShown,
+        Why,
+    )
     from stepwise._runtime.event import Event
     from stepwise._runtime.listening import on_event
     from stepwise._workflows.handles import AsyncHandle, Handle, Recovered, recover
@@ -171,34 +144,22 @@ if TYPE_CHECKING:
     from stepwise.integrations.instrument import instrument, uninstrument
 
 __all__ = [
-    "ApprovalDenied",
-    "ArgumentMutatedWarning",
-    "ArgumentsChangedWarning",
     "AsyncHandle",
     "Budget",
-    "BudgetExceeded",
     "Checkpoint",
     "CheckpointStore",
-    "CodeChangedError",
     "CodePlace",
     "CompletedCall",
-    "ConfigurationError",
-    "CorruptStoreError",
     "CurrentStep",
     "DidNotHappen",
-    "DigestError",
     "Event",
     "FirstTrue",
     "Handle",
     "InDoubtCall",
     "InboxMessage",
     "Inconclusive",
-    "JournalLostError",
     "Landed",
-    "LeaseLostError",
     "Limit",
-    "NotRecordableError",
-    "OutsideRunError",
     "PendingWait",
     "PossibleStep",
     "Program",
@@ -207,48 +168,25 @@ __all__ = [
     "RecoverableAgent",
     "Recovered",
     "Run",
-    "RunBusyError",
-    "RunCancelled",
     "RunCheckpoint",
-    "RunConflictError",
-    "RunEndedError",
-    "RunNotFoundError",
-    "RunOwnedError",
-    "RunSkipped",
-    "RunStopped",
-    "RunSuspended",
-    "RunTimeoutError",
-    "RunWarning",
-    "SignalRefusedError",
+    "RunStream",
     "Spent",
     "StepAttempt",
-    "StepFailedError",
-    "StepInDoubtError",
-    "StepNotFoundError",
     "StepRecord",
-    "StepTimeoutError",
-    "StepwiseError",
-    "StepwiseWarning",
     "StoppedCall",
-    "StoreError",
-    "StreamChangedError",
-    "ThreadMovedOnError",
-    "UnreadableValueError",
-    "UnrecordedCallWarning",
-    "UnusedRecordWarning",
+    "StreamItem",
     "VariableChange",
     "VariableHistory",
     "VariableShown",
     "Verification",
-    "WaitTimeoutError",
     "Why",
-    "WorkerDiedError",
     "Workflow",
     "approve",
     "background",
     "configure",
     "current_run",
     "current_step",
+    "emit",
     "errors",
     "get_run",
     "identity",
@@ -268,6 +206,7 @@ __all__ = [
     "wait_for",
     "workflow",
 ]
+__all__ += errors.__all__
 
 __version__ = "0.1.0"
 
@@ -278,6 +217,7 @@ _ON_USE = {
     ),
     "Event": "_runtime.event",
     "approve": "_calls.approvals",
+    "emit": "_calls.emitting",
     **dict.fromkeys(("AsyncHandle", "Handle"), "_workflows.handles"),
     "InboxMessage": "_runs.messages",
     **dict.fromkeys(("StepAttempt", "StepRecord"), "_runs.steps"),
@@ -288,9 +228,10 @@ _ON_USE = {
     "Program": "_runs.overview",
     "Question": "_runs.questions",
     "RunCheckpoint": "_runs.steps",
+    **dict.fromkeys(("RunStream", "StreamItem"), "_runs.streaming"),
     "Verification": "_runs.verify",
-    **dict.fromkeys(("FirstTrue", "VariableChange", "VariableHistory"), "_runs.history"),
-    **dict.fromkeys(("CodePlace", "VariableShown", "Why"), "_runs.why"),
+    **dict.fromkeys(("CodePlace", "FirstTrue", "VariableChange"), "_runs.why"),
+    **dict.fromkeys(("VariableHistory", "VariableShown", "Why"), "_runs.why"),
     **dict.fromkeys(("RecordedFrame", "PossibleStep", "StoppedCall"), "_runs.steps"),
     "Limit": "_calls.limited",
     "map": "_calls.parallel",

@@ -2,6 +2,6 @@
 
 The modules, each importing only from those before it::
 
-    ray_executor doubt driver prompted call recording async_driver executors awaitables waiting
-    approvals refusals limited streams steps parallel compensation
+    ray_executor doubt edited driver prompted call recording async_driver executors awaitables
+    waiting approvals refusals limited emitting streams steps edits parallel compensation
 """

@@ -34,15 +34,7 @@ from stepwise._execution.active_run import ActiveRun, Scope, current_scope
 from stepwise._execution.location import Origin
 from stepwise._execution.outcomes import settled
 from stepwise._execution.waits import waits
-from stepwise._identity.identity import (
-    ITEMS,
-    Parameters,
-    as_function,
-    captured,
-    digest_part,
-    reader_of,
-    shown_part,
-)
+from stepwise._identity import identity
 from stepwise._journal.course import Asked, Questions
 from stepwise._journal.inbox import Message
 from stepwise._journal.journal import Position, read_entries
@@ -85,7 +77,7 @@ class Asks(Protocol):
     approvers: tuple[Approver, ...]
     in_doubt: Any
     function: Callable[..., Any]
-    parameters: Parameters
+    parameters: identity.Parameters
     hiding: Hiding
 
 
@@ -244,7 +236,7 @@ def _leniently(value: Any, instance: object) -> bytes:
     try:
         return _digest.encode(value)
     except DigestError:  # use the class, and what is known of the value
-        return digest_part(value, () if instance is None else (instance,))[0].encode()
+        return identity.digest_part(value, () if instance is None else (instance,))[0].encode()
 
 
 def _of_subject(tool: Asks, instance: object) -> dict[str, Any]:
@@ -258,12 +250,12 @@ def _of_subject(tool: Asks, instance: object) -> dict[str, Any]:
         held = attributes(instance)
         found = {f"self.{name}": held[name] for name in held if name not in NOT_STATE}
         cls: Any = type(instance)
-        read = reader_of(cls)
+        read = identity.reader_of(cls)
         if read is not None:
-            found[ITEMS] = read(instance)
-    for name, cell in captured(tool.function).items():
+            found[identity.ITEMS] = read(instance)
+    for name, cell in identity.captured(tool.function).items():
         value = cell_content(cell)
-        if as_function(value) is None:
+        if identity.as_function(value) is None:
             found[f"closure.{name}"] = value
     return found
 
@@ -634,7 +626,7 @@ def _asked_before(
 
 
 def _parts(why: list[str]) -> str:
-    return " and ".join(each if each == _SHOWN else shown_part(each) for each in why)
+    return " and ".join(each if each == _SHOWN else identity.shown_part(each) for each in why)
 
 
 def _no_yes(call: Call, why: list[str]) -> str:
@@ -657,7 +649,9 @@ def _tell_changed(active: ActiveRun, call: Call, asked: Asked | None, why: list[
         return
     other = active.pool.get(call.instead) if call.instead else None
     if other is not None and other.wait is not None:
-        changed = " and ".join(map(shown_part, differing(call, other.call))) or "its arguments"
+        changed = (
+            " and ".join(map(identity.shown_part, differing(call, other.call))) or "its arguments"
+        )
         notice(
             f"run {run_id}: {call.name} is called with other arguments than those of step "
             f"{call.instead}, which asked for an approval ({changed}): step {number} asks instead. "

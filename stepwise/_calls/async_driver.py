@@ -205,9 +205,18 @@ class _Written(asyncio.Future[None]):
 
 async def _write(operation: Write) -> Result:
     """Append a record in another thread, in one transaction with other waiting records."""
-    written = _Written(loop=asyncio.get_running_loop())
+    loop, cancelled = asyncio.get_running_loop(), None
+    written, emissions = _Written(loop=loop), operation.run.emissions
+    if emissions is not None and emissions.precede((operation.item,)):
+        flushed = loop.run_in_executor(None, emissions.flush)
+        while not flushed.done():
+            try:
+                await asyncio.wait({flushed})
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if flushed.exception() is not None:
+            return Result(error=flushed.exception())
     share = operation.run.journal.submit(operation.item, durable=operation.durable, future=written)
-    cancelled = None
     try:
         await written
     except asyncio.CancelledError as error:

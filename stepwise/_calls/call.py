@@ -47,6 +47,7 @@ from stepwise._execution.location import Helper, Origin
 from stepwise._execution.outcomes import ShownValue, load_outcome, outcome, settled
 from stepwise._execution.tasks import let_go, others_alive, others_may_claim
 from stepwise._identity.identity import idempotency_key
+from stepwise._identity.versions import UNKNOWN
 from stepwise._journal.journal import read_one, shown_call
 from stepwise._journal.projection import Calls, Flags, RecordedCall
 from stepwise._journal.records import (
@@ -96,7 +97,7 @@ from stepwise.errors import (
 if TYPE_CHECKING:
     from stepwise._calls.doubt import InDoubt
     from stepwise._execution.changes import Recorded
-    from stepwise._execution.looking import Looking
+    from stepwise._execution.looking import Replay
 
 
 # -- retrying -------------------------------------------------------------------------------------
@@ -335,6 +336,14 @@ def admit_attempt(scope: Scope, name: str) -> None:
 # -- recording ------------------------------------------------------------------------------------
 
 
+class AnsweredInstead(BaseException):
+    """A call of a rerun was answered by a function; ``result`` is what that returned."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__()
+        self.result = result
+
+
 Recording = Generator[Operation, Result, None]
 
 
@@ -484,7 +493,8 @@ class Performer:
         hands_out: true if the caller gets the recorded value itself, so that a checkpoint may refer
             to it.
         by_turn: true if the record of the same turn answers when no record has the same arguments.
-        code: the fingerprint of the body; see :class:`Call`.
+        code: the id of the version; see :class:`Call`.
+        version: the fingerprints of the code.
     """
 
     name: str
@@ -502,6 +512,7 @@ class Performer:
     hands_out = True
     by_turn = False
     code = ""
+    version = UNKNOWN
 
     def may_change(self, bound: Mapping[str, Any]) -> bool:
         """Return whether the body of a call receives any object that it could change."""
@@ -600,9 +611,9 @@ class Performance(NamedTuple):
             yield from self._admit(recorded, call)
             call = self._number(call, match)
             number = call.number
-            if identity.held is not None:
-                identity.began(number)
             return (yield from self.conduct(call, origin, match))
+        except AnsweredInstead as answer:
+            return answer.result
         except MemoryError as error:  # raised by our code: an error of the body is in its result
             doing = f"a call of {performer.name!r} was looked up or recorded"
             then = f". If {performer.name!r} has happened, it is in doubt then"
@@ -623,7 +634,7 @@ class Performance(NamedTuple):
         performer, scope, identity, _, _, _ = self
         active, around, branch = scope.run, scope.call, scope.branch
         if debugged.look is not None:
-            debugged.look.before(performer.name, active.progress.skipped)
+            debugged.look.before(self, performer.name)
         active.note_handled()
         if not branch and branches.name is not None:
             branch = branches.name(active.run_id)
@@ -665,7 +676,7 @@ class Performance(NamedTuple):
 
     # -- under a debugger ------------------------------------------------------------------------
 
-    def _typed(self, look: Looking) -> Core:
+    def _typed(self, look: Replay) -> Core:
         """Return the core of a call that is typed at a prompt."""
         from stepwise._calls.prompted import typed  # on use: few runs are debugged
 
@@ -675,23 +686,6 @@ class Performance(NamedTuple):
         if kind:
             attempt = Attempt(performer.body(call), args, kwargs, scope, name, None, kind)
         return typed(scope.run, look, name, identity.digest, attempt)
-
-    def _make_for_real(self, call: Call, recorded: RecordedCall | None, look: Looking) -> None:
-        """Return once the run goes on for real, since the journal does not answer a call.
-
-        Raises:
-            OutsideRunError: the run is only looked at, and nothing is replayed.
-        """
-        performer = self.performer
-        if recorded is not None and recorded.call.number == look.request.step:
-            look.enter(call, performer.body(call), self.args, self.kwargs)
-        elif look.replays:
-            look.stop(f"the run has not made {call.name}({call.arguments}) yet")
-        else:
-            from stepwise._calls.prompted import not_on_record  # on use: few runs are debugged
-
-            name, is_step = call.name, bool(performer.kind)
-            raise not_on_record(self.scope.run, name, is_allowable=is_step)
 
     def _number(self, call: Call, match: Match) -> Call:
         """Return the call with the number of the record that it continues, or with a new number.
@@ -723,13 +717,17 @@ class Performance(NamedTuple):
             error = active.account.begin(call, limited=not active.cleans_up())
             if error is not None:
                 raise active.stop(error)
+        if (call.code, call.name) not in active.versions:
+            active.note_version(call.name, call.module, self.performer.version)
         if self.scope.around:
             active.inner.begin(self.scope.around, call, recorded)
+        if self.identity.held is not None:
+            self.identity.began(call.number)
         return call
 
     def _admit(
         self, recorded: RecordedCall | None = None, call: Call | None = None
-    ) -> Generator[Cancelled, Result, None]:
+    ) -> Generator[Operation, Result, None]:
         """Refuse a call that may not begin, now that the journal does not answer the call.
 
         After SIGTERM, a call of an asynchronous run waits to be cancelled.  A child run that is in
@@ -740,8 +738,8 @@ class Performance(NamedTuple):
             call: the call, if it is about to be made for the first time here.
         """
         scope, look = self.scope, debugged.look
-        if look is not None and call is not None and look.holds(scope.run.root.run_id):
-            self._make_for_real(call, recorded, look)
+        if look is not None and call is not None and not look.live:
+            yield from look.unanswered(self, call, recorded)
         answered = recorded is not None and bool(recorded.call.child)
         scope.run.admit(scope.call, answered=answered)
         if sigterms.draining and scope.call is None:
@@ -834,11 +832,8 @@ class Performance(NamedTuple):
                                 told = True
                                 _tell_waiting(active, call, match)
                             continue
-                    from stepwise._calls.doubt import stopped_at
-
-                    error = stopped_at(active, call, match)
-                    if error is not None:
-                        raise error
+                    if self._is_reported(call, match):
+                        return FRESH
                     continue  # another call has just taken the record
                 if not match.recorded:
                     with active.lock:
@@ -846,8 +841,8 @@ class Performance(NamedTuple):
                         same = self._of_this_turn(call, instead)
                     if same is None:
                         return match._replace(instead=instead)
-                    verdict = Verdict.ANSWER if same.answers else Verdict.AGAIN
-                    match = Match(verdict, (same,))
+                    answer = Verdict.ANSWER if self.performer.by_turn else Verdict.CHANGED
+                    match = Match(answer if same.answers else Verdict.AGAIN, (same,))
                 if active.take(match.recorded[0], self.scope.around):
                     active.subjects.met(identity, match.recorded[0].call)
                     return match
@@ -855,13 +850,26 @@ class Performance(NamedTuple):
             if began:
                 flows.unblock(call)
 
+    def _is_reported(self, call: Call, match: Match) -> bool:
+        """Stop the run at a call that a recorded side effect blocks.
+
+        Return True in a rerun, which reports the difference; False if the record is taken by now.
+        """
+        if debugged.compares:
+            return True
+        from stepwise._calls.doubt import stopped_at
+
+        error = stopped_at(self.scope.run, call, match)
+        if error is not None:
+            raise error
+        return False
+
     def _of_this_turn(self, call: Call, instead: int) -> RecordedCall | None:
         """Return the record of the same turn if it answers, although the arguments differ."""
         same, look = self.scope.run.pool.get(instead), debugged.look
-        if not self.performer.by_turn:
-            if look is None or same is None or not look.replays:
-                return None
-            look.differ(call, same.call.number)
+        if not self.performer.by_turn and same is not None:
+            replays = look is not None and look.replays and not look.compares
+            return same if replays else None  # it differs
         return same
 
     def _answered_by(
@@ -870,10 +878,18 @@ class Performance(NamedTuple):
         """Return the recorded outcome if it answers the call; ``None`` if the call must be made."""
         if verdict not in (Verdict.ANSWER, Verdict.CHANGED):
             return None
-        if verdict is Verdict.CHANGED:
+        look = debugged.look
+        if look is not None:
+            same = verdict is Verdict.ANSWER
+            if not look.answers(self, call, recorded, same=same):
+                return None
+        elif verdict is Verdict.CHANGED:
             _warn_changed(call, recorded)
-            if debugged.look is not None:
-                debugged.look.differ(call, recorded.call.number)
+        if look is None and call.code != recorded.call.code and call.name == recorded.call.name:
+            from stepwise._calls.edited import runs_again  # on use: few steps are edited
+
+            if runs_again(self.scope.run, self.performer, recorded):
+                return None
         return (yield from self.recalled(recorded))
 
     def recalled(self, recorded: RecordedCall) -> Generator[Any, Result, Result | None]:
@@ -897,6 +913,8 @@ class Performance(NamedTuple):
                 active.codec, recorded.entry, given, performer.returns
             )
         except UnreadableValueError as problem:
+            if debugged.compares:
+                return None
             if call.effect and not call.child:
                 from stepwise._calls.doubt import in_doubt
 
@@ -1038,10 +1056,7 @@ class Performance(NamedTuple):
                     )
                     return result
             assert result.error is not None
-            if active.frame_recorder is not None and not call.child:
-                active.frame_recorder.step_failed(
-                    active.journal, call.number, number, result.error, performer.hiding, self.bound
-                )
+            self._note_failure(call, number, result.error)
             clean = isinstance(result.error, performer.fails_cleanly)
             may_repeat = (not call.effect or clean or performer.idempotent) and not is_over(scope)
             attempts = attempts or performer.attempts()
@@ -1065,6 +1080,16 @@ class Performance(NamedTuple):
             number = attempts.number
             yield from self._rest(call, delay)
             tries = (*tries[:-1], failed, (time.time(), 0.0, ""))[-_TRIES:]
+
+    def _note_failure(self, call: Call, attempt: int, error: BaseException) -> None:
+        """Withdraw what a failed attempt has said, and record its local variables if asked to."""
+        active = self.scope.run
+        if active.emissions is not None:
+            active.emissions.withdraw(call.number)
+        if active.frame_recorder is not None and not call.child:
+            active.frame_recorder.step_failed(
+                active.journal, call.number, attempt, error, self.performer.hiding, self.bound
+            )
 
     def _failed(
         self, inner: Scope, result: Result, helper: Helper | None, tries: Tries, *, clean: bool

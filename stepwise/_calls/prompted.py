@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from stepwise._calls.driver import Attempt, Core, Result
 from stepwise._execution.active_run import ActiveRun
-from stepwise._execution.looking import Looking
+from stepwise._execution.looking import Replay
 from stepwise._execution.viewer import view
 from stepwise._journal.journal import Position, read_entries
 from stepwise._journal.projection import Calls
@@ -15,9 +15,7 @@ from stepwise._runtime.messages import notice
 from stepwise.errors import OutsideRunError
 
 
-def typed(
-    active: ActiveRun, look: Looking, name: str, digest: str, attempt: Attempt | None
-) -> Core:
+def typed(active: ActiveRun, look: Replay, name: str, digest: str, attempt: Attempt | None) -> Core:
     """Answer a typed call by the last recorded call with these arguments, or execute it if allowed.
 
     Args:

@@ -18,7 +18,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType, FunctionType, MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar, Union, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, overload
 from weakref import WeakKeyDictionary
 
 from stepwise._calls.awaitables import hand_out, made_by
@@ -28,12 +28,13 @@ from stepwise._execution.account import SPENDS
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
 from stepwise._execution.process_memory import name_truly
 from stepwise._execution.tasks import warn_if_unseen
-from stepwise._identity.call_parts import body_digest
 from stepwise._identity.identity import FUNCTION, Key, Parameters, captured, label_of
 from stepwise._identity.module_names import canonical_module, holds_name
+from stepwise._identity.versions import Version
 from stepwise._journal.records import WAITS, Call
 from stepwise._matching.held import Watched
 from stepwise._matching.subjects import Identity, Subjects
+from stepwise._rewrite import Source, capture
 from stepwise._runtime import options as _options
 from stepwise._runtime.forks import cached, process_lock
 from stepwise._runtime.limits import stopped
@@ -151,6 +152,7 @@ def _around(module: str, function: Any, args: tuple[Any, ...]) -> Iterator[Any]:
 F = TypeVar("F", bound=Callable[..., Any])
 Compensate = Union[Callable[["CompletedCall"], Any], None]
 Approve = Union[bool, Callable[..., Any]]
+OnChanged = Union[Literal["keep", "rerun", "ask"], None]
 Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 
 known_steps: set[tuple[str, ...]] = {
@@ -192,6 +194,8 @@ class Step(Performer):
     """A function whose calls are recorded once per run, and its options."""
 
     fold = staticmethod(fold)
+    coded_by: Any = None
+    """The function whose code counts for the version; ``None`` for the step's own function."""
     unrecorded = ""
     """The reason why changes to the arguments of its bodies are not recorded."""
     limit: Limit | None = None
@@ -221,6 +225,7 @@ class Step(Performer):
         compensate: Compensate = None,
         record_arguments: bool | None = None,
         limit: Limit | None = None,
+        on_changed: OnChanged = None,
     ) -> None:
         self.function = function
         self.kind = kind
@@ -234,11 +239,13 @@ class Step(Performer):
         self.approve = approve
         self.approvers = _approvers(approvers, self.what, approve)
         self.compensate = compensate
+        self.on_changed = on_changed
         self.timeout = timeout
         self.awaits = inspect.iscoroutinefunction(function)
         self.retries = retries
         self.retry_on = retry_on
         self.backoff = backoff
+        self.source = _source(function)
         self.parameters = Parameters(
             function, ignore=ignore, key=key, secret=secret, redact=redact, what=self.what
         )
@@ -248,16 +255,19 @@ class Step(Performer):
         self._is_lambda = self.name.endswith("<lambda>")
         self._is_checked = self._is_lambda or side_effect
         self._as_run = record_arguments is None
-        self._performance: type[Performance] = Performance
-        if approve:
-            from stepwise._calls.approvals import ApprovedCall  # on use: few tools ask
-
-            self._performance = ApprovedCall
-        if record_arguments:
-            self._performance = self._recording
+        self._performance = self._recording if record_arguments else self._plain
         if limit is not None:
             self.limit_calls(limit)
         self._make_known()
+
+    @property
+    def _plain(self) -> type[Performance]:
+        """The class of the calls that do not record their arguments."""
+        if not self.approve:
+            return Performance
+        from stepwise._calls.approvals import ApprovedCall  # on use: few tools ask
+
+        return ApprovedCall
 
     @cached
     def qualname(self) -> str:
@@ -265,9 +275,22 @@ class Step(Performer):
         return getattr(self.function, "__qualname__", self.name)
 
     @cached
+    def version(self) -> Version:
+        """The version of the function; made at the first call in a run."""
+        from stepwise._identity.following import version_of  # on use: few starts need it
+
+        coded_by = self.coded_by or self.function
+        return version_of(coded_by, self.source, is_tool=self.kind == "tool")
+
+    @cached
     def code(self) -> str:
-        """The fingerprint of the function's body."""
-        return body_digest(self.function)
+        """The id of the version."""
+        return self.version.id
+
+    def recognise(self, recorded: Version) -> None:
+        """Take over a recorded version if no file has changed since, so that none is parsed."""
+        if "version" not in vars(self) and recorded.holds(self.source):
+            self.version = recorded
 
     @property
     def _recording(self) -> type[Performance]:
@@ -526,8 +549,8 @@ class Step(Performer):
         return other is not None and (other.module, other.name) == (self.module, self.name)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "_bindings": {}}
-        for computed in ("qualname", "code", "returns", "_captures", "_siblings"):
+        state = {**self.__dict__, "_bindings": {}, "source": None}
+        for computed in ("qualname", "version", "code", "returns", "_captures", "_siblings"):
             state.pop(computed, None)
         return state
 
@@ -607,6 +630,31 @@ def step_of(function: object) -> Step | None:
     return found if isinstance(found, Step) else None
 
 
+def defined_steps(module: str, name: str) -> list[Step]:
+    """Return the live steps of a name; only those that their module still holds, if there are any.
+
+    Args:
+        module: the module of the steps.  A file that is imported now may have been started then.
+    """
+    live = [
+        each
+        for (named, _), references in [*_siblings.items()]
+        if named == name
+        for each in [reference() for reference in [*references]]
+        if each is not None and (each.module == module or "__main__" in (each.module, module))
+    ]
+    held = [each for each in live if step_of(found_at(each.module, each.qualname)) is each]
+    return held or live
+
+
+def look_at_code_again() -> None:
+    """Make the versions of all steps anew: a notebook may have defined again what they read."""
+    for references in [*_siblings.values()]:
+        for step in filter(None, [reference() for reference in [*references]]):
+            vars(step).pop("version", None)
+            vars(step).pop("code", None)
+
+
 def steps_around(function: object) -> list[Step]:
     """Return the steps whose body is this undecorated function."""
     live = [reference() for each in list(_siblings.values()) for reference in [*each]]
@@ -620,6 +668,12 @@ def _inside(held: Any) -> Any:
     if isinstance(held, functools.cached_property):
         return held.func
     return getattr(held, "__func__", held)
+
+
+def _source(function: Any) -> Source | None:
+    """Return the source of the innermost function: now, since its file may be edited later."""
+    inner = inspect.unwrap(function)
+    return capture(inner) if isinstance(inner, FunctionType) else None
 
 
 def _as_function(given: Any) -> Any:
@@ -664,6 +718,7 @@ def step(
     resources: Mapping[str, Any] | None = None,
     record_arguments: bool | None = None,
     limit: Limit | None = None,
+    on_changed: OnChanged = None,
 ) -> Callable[[F], F]: ...
 def step(function: Any = _NOTHING, /, **options: Any) -> Any:
     """Record a function's calls: each is made once per run, then answered from the journal.
@@ -703,6 +758,10 @@ def step(function: Any = _NOTHING, /, **options: Any) -> Any:
             ``redact=``.  False not to.  ``None``: as :func:`configure` or
             ``STEPWISE_RECORD_ARGUMENTS`` says.
         limit: a :class:`Limit`, which each attempt waits for; all processes share it.
+        on_changed: what becomes of the results that the step recorded before its code, or what the
+            code reads of the project, was edited: ``"keep"`` them and say so; ``"rerun"`` the step
+            (not if it has side effects); or ``"ask"``, which stops the run until a person has
+            answered.  ``None``: as :func:`configure` says.
 
     Raises:
         ConfigurationError: an option is invalid.
@@ -735,6 +794,7 @@ def tool(
     resources: Mapping[str, Any] | None = None,
     record_arguments: bool | None = None,
     limit: Limit | None = None,
+    on_changed: OnChanged = None,
 ) -> Callable[[F], F]: ...
 def tool(function: Any = _NOTHING, /, **options: Any) -> Any:
     """Record the calls of a function that an agent may choose.

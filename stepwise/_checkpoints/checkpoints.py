@@ -19,15 +19,7 @@ from stepwise._checkpoints.references import (
     chunk_name,
     digest_of,
 )
-from stepwise._journal.journal import (
-    Journal,
-    Position,
-    holds,
-    names_beside,
-    read,
-    read_one,
-    seal_for,
-)
+from stepwise._journal import journal as journals
 from stepwise._journal.records import Entry, RunFacts, Sums
 from stepwise._journal.seal import DamagedError, Seal, named
 from stepwise._runtime.facts import NamedTuple
@@ -72,6 +64,7 @@ class State(NamedTuple):
         seconds, usage: the time and usage of the done steps; see :class:`.account.Progress`.
         taken: the taken messages, by the names of the signals; see :class:`.waits.Taken`.
         told: True if the workflow had been notified that the run is to end, and had continued.
+        said: the ends of the run's streams; see :meth:`.emissions.Emissions.state`.
     """
 
     position: str
@@ -97,6 +90,7 @@ class State(NamedTuple):
     usage: Mapping[str, float] = _NO_USAGE
     taken: Mapping[str, Sequence[int]] = _NONE_TAKEN
     told: bool = False
+    said: Sequence[Any] = ()
 
     @property
     def where(self) -> str:
@@ -104,9 +98,9 @@ class State(NamedTuple):
         return f"{self.file}:{self.line}"
 
     @property
-    def start(self) -> Position:
+    def start(self) -> journals.Position:
         """The journal position at which the checkpoint was taken."""
-        return Position.from_kept(self.journal)
+        return journals.Position.from_kept(self.journal)
 
     def earlier(
         self, store: Store, seal: Seal, run_id: str
@@ -114,7 +108,7 @@ class State(NamedTuple):
         """Yield the unused records before the checkpoint, with their flags."""
         for origin, last, *flags in self.unused:
             for number in dict.fromkeys((origin, last)):
-                entry = read_one(store, seal, run_id, number)
+                entry = journals.read_one(store, seal, run_id, number)
                 if entry is not None:
                     yield entry, (*flags,)
 
@@ -168,7 +162,12 @@ class Checkpoints:
     """
 
     def __init__(
-        self, journal: Journal, retention: Retention, keep: int, *, prune_journal: bool = False
+        self,
+        journal: journals.Journal,
+        retention: Retention,
+        keep: int,
+        *,
+        prune_journal: bool = False,
     ) -> None:
         self._journal = journal
         self._keep = {"latest_only": 1, "prune_old": keep}.get(retention, 0)
@@ -257,7 +256,7 @@ class Checkpoints:
         # The second was taken in a loop that has ended.
         replaced = {name, name + _READS_FILES}.intersection(self._names)
         names = [each for each in self._names if each not in replaced] + [name]
-        pruned = names[: -self._keep] if self._keep else self._older(names)
+        pruned = names[: -self._keep] if self._keep else thinned_out(names) if self._thins else []
         needed: set[str] = set()
         kept = [each for each in names if each not in pruned]
         if reads_files or self._before:
@@ -274,10 +273,6 @@ class Checkpoints:
         # Without the checkpoint to fall back to, the whole journal is needed.
         return kept, pruned, not self.prunes_journal or not needed <= {*kept}
 
-    def _older(self, names: list[str]) -> list[str]:
-        """Return the checkpoints to delete if no fixed number is kept."""
-        return thinned_out(names) if self._thins else []
-
     def _beside_ended_calls(self, oldest: str, state: State) -> list[str]:
         """Return the objects beside the calls that had ended at the oldest kept checkpoint.
 
@@ -285,7 +280,7 @@ class Checkpoints:
             state: the state of the newest checkpoint.
         """
         journal, calls = self._journal, state.calls
-        beside = names_beside(journal.store, journal.run_id)
+        beside = journals.names_beside(journal.store, journal.run_id)
         if beside and oldest in self._names:
             vault = Vault(journal.store, journal.seal, journal.run_id)
             try:
@@ -387,14 +382,14 @@ def load_checkpoint(vault: Vault, name: str) -> Loaded | None:
 
 def spent_so_far(store: Store, run_id: str, seal: Seal | None = None) -> Sums:
     """Return the recorded spending of a run, including records before a checkpoint."""
-    seal = seal or seal_for(store)
-    vault, at = Vault(store, seal, run_id), Position()
+    seal = seal or journals.seal_for(store)
+    vault, at = Vault(store, seal, run_id), journals.Position()
     for name in reversed(store.names(run_id, PREFIX)):
         loaded = load_checkpoint(vault, name)
-        if loaded is not None and holds(store, seal, run_id, loaded.state.start):
+        if loaded is not None and journals.holds(store, seal, run_id, loaded.state.start):
             at = loaded.state.start
             break
-    for _, following in read(store, seal, run_id, at):
+    for _, following in journals.read(store, seal, run_id, at):
         at = following
     return at.sums
 
@@ -409,7 +404,7 @@ class _Chunks:
         none: True if there are no checkpoints yet.
     """
 
-    def __init__(self, journal: Journal, *, none: bool) -> None:
+    def __init__(self, journal: journals.Journal, *, none: bool) -> None:
         self._vault = Vault(journal.store, journal.seal, journal.run_id)
         self._last: int | None = None
         self._needs: dict[str, Needs] | None = {} if none else None

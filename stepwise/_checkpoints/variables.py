@@ -292,7 +292,8 @@ def _without(values: Mapping[str, Any], around: Surroundings) -> tuple[Culprits,
         the variables that do not pickle, and whether there is less to pickle now.
     """
     contents = {n: content_of(n, value, around) for n, value in around.arguments.items()}
-    found = {**_culprits(values, around), **_culprits(_collections(contents), around)}
+    collections = {n: each[2] if type(each) is tuple else each for n, each in contents.items()}
+    found = {**_culprits(values, around), **_culprits(collections, around)}
     kept = _culprits(_attributes(contents), around)
     is_less = bool(kept.keys() - around.kept.keys())
     around.kept.update(kept)
@@ -409,10 +410,6 @@ def _attributes(contents: Mapping[str, Any]) -> dict[str, Any]:
         if type(content) is tuple
         for key, item in content[0].items()
     }
-
-
-def _collections(contents: Mapping[str, Any]) -> dict[str, Any]:
-    return {n: each[2] if type(each) is tuple else each for n, each in contents.items()}
 
 
 def _links(values: Mapping[str, Any], around: Surroundings) -> dict[str, str]:

@@ -140,15 +140,10 @@ def why_html(why: Any) -> str:
         tag("div", tag("b", line_of(why.call, 200)), " ", status_of(why.status)),
         tag("small", about(why)),
         said_html(why),
-        block(_without_head(why_text(why))),
+        block("\n".join(why_text(why).splitlines()[4:])),  # without what is shown above
     )
 
 
 def said_html(why: Any) -> Markup:
     """Return in a sentence what happened."""
     return tag("p", printable(why.said, 1000), cls="said")
-
-
-def _without_head(text: str) -> str:
-    """Return the text without what the HTML shows above it."""
-    return "\n".join(text.splitlines()[4:])

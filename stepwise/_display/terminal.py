@@ -62,7 +62,8 @@ def elided(text: str, width: int, others: Iterable[str] = (), *, every: bool = F
     if not known:
         return _cut(text, width)
     beginning = _cut(text, width)
-    are_others = not every and all(map(_is_other, known.values()))
+    # A text that shares less than half with another is no variant of it.
+    are_others = not every and all(2 * sum(marks) > len(marks) for marks in known.values())
     if are_others and all(_cut(other, width) != beginning for other in known):
         return beginning
     nearest = min(known.values(), key=sum)
@@ -75,11 +76,6 @@ def elided(text: str, width: int, others: Iterable[str] = (), *, every: bool = F
             if spare >= 0:
                 return _cut(_shown(parts, name + spare, context), width)
     return _cut_evenly(parts, name if name <= width // 3 else 0, width)
-
-
-def _is_other(marks: list[bool]) -> bool:
-    """Return whether a text shares less than half with another, so that it is no variant of it."""
-    return 2 * sum(marks) > len(marks)
 
 
 def _cut_evenly(parts: Parts, name: int, width: int) -> str:
@@ -153,11 +149,11 @@ _ROUNDS, _MOST = 4, 8  # attempts to make rows look different; rows that each is
 _NARROWEST, _WIDEST = 12, 1000  # characters in a cell
 _GREEN, _CYAN, _RED, _YELLOW, _BOLD = 32, 36, 31, 33, 1
 _COLOURS = {
-    **dict.fromkeys(("completed", "verified", "ok"), _GREEN),
+    **dict.fromkeys(("completed", "verified", "ok", "same"), _GREEN),
     **dict.fromkeys(("running", "started", "ready", "suspended", "waiting"), _CYAN),
-    **dict.fromkeys(("failed", "crashed", "stuck", "problem"), _RED),
+    **dict.fromkeys(("failed", "crashed", "stuck", "problem", "differs"), _RED),
     **dict.fromkeys(("in_doubt", "cancelled", "compensated"), _YELLOW),
-    **dict.fromkeys(("interrupted", "stopped", "warning"), _YELLOW),
+    **dict.fromkeys(("interrupted", "stopped", "warning", "not possible"), _YELLOW),
 }
 
 

@@ -3,5 +3,5 @@
 The modules, each importing only from those before it::
 
     process_memory failures location changes outcomes concurrency watching waits turns budget
-    account frames looking active_run inputs tasks suspension viewer
+    account emissions frames looking active_run inputs tasks suspension viewer loadable
 """

@@ -14,16 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from stepwise._execution.concurrency import Flows
-from stepwise._journal.records import (
-    NO_SUMS,
-    Call,
-    Claims,
-    Entry,
-    Outcome,
-    Settled,
-    Sums,
-    difference,
-)
+from stepwise._journal import records
 from stepwise.errors import BudgetExceeded
 
 if TYPE_CHECKING:
@@ -207,7 +198,7 @@ class Account:
         self.call = 0
         self.limited: bool = budget is not None or (parent is not None and parent.limited)
         self.cut_off = False
-        self.claims = Claims()
+        self.claims = records.Claims()
         self.clock: _Clock = parent.clock if parent is not None else _Clock()
         self._flows = flows
         self._parent = parent
@@ -221,7 +212,7 @@ class Account:
         self._rest = _Amounts()  # spending of calls that ended without an outcome
         self._leftover = False  # True if there is such a call
         self._requests: dict[int, _Amounts] = {}  # model requests made by bodies of calls in flight
-        self._said = NO_SUMS  # the sums of this run in the parent's records
+        self._said = records.NO_SUMS  # the sums of this run in the parent's records
         # Maintained for a budget only:
         self._live = _Amounts()  # recorded, in flight, and of child runs in progress
         self._seconds = -self._recorded_at  # minus the clock's reading at the beginning
@@ -234,13 +225,13 @@ class Account:
             found.append(found[-1]._parent)
         return found
 
-    def take_over(self, entries: Iterable[Entry]) -> None:
+    def take_over(self, entries: Iterable[records.Entry]) -> None:
         """Take the child runs from the records that may answer calls."""
-        self.claims = Claims()
+        self.claims = records.Claims()
         for entry in entries:
             self.claims.take(entry.record)
 
-    def resume(self, sums: Sums) -> None:
+    def resume(self, sums: records.Sums) -> None:
         """Continue the account of earlier attempts, whose records add up to these sums."""
         with self._lock:
             self._live.add(sums.usd, sums.tokens, sums.steps)
@@ -248,7 +239,7 @@ class Account:
             if self._parent is None:
                 return
             self._said = self._parent.claims.said.get(self.call, sums)
-            more = difference(sums, self._said)
+            more = records.difference(sums, self._said)
             for each in self._parent._lineage():
                 each._live.add(more.usd, more.tokens, more.steps)
 
@@ -301,7 +292,7 @@ class Account:
                 self._requests.setdefault(number, _Amounts()).add(usd, tokens)
                 self.spend(number, usd, tokens)
 
-    def spent_by(self, record: Outcome, child: Sums | None) -> Mapping[str, Any]:
+    def spent_by(self, record: records.Outcome, child: records.Sums | None) -> Mapping[str, Any]:
         """Return the amounts to record with an outcome.
 
         Args:
@@ -343,7 +334,7 @@ class Account:
             said["at_least"] = 1
         return said
 
-    def settled(self, record: Settled) -> None:
+    def settled(self, record: records.Settled) -> None:
         """Count a call that turned out to have happened in an earlier attempt."""
         with self._lock:
             for each in self._lineage() if self.limited else ():
@@ -384,20 +375,20 @@ class Account:
             said = {**total.said(), **self._time()}
         return {**said, "at_least": 1} if unknown or self.cut_off else said
 
-    def unsaid(self) -> Sums:
+    def unsaid(self) -> records.Sums:
         """Return the spending that no record reports yet."""
         with self._lock:
             open_, seconds = [self._rest, *self.open.values()], self.clock.now()
             usd, tokens = sum(each.usd for each in open_), sum(each.tokens for each in open_)
-            return Sums(usd, tokens, 0, max(0.0, seconds - self._recorded_at))
+            return records.Sums(usd, tokens, 0, max(0.0, seconds - self._recorded_at))
 
-    def of_child(self, sums: Sums) -> Sums:
+    def of_child(self, sums: records.Sums) -> records.Sums:
         """Return the part of this child run's sums that the parent's records do not report yet."""
-        return difference(sums, self._said)
+        return records.difference(sums, self._said)
 
     # -- the budget --------------------------------------------------------------------------------
 
-    def begin(self, call: Call, *, limited: bool) -> BudgetExceeded | None:
+    def begin(self, call: records.Call, *, limited: bool) -> BudgetExceeded | None:
         """Begin a call; return the error if a budget does not allow another step.
 
         A child run is not counted as a step; a wait costs nothing.

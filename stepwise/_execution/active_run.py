@@ -21,27 +21,18 @@ from functools import cache
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
+from stepwise import errors
 from stepwise._execution.account import Account, Ordinals, Progress
 from stepwise._execution.concurrency import Flows, Unawaited
 from stepwise._execution.failures import Unwinding, handled
 from stepwise._execution.location import Helper, Locator, WatchesSteps
 from stepwise._execution.waits import RunInbox, Taken, Waits
+from stepwise._journal import records
 from stepwise._journal.journal import Journal
 from stepwise._journal.lease import Lease
 from stepwise._journal.projection import Flags, RecordedCall
-from stepwise._journal.records import (
-    Call,
-    Cancelling,
-    Ended,
-    Handled,
-    Outcome,
-    Record,
-    RunFacts,
-    RunWait,
-    StepStatus,
-    Tally,
-)
 from stepwise._journal.summary import SummaryKeeper
+from stepwise._journal.versions import RecordedVersion
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Subjects
 from stepwise._rewrite import finally_lines
@@ -53,22 +44,14 @@ from stepwise._runtime.messages import Once, chain, is_ours, notice, shell_word
 from stepwise._values import codec, digest
 from stepwise._values.preview import Secrets
 from stepwise._values.unpickling import Data
-from stepwise.errors import (
-    BudgetExceeded,
-    LeaseLostError,
-    OutsideRunError,
-    RunCancelled,
-    RunStopped,
-    RunSuspended,
-    RunTimeoutError,
-    StepInDoubtError,
-)
 
 if TYPE_CHECKING:
     from stepwise._execution.budget import Budget
+    from stepwise._execution.emissions import Emissions
     from stepwise._execution.frames import FrameRecorder
-    from stepwise._execution.looking import Looking
+    from stepwise._execution.looking import Replay
     from stepwise._execution.watching import RunWatch
+    from stepwise._identity.versions import Version
     from stepwise._journal.inbox import Message
     from stepwise._runtime.event import Kind
 
@@ -87,7 +70,7 @@ class InnerCall:
 
     __slots__ = ("abandoned", "around", "effect", "flags", "open", "records")
 
-    def __init__(self, call: Call, around: tuple[int, ...]) -> None:
+    def __init__(self, call: records.Call, around: tuple[int, ...]) -> None:
         self.around = around
         self.effect = call.effect
         self.records: list[int] = []
@@ -110,7 +93,9 @@ class InnerCalls:
         self._continued: dict[int, set[int]] = {}
         self.over: dict[int, list[int]] = {}
 
-    def begin(self, around: tuple[int, ...], call: Call, recorded: RecordedCall | None) -> None:
+    def begin(
+        self, around: tuple[int, ...], call: records.Call, recorded: RecordedCall | None
+    ) -> None:
         """Note that a call inside a step begins, with a new number or the number of a record.
 
         Args:
@@ -137,7 +122,7 @@ class InnerCalls:
                 if mine != theirs:
                     self._continued.setdefault(mine, set()).add(theirs)
 
-    def wrote(self, around: tuple[int, ...], call: Call, number: int) -> None:
+    def wrote(self, around: tuple[int, ...], call: records.Call, number: int) -> None:
         """Note that a record of a call inside a step was written."""
         inner = self.calls.get(around[0], {}).get(call.number)
         if inner is not None:
@@ -270,7 +255,7 @@ def _finally_blocks(path: str) -> list[tuple[int, int]]:
     return finally_lines("".join(linecache.getlines(path)))
 
 
-ENDINGS = (RunCancelled, RunTimeoutError)
+ENDINGS = (errors.RunCancelled, errors.RunTimeoutError)
 """The errors that end a run and let its clean-up run: unlike other ``RunStopped``, not sticky."""
 _LOOKS_AGAIN = 0.05  # seconds until a task that cleans up is checked again
 _EVERY = 0.5  # minimum seconds between two looks into the inbox
@@ -295,8 +280,8 @@ class Steering:
 
     def __init__(self, run: ActiveRun, outer: Steering | None, *, is_new: bool) -> None:
         self.run: ActiveRun = weakref.proxy(run)  # no cycle: runs hold large objects
-        self.asked: RunStopped | None = None
-        self.told: RunStopped | None = None
+        self.asked: errors.RunStopped | None = None
+        self.told: errors.RunStopped | None = None
         self.watch: RunWatch | None = None
         self._outer: tuple[Steering, ...] = (*outer._outer, outer) if outer is not None else ()
         self._end = End()
@@ -354,7 +339,7 @@ class Steering:
 
     # -- asking ----------------------------------------------------------------------------------
 
-    def ask(self, error: RunStopped) -> None:
+    def ask(self, error: errors.RunStopped) -> None:
         """Request the end of the run with this error; the first request counts."""
         if self.asked is None:
             self.asked, self.is_bound = error, True
@@ -383,7 +368,9 @@ class Steering:
                 if message.kind == "cancel" and message.number > facts.cancels:
                     from stepwise._journal.course import asked_by  # on use
 
-                    record = Cancelling(message.by, message.note, message.number, time.time())
+                    record = records.Cancelling(
+                        message.by, message.note, message.number, time.time()
+                    )
                     run.facts = facts._replace(
                         cancelling=asked_by(record), cancels=message.number, updated_at=record.at
                     )
@@ -395,7 +382,7 @@ class Steering:
 
     # -- telling ---------------------------------------------------------------------------------
 
-    def check(self, around: Call | None, *, answered: bool) -> None:
+    def check(self, around: records.Call | None, *, answered: bool) -> None:
         """Raise if this run or a run around it must end, and its workflow has not been told.
 
         Args:
@@ -409,7 +396,7 @@ class Steering:
             if each.asked is not None and not self._has_it(each.asked) and not may_end:
                 self._tell(each, each.asked)
 
-    def would_end(self, around: Call | None) -> bool:
+    def would_end(self, around: records.Call | None) -> bool:
         """Return whether a plain step that the caller waits for must end now, with its run.
 
         Args:
@@ -426,7 +413,7 @@ class Steering:
                 return True
         return False
 
-    def _has_it(self, asked: RunStopped) -> bool:
+    def _has_it(self, asked: errors.RunStopped) -> bool:
         """Return whether this flow of control handles the error; in the main flow, note that."""
         # A child run that clean-up code calls sees the errors that its callers handle.
         handled = (each.run.unwinding.handling() for each in self._outward)
@@ -435,7 +422,7 @@ class Steering:
             self.told = asked
         return found
 
-    def _tell(self, asker: Steering, asked: RunStopped) -> None:
+    def _tell(self, asker: Steering, asked: errors.RunStopped) -> None:
         task = asker.run.task
         are_tasks = task is not None and self.run.task is not None
         if (asker if are_tasks else self).told is asked or cleans_up(asker.run):
@@ -473,11 +460,11 @@ class Steering:
     # -- the end ---------------------------------------------------------------------------------
 
     @property
-    def unwinds(self) -> RunStopped | None:
+    def unwinds(self) -> errors.RunStopped | None:
         """The error with which this run or a run around it must end; ``None`` if none must."""
         return next((each.asked for each in self._outward if each.asked is not None), None)
 
-    def ending(self, error: BaseException | None) -> RunStopped | None:
+    def ending(self, error: BaseException | None) -> errors.RunStopped | None:
         """Return the error of the request to end if ``error`` results from the request."""
         if self.run.interrupted:
             return None
@@ -495,29 +482,29 @@ def _messages(inbox: RunInbox) -> list[Message]:
     """Return the messages of a run; an empty list while the store cannot be read."""
     try:
         return inbox.messages
-    except (Exception, RunStopped):  # the next record reports the problem of the store
+    except (Exception, errors.RunStopped):  # the next record reports the problem of the store
         return []
 
 
-def _are_same(error: BaseException, asked: RunStopped) -> bool:
+def _are_same(error: BaseException, asked: errors.RunStopped) -> bool:
     """Return whether an error is the requested one, or the same error loaded from a record."""
     if error is asked:
         return True
     return type(error) is type(asked) and getattr(error, "run_id", None) == asked.run_id
 
 
-def _asked_in(facts: RunFacts) -> RunCancelled:
+def _asked_in(facts: records.RunFacts) -> errors.RunCancelled:
     by, _, reason = facts.cancelling.partition(": ")
     return cancelled_error(facts.run_id, by, reason, facts.updated_at)
 
 
-def cancelled_error(run_id: str, by: str, reason: str, at: float) -> RunCancelled:
+def cancelled_error(run_id: str, by: str, reason: str, at: float) -> errors.RunCancelled:
     """Return the error that says who cancelled a run, when and why."""
     from stepwise._runtime.messages import hook_exits  # on use: few runs are cancelled
 
     hook_exits()
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-    return RunCancelled(
+    return errors.RunCancelled(
         f"run {run_id!r} was cancelled by {by} at {when}{f': {reason}' if reason else ''}",
         run_id=run_id,
         by=by,
@@ -527,8 +514,8 @@ def cancelled_error(run_id: str, by: str, reason: str, at: float) -> RunCancelle
     )
 
 
-def _timed_out(facts: RunFacts, timeout: float) -> RunTimeoutError:
-    return RunTimeoutError(
+def _timed_out(facts: records.RunFacts, timeout: float) -> errors.RunTimeoutError:
+    return errors.RunTimeoutError(
         f"run {facts.run_id!r} has not ended within the timeout of its workflow, {timeout:g} s "
         "since it began, waits and downtime included. With a longer timeout, the next start goes "
         "on where it stopped",
@@ -558,18 +545,19 @@ class Surfacing:
         self._refused = 0  # calls
         self._cancelled: set[asyncio_state.TaskReference] = set()
 
-    def begin(self, error: RunStopped) -> None:
+    def begin(self, error: errors.RunStopped) -> None:
         """Report the error, and make the run end; a suspension does both itself.
 
-        Programs catch a used-up budget, so that error is reported only if it does not arrive.
+        Programs catch a used-up budget, so that error is reported only if it does not arrive, as
+        is the end of a rerun.
         """
-        if isinstance(error, RunSuspended):
+        if isinstance(error, errors.RunSuspended):
             return
-        if not isinstance(error, BudgetExceeded):
+        if not (isinstance(error, errors.BudgetExceeded) or debugged.compares):
             self._tell(error)
         self._wait()
 
-    def _tell(self, error: RunStopped) -> None:
+    def _tell(self, error: errors.RunStopped) -> None:
         if not self._told:
             self._told = True
             _tell(self._run.run_id, error)
@@ -601,7 +589,7 @@ class Surfacing:
         if run.ended:
             return
         # Steps in flight when a budget is used up are paid for, so they may end first.
-        if not (isinstance(run.stopped, BudgetExceeded) and run.flows.steps_in_flight()):
+        if not (isinstance(run.stopped, errors.BudgetExceeded) and run.flows.steps_in_flight()):
             if run.stopped is not None:
                 self._tell(run.stopped)
             if run.task is not None:
@@ -627,9 +615,9 @@ class Surfacing:
                 asyncio_state.loop_of(task).call_soon_threadsafe(end)
 
 
-def _tell(run_id: str, error: RunStopped) -> None:
+def _tell(run_id: str, error: errors.RunStopped) -> None:
     again = f"each later call of it raises {type(error).__name__}"
-    if isinstance(error, StepInDoubtError):
+    if isinstance(error, errors.StepInDoubtError):
         how = f"To settle it: stepwise show {shell_word(run_id)}"
         notice(f"{run_id} stops: {error.name} is in doubt, and {again}. {how}")
     else:
@@ -653,7 +641,7 @@ class Scope(NamedTuple):
     """
 
     run: ActiveRun
-    call: Call | None = None
+    call: records.Call | None = None
     around: tuple[int, ...] = ()
     attempt: int = 1
     inner: list[int] = []  # noqa: RUF012
@@ -661,7 +649,7 @@ class Scope(NamedTuple):
     outer: Scope | None = None
 
 
-_ENDED: dict[StepStatus, Kind] = {
+_ENDED: dict[records.StepStatus, Kind] = {
     "completed": "step_completed",
     "failed": "step_failed",
     "cancelled": "step_cancelled",
@@ -726,9 +714,14 @@ branches = Branches()
 
 
 class Debugged:
-    """The run that a debugger has opened in this process, if any."""
+    """The run that this process executes again from its records, if any."""
 
-    look: Looking | None = None
+    look: Replay | None = None
+
+    @property
+    def compares(self) -> bool:
+        """True if the run is only compared with its record."""
+        return self.look is not None and self.look.compares
 
 
 debugged = Debugged()
@@ -745,12 +738,14 @@ class ActiveRun:
         is_new: True if nothing of the run had been recorded before.
     """
 
+    emissions: Emissions | None = None  # once the run says something
+
     def __init__(
         self,
         *,
         lease: Lease,
         journal: Journal,
-        facts: RunFacts,
+        facts: records.RunFacts,
         locator: Locator,
         parent: ActiveRun | None,
         secrets: Secrets | None = None,
@@ -763,24 +758,22 @@ class ActiveRun:
         self.secrets: Secrets = parent.secrets if parent is not None else secrets or Secrets()
         self.codec = codec.Codec(facts.codec, self.secrets)
         self.subjects = Subjects(facts.run_id)
-        self.pool = Pool(state=self.subjects.state)
-        self.parent = parent
+        self.pool, self.parent = Pool(state=self.subjects.state), parent
         self.progress = Progress()
         self.flows = Flows()
-        # Calls of steps from their announcement to the record of their outcome, with their threads.
+        # The threads of the steps that are announced and have no outcome yet.
         self.in_flight: dict[int, int] = {}
         self.doing: dict[int, str] = {}  # the calls whose body is being executed, as noted
-        outer = parent.account if parent is not None else None
+        outer = parent.account if parent else None
         self.account: Account = Account(facts.run_id, self.flows, budget, outer)
         self.unwinding = Unwinding(facts.run_id)
         self.records_arguments = settings.record_arguments()
         self.frame_recorder: FrameRecorder | None = _frame_recorder(parent, facts, self.secrets)
         self.frame: WatchesSteps | None = None
-        self.stopped: RunStopped | None = None
+        self.stopped: errors.RunStopped | None = None
         self.surfacing = Surfacing(weakref.proxy(self))  # no cycle: runs hold large objects
         self.refused: BaseException | None = None  # raised by calls, since the process ends
-        self.begun = False  # whether its function has been entered
-        self.ended = False
+        self.begun = self.ended = False  # whether its function has been entered, and has ended
         self.home = self.thread = threading.get_ident()  # the thread of a plain workflow function
         self.executor: FrameType | None = None  # the frame that calls the workflow function
         self.task: Any = None  # the task of an asynchronous workflow
@@ -793,12 +786,13 @@ class ActiveRun:
         self.locator = locator
         self.streams: dict[int, OpenStream] = {}  # by call: open, or left and not recorded yet
         self.inner = InnerCalls()
+        self.versions: set[tuple[str, str]] = set()  # the ids and steps that were noted here
         self.cut_off: set[int] = set()  # calls that a crash cut off, which continue
         self.alive = 0.0  # the last time when an earlier attempt is known to have been alive
         self.ordinals = Ordinals()
         self.inbox = RunInbox(journal.store, journal.seal, facts.run_id, Taken())
         self.waits = Waits()
-        self.suspension: tuple[RunWait, ...] | None = None  # its waits, once it suspends
+        self.suspension: tuple[records.RunWait, ...] | None = None  # its waits, once it suspends
         self.steering: Steering = Steering(self, parent.steering if parent else None, is_new=is_new)
         self.is_first = Once()  # for notices about this run
         self._summary = SummaryKeeper(journal)
@@ -837,7 +831,9 @@ class ActiveRun:
 
     # -- whether a call may be made --------------------------------------------------------------
 
-    def check(self, name: str, around: Call | None = None, *, answered: bool = False) -> None:
+    def check(
+        self, name: str, around: records.Call | None = None, *, answered: bool = False
+    ) -> None:
         """Raise if no call may be made now: the run stopped, ended, or is being interrupted.
 
         Args:
@@ -846,7 +842,7 @@ class ActiveRun:
             answered: True if the journal may answer the call, even in a run that must end.
         """
         if os.getpid() != self.pid:
-            raise OutsideRunError(
+            raise errors.OutsideRunError(
                 f"{name} was called in a forked process of run {self.run_id!r}, which only the "
                 "process that started it can record. Call it there, or start a workflow in here",
                 run_id=self.run_id,
@@ -854,7 +850,7 @@ class ActiveRun:
         if self.stopped is not None:
             self.refuse_if_stopped()
         if self.ended:
-            raise OutsideRunError(
+            raise errors.OutsideRunError(
                 f"{name} was called after run {self.run_id!r} had ended, by a task or thread that "
                 "outlived it. Await or join what the workflow starts before it returns",
                 run_id=self.run_id,
@@ -880,7 +876,7 @@ class ActiveRun:
             self.root.surfacing.refused()
             raise self.stopped
 
-    def admit(self, around: Call | None, *, answered: bool) -> None:
+    def admit(self, around: records.Call | None, *, answered: bool) -> None:
         """Raise if a call may no longer be made, shortly after :meth:`check`; see there."""
         if self.stopped is not None:
             raise self.stopped
@@ -897,7 +893,7 @@ class ActiveRun:
             run.refused = error
         return error
 
-    def stop(self, error: RunStopped) -> RunStopped:
+    def stop(self, error: errors.RunStopped) -> errors.RunStopped:
         """Make every later call of this run, and of the runs around it, raise ``error``.
 
         Returns:
@@ -945,7 +941,21 @@ class ActiveRun:
             numbers = unwinding.gone_on()
             if numbers:
                 self.inner.handled(numbers)
-                self.write((Handled(numbers, time.time()), b""), durable=False)
+                self.write((records.Handled(numbers, time.time()), b""), durable=False)
+
+    def note_version(self, name: str, module: str, version: Version) -> None:
+        """Record a step's version, to which the records of its calls refer.
+
+        The run's callers record it, too: their records answer for the whole child run.
+        """
+        self.versions.add((version.id, name))
+        if not version.id:
+            return
+        recorded = RecordedVersion(version.id, name, module, version.parts, version.files)
+        for run in self.lineage():
+            child = "" if run is self else self.run_id
+            mine = recorded._replace(child=child)
+            run.journal.put_with_next(mine.key, [*mine], b"")
 
     def take(self, recorded: RecordedCall, around: tuple[int, ...] = ()) -> bool:
         """Take a record out of the pool; return False if another task or thread was faster.
@@ -971,6 +981,8 @@ class ActiveRun:
         self._note(scope, recorded.call.number, inner)
         if scope.around:
             self.inner.answered(scope.around, recorded)
+        if self.emissions is not None:
+            self.emissions.answered(recorded.call.number, inner, scope.around)
         took = max(0.0, outcome.at - recorded.call.at) if outcome is not None else None
         usage = outcome.usage if outcome is not None else None
         with self.lock:
@@ -995,7 +1007,7 @@ class ActiveRun:
         self,
         scope: Scope,
         number: int,
-        outcome: Outcome,
+        outcome: records.Outcome,
         *,
         error: BaseException | None = None,
         looked: Any = None,
@@ -1035,31 +1047,36 @@ class ActiveRun:
             scope.inner.extend((number, *inner))
 
     def write(
-        self, *items: tuple[Record, Data], durable: bool = True, head: RunFacts | None = None
+        self,
+        *items: tuple[records.Record, Data],
+        durable: bool = True,
+        head: records.RunFacts | None = None,
     ) -> list[int]:
         """Append records and return their numbers; a failed write stops the run."""
         look = debugged.look
         if look is not None and look.holds(self.root.run_id):
             return look.hold(items)
         try:
+            if self.emissions is not None and self.emissions.precede(items):
+                self.emissions.flush()
             numbers = self.journal.append(*items, durable=durable, head=head)
             self._summary.note(numbers, items)
             return numbers
-        except RunStopped as error:
+        except errors.RunStopped as error:
             raise self.stop(error) from error.__cause__
 
-    def tally(self, *records: Record) -> Tally | None:
+    def tally(self, *added: records.Record) -> records.Tally | None:
         """Return what listings show of the run once its attempt ends with these records."""
-        return self._summary.closing(*records)
+        return self._summary.closing(*added)
 
-    def written(self, numbers: list[int], *items: tuple[Record, Data]) -> None:
+    def written(self, numbers: list[int], *items: tuple[records.Record, Data]) -> None:
         """Add records to the summary after they were written under these numbers."""
         self._summary.note(numbers, items)
 
     def tell(
         self,
         kind: Kind,
-        call: Call | None = None,
+        call: records.Call | None = None,
         detail: str = "",
         *,
         step: int = 0,
@@ -1068,7 +1085,7 @@ class ActiveRun:
         lost: float = 0.0,
     ) -> None:
         """Notify listeners of a recorded event."""
-        if not heard():
+        if not heard() or debugged.compares:
             return
         emit(
             kind,
@@ -1104,8 +1121,10 @@ class ActiveRun:
         error, secrets = value if status != "completed" else None, self.secrets
         if self.streams:
             self._leave_streams(error)
+        if self.emissions is not None:
+            self.emissions.end()
         retry, gone_on = self.unwinding.end(error)
-        record = Ended(
+        record = records.Ended(
             status,
             recorded=encoded is not None,
             changed=changed or {},
@@ -1120,9 +1139,11 @@ class ActiveRun:
             rest=self.rest(),
             again=again,
         )
-        items: list[tuple[Record, Data]] = [(record, encoded.data if encoded is not None else b"")]
+        items: list[tuple[records.Record, Data]] = [
+            (record, encoded.data if encoded is not None else b"")
+        ]
         if gone_on:
-            items.insert(0, (Handled(gone_on, record.at), b""))
+            items.insert(0, (records.Handled(gone_on, record.at), b""))
         self.facts = self.facts._replace(
             status=status,
             error=secrets.preview(error) if error is not None else "",
@@ -1183,11 +1204,13 @@ class ActiveRun:
         self.locator.close()
         self.steering.close()
         self.surfacing.close()
+        if self.emissions is not None:
+            self.emissions.close(ended=self.facts.end > 0)
         self.lease.release()
 
 
 def _frame_recorder(
-    parent: ActiveRun | None, facts: RunFacts, secrets: Secrets
+    parent: ActiveRun | None, facts: records.RunFacts, secrets: Secrets
 ) -> FrameRecorder | None:
     recorder = parent.frame_recorder if parent is not None else None
     if parent is None and settings.record_locals():
@@ -1203,7 +1226,7 @@ def _in_child() -> None:
     """Stop the copies of runs in a forked child from writing, since the parent executes them."""
     for run in list(live_runs):
         run.journal.disown()
-        run.stopped = run.stopped or LeaseLostError(
+        run.stopped = run.stopped or errors.LeaseLostError(
             f"this is a forked process of run {run.run_id!r}, which only the process that started "
             "it can record: what it does is no part of the run",
             run_id=run.run_id,

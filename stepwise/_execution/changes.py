@@ -20,14 +20,8 @@ from typing import Any
 from stepwise._changes.edits import Edit, is_cached_property
 from stepwise._changes.layouts import LEAF, layout_of
 from stepwise._changes.snapshots import Path, Snapshot, follow, path_text
+from stepwise._checkpoints import variables
 from stepwise._checkpoints.given import COLLECTIONS, Surroundings
-from stepwise._checkpoints.variables import (
-    FrameUnpickler,
-    content_of,
-    dump_graph,
-    load_graph,
-    refill,
-)
 from stepwise._matching.attributed import SHARED, CallChanges, undecided
 from stepwise._matching.held import Targets
 from stepwise._runtime.facts import NamedTuple
@@ -209,13 +203,15 @@ def put_back(written: Mapping[str, Any], around: Surroundings) -> None:
         raise UnreadableValueError(
             f"the contents that the call left in its arguments cannot be loaded: {problem}"
         ) from problem
-    before = {name: content_of(name, live, around) for name, live in around.arguments.items()}
+    before = {
+        name: variables.content_of(name, live, around) for name, live in around.arguments.items()
+    }
     try:
         for name, held in contents.items():
             _put(name, held, around)
     except Exception as problem:
         for name, held in before.items():
-            refill(around.arguments[name], held)
+            variables.refill(around.arguments[name], held)
         if isinstance(problem, MemoryError):
             raise
         raise UnreadableValueError(
@@ -251,7 +247,7 @@ def _write_state(name: str, value: Any, around: Surroundings) -> dict[str, Any]:
             if key in _OWN or (pickles(held) and not is_synchronizer(held)):
                 raise
             kept.append(key)
-    _, _, items = content_of(name, value, around)
+    _, _, items = variables.content_of(name, value, around)
     return {"state": state, "kept": kept, "items": dump_tagged(items)}
 
 
@@ -286,9 +282,9 @@ def _put(name: str, held: Any, around: Surroundings) -> None:
             raise TypeError("the call was given another object now")
         object.__setattr__(around.arguments[owner], attribute, held)
     elif type(held) is _InstanceState:
-        refill(live, held)
+        variables.refill(live, held)
     else:
-        refill(live, content_of(name, held, around))
+        variables.refill(live, variables.content_of(name, held, around))
 
 
 # -- call changes ---------------------------------------------------------------------------------
@@ -394,7 +390,7 @@ class _Names:
         while True:
             self._met.clear()
             self._numbers.clear()
-            data = dump_graph(graph, self.refer)
+            data = variables.dump_graph(graph, self.refer)
             if not self._met or self._snapshot is None:
                 return bytes(data)
             found = self._snapshot.paths(self._met.values())
@@ -585,7 +581,10 @@ class LoadedChanges(NamedTuple):
 
 
 def load_changes(
-    payload: bytes, form: str | None, given: Targets | None, viewer: type[FrameUnpickler] | None
+    payload: bytes,
+    form: str | None,
+    given: Targets | None,
+    viewer: type[variables.FrameUnpickler] | None,
 ) -> LoadedChanges:
     """Load the payload that :meth:`Recorded.encode` made.
 
@@ -602,26 +601,28 @@ def load_changes(
             return LoadedChanges(None, plain, None)
         edits = read_edits(whole["did"], given.roots, given.function)
         return LoadedChanges(None, plain, PutBack(*undecided(edits, given)))
-    unpickler = viewer or FrameUnpickler
+    unpickler = viewer or variables.FrameUnpickler
     loaded: LoadedChanges = _codec.decode_with(lambda: _load(payload, given, unpickler), form)
     return loaded
 
 
-def _load(payload: bytes, given: Targets | None, unpickler: type[FrameUnpickler]) -> LoadedChanges:
-    outline, paths, data, plain = load_graph(payload, {}, unpickler)
+def _load(
+    payload: bytes, given: Targets | None, unpickler: type[variables.FrameUnpickler]
+) -> LoadedChanges:
+    outline, paths, data, plain = variables.load_graph(payload, {}, unpickler)
     if given is None:
         if plain is not None:
             return LoadedChanges(None, plain, None)
         shown = {name: f"<{path_text(path)}>" for name, path in paths.items()}
-        return LoadedChanges(load_graph(data, shown, unpickler)[0], None, None)
-    edits = [(path, Edit(*edit)) for path, edit in load_graph(outline, {}, unpickler)]
+        return LoadedChanges(variables.load_graph(data, shown, unpickler)[0], None, None)
+    edits = [(path, Edit(*edit)) for path, edit in variables.load_graph(outline, {}, unpickler)]
     again, lost = undecided(edits, given)
     named = _found(paths, given) if again or not paths else None
     if named is None and plain is not None:  # nothing to repeat, or the objects are missing
         again_lost = {id(edit) for _, edit in again}
         lost += [path_text(path) for path, edit in edits if id(edit) in again_lost]
         return LoadedChanges(None, plain, PutBack([], lost))
-    value, put = load_graph(data, named or {}, unpickler)
+    value, put = variables.load_graph(data, named or {}, unpickler)
     whole = {id(edit): edit._replace(put=new) for (_, edit), new in zip(edits, put, strict=True)}
     ready = PutBack([(obj, whole[id(edit)]) for obj, edit in again], lost)
     # A failure stands beside its changes, and is decoded separately.

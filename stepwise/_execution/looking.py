@@ -1,8 +1,9 @@
-"""A run that a debugger has opened in this process: looked at, until it goes on for real.
+"""A run that this process executes again from its records: for a debugger, or to compare.
 
-While a run is looked at, the process has no lease, and nothing is written.  The journal answers
-the calls of steps, or they are refused.  Calls typed at a prompt are recognized by the frames of
-the debugger on the stack, or by their thread, so that other threads of a live run are not held up.
+A :class:`Replay` hears of the calls of such a run.  While a debugger looks at a run, the process
+has no lease, and nothing is written.  The journal answers the calls of steps, or they are refused.
+Calls typed at a prompt are recognized by the frames of the debugger on the stack, or by their
+thread, so that other threads of a live run are not held up.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from types import CodeType, FrameType
 from typing import Any
 
+from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Call, Record
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import notice
 from stepwise._runtime.settings import DEBUGGED
 from stepwise._values.unpickling import Data
+
+Core = Generator[Any, Any, Any]  # as for stepwise._calls.driver
 
 _DEBUGGERS = ("_pydevd", "pydevd")  # modules of debugpy
 
@@ -100,28 +104,87 @@ class TypedThread:
         self._typing.discard(self._ident)
 
 
-class Looking:
+class Replay:
+    """A run that is executed again from its records, as its calls see it.
+
+    Attributes:
+        run_id: the id of the run.
+        live: True once the run goes on for real, under its lease.
+        replays: True while recorded results answer the calls of the workflow's own code.
+        compares: True if a call that differs from its record is not answered, but reported.
+    """
+
+    run_id: str
+    live = False
+    replays = True
+    compares = False
+
+    def holds(self, run_id: str) -> bool:
+        """Return whether records of a run are kept back instead of written."""
+        return False
+
+    def hold(self, items: tuple[tuple[Record, Data], ...]) -> list[int]:
+        """Keep records back; return numbers for them, which are not real."""
+        raise AssertionError
+
+    def takes(self, name: str) -> bool:
+        """Use up the permission to execute a typed call once; return False if there is none."""
+        raise AssertionError
+
+    def is_typed(self) -> bool:
+        """Return whether the calling code was typed at the prompt of a debugger."""
+        return False
+
+    def new_thread(self) -> TypedThread:
+        """Return the listener of a thread, or of a job, that is started at the prompt."""
+        raise AssertionError
+
+    def before(self, made: Any, name: str) -> None:
+        """Note that a call begins.
+
+        Args:
+            made: the :class:`stepwise._calls.call.Performance`.
+        """
+
+    def answers(self, made: Any, call: Call, recorded: RecordedCall, *, same: bool) -> bool:
+        """Return whether a record answers a call.
+
+        Args:
+            made: the :class:`stepwise._calls.call.Performance`.
+            same: False if their arguments differ.
+        """
+        raise NotImplementedError
+
+    def unanswered(self, made: Any, call: Call, recorded: RecordedCall | None) -> Core:
+        """Return if a call may be made that the journal does not answer; otherwise raise.
+
+        Args:
+            made: the :class:`stepwise._calls.call.Performance`.
+            recorded: the record that the call would continue.
+        """
+        raise NotImplementedError
+
+
+class Looking(Replay):
     """The debugged run of this process, as its calls see it.
 
     Args:
         stop: opens the prompt inside a call, and returns once the run is live; the argument says
             why it stops.
-        enter: executes a body under the debugger, and returns its result.
+        unanswered: see :meth:`Replay.unanswered`.
 
     Attributes:
-        live: True once the run goes on for real, under its lease.
-        replays: True while recorded results answer the calls of the workflow's own code.
         differs: the first replayed call that differs from its record; empty while none does.
         code: the code of the workflow function, whose callers do not matter.
     """
 
     def __init__(
-        self, request: Request, stop: Callable[[str], None], enter: Callable[..., Any]
+        self, request: Request, stop: Callable[[str], None], unanswered: Callable[..., Core]
     ) -> None:
-        self.request = request
+        self.request, self.run_id = request, request.run_id
         self.allowed = [*request.allow]
         self.stop = stop
-        self.enter = enter
+        self._unanswered = unanswered
         self.live = self.replays = False
         self.differs = ""
         self.code: CodeType | None = None
@@ -149,20 +212,23 @@ class Looking:
         """Return the listener of a thread, or of a job, that is started at the prompt."""
         return TypedThread(self._typing)
 
-    def before(self, name: str, done: int) -> None:
-        """Stop a replay before a call, once it has got as far as was asked for.
-
-        Args:
-            done: the number of steps that are done.
-        """
+    def before(self, made: Any, name: str) -> None:
+        """Stop a replay before a call, once it has got as far as was asked for."""
+        done = made.scope.run.progress.skipped
         if self.replays and done >= self.request.at >= 0:
             self.stop(f"{name} comes next, after {done} steps")
 
-    def differ(self, call: Call, number: int) -> None:
-        """Note that a replayed call differs from the record that answers it."""
-        if self.replays and not self.differs:
+    def answers(self, made: Any, call: Call, recorded: RecordedCall, *, same: bool) -> bool:
+        """Return whether a record answers a call; note the first that differs from its record."""
+        if not same and self.replays and not self.differs:
+            number = recorded.call.number
             self.differs = f"{call.name}({call.arguments}), which differs from step {number}"
             notice(f"from here on the replay is approximate: {self.differs} on record")
+        return True
+
+    def unanswered(self, made: Any, call: Call, recorded: RecordedCall | None) -> Core:
+        """Return once the run goes on for real; see the base class."""
+        return self._unanswered(made, call, recorded)
 
     def takes(self, name: str) -> bool:
         """Use up the permission to execute a step once; return False if there is none."""

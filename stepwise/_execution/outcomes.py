@@ -11,14 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stepwise._checkpoints import variables
 from stepwise._checkpoints.given import Surroundings
-from stepwise._checkpoints.variables import (
-    FrameUnpickler,
-    UnpicklableError,
-    dump_few,
-    dump_values,
-    load_values,
-)
 from stepwise._execution.process_memory import known_workflow
 from stepwise._journal.journal import read_start
 from stepwise._journal.records import Call, Entry, Outcome, RunFacts, Settled, StepStatus
@@ -195,7 +189,7 @@ def load_outcome(
     entry: Entry,
     given: Targets | Surroundings | None = None,
     kind: Any = Any,
-    viewer: type[FrameUnpickler] | None = None,
+    viewer: type[variables.FrameUnpickler] | None = None,
 ) -> LoadedOutcome:
     """Load the end of a call or a run from its record; all decoding of outcomes is done here.
 
@@ -230,9 +224,9 @@ def load_outcome(
 
             payload, contents = take_apart(payload)
         else:
-            unpickler = viewer or FrameUnpickler
+            unpickler = viewer or variables.FrameUnpickler
             held = _codec.decode_with(
-                lambda: load_values(payload, around, unpickler=unpickler), form
+                lambda: variables.load_values(payload, around, unpickler=unpickler), form
             )
             if not failed:
                 return LoadedOutcome(held["value"])
@@ -264,8 +258,8 @@ def record_arguments(around: Surroundings) -> Data:
     left = around
     while left.arguments:
         try:
-            return dump_values({}, left)
-        except UnpicklableError as error:
+            return variables.dump_values({}, left)
+        except variables.UnpicklableError as error:
             kept = {n: v for n, v in left.arguments.items() if n not in error.culprits}
             if len(kept) == len(left.arguments):
                 break
@@ -295,15 +289,15 @@ def encode_changed(
 
         return _changes.with_contents(encoded(), around, what)
     whole = {"value": told}
-    few = dump_few(whole, around)
+    few = variables.dump_few(whole, around)
     if few is not None:
         return Encoded(few, PYTHON)
     try:
-        return Encoded(dump_values(whole, around), PYTHON)
+        return Encoded(variables.dump_values(whole, around), PYTHON)
     except MemoryError as problem:
         doing = f"what {what} returned and changed was recorded"
         raise ran_out(doing, problem) from None
-    except UnpicklableError as error:
+    except variables.UnpicklableError as error:
         name, (value, reason) = next(iter(error.culprits.items()))
         kind = type(value).__qualname__
         raise NotRecordableError(
@@ -316,7 +310,7 @@ def encode_changed(
 # -- inputs ---------------------------------------------------------------------------------------
 
 
-_ABOUT = "@about"  # no parameter has such a name
+ABOUT = "@about"  # no parameter has such a name
 
 
 class RunInputs(NamedTuple):
@@ -334,8 +328,11 @@ class RunInputs(NamedTuple):
     missing: Mapping[str, str] = {}
     run: str = ""
 
-    def whole(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def whole(self, given: Mapping[str, Any] | None = None, way: str = "") -> dict[str, Any]:
         """Return the arguments, with ``given`` ones replacing recorded ones.
+
+        Args:
+            way: the call that takes missing arguments; by default that of :meth:`Run.resume`.
 
         Raises:
             UnreadableValueError: an argument is missing.
@@ -349,7 +346,7 @@ class RunInputs(NamedTuple):
             names = ", ".join(f"{name}=..." for name in lost)
             raise UnreadableValueError(
                 f"arguments of run {self.run!r} are not known: {told}. Give them: "
-                f"stepwise.get_run({self.run!r}).resume({names})"
+                f"{way or f'stepwise.get_run({self.run!r}).resume'}({names})"
             )
         return {**self.values, **chosen}
 
@@ -380,26 +377,25 @@ def record_inputs(
     around = surroundings(bound, instance, function, secret)
     while True:
         try:
-            data = dump_values({**values, _ABOUT: (method, missing)}, around)
+            data = variables.dump_values({**values, ABOUT: (method, missing)}, around)
             lost = {name: why for name, (_, why) in around.kept.items()}
             less = False
-        except UnpicklableError as error:
+        except variables.UnpicklableError as error:
             data, lost = b"", {name: why for name, (_, why) in error.culprits.items()}
             less = not lost.keys().isdisjoint(around.arguments)
             left = {name: held for name, held in around.arguments.items() if name not in lost}
             around = around.holding(left)
         # An attribute of an instance that does not pickle is left out, so the instance cannot be an
         # input.  Its other attributes are still needed, to restore it in the process that has it.
-        found = {_parameter(name, method): f"{name}: {why}" for name, why in lost.items()}
+        roots = ((name, name.partition(".")[0]) for name in lost)
+        found = {
+            method if root == "self" and method else root: f"{name}: {lost[name]}"
+            for name, root in roots
+        }
         if not less and found.keys().isdisjoint(values):
             return data or record_arguments(around), PYTHON
         missing.update(found)
         values = {name: value for name, value in values.items() if name not in found}
-
-
-def _parameter(name: str, method: str) -> str:
-    root = name.partition(".")[0]
-    return method if root == "self" and method else root
 
 
 def _as_data(
@@ -439,12 +435,14 @@ def load_inputs(store: Store, seal: Seal, facts: RunFacts) -> RunInputs:
     if record.form == JSON:
         return _from_data(payload, facts)
     try:
-        values = _codec.decode_with(lambda: load_values(payload, Surroundings()), record.form)
+        values = _codec.decode_with(
+            lambda: variables.load_values(payload, Surroundings()), record.form
+        )
     except UnreadableValueError as error:
         raise _unknown(facts, str(error)) from error
-    if _ABOUT not in values:
+    if ABOUT not in values:
         raise _unknown(facts, "they do not pickle")
-    method, missing = values.pop(_ABOUT)
+    method, missing = values.pop(ABOUT)
     return RunInputs(values, method, missing, facts.run_id)
 
 

@@ -143,6 +143,8 @@ class ProcessMemory:
         self.is_first = Once()  # of notices in this process
         self.is_executor = False
         """True if this process continues runs that others began, with other command lines."""
+        self.only_looks = False
+        """True if this process only imports workflows to look at runs, so that none begins."""
 
     def executes(self, store: str, run_id: str) -> None:
         """Remember that a run is executed in this process.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from stepwise._execution.active_run import ActiveRun, live_runs
@@ -16,7 +16,7 @@ from stepwise._execution.tasks import tasks_within
 from stepwise._journal.records import RunFacts, RunWait, WaitKind
 from stepwise._runtime import settings
 from stepwise._runtime.clock import elapsed
-from stepwise._runtime.facts import public
+from stepwise._runtime.facts import PlainFacts, public
 from stepwise._runtime.messages import hook_exits, shell_word
 from stepwise.errors import RunSuspended
 
@@ -26,7 +26,7 @@ _SETTLED = 1.0  # seconds without a call after which other tasks and threads cou
 
 @public
 @dataclass(frozen=True)
-class PendingWait:
+class PendingWait(PlainFacts):
     """Something that a suspended run waits for.
 
     Args:
@@ -51,10 +51,6 @@ class PendingWait:
         what = RunWait(self.step, self.kind, self.name, self.until, self.since).text
         ends = "" if self.until is None else f", until {_moment(self.until)}"
         return f"{what}, since {_moment(self.since)}{ends}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return its fields as plain data, for JSON."""
-        return asdict(self)
 
 
 def _moment(at: float) -> str:

@@ -40,14 +40,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from stepwise._execution.active_run import (
-    ActiveRun,
-    Scope,
-    current_scope,
-    debugged,
-    live_runs,
-    scope_variable,
-)
+from stepwise._execution import active_run
 from stepwise._execution.concurrency import Worker
 from stepwise._runtime import asyncio_state, settings
 from stepwise._runtime.asyncio_state import TaskReference
@@ -95,7 +88,9 @@ class _KnownTasks:
     def _take_in(self, reference: TaskReference, task: Any) -> None:
         self._loops.setdefault(id(asyncio_state.loop_of(task)), {})[reference] = None
         scope = _scope_of(task)
-        if scope is not None and isinstance(scope.run, ActiveRun):  # else a worker process's run
+        if scope is not None and isinstance(
+            scope.run, active_run.ActiveRun
+        ):  # else a worker process's run
             scope.run.root.flows.tasks.add(reference)
 
     def _drop_ended(self) -> None:
@@ -134,9 +129,9 @@ _known = _KnownTasks()
 look_again = _known.forget
 
 
-def _scope_of(task: Any) -> Scope | None:
+def _scope_of(task: Any) -> active_run.Scope | None:
     context = asyncio_state.context_of(task)
-    return context.get(scope_variable) if context is not None else None
+    return context.get(active_run.scope_variable) if context is not None else None
 
 
 def joins() -> None:
@@ -144,12 +139,12 @@ def joins() -> None:
 
     Call this in code that sets the scope, or that resets it from ``None``.
     """
-    scope, task = current_scope(), asyncio_state.current()
+    scope, task = active_run.current_scope(), asyncio_state.current()
     if scope is not None and task is not None:
         scope.run.root.flows.tasks.add(weakref.ref(task))
 
 
-def many(run: ActiveRun) -> bool:
+def many(run: active_run.ActiveRun) -> bool:
     """Return whether so many calls are in progress that sharing their flushes is worthwhile.
 
     With a shared flush, other branches continue while a step's record is written, and after a kill
@@ -174,7 +169,7 @@ def is_crowded(few: int) -> bool:
     return _known.more_than(few, loop)
 
 
-def tasks_within(root: ActiveRun) -> Iterator[tuple[Any, Scope]]:
+def tasks_within(root: active_run.ActiveRun) -> Iterator[tuple[Any, active_run.Scope]]:
     """Yield the unfinished tasks of this thread's loop in a run or in its child runs."""
     me = asyncio_state.current()
     if me is None:
@@ -191,26 +186,26 @@ def tasks_within(root: ActiveRun) -> Iterator[tuple[Any, Scope]]:
                 yield task, scope
 
 
-def _others_of(run: ActiveRun) -> Iterator[Any]:
+def _others_of(run: active_run.ActiveRun) -> Iterator[Any]:
     me = asyncio_state.current()
     for task, scope in tasks_within(run.root):
         if task is not me and run in scope.run.lineage():
             yield task
 
 
-def tasks_of(run: ActiveRun) -> list[Any]:
+def tasks_of(run: active_run.ActiveRun) -> list[Any]:
     """Return the unfinished tasks of a run and of its child runs, except the current task."""
     return list(_others_of(run))
 
 
-def others_alive(run: ActiveRun) -> bool:
+def others_alive(run: active_run.ActiveRun) -> bool:
     """Return whether a task or thread other than the run's main one could make a call."""
     flows = run.flows
     in_threads = not flows.are_none and (flows.others_working() or bool(flows.others()))
     return in_threads or _others_in_tasks(run)
 
 
-def others_may_claim(run: ActiveRun) -> bool:
+def others_may_claim(run: active_run.ActiveRun) -> bool:
     """Return whether a task or thread other than the waiting ones could make a call."""
     idle = run.flows.idle()
     main_thread = run.task is None and run.thread not in (0, *idle)
@@ -218,14 +213,14 @@ def others_may_claim(run: ActiveRun) -> bool:
     return threads or main_thread or _others_in_tasks(run, idle)
 
 
-def _others_in_tasks(run: ActiveRun, idle: Container[int] = ()) -> bool:
+def _others_in_tasks(run: active_run.ActiveRun, idle: Container[int] = ()) -> bool:
     if asyncio_state.current() is None:
         return False
     main = run.unwinding.main
     return any(id(task) != main and id(task) not in idle for task in _others_of(run))
 
 
-def name_of_another(run: ActiveRun) -> str:
+def name_of_another(run: active_run.ActiveRun) -> str:
     """Describe another running task or thread; return "" if none will make calls."""
     for task in tasks_of(run):
         if not asyncio_state.closes_generator(task):
@@ -240,16 +235,18 @@ def name_of_another(run: ActiveRun) -> str:
 # -- outside --------------------------------------------------------------------------------------
 
 
-def _begin_thread(scope: Scope | None, name: str, daemon: bool) -> Worker | TypedThread | None:
+def _begin_thread(
+    scope: active_run.Scope | None, name: str, daemon: bool
+) -> Worker | TypedThread | None:
     """Register a thread that a debugger or the workflow's own code starts, not those of steps."""
-    if debugged.look is not None and debugged.look.is_typed():
-        return debugged.look.new_thread()
+    if active_run.debugged.look is not None and active_run.debugged.look.is_typed():
+        return active_run.debugged.look.new_thread()
     if scope is None or scope.call is not None:
         return None
     return scope.run.flows.start(name, daemon=daemon)
 
 
-carrier = Carrier(scope_variable, _begin_thread)
+carrier = Carrier(active_run.scope_variable, _begin_thread)
 
 _NOWHERE = object()
 
@@ -260,10 +257,10 @@ def warn_if_unseen(what: str) -> None:
     Raises:
         OutsideRunError: the call is typed at the prompt of a debugger, or a run is only looked at.
     """
-    look = debugged.look
+    look = active_run.debugged.look
     if look is not None and (not look.live or look.is_typed()):
-        why = f"{what} is refused while a run is open in a debugger: no run is visible here"
-        raise OutsideRunError(why, run_id=look.request.run_id)
+        why = f"{what} is refused while a run is debugged or rerun: no run is visible here"
+        raise OutsideRunError(why, run_id=look.run_id)
     _warn_if_unseen(what)
 
 
@@ -276,7 +273,7 @@ def _warn_if_unseen(what: str) -> None:
     The remaining cases are threads older than the run, calls in an emptied context, and worker
     processes.
     """
-    if works_for_a_run() and scope_variable.get(_NOWHERE) is _NOWHERE:
+    if works_for_a_run() and active_run.scope_variable.get(_NOWHERE) is _NOWHERE:
         warn(
             f"{what} was called in a worker process, while a run is in progress in the process "
             "that started this one: it ran without being recorded. Call it there, in tasks or "
@@ -284,10 +281,10 @@ def _warn_if_unseen(what: str) -> None:
             "run, put it under `with stepwise.background():`",
             UnrecordedCallWarning,
         )
-    if not live_runs or scope_variable.get(_NOWHERE) is not _NOWHERE:
+    if not active_run.live_runs or active_run.scope_variable.get(_NOWHERE) is not _NOWHERE:
         return
     here = threading.get_ident()
-    for run in list(live_runs):
+    for run in list(active_run.live_runs):
         if run.thread == here or threading.current_thread() is not threading.main_thread():
             break
     else:
@@ -309,15 +306,15 @@ def background() -> Iterator[None]:
     Use it for a tracer, a client's keep-alive, or a metrics thread: steps called there are plain
     functions, and the run does not wait for them.
     """
-    if debugged.look is not None and debugged.look.is_typed():
-        run_id = debugged.look.request.run_id
+    if active_run.debugged.look is not None and active_run.debugged.look.is_typed():
+        run_id = active_run.debugged.look.run_id
         why = "stepwise.background() is refused at a prompt: steps in it would be executed"
         raise OutsideRunError(why, run_id=run_id)
-    token = scope_variable.set(None)
+    token = active_run.scope_variable.set(None)
     try:
         yield
     finally:
-        scope_variable.reset(token)
+        active_run.scope_variable.reset(token)
         joins()  # the task may have been examined meanwhile
 
 
@@ -335,7 +332,7 @@ def drain(at_end: Callable[[], None]) -> None:
         at_end: called when the grace period of steps in flight is over, before the process ends.
     """
     grace = settings.grace()
-    if not live_runs or not grace:
+    if not active_run.live_runs or not grace:
         _end_process()
     watch = threading.Thread(
         target=_end_late, args=(grace, at_end), name="stepwise drain", daemon=True
@@ -348,7 +345,7 @@ def drain(at_end: Callable[[], None]) -> None:
 
 
 def _let_all_go() -> None:
-    for run in list(live_runs):
+    for run in list(active_run.live_runs):
         run.flows.change()  # waiting calls check whether they still may wait
         if run.parent is None:
             let_go(run)
@@ -363,13 +360,13 @@ def drained() -> Iterator[None]:
     try:
         yield
     finally:
-        if not live_runs:
+        if not active_run.live_runs:
             sigterms.draining, sigterms.ends_process = False, True
 
 
 @reports
 def _report(grace: float) -> None:
-    flying = sum(len(run.in_flight) for run in list(live_runs))
+    flying = sum(len(run.in_flight) for run in list(active_run.live_runs))
     if flying:
         notice(
             f"SIGTERM: no step begins any more; {count(flying, 'step')} in flight may end within "
@@ -379,13 +376,13 @@ def _report(grace: float) -> None:
 
 def _executes_here() -> bool:
     """Return whether this thread executes a plain workflow, and no step of it."""
-    here, runs = threading.get_ident(), list(live_runs)
+    here, runs = threading.get_ident(), list(active_run.live_runs)
     if any(here in run.in_flight.values() for run in runs):
         return False
     return any(run.home == here and run.task is None and run.waiter is None for run in runs)
 
 
-def let_go(run: ActiveRun, *, later: bool = False) -> None:
+def let_go(run: active_run.ActiveRun, *, later: bool = False) -> None:
     """Cancel the caller of an asynchronous run, if no step of the run is in flight.
 
     Args:
@@ -402,13 +399,13 @@ def let_go(run: ActiveRun, *, later: bool = False) -> None:
             loop.call_soon_threadsafe(root.waiter.cancel)
 
 
-def _in_flight(root: ActiveRun) -> bool:
-    return any(run.in_flight for run in list(live_runs) if run.root is root)
+def _in_flight(root: active_run.ActiveRun) -> bool:
+    return any(run.in_flight for run in list(active_run.live_runs) if run.root is root)
 
 
 def end_if_drained() -> None:
     """End the process if SIGTERM arrived and no run is in progress any more."""
-    if sigterms.draining and sigterms.ends_process and not live_runs:
+    if sigterms.draining and sigterms.ends_process and not active_run.live_runs:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()

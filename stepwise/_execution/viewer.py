@@ -78,7 +78,7 @@ def _placeholder(name: str) -> type[Placeholder]:
 class _ViewingUnpickler(FrameUnpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == (from_module.__module__, from_module.__name__):
-            return _from_module
+            return _found
         if module.startswith(_OURS) and name in _STANDING_IN:
             return _STANDING_IN[name]
         if (module, name) == ("builtins", "getattr"):
@@ -103,10 +103,6 @@ def _found(module: str, name: str) -> Any:
     except Exception:  # a user's module may raise anything
         return _placeholder(f"{module}.{name}")
     return found
-
-
-def _from_module(module: str, name: str) -> Any:
-    return _found(module, name)
 
 
 def _attribute(owner: Any, name: str) -> Any:

@@ -44,7 +44,6 @@ from stepwise._identity.identity import (
 from stepwise._identity.module_names import canonical_module
 from stepwise._identity.sights import MISSING, Holder, leaves_of
 from stepwise._runtime.forks import cached
-from stepwise._runtime.messages import is_ours
 from stepwise._values import digest
 from stepwise._values.digest import assigned_in, cell_content
 from stepwise._values.reducers import is_lock
@@ -266,19 +265,13 @@ def _reached(function: Any, met: set[int]) -> Iterator[types.FunctionType]:
 _OWN = "@"  # replaces the function's own name; no identifier equals it
 
 
-def body_digest(function: Any) -> str:
-    """Return 8 characters for the code of a function; empty if the function has no code.
+def shape_digest(function: Any) -> str:
+    """Return 8 characters for the code that the interpreter executes for a function.
 
-    Comments, layout, annotations, defaults and the function's own name do not count.  The digest
-    covers the code that the interpreter executes, which is at hand without a source file.  So
-    another version of Python gives another fingerprint.  Functions of installed packages have none:
-    they call whatever they were given, which is another function each time.
+    Comments, layout, annotations, defaults and the function's own name do not count.  Another
+    version of Python gives another digest.
     """
-    code = getattr(function, "__code__", None)
-    if not isinstance(code, types.CodeType):
-        return ""
-    if "-packages" in code.co_filename or is_ours(code.co_filename):
-        return ""
+    code = function.__code__
     shape = _shape(code, code.co_name, f"{getattr(function, '__qualname__', '')}.<locals>.")
     return hashlib.sha256(repr(shape).encode("utf-8", "backslashreplace")).hexdigest()[:8]
 

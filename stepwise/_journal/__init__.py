@@ -2,6 +2,6 @@
 
 The modules, each importing only from those before it::
 
-    seal records signatures projection course lease journal log inbox ledger
-    limit_store summary
+    seal versions records signatures projection course lease journal log inbox ledger
+    limit_store stream summary
 """

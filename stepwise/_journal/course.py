@@ -5,42 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from stepwise._journal import records
 from stepwise._journal.projection import CallKey, Projection, call_key
-from stepwise._journal.records import (
-    NO_SUMS,
-    SUBMITTED,
-    Answered,
-    Call,
-    Cancelling,
-    Compensating,
-    Ended,
-    Entry,
-    Forgotten,
-    Intent,
-    Interrupted,
-    Outcome,
-    Quarantined,
-    Restored,
-    Resumed,
-    Ruled,
-    RunFacts,
-    RunWait,
-    Settled,
-    Started,
-    Stopped,
-    Sums,
-    Suspended,
-    Waiting,
-    plus,
-)
 from stepwise._runtime.facts import NamedTuple
 
 # -- run facts ------------------------------------------------------------------------------------
 
 
-def facts_at_start(run_id: str, started: Started) -> RunFacts:
+def facts_at_start(run_id: str, started: records.Started) -> records.RunFacts:
     """Return the facts of a run that begins."""
-    return RunFacts(
+    return records.RunFacts(
         run_id=run_id,
         workflow=started.workflow,
         label=started.workflow.rpartition(":")[2],
@@ -61,7 +35,7 @@ def facts_at_start(run_id: str, started: Started) -> RunFacts:
     )
 
 
-def asked_by(record: Cancelling) -> str:
+def asked_by(record: records.Cancelling) -> str:
     """Return who asked for the end of a run, and why, in words."""
     return ": ".join(each for each in (record.by or "somebody", record.reason) if each)
 
@@ -69,7 +43,7 @@ def asked_by(record: Cancelling) -> str:
 class _Derived(Projection):
     """The facts of a run, updated record by record; ``None`` before the first record."""
 
-    def __init__(self, run_id: str, facts: RunFacts | None = None) -> None:
+    def __init__(self, run_id: str, facts: records.RunFacts | None = None) -> None:
         self._run_id = run_id
         self.facts = facts
 
@@ -77,22 +51,22 @@ class _Derived(Projection):
         if self.facts is not None:
             self.facts = self.facts._replace(**changes)
 
-    def on_started(self, entry: Entry, record: Started) -> None:
+    def on_started(self, entry: records.Entry, record: records.Started) -> None:
         self.facts = facts_at_start(self._run_id, record)
 
-    def on_ended(self, entry: Entry, record: Ended) -> None:
+    def on_ended(self, entry: records.Entry, record: records.Ended) -> None:
         at = record.at
         self._change(status=record.status, end=entry.number, updated_at=at, cancelling="")
 
-    def on_interrupted(self, entry: Entry, record: Interrupted) -> None:
+    def on_interrupted(self, entry: records.Entry, record: records.Interrupted) -> None:
         if record.decided:
             self._change(status="interrupted", error=record.why, updated_at=record.at)
 
-    def on_suspended(self, entry: Entry, record: Suspended) -> None:
-        waits, seen = (*(RunWait(*each) for each in record.waits),), record.seen
+    def on_suspended(self, entry: records.Entry, record: records.Suspended) -> None:
+        waits, seen = (*(records.RunWait(*each) for each in record.waits),), record.seen
         self._change(status="suspended", waits=waits, seen=seen, updated_at=record.at)
 
-    def on_cancelling(self, entry: Entry, record: Cancelling) -> None:
+    def on_cancelling(self, entry: records.Entry, record: records.Cancelling) -> None:
         self._change(cancelling=asked_by(record), updated_at=record.at)
         self._note_cancels(record.message)
 
@@ -100,32 +74,34 @@ class _Derived(Projection):
         if self.facts is not None:
             self._change(cancels=max(number, self.facts.cancels))
 
-    def on_compensating(self, entry: Entry, record: Compensating) -> None:
+    def on_compensating(self, entry: records.Entry, record: records.Compensating) -> None:
         if self.facts is not None:
             undone = self.facts.undone + (not self.facts.undoing)
             at = record.at
             status = "cancelled" if self.facts.status == "cancelled" else "failed"
             self._change(status=status, end=0, undoing=True, undone=undone, updated_at=at)
 
-    def on_resumed(self, entry: Entry, record: Resumed) -> None:
+    def on_resumed(self, entry: records.Entry, record: records.Resumed) -> None:
         self._change(status="running", end=0, undoing=False, updated_at=record.at, waits=())
         self._note_cancels(record.seen)
         if record.trace:
             self._change(trace=record.trace)
 
-    def on_forgotten(self, entry: Entry, record: Forgotten | Quarantined) -> None:
+    def on_forgotten(
+        self, entry: records.Entry, record: records.Forgotten | records.Quarantined
+    ) -> None:
         if self.facts is not None:
             self.facts = self.facts.reopened(record.at)
 
     on_quarantined = on_forgotten
 
-    def on_restored(self, entry: Entry, record: Restored) -> None:
+    def on_restored(self, entry: records.Entry, record: records.Restored) -> None:
         self._change(restored=True)
 
 
 def derive_facts(
-    run_id: str, entries: Iterable[Entry], facts: RunFacts | None = None
-) -> RunFacts | None:
+    run_id: str, entries: Iterable[records.Entry], facts: records.RunFacts | None = None
+) -> records.RunFacts | None:
     """Derive a run's facts from its records; return ``None`` if the run's beginning is missing.
 
     Args:
@@ -156,9 +132,9 @@ class Asked(NamedTuple):
             empty if there was none.
     """
 
-    waiting: Waiting
+    waiting: records.Waiting
     payload: bytes
-    answer: Answered | None = None
+    answer: records.Answered | None = None
     before: str = ""
 
 
@@ -173,7 +149,7 @@ class Questions(Projection):
             call that asks instead.
     """
 
-    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+    def __init__(self, entries: Iterable[records.Entry] = ()) -> None:
         self.asked: dict[int, Asked] = {}
         self.earlier: set[str] = set()
         self.open: set[int] = set()
@@ -181,7 +157,7 @@ class Questions(Projection):
         for entry in entries:
             self.take(entry)
 
-    def on_waiting(self, entry: Entry, record: Waiting) -> None:
+    def on_waiting(self, entry: records.Entry, record: records.Waiting) -> None:
         number, instead_of = record.call.number, record.call.instead
         if instead_of in self.open:
             self.instead[instead_of] = number
@@ -201,23 +177,23 @@ class Questions(Projection):
             self.asked[number] = Asked(record, entry.payload, before=details)
             self.open.add(number)
 
-    def on_answered(self, entry: Entry, record: Answered) -> None:
+    def on_answered(self, entry: records.Entry, record: records.Answered) -> None:
         asked = self.asked.get(record.number)
         if asked is not None and asked.waiting.ticket == record.ticket:
             self.asked[record.number] = asked._replace(answer=record)
             self.open.discard(record.number)
 
-    def on_intent(self, entry: Entry, record: Intent | Outcome) -> None:
+    def on_intent(self, entry: records.Entry, record: records.Intent | records.Outcome) -> None:
         if record.call.instead in self.open:
             self.instead[record.call.instead] = record.call.number
         self.open.discard(record.call.number)
 
     on_outcome = on_intent
 
-    def on_settled(self, entry: Entry, record: Settled) -> None:
+    def on_settled(self, entry: records.Entry, record: records.Settled) -> None:
         self.open.discard(record.number)
 
-    def on_forgotten(self, entry: Entry, record: Forgotten) -> None:
+    def on_forgotten(self, entry: records.Entry, record: records.Forgotten) -> None:
         self.open.difference_update(record.numbers)
 
     def of(self, number: int) -> Asked | None:
@@ -225,7 +201,7 @@ class Questions(Projection):
         return self.asked.get(number)
 
 
-def open_questions(entries: Iterable[Entry], facts: RunFacts) -> list[Asked]:
+def open_questions(entries: Iterable[records.Entry], facts: records.RunFacts) -> list[Asked]:
     """Return the open questions that a run waits for, in the order of their calls."""
     if facts.status in _OVER:
         return []
@@ -254,22 +230,22 @@ class Stop(NamedTuple):
     """
 
     number: int
-    call: Call
+    call: records.Call
     steps: tuple[int, ...]
     records: tuple[int, ...]
     at: float
-    ruled: Ruled | None = None
+    ruled: records.Ruled | None = None
 
 
-def stops_in(entries: Iterable[Entry]) -> list[Stop]:
+def stops_in(entries: Iterable[records.Entry]) -> list[Stop]:
     """Return the stops that are not over, the last stop of each call."""
     found: dict[CallKey, Stop] = {}
     for entry in entries:
         record = entry.record
-        if isinstance(record, Stopped):
+        if isinstance(record, records.Stopped):
             found.pop(call_key(record.call), None)
             found[call_key(record.call)] = Stop(entry.number, *record)
-        elif isinstance(record, Ruled):
+        elif isinstance(record, records.Ruled):
             if call_key(record.call) in found:
                 found[call_key(record.call)] = found[call_key(record.call)]._replace(ruled=record)
         elif found and _is_over(max(each.at for each in found.values()), entry):
@@ -277,17 +253,17 @@ def stops_in(entries: Iterable[Entry]) -> list[Stop]:
     return list(found.values())
 
 
-def _is_over(at: float, entry: Entry) -> bool:
+def _is_over(at: float, entry: records.Entry) -> bool:
     """Return whether a record shows that the run continued after it had stopped at that time."""
     if entry.call is not None:  # a call in flight at the stop began before
         return entry.call.at > at
-    return isinstance(entry.record, Resumed)
+    return isinstance(entry.record, records.Resumed)
 
 
 # -- the run -------------------------------------------------------------------------------------
 
 
-def own_seconds(record: Outcome, allowed: float) -> float:
+def own_seconds(record: records.Outcome, allowed: float) -> float:
     """Return how long the workflow's own call took, without its wait for a person.
 
     Args:
@@ -332,8 +308,9 @@ class Course(Projection):
             in outcomes of the call; see :class:`.records.Claims`.
         code: fingerprint of the workflow's code in the last attempt.
         open: the last attempt has not ended in good order: it is still running, or it died.
-        deaths: how many attempts before the last one died in a row.
-        stuck: how many of these died before any step had ended, with the same code.
+        deaths: how many attempts before the last one died in a row, with its code.
+        stuck: how many of these died before any step had ended.
+        other_deaths: both numbers for each other code, since versions may take turns.
         ended_by: why the last attempt ended in good order without an end of the run: ``SIGTERM``, a
             class of errors; empty if it did not.
     """
@@ -365,6 +342,7 @@ class Course(Projection):
         self.open = False
         self.deaths = 0
         self.stuck = 0
+        self.other_deaths: dict[str, list[int]] = {}
         self.ended_by = ""
         vars(self).update(facts)
 
@@ -379,7 +357,7 @@ class Course(Projection):
         ends = [*[""] * (len(self.resumes) - len(self.ends)), *self.ends]
         return [(at, how, end) for (_, at, how), end in zip(self.resumes, ends, strict=True)]
 
-    def on_outcome(self, entry: Entry, record: Outcome) -> None:
+    def on_outcome(self, entry: records.Entry, record: records.Outcome) -> None:
         if self.stops and _is_over(self.stopped, entry):
             self.stops = []
         call, at = record.call, record.at
@@ -391,10 +369,12 @@ class Course(Projection):
         if not self.forked or at > self.born:  # the run's own record; this runs for every step
             self.executed += 1
             self.stuck = 0
+            for counts in self.other_deaths.values():
+                counts[1] = 0
         if at > self.at:  # noqa: PLR1730 -- max() takes ten times as long
             self.at = at
 
-    def _note_spent(self, record: Outcome) -> None:
+    def _note_spent(self, record: records.Outcome) -> None:
         number, spent = str(record.call.number), record.spent
         if record.status == "completed":
             for unit in ("usd", "tokens"):
@@ -403,30 +383,30 @@ class Course(Projection):
             self.children.pop(number, None)
         elif number in self.children:
             child, said = self.children[number]
-            self.children[number] = [child, plus(Sums(*said), spent)]
+            self.children[number] = [child, records.plus(records.Sums(*said), spent)]
 
-    def on_answered(self, entry: Entry, record: Answered) -> None:
+    def on_answered(self, entry: records.Entry, record: records.Answered) -> None:
         if record.approved:
             self.allowed[str(record.number)] = record.at
         self.at = max(self.at, record.at)
 
-    def on_intent(self, entry: Entry, record: Intent) -> None:
+    def on_intent(self, entry: records.Entry, record: records.Intent) -> None:
         if self.stops and _is_over(self.stopped, entry):
             self.stops = []
         call = record.call
         if call.child:
-            self.children.setdefault(str(call.number), [call.child, NO_SUMS])
+            self.children.setdefault(str(call.number), [call.child, records.NO_SUMS])
         else:
             self.effects[call.name] = self.effects.get(call.name, 0) + 1
         self.at = max(self.at, call.at)
 
-    def on_started(self, entry: Entry, record: Started) -> None:
+    def on_started(self, entry: records.Entry, record: records.Started) -> None:
         self._note_command(entry, record)
         self.started, self.forked, self.born = entry.number, bool(record.forked_from), record.at
         self.open, self.code = not self.forked, record.code
         self.at = max(self.at, record.at)
 
-    def on_resumed(self, entry: Entry, record: Resumed) -> None:
+    def on_resumed(self, entry: records.Entry, record: records.Resumed) -> None:
         self._note_command(entry, record)
         self.stops, self.ended_by = [], ""
         if self._is_own(record.at):
@@ -440,52 +420,67 @@ class Course(Projection):
             self.resumed_from, self.executed, self.skipped = record.step, 0, 0
             self.deaths, self.stuck = self.deaths + self.open, self.stuck + self.open
             if record.code != self.code:
-                self.deaths = self.stuck = 0
+                self.other_deaths[self.code] = [self.deaths, self.stuck]
+                self.deaths, self.stuck = self.other_deaths.pop(record.code, [0, 0])
             self.open, self.code = True, record.code
         self.at = max(self.at, record.at)
 
-    def on_stopped(self, entry: Entry, record: Stopped) -> None:
+    def on_stopped(self, entry: records.Entry, record: records.Stopped) -> None:
         self.stopped = max(self.stopped, record.at)
         self.stops = [*self.stops, entry.number]
         self.at = max(self.at, record.at)
 
-    def on_ruled(self, entry: Entry, record: Ruled) -> None:
+    def on_ruled(self, entry: records.Entry, record: records.Ruled) -> None:
         self.stops = [*self.stops, entry.number]
         self.on_settled(entry, record)
 
-    def on_ended(self, entry: Entry, record: Ended) -> None:
+    def on_ended(self, entry: records.Entry, record: records.Ended) -> None:
         if self._is_own(record.at):
             self.resumed_from, self.executed = record.resumed_from, record.executed
             self.skipped = record.skipped
         self._in_good_order(record.at, record.status)
 
-    def on_suspended(self, entry: Entry, record: Suspended) -> None:
+    def on_suspended(self, entry: records.Entry, record: records.Suspended) -> None:
         self._in_good_order(record.at, "suspended")
 
     def _in_good_order(self, at: float, ended: str) -> None:
-        self.open, self.deaths, self.stuck = False, 0, 0
+        self.open = False
+        self._forget_deaths()
         self.at, self.ended = max(self.at, at), ended
 
-    def on_interrupted(self, entry: Entry, record: Interrupted) -> None:
+    def on_interrupted(self, entry: records.Entry, record: records.Interrupted) -> None:
         """Leave ``at`` as it is: the calls in flight count as lost from the record before."""
         self.open, self.ended_by = False, record.why
         self.ended = "interrupted" if record.decided else "stopped"
-        if record.why == SUBMITTED:
-            self.ended = SUBMITTED
+        if record.why == records.SUBMITTED:
+            self.ended = records.SUBMITTED
 
-    def on_settled(self, entry: Entry, record: Any) -> None:
+    def on_settled(self, entry: records.Entry, record: Any) -> None:
         """Reset the deaths: a person acted on the run, so it is worth another try."""
-        self.deaths = self.stuck = 0
+        self._forget_deaths()
         self.ended = "died" if self.open else self.ended
         self.open = False
         self.at = max(self.at, record.at)
 
+    def deaths_with(self, code: str) -> tuple[int, int]:
+        """Return the deaths with a code, the last attempt's included, and the stuck ones."""
+        if code in ("", self.code):
+            return self.deaths + self.open, self.stuck + self.open
+        deaths, stuck = self.other_deaths.get(code, (0, 0))
+        return deaths, stuck
+
+    def _forget_deaths(self) -> None:
+        self.deaths = self.stuck = 0
+        self.other_deaths = {}
+
     on_forgotten = on_compensated = on_quarantined = on_cancelling = on_settled
 
-    def on_other(self, entry: Entry, record: Any) -> None:
+    def on_other(self, entry: records.Entry, record: Any) -> None:
         self.at = max(self.at, record.at)
 
-    def _note_command(self, entry: Entry, record: Started | Resumed) -> None:
+    def _note_command(
+        self, entry: records.Entry, record: records.Started | records.Resumed
+    ) -> None:
         if record.command:
             self.command = entry.number
 

@@ -16,16 +16,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, Literal
 
-from stepwise._journal.journal import (
-    Mark,
-    Position,
-    cell_of,
-    drop,
-    inbox_name,
-    is_begun,
-    lift,
-    mark,
-)
+from stepwise._journal import journal
 from stepwise._journal.log import LogEnd, SealedLog
 from stepwise._journal.seal import Seal
 from stepwise._runtime.facts import NamedTuple
@@ -105,11 +96,11 @@ class Inbox:
 
     def __init__(self, store: Store, seal: Seal, run_id: str) -> None:
         self._run_id = run_id
-        self._log = SealedLog(store, seal, inbox_name(run_id))
+        self._log = SealedLog(store, seal, journal.inbox_name(run_id))
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._end, self._marked = LogEnd(), Mark()
+        self._end, self._marked = LogEnd(), journal.Mark()
         self._keys: dict[tuple[str, str, str], int] = {}
         self._gone: set[int] = set()
         self.messages: list[Message] = []
@@ -224,10 +215,10 @@ class Inbox:
         end, _ = self._log.find_end()
         missing = self._log.missing(end)
         if missing:  # never reuse the number of a lost message
-            end = LogEnd(Position(end.at.last + missing, None))
+            end = LogEnd(journal.Position(end.at.last + missing, None))
         log = self._log
         at = log.append(epoch, end, [(header, value)]).at
-        drop(cell_of(log.store, log.name), mark(log.seal, log.name, at))
+        journal.drop(journal.cell_of(log.store, log.name), journal.mark(log.seal, log.name, at))
         return at.last
 
     def give_up(self) -> None:
@@ -267,10 +258,10 @@ class Inbox:
 
     def delete(self) -> None:
         """Delete the inbox with all its messages, if it exists."""
-        if is_begun(self._log.store, self._log.name):
+        if journal.is_begun(self._log.store, self._log.name):
             with self._log.owned() as epoch:
                 self._log.delete(epoch)
-            lift(self._log.store, self._log.name)
+            journal.lift(self._log.store, self._log.name)
 
 
 def _header(kind: MessageKind) -> list[Any]:

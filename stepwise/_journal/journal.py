@@ -41,23 +41,6 @@ from typing import Any
 from stepwise._journal import records
 from stepwise._journal.lease import Lease
 from stepwise._journal.projection import effects_seen, given_up, start_of
-from stepwise._journal.records import (
-    ANNOUNCES,
-    NO_SUMS,
-    Call,
-    Entry,
-    Intent,
-    Record,
-    RunFacts,
-    RunWait,
-    Started,
-    Sums,
-    Tally,
-    Waiting,
-    is_turn,
-    sums_after,
-    to_header,
-)
 from stepwise._journal.seal import (
     NO_LINK,
     DamagedError,
@@ -84,7 +67,7 @@ from stepwise.stores.base import has_words
 # -- heads ----------------------------------------------------------------------------------------
 
 
-def seal_head(seal: Seal, facts: RunFacts, last: int, link: bytes) -> Head:
+def seal_head(seal: Seal, facts: records.RunFacts, last: int, link: bytes) -> Head:
     """Build the sealed head of a run for the store.
 
     Args:
@@ -103,7 +86,7 @@ def _word(text: str) -> str:
     return f"\n{text}\n"
 
 
-def _words_of(facts: RunFacts) -> list[str]:
+def _words_of(facts: records.RunFacts) -> list[str]:
     names = dict.fromkeys((facts.workflow, facts.label))
     tags = [f"tag {name}={text}" for name, text in facts.tags.items()]
     return [*(_OF + name for name in names), f"status {facts.status}", *tags]
@@ -137,25 +120,25 @@ def words_for(
     return [[*map(_word, seal.indexes(each))] for each in wanted]
 
 
-def open_head(seal: Seal, head: Head) -> RunFacts | None:
+def open_head(seal: Seal, head: Head) -> records.RunFacts | None:
     """Return the facts in a head, or ``None`` if the head does not verify."""
     found = _opened(seal, head)
     return None if found is None else found[0]
 
 
-def _opened(seal: Seal, head: Head) -> tuple[RunFacts, int, bytes] | None:
+def _opened(seal: Seal, head: Head) -> tuple[records.RunFacts, int, bytes] | None:
     try:
         kept, last, link = seal.open(f"head/{head.run_id}", head.data).header
-        kept["waits"] = (*(RunWait(*each) for each in kept["waits"]),)
+        kept["waits"] = (*(records.RunWait(*each) for each in kept["waits"]),)
         tally = kept["tally"]
         if tally is not None:  # the tally does not cover later records
-            kept["tally"] = Tally(*tally) if tally[0] == last else None
-        return RunFacts(**kept), last, bytes.fromhex(link)
+            kept["tally"] = records.Tally(*tally) if tally[0] == last else None
+        return records.RunFacts(**kept), last, bytes.fromhex(link)
     except (DamagedError, LookupError, TypeError, ValueError):
         return None
 
 
-def read_head(store: Store, seal: Seal, run_id: str) -> tuple[RunFacts, int, bytes] | None:
+def read_head(store: Store, seal: Seal, run_id: str) -> tuple[records.RunFacts, int, bytes] | None:
     """Return the facts in a run's head, and the number of and link to the last record at that time.
 
     Return ``None`` if the head is missing, does not verify, or belongs to another run.
@@ -209,7 +192,7 @@ def children_of(store: Store, seal: Seal) -> dict[str, list[str]]:
     return found
 
 
-def is_ready(facts: RunFacts) -> bool:
+def is_ready(facts: records.RunFacts) -> bool:
     """Return whether a run is a fork that nobody has executed yet."""
     # The process that executes the run updates the head when the execution begins.
     return bool(facts.forked_from) and facts.updated_at <= facts.created_at
@@ -286,6 +269,8 @@ def cell_of(store: Store, run_id: str) -> FileCell | None:
 
 INBOX = "inbox:"
 """The prefix of the names of inboxes in a store; no run id begins with it."""
+STREAM = "stream:"
+"""The prefix of the names of the logs of streams; see ``stream``."""
 
 _MARK = struct.Struct("<QQ8s")
 _SIZE = _MARK.size + 16
@@ -297,7 +282,7 @@ class Position(NamedTuple):
     last: int = 0
     link: bytes | None = NO_LINK  # None: the last record cannot be read
     effects: int = 0
-    sums: Sums = NO_SUMS
+    sums: records.Sums = records.NO_SUMS
 
     def kept(self) -> list[Any]:
         """Return the position in a form that JSON can hold."""
@@ -307,7 +292,7 @@ class Position(NamedTuple):
     def from_kept(cls, kept: Sequence[Any]) -> Position:
         """Return the position that :meth:`kept` gave."""
         last, link, effects, sums = kept
-        return cls(last, bytes.fromhex(link) or None, effects, Sums(*sums))
+        return cls(last, bytes.fromhex(link) or None, effects, records.Sums(*sums))
 
 
 class Lost(NamedTuple):
@@ -318,7 +303,7 @@ class Lost(NamedTuple):
 
 def read(
     store: Store, seal: Seal, run_id: str, start: Position | None = None
-) -> Iterator[tuple[Entry | Lost, Position]]:
+) -> Iterator[tuple[records.Entry | Lost, Position]]:
     """Yield the verified records after a position, each with the journal's position after it.
 
     Raises:
@@ -331,16 +316,18 @@ def read(
         yield entry, at
 
 
-def followed(at: Position, number: int, opened: Envelope | None) -> tuple[Entry | Lost, Position]:
+def followed(
+    at: Position, number: int, opened: Envelope | None
+) -> tuple[records.Entry | Lost, Position]:
     """Turn a row from :func:`verified` into an entry; return the entry and the new position."""
     if number > at.last + 1:
         return Lost(number), at  # the last row: the number itself may be damaged
     if opened is None:
         return Lost(number), Position(number, None, at.effects, at.sums._replace(at_least=True))
     record = records.from_header(opened.header)
-    effects = opened.effects + isinstance(record, ANNOUNCES)
-    at = Position(number, opened.link, effects, sums_after(at.sums, record))
-    return Entry(number, record, opened.payload), at
+    effects = opened.effects + isinstance(record, records.ANNOUNCES)
+    at = Position(number, opened.link, effects, records.sums_after(at.sums, record))
+    return records.Entry(number, record, opened.payload), at
 
 
 def verified(
@@ -360,7 +347,7 @@ def verified(
         try:
             opened: Envelope | None = seal.open(identity(run_id, number), data)
         except ForeignKeyError:
-            if not _knows(store, seal, run_id):
+            if read_head(store, seal, run_id) is None:
                 raise foreign(store, run_id) from None
             opened = None
         except DamagedError:
@@ -382,10 +369,10 @@ def verified(
 
 def read_entries(
     store: Store, seal: Seal, run_id: str, start: Position | None = None
-) -> Iterator[Entry]:
+) -> Iterator[records.Entry]:
     """Yield the records after a position that verify."""
     for entry, _ in read(store, seal, run_id, start):
-        if isinstance(entry, Entry):
+        if isinstance(entry, records.Entry):
             yield entry
 
 
@@ -399,7 +386,7 @@ def holds(store: Store, seal: Seal, run_id: str, at: Position) -> bool:
     return at.last == 0
 
 
-def read_one(store: Store, seal: Seal, run_id: str, number: int) -> Entry | None:
+def read_one(store: Store, seal: Seal, run_id: str, number: int) -> records.Entry | None:
     """Return one record, or ``None`` if it is missing or does not verify."""
     for found, data in store.read(run_id, after=number - 1):
         if found == number:
@@ -407,25 +394,27 @@ def read_one(store: Store, seal: Seal, run_id: str, number: int) -> Entry | None
                 opened = seal.open(identity(run_id, number), data)
             except DamagedError:
                 break
-            return Entry(number, records.from_header(opened.header), opened.payload)
+            return records.Entry(number, records.from_header(opened.header), opened.payload)
         break
     return None
 
 
 def read_start(
     store: Store, seal: Seal, run_id: str, number: int = 1
-) -> tuple[Started, bytes] | None:
+) -> tuple[records.Started, bytes] | None:
     """Return the record of a run's beginning and its payload, or ``None``; see :func:`read_one`."""
     entry = read_one(store, seal, run_id, number) if number else None
     return start_of([entry]) if entry is not None else None
 
 
-def place_of_run(facts: RunFacts) -> str:
+def place_of_run(facts: records.RunFacts) -> str:
     """Return the script or module of a run's workflow."""
     return facts.workflow.removesuffix(f":{facts.label}")
 
 
-def is_of_file(store: Store, seal: Seal, old: RunFacts, names: Container[str], file: str) -> bool:
+def is_of_file(
+    store: Store, seal: Seal, old: records.RunFacts, names: Container[str], file: str
+) -> bool:
     """Return whether a run's workflow is defined in a file.
 
     The way in which the file was started or imported does not matter.
@@ -445,7 +434,7 @@ def is_of_file(store: Store, seal: Seal, old: RunFacts, names: Container[str], f
     return os.path.realpath(os.path.join(start[0].cwd, start[0].file)) == file
 
 
-def read_end(store: Store, seal: Seal, facts: RunFacts) -> Entry | None:
+def read_end(store: Store, seal: Seal, facts: records.RunFacts) -> records.Entry | None:
     """Return the record of a run's end, or ``None``; see :func:`read_one`."""
     entry = read_one(store, seal, facts.run_id, facts.end) if facts.end else None
     return entry if entry is not None and entry.ended is not None else None
@@ -461,17 +450,14 @@ def inbox_name(run_id: str) -> str:
     return f"{INBOX}{run_id}"
 
 
+def stream_name(run_id: str) -> str:
+    """Return the name of the log of a run's streams in its store."""
+    return f"{STREAM}{run_id}:"
+
+
 def is_begun(store: Store, name: str) -> bool:
     """Return whether anything was ever written to an inbox or a log, even if damaged or lost."""
     return bool(store.marks(name)) or next(store.read(name), None) is not None
-
-
-def _knows(store: Store, seal: Seal, run_id: str) -> bool:
-    """Return whether this key verifies the run's head.
-
-    If so, a record with another key's id is damaged.
-    """
-    return read_head(store, seal, run_id) is not None
 
 
 def foreign(store: Store, run_id: str) -> ConfigurationError:
@@ -582,7 +568,7 @@ _FIELD, _CALL = "\x1f", "\x1e"  # separators of the fields of a call, and of cal
 _LIMIT = "\x1d"  # around the name of the limit that a call waits for
 
 
-def shown_call(call: Call) -> str:
+def shown_call(call: records.Call) -> str:
     """Serialize a call for a note."""
     number, name, module, digest, ordinal = call[:5]
     at = int(call.at * 1e6) + 1  # formatting a float takes twenty times as long
@@ -590,7 +576,7 @@ def shown_call(call: Call) -> str:
     return _FIELD.join((*front, call.site, call.arguments))
 
 
-def shown_waiting(call: Call, limit: str) -> str:
+def shown_waiting(call: records.Call, limit: str) -> str:
     """Serialize a call that waits for a limit, for a note."""
     return f"{_LIMIT}{limit}{_LIMIT}{shown_call(call)}"
 
@@ -626,7 +612,7 @@ def noter(
     return note
 
 
-def noted_calls(store: Store, seal: Seal, run_id: str, since: float) -> list[Entry]:
+def noted_calls(store: Store, seal: Seal, run_id: str, since: float) -> list[records.Entry]:
     """Return the calls of the last note that began since a moment, in their order.
 
     Some calls may have ended after the note.  Each call is an entry with the number 0.
@@ -640,24 +626,27 @@ def noted_calls(store: Store, seal: Seal, run_id: str, since: float) -> list[Ent
     if not seal.is_tag(_identity(run_id), data, tag):  # the note is torn, or of another run
         return []
     calls = map(_noted, data.decode("utf-8", "surrogatepass").split(_CALL))
-    return [Entry(0, each, b"") for each in calls if each is not None and each.call.at >= since]
+    begun = [each for each in calls if each is not None and each.call.at >= since]
+    return [records.Entry(0, each, b"") for each in begun]
 
 
-def _noted(text: str) -> Intent | Waiting | None:
+def _noted(text: str) -> records.Intent | records.Waiting | None:
     """Return the record that a call in progress would have."""
     limit, text = text[1:].split(_LIMIT, 1) if text.startswith(_LIMIT) else ("", text)
     call = _call(text)
     if call is None:
         return None
-    return Waiting(call, "limit", limit, at=call.at) if limit else Intent(call)
+    return records.Waiting(call, "limit", limit, at=call.at) if limit else records.Intent(call)
 
 
-def _call(text: str) -> Call | None:
+def _call(text: str) -> records.Call | None:
     fields = text.split(_FIELD, 8)
     if len(fields) < 9:
         return None  # a user's text with the separator in it
     number, name, module, digest, ordinal, branch, at, site, arguments = fields
-    made = Call(int(number), name, module, digest, int(ordinal), branch=branch, at=int(at) / 1e6)
+    made = records.Call(
+        int(number), name, module, digest, int(ordinal), branch=branch, at=int(at) / 1e6
+    )
     return made._replace(site=site, arguments=arguments)
 
 
@@ -705,10 +694,10 @@ class Records(Share):
     def __init__(
         self,
         journal: Journal,
-        items: tuple[tuple[Record, Data], ...],
+        items: tuple[tuple[records.Record, Data], ...],
         *,
         durable: bool,
-        head: RunFacts | None = None,
+        head: records.RunFacts | None = None,
         future: Any = None,
     ) -> None:
         super().__init__(future)
@@ -762,7 +751,7 @@ class Journal:
         self._mark = marker(seal, run_id)
         self.note = noter(store, seal, run_id, epoch)
         self._at = self._next = Position()  # the ends of the written and of the sealed records
-        self._head: RunFacts | None = None  # the newest facts for the head
+        self._head: records.RunFacts | None = None  # the newest facts for the head
         self._beside: Mapping[str, Data] = _NO_OBJECTS  # to write with the next record
         self._is_first = Once()
         self._tolerant = False
@@ -773,7 +762,7 @@ class Journal:
         """The end of the written journal."""
         return self._at
 
-    def load(self, start: Position | None = None, *, tolerant: bool = False) -> list[Entry]:
+    def load(self, start: Position | None = None, *, tolerant: bool = False) -> list[records.Entry]:
         """Read and verify the records after ``start``.
 
         Args:
@@ -788,7 +777,7 @@ class Journal:
         self.tail = self.unknown_effects = 0
         self._other = False
         self._tolerant = tolerant
-        entries: list[Entry] = []
+        entries: list[records.Entry] = []
         for entry, at in read(self.store, self.seal, self.run_id, start):
             self._at = at
             if isinstance(entry, Lost):
@@ -808,7 +797,7 @@ class Journal:
             self._assess(entries, start or Position())
         return entries
 
-    def count(self, entry: Entry) -> None:
+    def count(self, entry: records.Entry) -> None:
         """Raise the highest call number to a recorded call's number."""
         call = entry.call
         if call is not None:
@@ -816,9 +805,9 @@ class Journal:
 
     def append(
         self,
-        *items: tuple[Record, Data],
+        *items: tuple[records.Record, Data],
         durable: bool = True,
-        head: RunFacts | None = None,
+        head: records.RunFacts | None = None,
     ) -> list[int]:
         """Append records in one transaction, and return their numbers.
 
@@ -832,7 +821,7 @@ class Journal:
         self._commits.write(share)
         return share.numbers
 
-    def submit(self, *items: tuple[Record, Data], durable: bool, future: Any) -> Records:
+    def submit(self, *items: tuple[records.Record, Data], durable: bool, future: Any) -> Records:
         """Append records as :meth:`append` does, but in another thread.
 
         Args:
@@ -901,26 +890,26 @@ class Journal:
         return cell_of(self.store, self.run_id)
 
     def _follow(
-        self, at: Position, items: Iterable[tuple[Record, Data]]
+        self, at: Position, items: Iterable[tuple[records.Record, Data]]
     ) -> tuple[list[tuple[int, Data]], Position]:
         """Seal records as successors of a position; return them and the new position."""
         sealed: list[tuple[int, Data]] = []
         number, link, effects, sums = at
         for record, payload in items:
             number += 1
-            name, header = identity(self.run_id, number), to_header(record)
+            name, header = identity(self.run_id, number), records.to_header(record)
             data, link = self.seal.close(name, header, payload, link or NO_LINK, effects)
-            effects += type(record) in ANNOUNCES
-            sums = sums_after(sums, record)
+            effects += type(record) in records.ANNOUNCES
+            sums = records.sums_after(sums, record)
             sealed.append((number, data))
         # The constructor is a Python function.
         return sealed, tuple.__new__(Position, (number, link, effects, sums))
 
     def begin_with(
         self,
-        items: Iterable[tuple[Record, Data]],
+        items: Iterable[tuple[records.Record, Data]],
         put: Callable[[list[Position]], dict[str, Data]],
-        head: RunFacts,
+        head: records.RunFacts,
     ) -> None:
         """Write the first records of a run and objects beside them, in one transaction.
 
@@ -952,13 +941,13 @@ class Journal:
     def put(
         self,
         name: str,
-        header: dict[str, Any],
+        header: Any,
         payload: Data,
         *,
         also: Mapping[str, Data] | None = None,
         delete: tuple[str, ...] = (),
         prune: int = 0,
-        head: RunFacts | None = None,
+        head: records.RunFacts | None = None,
         durable: bool = False,
         renew: bool = False,
     ) -> int:
@@ -979,7 +968,7 @@ class Journal:
         self._put(tuple.__new__(Batch, facts), renew=renew)  # the constructor is Python's
         return len(data)
 
-    def _sealed(self, head: RunFacts, at: Position) -> Head:
+    def _sealed(self, head: records.RunFacts, at: Position) -> Head:
         self._head = head
         return seal_head(self.seal, head, at.last, at.link or b"")
 
@@ -1032,7 +1021,7 @@ class Journal:
     def _catch_up(self) -> None:
         """Read the journal after a failed write, to learn whether the write succeeded."""
         for entry, at in read(self.store, self.seal, self.run_id, self._at):
-            if isinstance(entry, Entry):
+            if isinstance(entry, records.Entry):
                 self.count(entry)
             self._at = at
         self._begin_chain()
@@ -1073,7 +1062,7 @@ class Journal:
             )
         self._tell(f"{where}, though {last} were acknowledged; the missing steps run again")
 
-    def _assess(self, entries: list[Entry], start: Position) -> None:
+    def _assess(self, entries: list[records.Entry], start: Position) -> None:
         """Count the lost intents that have no outcome and that no person has given up."""
         seen = effects_seen(entries)
         marked_last, marked, _ = newest_mark(self.store, self.seal, self.run_id)
@@ -1140,7 +1129,7 @@ _seen: dict[tuple[str, str], tuple[bytes, Position]] = {}
 """The run that was read last: the link in its head, and the known end of its journal."""
 
 
-def facts_of(store: Store, seal: Seal, run_id: str) -> RunFacts | None:
+def facts_of(store: Store, seal: Seal, run_id: str) -> records.RunFacts | None:
     """Return a run's facts according to its journal: the head's facts, updated by later records.
 
     Return ``None`` if there is no such run.
@@ -1159,7 +1148,7 @@ def facts_of(store: Store, seal: Seal, run_id: str) -> RunFacts | None:
                 held = opened.link == seen.link
                 other = not held  # the head belongs to another history
             elif opened is not None:
-                turned = turned or is_turn(opened.header)
+                turned = turned or records.is_turn(opened.header)
                 seen = Position(number, opened.link)
         if held and not turned:
             _seen.clear()

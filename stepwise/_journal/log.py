@@ -21,15 +21,7 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
-from stepwise._journal.journal import (
-    Mark,
-    Position,
-    identity,
-    is_another_history,
-    mark,
-    newest_mark,
-    verified,
-)
+from stepwise._journal import journal
 from stepwise._journal.lease import Lease
 from stepwise._journal.seal import NO_LINK, DamagedError, Seal, named
 from stepwise._runtime.facts import NamedTuple
@@ -65,7 +57,7 @@ class LogEnd(NamedTuple):
         front: the beginning of that record's sealed bytes, which is unique to the record.
     """
 
-    at: Position = Position()
+    at: journal.Position = journal.Position()
     front: bytes = b""
 
 
@@ -102,14 +94,14 @@ class SealedLog:
             rows = chain([first] if first is not None else [], rows)
         found = []
         at, front = start, end.front
-        for number, opened, row in verified(self.store, self.seal, self.name, rows, start):
+        for number, opened, row in journal.verified(self.store, self.seal, self.name, rows, start):
             if opened is None:
                 found.append(LogEntry(number, None))
             else:
                 found.append(LogEntry(number, opened.header, opened.payload))
             if row:
                 link = opened.link if opened is not None else None
-                at, front = Position(number, link), row[:_FRONT]
+                at, front = journal.Position(number, link), row[:_FRONT]
         return found, LogEnd(at, front)
 
     def find_end(self) -> tuple[LogEnd, int]:
@@ -121,10 +113,10 @@ class SealedLog:
         marked = self.newest_mark()
         data = next(self.store.read(self.name, after=marked.last - 1), (0, b""))[1]
         try:
-            link = self.seal.open(identity(self.name, marked.last), data).link
+            link = self.seal.open(journal.identity(self.name, marked.last), data).link
         except DamagedError:
             link = b""
-        at = LogEnd(Position(marked.last, link), data[:_FRONT])
+        at = LogEnd(journal.Position(marked.last, link), data[:_FRONT])
         read = self.read(at) if link and link[:8] == marked.link else None
         if read is None:
             read = self.read(LogEnd())
@@ -132,11 +124,11 @@ class SealedLog:
         end = read[1]
         return end, end.at.last - start_of_log(self.store, self.seal, self.name).last
 
-    def newest_mark(self) -> Mark:
+    def newest_mark(self) -> journal.Mark:
         """Return the newest mark of the log's length, which each write leaves beside the log."""
-        return newest_mark(self.store, self.seal, self.name)
+        return journal.newest_mark(self.store, self.seal, self.name)
 
-    def missing(self, end: LogEnd, marked: Mark | None = None) -> int:
+    def missing(self, end: LogEnd, marked: journal.Mark | None = None) -> int:
         """Return how many acknowledged records are gone from the end of the log.
 
         Args:
@@ -146,7 +138,7 @@ class SealedLog:
         """
         marked = self.newest_mark() if marked is None else marked
         gone = max(0, marked.last - end.at.last)
-        other = is_another_history(self.store, self.seal, self.name, marked, end.at)
+        other = journal.is_another_history(self.store, self.seal, self.name, marked, end.at)
         return gone or (marked.last if other else 0)
 
     @contextmanager
@@ -193,9 +185,9 @@ class SealedLog:
         at, front, sealed = end.at, end.front, list[tuple[int, Data]]()
         for header, payload in items:
             number = at.last + 1
-            name = identity(self.name, number)
+            name = journal.identity(self.name, number)
             data, link = self.seal.close(name, header, payload, at.link or NO_LINK)
-            at, front = Position(number, link), bytes(data)[:_FRONT]
+            at, front = journal.Position(number, link), bytes(data)[:_FRONT]
             sealed.append((number, data))
         put: dict[str, Data] = {}
         if instead:
@@ -206,7 +198,7 @@ class SealedLog:
             tuple(sealed),
             put=put,
             prune=end.at.last if instead else 0,
-            mark=mark(self.seal, self.name, at),
+            mark=journal.mark(self.seal, self.name, at),
             durable=durable,
         )
         with Uninterrupted():
@@ -219,16 +211,16 @@ class SealedLog:
             self.store.delete(self.name, epoch)
 
 
-def start_of_log(store: Store, seal: Seal, name: str) -> Position:
+def start_of_log(store: Store, seal: Seal, name: str) -> journal.Position:
     """Return the position after which a log begins: behind the records that a rewrite replaced."""
     data = store.get(name, START)
     if data is None:
-        return Position()
+        return journal.Position()
     try:
         last, link = seal.open(named(START, name), data).header
     except DamagedError:
-        return Position()  # the records before the first are then reported as lost
-    return Position(last, bytes.fromhex(link))
+        return journal.Position()  # the records before the first are then reported as lost
+    return journal.Position(last, bytes.fromhex(link))
 
 
 # -- the lists of logs ----------------------------------------------------------------------------

@@ -9,32 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from stepwise._journal.records import (
-    ANNOUNCES,
-    KINDS,
-    SUBMITTED,
-    Answered,
-    AttemptFailed,
-    Call,
-    Cancelling,
-    Compensated,
-    Compensating,
-    Ended,
-    Entry,
-    Forgotten,
-    Handled,
-    Intent,
-    Interrupted,
-    Outcome,
-    Quarantined,
-    Refused,
-    Resumed,
-    Ruled,
-    Settled,
-    Started,
-    Waiting,
-)
+from stepwise._journal import records
 
+_OF_ATTEMPTS = (
+    records.Ended,
+    records.Resumed,
+    records.Interrupted,
+    records.Suspended,
+    records.Cancelling,
+    records.Refused,
+    records.Stopped,
+    records.Compensating,
+    records.Compensated,
+    records.Restored,
+)
 _EMPTY = bytes(8 * 1024)  # 8 bytes for each of 1024 further calls
 
 Flags = tuple[bool, bool, bool]
@@ -43,31 +31,31 @@ CallKey = tuple[str, str, int]
 """The key of a stopped call: name, branch and ordinal."""
 
 
-def call_key(call: Call) -> CallKey:
+def call_key(call: records.Call) -> CallKey:
     """Return the key of a call."""
     return call.name, call.branch, call.ordinal
 
 
-Ruling = tuple[int, Ruled]
+Ruling = tuple[int, records.Ruled]
 """A person's answer about a stopped call, with the number of its record."""
 
 
 class Projection:
     """A consumer of records: its method ``on_KIND`` takes the records of that kind."""
 
-    _takers: ClassVar[Mapping[type, Callable[[Any, Entry, Any], None]]] = {}
+    _takers: ClassVar[Mapping[type, Callable[[Any, records.Entry, Any], None]]] = {}
 
     def __init_subclass__(cls) -> None:
         cls._takers = {
-            kind: getattr(cls, f"on_{name}", cls.on_other) for name, kind in KINDS.items()
+            kind: getattr(cls, f"on_{name}", cls.on_other) for name, kind in records.KINDS.items()
         }
 
-    def take(self, entry: Entry) -> None:
+    def take(self, entry: records.Entry) -> None:
         """Take the next record."""
         record = entry.record
         self._takers[type(record)](self, entry, record)
 
-    def on_other(self, entry: Entry, record: Any) -> None:
+    def on_other(self, entry: records.Entry, record: Any) -> None:
         """Take a record of a kind without a method."""
 
 
@@ -101,7 +89,13 @@ class RecordedCall:
     __slots__ = ("call", "entry", "handled", "origin", "retry", "spent", "status", "undoing")
 
     def __init__(
-        self, call: Call, status: Status, entry: Entry, origin: Entry, *, spent: bool = False
+        self,
+        call: records.Call,
+        status: Status,
+        entry: records.Entry,
+        origin: records.Entry,
+        *,
+        spent: bool = False,
     ) -> None:
         self.call, self.status, self.entry, self.origin = call, status, entry, origin
         self.handled = self.retry = self.undoing = False
@@ -117,7 +111,7 @@ class RecordedCall:
         self.handled, self.retry, self.spent = flags
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> records.Outcome | None:
         """The outcome of the call; ``None`` if the call is open or was settled since."""
         return self.entry.outcome
 
@@ -159,18 +153,22 @@ class RecordedCall:
         return self.spent and not self.in_doubt
 
     @property
-    def wait(self) -> Waiting | None:
+    def wait(self) -> records.Waiting | None:
         """The wait of the call, while the call still waits; otherwise ``None``."""
         record = self.origin.record
-        if self.status == "waiting" and isinstance(record, Waiting):
+        if self.status == "waiting" and isinstance(record, records.Waiting):
             return record
         return None
 
     @property
-    def answer(self) -> Answered | None:
+    def answer(self) -> records.Answered | None:
         """A person's answer to the question that the call waits for, or ``None``."""
         record, wait = self.entry.record, self.wait
-        if wait is not None and isinstance(record, Answered) and record.ticket == wait.ticket:
+        if (
+            wait is not None
+            and isinstance(record, records.Answered)
+            and record.ticket == wait.ticket
+        ):
             return record
         return None
 
@@ -200,11 +198,11 @@ class Calls(Projection):
     """
 
     def __init__(
-        self, entries: Iterable[Entry] = (), flags: Mapping[int, Flags] | None = None
+        self, entries: Iterable[records.Entry] = (), flags: Mapping[int, Flags] | None = None
     ) -> None:
         self.known: dict[int, RecordedCall] = {}
         self.rulings: dict[CallKey, Ruling] = {}
-        self.changing: list[Outcome] = []
+        self.changing: list[records.Outcome] = []
         self.superseded: set[int] = set()
         self.undone = False
         self._before_end: list[tuple[RecordedCall, Flags]] = []
@@ -221,40 +219,40 @@ class Calls(Projection):
         """The calls whose side effect may or may not have happened."""
         return [each for each in self if each.in_doubt]
 
-    def on_intent(self, entry: Entry, record: Intent) -> None:
+    def on_intent(self, entry: records.Entry, record: records.Intent) -> None:
         self._add(record.call, "open", entry)
 
-    def on_waiting(self, entry: Entry, record: Waiting) -> None:
+    def on_waiting(self, entry: records.Entry, record: records.Waiting) -> None:
         self._add(record.call, "waiting", entry)
 
-    def on_answered(self, entry: Entry, record: Answered) -> None:
+    def on_answered(self, entry: records.Entry, record: records.Answered) -> None:
         call = self.known.get(record.number)
         if call is not None and call.status == "waiting":
             call.entry = entry
 
-    def on_outcome(self, entry: Entry, record: Outcome) -> None:
+    def on_outcome(self, entry: records.Entry, record: records.Outcome) -> None:
         self._add(record.call, record.status, entry)
         if record.state:
             self.changing.append(record)
 
-    def _add(self, call: Call, status: Status, entry: Entry) -> None:
+    def _add(self, call: records.Call, status: Status, entry: records.Entry) -> None:
         # A call made while handling a failure shows that the workflow acted on that failure.
         if call.unwinding and call.unwinding in self.known:
             self.known[call.unwinding].handled = True
         self.known[call.number] = RecordedCall(call, status, entry, entry)
 
-    def on_attemptfailed(self, entry: Entry, record: AttemptFailed) -> None:
+    def on_attemptfailed(self, entry: records.Entry, record: records.AttemptFailed) -> None:
         self.superseded.update(record.superseded)  # some of these calls may end later
         for call in self._those(record.retry):
             call.retry = True
         for call in self._those(record.spent):
             call.spent = True
 
-    def on_handled(self, entry: Entry, record: Handled) -> None:
+    def on_handled(self, entry: records.Entry, record: records.Handled) -> None:
         for call in self._those(record.numbers):
             call.handled = True
 
-    def on_settled(self, entry: Entry, record: Settled) -> None:
+    def on_settled(self, entry: records.Entry, record: records.Settled) -> None:
         before = self.known.get(record.number)
         if before is None:
             return
@@ -268,16 +266,16 @@ class Calls(Projection):
         else:
             before.undoing = False
 
-    def on_forgotten(self, entry: Entry, record: Forgotten) -> None:
+    def on_forgotten(self, entry: records.Entry, record: records.Forgotten) -> None:
         self._take_back(record.numbers)
         for number in record.numbers:
             self.known.pop(number, None)
 
-    def on_compensating(self, entry: Entry, record: Compensating) -> None:
+    def on_compensating(self, entry: records.Entry, record: records.Compensating) -> None:
         for call in self._those((record.number,)):
             call.undoing = True
 
-    def on_compensated(self, entry: Entry, record: Compensated) -> None:
+    def on_compensated(self, entry: records.Entry, record: records.Compensated) -> None:
         self._undone(record.number)
 
     def _undone(self, number: int) -> None:
@@ -285,7 +283,7 @@ class Calls(Projection):
         self.known.pop(number, None)
         self.undone = True
 
-    def on_ruled(self, entry: Entry, record: Ruled) -> None:
+    def on_ruled(self, entry: records.Entry, record: records.Ruled) -> None:
         if record.same:  # a recorded call is one act only
             self._take_back(record.steps)
         self.rulings[call_key(record.call)] = entry.number, record
@@ -296,7 +294,7 @@ class Calls(Projection):
             if ruled.same and not set(ruled.steps).isdisjoint(steps):
                 del self.rulings[key]
 
-    def on_ended(self, entry: Entry, record: Ended) -> None:
+    def on_ended(self, entry: records.Entry, record: records.Ended) -> None:
         failed = self._those((*record.retry, *record.spent))
         self._before_end = [(call, call.flags) for call in failed]
         for call in self._those(record.retry):
@@ -304,7 +302,7 @@ class Calls(Projection):
         for call in self._those(record.spent):
             call.spent = True
 
-    def on_resumed(self, entry: Entry, record: Resumed) -> None:
+    def on_resumed(self, entry: records.Entry, record: records.Resumed) -> None:
         for call, flags in self._before_end if record.void else ():
             call.flags = flags
         self._before_end = []
@@ -326,7 +324,7 @@ class Places(Projection):
         undone: who had each undone call undone, by its number; empty if the run did.
     """
 
-    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+    def __init__(self, entries: Iterable[records.Entry] = ()) -> None:
         from array import array  # on use: only inspecting a run needs it
 
         self.first, self.last = array("Q"), array("Q")
@@ -339,7 +337,7 @@ class Places(Projection):
         for entry in entries:
             self.take(entry)
 
-    def on_intent(self, entry: Entry, record: Intent) -> None:
+    def on_intent(self, entry: records.Entry, record: records.Intent) -> None:
         number = record.call.number
         for known in (self._announced, self._failed):
             if number in known:
@@ -347,7 +345,7 @@ class Places(Projection):
         self._announced[number] = entry.number
         self.on_waiting(entry, record)
 
-    def on_outcome(self, entry: Entry, record: Outcome) -> None:
+    def on_outcome(self, entry: records.Entry, record: records.Outcome) -> None:
         number = record.call.number
         self._announced.pop(number, None)
         if number in self._failed:
@@ -356,7 +354,9 @@ class Places(Projection):
             self._failed[number] = entry.number
         self.on_waiting(entry, record)
 
-    def on_waiting(self, entry: Entry, record: Intent | Waiting | Outcome) -> None:
+    def on_waiting(
+        self, entry: records.Entry, record: records.Intent | records.Waiting | records.Outcome
+    ) -> None:
         number = record.call.number
         while number >= len(self.first):
             self.first.frombytes(_EMPTY)
@@ -364,12 +364,12 @@ class Places(Projection):
         self.first[number] = self.first[number] or entry.number
         self.last[number] = entry.number
 
-    def on_answered(self, entry: Entry, record: Answered) -> None:
+    def on_answered(self, entry: records.Entry, record: records.Answered) -> None:
         self.answered[record.number] = record.at
         if record.number < len(self.last):
             self.last[record.number] = entry.number
 
-    def on_settled(self, entry: Entry, record: Settled) -> None:
+    def on_settled(self, entry: records.Entry, record: records.Settled) -> None:
         if record.number in self._undoing:
             self._undoing.discard(record.number)
             if record.landed:
@@ -377,14 +377,14 @@ class Places(Projection):
         elif record.number < len(self.last):
             self.last[record.number] = entry.number
 
-    def on_compensating(self, entry: Entry, record: Compensating) -> None:
+    def on_compensating(self, entry: records.Entry, record: records.Compensating) -> None:
         self._undoing.add(record.number)
 
-    def on_compensated(self, entry: Entry, record: Compensated) -> None:
+    def on_compensated(self, entry: records.Entry, record: records.Compensated) -> None:
         self._undoing.discard(record.number)
         self.undone[record.number] = record.by
 
-    def on_forgotten(self, entry: Entry, record: Forgotten) -> None:
+    def on_forgotten(self, entry: records.Entry, record: records.Forgotten) -> None:
         for number in record.numbers:
             for known in (self.before, self.answered, self._announced, self._failed):
                 known.pop(number, None)
@@ -392,18 +392,18 @@ class Places(Projection):
                 self.first[number] = 0
 
 
-def announcements(entries: Iterable[Entry]) -> dict[int, Entry]:
+def announcements(entries: Iterable[records.Entry]) -> dict[int, records.Entry]:
     """Return the last announcement of each side effect, which holds the call's arguments."""
-    return {each.step: each for each in entries if isinstance(each.record, Intent)}
+    return {each.step: each for each in entries if isinstance(each.record, records.Intent)}
 
 
-def given_up(entries: Iterable[Entry]) -> set[int]:
+def given_up(entries: Iterable[records.Entry]) -> set[int]:
     """Return the numbers of the records that are already known to be unreadable."""
-    found = (each.record for each in entries if isinstance(each.record, Quarantined))
+    found = (each.record for each in entries if isinstance(each.record, records.Quarantined))
     return {number for record in found for number in record.numbers}
 
 
-def met_messages(entries: Iterable[Entry]) -> dict[int, tuple[int, str]]:
+def met_messages(entries: Iterable[records.Entry]) -> dict[int, tuple[int, str]]:
     """Return how the run treated the messages of its inbox, by their numbers.
 
     Returns:
@@ -413,18 +413,18 @@ def met_messages(entries: Iterable[Entry]) -> dict[int, tuple[int, str]]:
     found: dict[int, tuple[int, str]] = {}
     for entry in entries:
         record = entry.record
-        if isinstance(record, Outcome) and record.message:
+        if isinstance(record, records.Outcome) and record.message:
             found[record.message] = record.call.number, ""
-        elif isinstance(record, Answered) and record.message:
+        elif isinstance(record, records.Answered) and record.message:
             found[record.message] = record.number, ""
-        elif isinstance(record, Refused):
+        elif isinstance(record, records.Refused):
             found[record.message] = record.number, record.why
-        elif isinstance(record, Cancelling) and record.message:
+        elif isinstance(record, records.Cancelling) and record.message:
             found[record.message] = 0, ""
     return found
 
 
-def effects_seen(entries: Iterable[Entry]) -> int:
+def effects_seen(entries: Iterable[records.Entry]) -> int:
     """Return the number of announced side effects that these records hold or imply.
 
     A missing announcement is implied by the call's outcome, or by a record that gave it up.
@@ -432,12 +432,12 @@ def effects_seen(entries: Iterable[Entry]) -> int:
     announced, ended, others = set[int](), set[int](), 0
     for entry in entries:
         record = entry.record
-        others += isinstance(record, ANNOUNCES)
-        if isinstance(record, Intent):
+        others += isinstance(record, records.ANNOUNCES)
+        if isinstance(record, records.Intent):
             announced.add(record.call.number)
-        elif isinstance(record, Outcome) and record.call.effect:
+        elif isinstance(record, records.Outcome) and record.call.effect:
             ended.add(record.call.number)
-        elif isinstance(record, Quarantined):
+        elif isinstance(record, records.Quarantined):
             others += record.effects
     return others + len(ended - announced)
 
@@ -445,62 +445,88 @@ def effects_seen(entries: Iterable[Entry]) -> int:
 # -- calls to make again -------------------------------------------------------------------------
 
 
-def made_again(entries: Iterable[Entry]) -> set[int]:
+def made_again(entries: Iterable[records.Entry]) -> set[int]:
     """Return the numbers of the calls that must be made again, according to these records."""
     before: set[int] = set()
     tried_again: set[int] = set()  # named by the last attempt that ended
     gone: set[int] = set()  # permanently: made again, a call gets another number
     for entry in entries:
         record = entry.record
-        if isinstance(record, Ended):
+        if isinstance(record, records.Ended):
             before, tried_again = tried_again, set(record.retry)
-        elif isinstance(record, Resumed) and record.void:
+        elif isinstance(record, records.Resumed) and record.void:
             tried_again = before
-        elif isinstance(record, Outcome):
+        elif isinstance(record, records.Outcome):
             tried_again.discard(record.call.number)
-        elif isinstance(record, Forgotten):
+        elif isinstance(record, records.Forgotten):
             gone.update(record.numbers)
-        elif isinstance(record, (Compensating, Compensated)):
+        elif isinstance(record, (records.Compensating, records.Compensated)):
             gone.add(record.number)
     return tried_again | gone
 
 
-def handled_in(entries: Iterable[Entry]) -> set[int]:
+def handled_in(entries: Iterable[records.Entry]) -> set[int]:
     """Return the numbers of the calls whose failures the workflow handled, by these records."""
     found: set[int] = set()
     for entry in entries:
-        if isinstance(entry.record, Handled):
+        if isinstance(entry.record, records.Handled):
             found.update(entry.record.numbers)
         elif entry.call is not None and entry.call.unwinding:
             found.add(entry.call.unwinding)
     return found
 
 
-def end_of_step(entries: Iterable[Entry], number: int) -> int:
+def end_of_step(entries: Iterable[records.Entry], number: int) -> int:
     """Return the number of the last record that belongs to a call whose end has this number."""
     for entry in entries:
-        if entry.number == number + 1 and isinstance(entry.record, (Handled, Resumed)):
+        if entry.number == number + 1 and isinstance(
+            entry.record, (records.Handled, records.Resumed)
+        ):
             number = entry.number
     return number
 
 
-def last_end(entries: Sequence[Entry]) -> Entry | None:
+def as_made(entries: Iterable[records.Entry]) -> Iterator[records.Entry]:
+    """Yield the records as if one attempt had made all calls, each with its last outcome.
+
+    The ends of attempts, what stopped them, and the undoing of effects are left out.  An empty
+    record takes their number, and that of a lost record.  The last record says that failures are
+    outcomes.
+    """
+    calls, number, at = Calls(), 0, 0.0
+    for entry in entries:
+        record = entry.record
+        for missing in range(number + 1, entry.number) if number else ():
+            yield records.Entry(missing, records.Handled((), at), b"")
+        number, at = entry.number, getattr(record, "at", at)
+        made = entry
+        if isinstance(record, records.AttemptFailed):
+            made = entry._replace(record=record._replace(retry=()))
+        elif isinstance(record, _OF_ATTEMPTS):
+            made = records.Entry(number, records.Handled((), at), b"")
+        calls.take(made)
+        yield made
+    failed = (each.call.number for each in calls if each.status in ("failed", "cancelled"))
+    yield records.Entry(number + 1, records.Handled(tuple(failed), at), b"")
+
+
+def last_end(entries: Sequence[records.Entry]) -> records.Entry | None:
     """Return the record of the last attempt's end, or ``None`` if these records lack it."""
     for entry in reversed(entries):
-        if isinstance(entry.record, (Ended, Resumed)):
-            return entry if isinstance(entry.record, Ended) else None
+        if isinstance(entry.record, (records.Ended, records.Resumed)):
+            return entry if isinstance(entry.record, records.Ended) else None
     return None
 
 
-def is_only_submitted(entries: Sequence[Entry]) -> bool:
+def is_only_submitted(entries: Sequence[records.Entry]) -> bool:
     """Return whether a run was recorded for another process, and nobody has executed it yet."""
     last = entries[-1].record if len(entries) == 2 else None
-    return isinstance(last, Interrupted) and last.why == SUBMITTED
+    return isinstance(last, records.Interrupted) and last.why == records.SUBMITTED
 
 
-def start_of(entries: Iterable[Entry]) -> tuple[Started, bytes] | None:
+def start_of(entries: Iterable[records.Entry]) -> tuple[records.Started, bytes] | None:
     """Return the record of the run's beginning and its payload, if these records have it."""
     for entry in entries:
-        if isinstance(entry.record, Started):
+        if isinstance(entry.record, records.Started):
             return entry.record, entry.payload
     return None

@@ -56,8 +56,8 @@ class Call(NamedTuple):
         parts: short digests of the parts that tell the call from others, by name; see ``identity``.
         instead: number of a recorded call of the same name and ordinal that did not answer this
             call.
-        code: fingerprint of the function's body without its name; empty if the function has no
-            body.
+        code: id of the version of the function; empty if its code is unknown.  An object beside
+            the records holds the parts of the version.
         around: numbers of the steps that were executing the call, outermost first.
     """
 
@@ -762,6 +762,39 @@ def from_header(header: list[Any]) -> Record:
         facts[place] = (*facts[place],)  # JSON has lists only
     record: Record = cls(*facts)
     return record
+
+
+def with_form(record: Any, form: str | None) -> Record:
+    """Return a record whose payload has another form."""
+    changed: Record = record._replace(form=form)
+    return changed
+
+
+def to_fields(record: Record) -> dict[str, Any]:
+    """Return the record as a readable dictionary, without fields at their default value."""
+    fields = _unusual(record)
+    if type(record) in _OF_CALLS:
+        fields["call"] = _unusual(record[0])
+    return {"record": _NAMES[type(record)], **fields}
+
+
+def from_fields(fields: Mapping[str, Any]) -> Record:
+    """Return the record that :func:`to_fields` wrote.
+
+    Raises:
+        LookupError, TypeError: a record of that kind has other fields.
+    """
+    given = {**fields}
+    cls: Any = KINDS[given.pop("record")]
+    if cls in _OF_CALLS:
+        given["call"] = Call(**given["call"])
+    return from_header(to_header(cls(**given)))
+
+
+def _unusual(facts: Any) -> dict[str, Any]:
+    usual = facts._field_defaults
+    named = zip(facts._fields, facts, strict=True)
+    return {name: each for name, each in named if name not in usual or usual[name] != each}
 
 
 # -- spending -------------------------------------------------------------------------------------

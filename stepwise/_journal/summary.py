@@ -17,32 +17,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stepwise._journal.journal import (
-    Journal,
-    Lost,
-    Position,
-    facts_of,
-    holds,
-    read,
-    read_entries,
-    read_one,
-    read_start,
-)
+from stepwise._journal import journal as journals
+from stepwise._journal import records
 from stepwise._journal.projection import Calls, Flags, Projection, RecordedCall
-from stepwise._journal.records import (
-    Entry,
-    Intent,
-    Outcome,
-    Record,
-    Resumed,
-    RunFacts,
-    Settled,
-    Started,
-    Sums,
-    Tally,
-    Waiting,
-    sums_after,
-)
 from stepwise._journal.seal import DamagedError, Seal, named
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import reports
@@ -100,9 +77,11 @@ class Summary(Projection):
         self.course = _new_course() if course is None else course
 
     @property
-    def start(self) -> Position:
+    def start(self) -> journals.Position:
         """The journal position that the summary covers."""
-        return Position.from_kept(self.position) if self.position[0] else Position()
+        return (
+            journals.Position.from_kept(self.position) if self.position[0] else journals.Position()
+        )
 
     @property
     def total(self) -> int:
@@ -118,7 +97,7 @@ class Summary(Projection):
                 break
         return found
 
-    def take(self, entry: Entry) -> None:
+    def take(self, entry: records.Entry) -> None:
         """Take the next record.
 
         Raises:
@@ -127,7 +106,7 @@ class Summary(Projection):
         self.course.take(entry)
         self._takers[type(entry.record)](self, entry, entry.record)  # a faster super().take()
 
-    def on_outcome(self, entry: Entry, record: Outcome) -> None:
+    def on_outcome(self, entry: records.Entry, record: records.Outcome) -> None:
         number = record.call.number
         self._count(number)
         if record.status != "completed":
@@ -135,15 +114,15 @@ class Summary(Projection):
         else:
             self.others.pop(number, None)
 
-    def on_intent(self, entry: Entry, record: Intent) -> None:
+    def on_intent(self, entry: records.Entry, record: records.Intent) -> None:
         self._count(record.call.number)
         self.others[record.call.number] = "started"
 
-    def on_waiting(self, entry: Entry, record: Waiting) -> None:
+    def on_waiting(self, entry: records.Entry, record: records.Waiting) -> None:
         self._count(record.call.number)
         self.others[record.call.number] = "waiting"
 
-    def on_settled(self, entry: Entry, record: Settled) -> None:
+    def on_settled(self, entry: records.Entry, record: records.Settled) -> None:
         if record.number not in self.others:
             raise _NotFollowedError
         if record.landed:
@@ -151,7 +130,7 @@ class Summary(Projection):
         else:
             self.others[record.number] = "started"
 
-    def on_forgotten(self, entry: Entry, record: Record) -> None:
+    def on_forgotten(self, entry: records.Entry, record: records.Record) -> None:
         raise _NotFollowedError
 
     on_compensating = on_compensated = on_forgotten
@@ -183,7 +162,7 @@ class Summary(Projection):
             counts["in_doubt"] += 1
         return dict(+counts)
 
-    def close(self, at: Position, effects: Iterable[RecordedCall]) -> None:
+    def close(self, at: journals.Position, effects: Iterable[RecordedCall]) -> None:
         """Finish the summary: set its position, and the calls that may be in doubt."""
         self.position = at.kept()
         self.unclear = [
@@ -202,7 +181,7 @@ class Summary(Projection):
         return {**vars(self), "others": others, "course": vars(self.course)}
 
 
-def spent_facts(sums: Sums, course: Course) -> tuple[Any, ...]:
+def spent_facts(sums: records.Sums, course: Course) -> tuple[Any, ...]:
     """Return the amounts that a run has spent: the facts of :class:`stepwise.Spent`, in order."""
     usd, tokens, steps, seconds, at_least, _ = sums
     saved = {**course.kept, "seconds": round(course.saved, 3)} if course.resumed else {}
@@ -227,20 +206,20 @@ def kept_summary(store: Store, seal: Seal, run_id: str) -> Summary | None:
 
 def follow(
     store: Store, seal: Seal, run_id: str, summary: Summary
-) -> tuple[list[Entry], list[Entry]] | None:
+) -> tuple[list[records.Entry], list[records.Entry]] | None:
     """Add the records after a summary's position to the summary.
 
     Returns:
         the added records, and the added records that concern side effects; ``None`` if the summary
         does not fit the journal, a record is lost, or a record changes earlier calls.
     """
-    if summary.position[0] and not holds(store, seal, run_id, summary.start):
+    if summary.position[0] and not journals.holds(store, seal, run_id, summary.start):
         return None
-    fresh: list[Entry] = []
-    effects: list[Entry] = []
+    fresh: list[records.Entry] = []
+    effects: list[records.Entry] = []
     at = summary.start
-    for entry, position in read(store, seal, run_id, at):
-        if isinstance(entry, Lost):
+    for entry, position in journals.read(store, seal, run_id, at):
+        if isinstance(entry, journals.Lost):
             return None
         at = position
         fresh.append(entry)
@@ -254,34 +233,36 @@ def follow(
     return fresh, effects
 
 
-def course_of(store: Store, seal: Seal, facts: RunFacts) -> Course:
+def course_of(store: Store, seal: Seal, facts: records.RunFacts) -> Course:
     """Return the attempts of a run, from its summary if possible."""
     summary = kept_summary(store, seal, facts.run_id)
     if summary is not None and follow(store, seal, facts.run_id, summary) is not None:
         return summary.course
     course = _new_course()
-    for entry in read_entries(store, seal, facts.run_id, Position(facts.pruned, None)):
+    for entry in journals.read_entries(
+        store, seal, facts.run_id, journals.Position(facts.pruned, None)
+    ):
         course.take(entry)
     return course
 
 
 def how_started(
-    store: Store, seal: Seal, facts: RunFacts
+    store: Store, seal: Seal, facts: records.RunFacts
 ) -> tuple[tuple[str, ...], str, str] | None:
     """Return the command, folder and file of the program that executed a run last.
 
     Return ``None`` if the journal does not have them.
     """
     course = course_of(store, seal, facts)
-    start = read_start(store, seal, facts.run_id, course.started)
+    start = journals.read_start(store, seal, facts.run_id, course.started)
     file = start[0].file if start is not None else ""
-    entry = read_one(store, seal, facts.run_id, course.command) if course.command else None
-    if entry is not None and isinstance(entry.record, (Started, Resumed)):
+    entry = journals.read_one(store, seal, facts.run_id, course.command) if course.command else None
+    if entry is not None and isinstance(entry.record, (records.Started, records.Resumed)):
         return entry.record.command, entry.record.cwd, file
     return ((), "", file) if file else None
 
 
-def open_waits(store: Store, seal: Seal, facts: RunFacts) -> list[RecordedCall]:
+def open_waits(store: Store, seal: Seal, facts: records.RunFacts) -> list[RecordedCall]:
     """Return the waiting calls of a run, according to its journal."""
     summary = kept_summary(store, seal, facts.run_id)
     followed = follow(store, seal, facts.run_id, summary) if summary is not None else None
@@ -289,19 +270,25 @@ def open_waits(store: Store, seal: Seal, facts: RunFacts) -> list[RecordedCall]:
         found = [call for call in Calls(followed[0]) if call.wait]
         if len(found) == list(summary.others.values()).count("waiting"):
             return found
-    entries = read_entries(store, seal, facts.run_id, Position(facts.pruned, None))
+    entries = journals.read_entries(
+        store, seal, facts.run_id, journals.Position(facts.pruned, None)
+    )
     return [call for call in Calls(entries) if call.wait]
 
 
 def with_unclear(
-    store: Store, seal: Seal, run_id: str, unclear: list[list[Any]], entries: Iterable[Entry]
+    store: Store,
+    seal: Seal,
+    run_id: str,
+    unclear: list[list[Any]],
+    entries: Iterable[records.Entry],
 ) -> Calls:
     """Return the recorded calls of some entries, together with the unclear calls of a summary."""
-    earlier: list[Entry] = []
+    earlier: list[records.Entry] = []
     flags: dict[int, Flags] = {}
     for origin, last, handled, retry, spent in unclear:
         for number in dict.fromkeys((origin, last)):
-            entry = read_one(store, seal, run_id, number)
+            entry = journals.read_one(store, seal, run_id, number)
             if entry is not None:
                 earlier.append(entry)
                 flags[number] = (handled, retry, spent)
@@ -309,13 +296,13 @@ def with_unclear(
 
 
 def sealed_summary(
-    seal: Seal, run_id: str, entries: Iterable[tuple[Entry, Position]]
+    seal: Seal, run_id: str, entries: Iterable[tuple[records.Entry, journals.Position]]
 ) -> dict[str, Data]:
     """Return the sealed summary of a run's first records, by its name.
 
     Return an empty dictionary if the summary is not worth keeping.
     """
-    summary, effects, at = Summary(), [], Position()
+    summary, effects, at = Summary(), [], journals.Position()
     try:
         for entry, position in entries:
             at = position
@@ -337,17 +324,19 @@ class SummaryKeeper:
     unless some are missing in between.
     """
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: journals.Journal) -> None:
         self._journal = journal
         self._lock: Any = threading.RLock()
         self._summary: Summary | None = None
-        self._effects: list[Entry] = []  # records about side effects since the last keeping
-        self._new: dict[int, Record] = {}  # noted records to take in; threads overtake each other
+        self._effects: list[records.Entry] = []  # records about side effects since the last keeping
+        self._new: dict[
+            int, records.Record
+        ] = {}  # noted records to take in; threads overtake each other
         self._last = 0  # the highest number of a noted record
         self._due = 0  # the number of the record at which the summary is kept next
         self._given_up = False
 
-    def note(self, numbers: Sequence[int], items: Sequence[tuple[Record, Data]]) -> None:
+    def note(self, numbers: Sequence[int], items: Sequence[tuple[records.Record, Data]]) -> None:
         """Note records that this process has appended under these numbers."""
         if self._given_up or not numbers:
             return
@@ -360,7 +349,7 @@ class SummaryKeeper:
             self._sum_up()
 
     @reports
-    def closing(self, *records: Record) -> Tally | None:
+    def closing(self, *added: records.Record) -> records.Tally | None:
         """Return the tally of the run once the last records of the attempt are written.
 
         Return ``None`` if only the journal has the tally.  The whole journal is not read, so that
@@ -377,10 +366,10 @@ class SummaryKeeper:
                 if summary is None or summary.position[0] != at.last:
                     return None
                 sums, entries = at.sums, [*self._effects]
-                for number, record in enumerate(records, at.last + 1):
-                    entries.append(Entry(number, record, b""))
+                for number, record in enumerate(added, at.last + 1):
+                    entries.append(records.Entry(number, record, b""))
                     summary.take(entries[-1])
-                    sums = sums_after(sums, record)
+                    sums = records.sums_after(sums, record)
             except _NotFollowedError:
                 return None
             course = summary.course
@@ -388,7 +377,7 @@ class SummaryKeeper:
                 return None
             doubtful = with_unclear(*self._place, summary.unclear, entries).in_doubt
             counts = summary.statuses(each.call.number for each in doubtful)
-            return Tally(at.last + len(records), counts, spent_facts(sums, course))
+            return records.Tally(at.last + len(added), counts, spent_facts(sums, course))
 
     @reports
     def _sum_up(self) -> None:
@@ -421,7 +410,7 @@ class SummaryKeeper:
         """Add the noted records that directly follow the summary."""
         while (record := self._new.pop(summary.position[0] + 1, None)) is not None:
             summary.position[0] += 1
-            entry = Entry(summary.position[0], record, b"")
+            entry = records.Entry(summary.position[0], record, b"")
             summary.take(entry)
             if entry.concerns_effects:
                 self._effects.append(entry)
@@ -444,7 +433,7 @@ class SummaryKeeper:
         self._journal.put(NAME, summary.header(), b"", renew=True)
         self._summary, self._due = summary, _next_due(at.last)
 
-    def _gathered(self) -> tuple[Summary, Position, list[Entry]]:
+    def _gathered(self) -> tuple[Summary, journals.Position, list[records.Entry]]:
         """Return the summary up to the journal's end, the end, and the records of side effects."""
         at, summary = self._journal.position, self._summary
         if summary is not None and summary.position[0] == at.last:
@@ -494,23 +483,28 @@ class Deaths(NamedTuple):
         return self.stuck >= DEADLY and not self.waits
 
 
-def deaths_of(store: Store, seal: Seal, facts: RunFacts, code: str = "") -> Deaths:
+def deaths_of(store: Store, seal: Seal, facts: records.RunFacts, code: str = "") -> Deaths:
     """Return the deaths of a crashed run.
 
     Args:
-        code: the current fingerprint of the workflow's code.  Deaths with other code do not count,
-            since the other code may have caused them.
+        code: the current fingerprint of the workflow's code; by default that of the last attempt.
+            Deaths with other code do not count, since the other code may have caused them.
     """
     course = course_of(store, seal, facts)
-    if code and course.code and code != course.code:
-        return Deaths(at=course.at)
-    stuck, waits = course.stuck + course.open, False
+    attempts, stuck = course.deaths_with(code)
+    waits = False
     if stuck > 1:  # child runs may have made progress
-        calls = [*Calls(read_entries(store, seal, facts.run_id, Position(facts.pruned, None)))]
+        calls = [
+            *Calls(
+                journals.read_entries(
+                    store, seal, facts.run_id, journals.Position(facts.pruned, None)
+                )
+            )
+        ]
         children = [each.call.child for each in calls if each.status == "open"]
-        known = [facts_of(store, seal, child) for child in children if child]
+        known = [journals.facts_of(store, seal, child) for child in children if child]
         theirs = [deaths_of(store, seal, each) for each in known if each is not None]
         stuck = min([stuck, *(each.stuck for each in theirs)])
         waits = any(each.status == "waiting" for each in calls)
         waits = waits or any(each.waits for each in theirs)
-    return Deaths(course.deaths + course.open, stuck, course.at, waits)
+    return Deaths(attempts, stuck, course.at, waits)

@@ -28,11 +28,12 @@ boundaries, and can begin at one::
 ``frame``      the protocol between a rewritten function and the code that resumes it
 ``build``      from the rewritten tree to a function
 ``cells``      the names that a notebook cell reads, binds and defines; imported on use
+``reading``    the text of a definition, and the names that it reads; imported on use
 ``decorators`` the function whose parameters a call of a wrapper fills in; imported on use
 
 The modules, in import order: each imports only from those before it::
 
-    source positions ahead frame bound_once scope transform build cells decorators
+    source positions ahead frame bound_once scope transform build cells reading decorators
 """
 
 from __future__ import annotations

@@ -13,24 +13,10 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from stepwise._rewrite import scope as scopes
 from stepwise._rewrite.bound_once import Made, made_by_calls
 from stepwise._rewrite.frame import enter, visible
 from stepwise._rewrite.positions import yields
-from stepwise._rewrite.scope import (
-    ASKS,
-    ENTER,
-    FRAME,
-    LISTING,
-    TARGET,
-    VALUES,
-    VISIBLE,
-    attributes_stored,
-    complete,
-    hide_names,
-    hoist,
-    part_comprehensions,
-    placed,
-)
 from stepwise._rewrite.source import FunctionNode, Source, capture, walk
 from stepwise._rewrite.transform import Transformed, announce, ask, transform
 
@@ -126,13 +112,13 @@ def build(
             raise UnsupportedError("a lambda cannot be entered in the middle; write it as a def")
         raise UnsupportedError("its source is not available; put it into a file")
     try:
-        if not {*LISTING}.isdisjoint(original.co_names):
-            hide_names(plain)
-            hide_names(resumable)
-        hoist(plain)
+        if not {*scopes.LISTING}.isdisjoint(original.co_names):
+            scopes.hide_names(plain)
+            scopes.hide_names(resumable)
+        scopes.hoist(plain)
         globals_ = [each for each in walk(resumable) if isinstance(each, ast.Global)]
         assigned = frozenset(name for each in globals_ for name in each.names)
-        stored = attributes_stored(resumable)
+        stored = scopes.attributes_stored(resumable)
         made = made_by_calls(resumable)
         changed = transform(resumable)
         head: ast.AST = plain.body[0]
@@ -147,7 +133,7 @@ def build(
         raise UnsupportedError("its statements or expressions are nested too deeply") from error
     _check_same(original, code, plain.body[0].lineno)
     cells = dict(zip(original.co_freevars, function.__closure__ or (), strict=True))
-    cells |= {ENTER: types.CellType(enter), VISIBLE: types.CellType(visible)}
+    cells |= {scopes.ENTER: types.CellType(enter), scopes.VISIBLE: types.CellType(visible)}
     rewritten = types.FunctionType(
         code,
         function.__globals__,
@@ -197,7 +183,7 @@ def _alone(source: Source, function: types.FunctionType) -> types.CodeType:
     would hide the globals and free variables of the same names.
     """
     node = source.parse() if sys.version_info >= (3, 12) else None
-    if node is None or not part_comprehensions(node):
+    if node is None or not scopes.part_comprehensions(node):
         return function.__code__
     return _compile(node, node.body, function)
 
@@ -217,31 +203,31 @@ def _body(
         code: the code whose local variables are the function's own.
     """
     names = list(dict.fromkeys((*code.co_varnames, *code.co_cellvars)))
-    frame = ast.Name(FRAME, ast.Load())
+    frame = ast.Name(scopes.FRAME, ast.Load())
     captured = [_captured(code.co_cellvars)] if code.co_cellvars else []
     begin = ask("begin", ast.Constant(len(changed.points)), *captured)
     arguments = set(names[: code.co_argcount + code.co_kwonlyargcount + _stars(code)])
     restore: list[ast.stmt] = [
-        _assign(VALUES, ast.Attribute(frame, "values", ast.Load())),
+        _assign(scopes.VALUES, ast.Attribute(frame, "values", ast.Load())),
         *(_restore(name, name in arguments) for name in [*names, *changed.loops]),
-        _assign(VALUES, ast.Constant(None)),
+        _assign(scopes.VALUES, ast.Constant(None)),
         *(
             ast.If(ask("remakes", ast.Constant(name)), [copy.deepcopy(each.statement)], [])
             for name, each in made.items()
         ),
     ]
     resumable: list[ast.stmt] = [
-        _assign(TARGET, begin),
-        _assign(ASKS, ast.Attribute(frame, "asks", ast.Load())),
-        ast.If(test=ast.Name(TARGET, ast.Load()), body=restore, orelse=[]),
+        _assign(scopes.TARGET, begin),
+        _assign(scopes.ASKS, ast.Attribute(frame, "asks", ast.Load())),
+        ast.If(test=ast.Name(scopes.TARGET, ast.Load()), body=restore, orelse=[]),
         *changed.body,
     ]
     is_plain = ast.Compare(frame, [ast.Is()], [ast.Constant(None)])
     choose: list[ast.stmt] = [
-        _assign(FRAME, ast.Call(ast.Name(ENTER, ast.Load()), [], [])),
+        _assign(scopes.FRAME, ast.Call(ast.Name(scopes.ENTER, ast.Load()), [], [])),
         ast.If(test=is_plain, body=plain.body, orelse=resumable),
     ]
-    return [*changed.declarations, *placed(choose, head)]
+    return [*changed.declarations, *scopes.placed(choose, head)]
 
 
 def _stars(code: types.CodeType) -> int:
@@ -261,7 +247,7 @@ def _captured(names: tuple[str, ...]) -> ast.expr:
 
 def _restore(name: str, is_argument: bool) -> ast.stmt:
     """Return ``if "x" in @v: x = @v["x"]``; an argument that has no value is unbound."""
-    values = ast.Name(VALUES, ast.Load())
+    values = ast.Name(scopes.VALUES, ast.Load())
     there = ast.Compare(ast.Constant(name), [ast.In()], [values])
     value = ast.Subscript(values, ast.Constant(name), ast.Load())
     unbind: list[ast.stmt] = [ast.Delete([ast.Name(name, ast.Del())])] if is_argument else []
@@ -309,13 +295,13 @@ def _compile(
             scope = ""
         scope += f"{owner}."
     free = [name for name in original.co_freevars if name[0] != "@"]
-    parameters = [ast.arg(name) for name in (*free, ENTER, VISIBLE)]
+    parameters = [ast.arg(name) for name in (*free, scopes.ENTER, scopes.VISIBLE)]
     factory: Any = ast.FunctionDef.__new__(ast.FunctionDef)
     factory.name, factory.body, factory.decorator_list = _FACTORY, around, []
     factory.args = ast.arguments([], parameters, None, [], [], None, [])
     factory.returns, factory.type_params = None, []
     module = ast.Module([factory], [])
-    complete(module)
+    scopes.complete(module)
     flags = original.co_flags & _FUTURE_FLAGS
     pytest = function.__globals__.get("@pytest_ar")  # in a module whose assertions it rewrote
     try:

@@ -45,28 +45,10 @@ from collections import Counter
 from collections.abc import Iterable
 from types import CodeType
 
-from stepwise._rewrite.ahead import (
-    Ahead,
-    ahead_of,
-    each_pass,
-    head_of,
-    loop_over_file,
-    mentions,
-    with_file,
-)
+from stepwise._rewrite import ahead as look_ahead
+from stepwise._rewrite import scope
 from stepwise._rewrite.positions import TRIES, any_calls, calls, opens
-from stepwise._rewrite.scope import (
-    ASKS,
-    CHOICE,
-    FRAME,
-    TARGET,
-    hoist,
-    item_name,
-    iterator_name,
-    placed,
-    released,
-    visited_name,
-)
+from stepwise._rewrite.scope import released
 from stepwise._rewrite.source import FunctionNode, walk
 from stepwise._runtime.facts import NamedTuple
 
@@ -137,18 +119,18 @@ class Transformed(NamedTuple):
     blocks: list[str]
     withs: list[With]
     loops: dict[str, int]
-    ahead: dict[int, Ahead]
-    heads: dict[str, Ahead]
+    ahead: dict[int, look_ahead.Ahead]
+    heads: dict[str, look_ahead.Ahead]
     files: dict[str, Reading]
 
 
 def transform(node: FunctionNode) -> Transformed:
     """Rewrite the body of a function; ``node`` is changed and must not be used again."""
-    declarations = hoist(node)
-    made = _Rewriter(released(node), mentions(node))
+    declarations = scope.hoist(node)
+    made = _Rewriter(released(node), look_ahead.mentions(node))
     body = made.block(node.body, "body", _Around())
     if not isinstance(node.body[-1], (ast.Return, ast.Raise)):
-        body += placed(made.save(made.last(), Ahead(ends=True)), node.body[-1])
+        body += scope.placed(made.save(made.last(), look_ahead.Ahead(ends=True)), node.body[-1])
     return Transformed(
         declarations,
         body,
@@ -182,9 +164,9 @@ class _Around(NamedTuple):
     loops: tuple[str, ...] = ()
     caught: bool = False  # inside a ``try`` whose handler or ``finally`` calls something
 
-    def sees(self, ahead: Ahead | None) -> Ahead | None:
+    def sees(self, ahead: look_ahead.Ahead | None) -> look_ahead.Ahead | None:
         """Return the code ahead, marked as escaping if an exception would reach a call."""
-        return (ahead or Ahead())._replace(escapes=True) if self.caught else ahead
+        return (ahead or look_ahead.Ahead())._replace(escapes=True) if self.caught else ahead
 
 
 class _Rewriter:
@@ -196,8 +178,8 @@ class _Rewriter:
         self.blocks: list[str] = []
         self.withs: list[With] = []
         self.loops: dict[str, int] = {}
-        self.ahead: dict[int, Ahead] = {}
-        self.heads: dict[str, Ahead] = {}
+        self.ahead: dict[int, look_ahead.Ahead] = {}
+        self.heads: dict[str, look_ahead.Ahead] = {}
         self.files: dict[str, Reading] = {}
 
     def point(self, position: str, line: int, around: _Around) -> int:
@@ -205,7 +187,7 @@ class _Rewriter:
         self.points[number] = Point(position, line, around.withs, around.loops)
         return number
 
-    def save(self, number: int | None, ahead: Ahead | None) -> list[ast.stmt]:
+    def save(self, number: int | None, ahead: look_ahead.Ahead | None) -> list[ast.stmt]:
         """Return ``if @a[number] and not @t: @f.save(number, @f.locals())``.
 
         Args:
@@ -217,20 +199,20 @@ class _Rewriter:
         if number is None or ahead is None:
             return []
         self.ahead[number] = ahead
-        asked = ast.Subscript(load(ASKS), ast.Constant(number), ast.Load())
-        test = ast.BoolOp(ast.And(), [asked, ast.UnaryOp(ast.Not(), load(TARGET))])
+        asked = ast.Subscript(load(scope.ASKS), ast.Constant(number), ast.Load())
+        test = ast.BoolOp(ast.And(), [asked, ast.UnaryOp(ast.Not(), load(scope.TARGET))])
         call = ast.Expr(ask("save", ast.Constant(number), ask("locals")))
         return [ast.If(test=test, body=[call], orelse=[])]
 
     def visit(self) -> ast.stmt:
         """Return the store that marks the newest block as entered; a store is cheap in loops."""
-        return store(visited_name(len(self.blocks) - 1), ast.Constant(value=True))
+        return store(scope.visited_name(len(self.blocks) - 1), ast.Constant(value=True))
 
     def key(self, stmt: ast.stmt) -> str | int:
         """Return the key of the loop or ``with`` statement that is rewritten next."""
         if isinstance(stmt, TRIES):
             return self.key(stmt.body[0])  # type: ignore[attr-defined]
-        return iterator_name(len(self.loops)) if isinstance(stmt, _FORS) else len(self.withs)
+        return scope.iterator_name(len(self.loops)) if isinstance(stmt, _FORS) else len(self.withs)
 
     def block(
         self, stmts: list[ast.stmt], path: str, around: _Around, before: int | None = None
@@ -264,10 +246,10 @@ class _Rewriter:
         """Return statements under one guard; if there are several, none contains a call."""
         if not stmts:
             return []
-        saves = self.save(before, around.sees(ahead_of(stmts)))
+        saves = self.save(before, around.sees(look_ahead.ahead_of(stmts)))
         number = self.point(f"after {path}", stmts[-1].lineno, around)
-        body = [*placed([*saves, reset()], stmts[0]), *stmts]
-        return placed([ast.If(test=target(ast.Lt(), number), body=body, orelse=[])], stmts[0])
+        body = [*scope.placed([*saves, reset()], stmts[0]), *stmts]
+        return scope.placed([ast.If(test=target(ast.Lt(), number), body=body, orelse=[])], stmts[0])
 
     def branch(
         self, stmts: list[ast.stmt], path: str, around: _Around, *, enter: bool
@@ -282,9 +264,9 @@ class _Rewriter:
         self.blocks.append(path)
         front = [self.visit()]
         number = None
-        if enter or around.sees(ahead_of(stmts[:1])) is not None:
+        if enter or around.sees(look_ahead.ahead_of(stmts[:1])) is not None:
             number = self.point(f"enter {path}", stmts[0].lineno, around)
-        return [*placed(front, stmts[0]), *self.block(stmts, path, around, number)]
+        return [*scope.placed(front, stmts[0]), *self.block(stmts, path, around, number)]
 
     def body(
         self,
@@ -297,8 +279,8 @@ class _Rewriter:
     ) -> list[ast.stmt]:
         """Return the body of a loop, which ends where another pass may begin."""
         body = self.branch(node.body, f"{path}.body", around, enter=enter)
-        end = self.save(self.last(), each_pass(node, iterator))
-        return [*body, *placed(end, node), *placed([reset()], node)]
+        end = self.save(self.last(), look_ahead.each_pass(node, iterator))
+        return [*body, *scope.placed(end, node), *scope.placed([reset()], node)]
 
     def last(self) -> int:
         """Return the number of the last point made."""
@@ -311,13 +293,13 @@ class _Rewriter:
     ) -> list[ast.stmt]:
         kind = "try" if isinstance(node, TRIES) else type(node).__name__.lower()
         kind = kind.removeprefix("async")
-        saves = self.save(before, around.sees(ahead_of([node], self.key(node))))
+        saves = self.save(before, around.sees(look_ahead.ahead_of([node], self.key(node))))
         inside = target(ast.Lt(), self.last() + 1)  # no target inside this statement: run all of it
         front: ast.stmt = ast.If(test=inside, body=[*saves, reset()], orelse=[])
         body: list[ast.stmt] = getattr(self, f"open_{kind}")(node, path, around)
         number = self.point(f"after {path}", node.lineno, around)
         body = [front, *body, reset()]
-        return placed([ast.If(test=target(ast.Lt(), number), body=body, orelse=[])], node)
+        return scope.placed([ast.If(test=target(ast.Lt(), number), body=body, orelse=[])], node)
 
     def open_if(self, node: ast.If, path: str, around: _Around) -> list[ast.stmt]:
         enter = calls(node.test)
@@ -338,12 +320,12 @@ class _Rewriter:
     def open_for(self, node: ast.For | ast.AsyncFor, path: str, around: _Around) -> list[ast.stmt]:
         waits = "a" if isinstance(node, ast.AsyncFor) else ""
         number = len(self.loops)
-        iterator, item = iterator_name(number), item_name(number)
+        iterator, item = scope.iterator_name(number), scope.item_name(number)
         self.loops[iterator] = node.lineno
         enter = calls(node.iter) or bool(waits)
         inside = around._replace(loops=(*around.loops, iterator))
         body = self.body(node, path, inside, enter=enter, iterator=iterator)
-        begin = placed([self.begin(node, iterator, waits)], node)
+        begin = scope.placed([self.begin(node, iterator, waits)], node)
         again = ast.IfExp(
             test=target(ast.LtE(), self.last()),
             body=ask(f"{waits}again", load(iterator)),
@@ -353,7 +335,7 @@ class _Rewriter:
         take = ast.Assign(targets=[node.target], value=load(item))
         forget = store(item, ast.Constant(None))
         node.iter = when_resuming(again, load(iterator))
-        node.body = [*placed([unless_resuming(take, forget)], node.target), *body]
+        node.body = [*scope.placed([unless_resuming(take, forget)], node.target), *body]
         node.target = ast.copy_location(ast.Name(item, ast.Store()), node.target)
         node.orelse = orelse
         return [*begin, node, store(iterator, ast.Constant(None))]
@@ -363,11 +345,11 @@ class _Rewriter:
         within, iterable = None, copy.deepcopy(node.iter)
         if node in self._opened:
             within, name, opening = self._opened[node]
-            iterable = with_file(iterable, name, opening)
+            iterable = look_ahead.with_file(iterable, name, opening)
         # Python raises the error for a non-iterable where it asks for the iterator: keep that line.
         place = node.iter if sys.version_info >= (3, 13) else node
         first = ast.copy_location(ask(f"{waits}iter", node.iter), place)
-        head = None if waits else head_of(iterable)
+        head = None if waits else look_ahead.head_of(iterable)
         if head is None:
             return unless_resuming(store(iterator, first))
         if head.opens:
@@ -377,7 +359,7 @@ class _Rewriter:
         first = ask("counted", ast.Constant(iterator), first, ask("locals"))
         inside = target(ast.LtE(), self.last())
         anew = ast.BoolOp(ast.And(), [inside, ask("anew", load(iterator))])
-        test = ast.BoolOp(ast.Or(), [ast.UnaryOp(ast.Not(), load(TARGET)), anew])
+        test = ast.BoolOp(ast.Or(), [ast.UnaryOp(ast.Not(), load(scope.TARGET)), anew])
         return ast.If(test=test, body=[store(iterator, first)], orelse=[])
 
     def open_with(
@@ -389,7 +371,7 @@ class _Rewriter:
             With(node.lineno, bound, tuple(name for name in bound if name in self._released))
         )
         enter = any_calls(item.context_expr for item in node.items)
-        reading = loop_over_file(node, self._mentioned)
+        reading = look_ahead.loop_over_file(node, self._mentioned)
         if reading is not None:
             opening = copy.deepcopy(node.items[0].context_expr)
             self._opened[reading] = number, bound[0], opening
@@ -408,7 +390,7 @@ class _Rewriter:
         ends = any_calls(node.finalbody)
         inside = around._replace(caught=around.caught or ends or any_calls(node.handlers))
         body = self.block(node.body, f"{path}.body", inside)
-        node.body = [*placed([visit], node.body[0]), *body]
+        node.body = [*scope.placed([visit], node.body[0]), *body]
         left = list(self.loops)[before:]
         for index, handler in enumerate(node.handlers):
             self.blocks.append(f"{path}.handlers[{index}].body")
@@ -419,11 +401,11 @@ class _Rewriter:
             # Without these stores, the iterators of loops that the exception left would live on
             # until the function ends.
             front += [store(name, ast.Constant(None)) for name in left]
-            handler.body = [*placed(front, handler.body[0]), *handler.body]
+            handler.body = [*scope.placed(front, handler.body[0]), *handler.body]
         inside = around._replace(caught=around.caught or ends)
         node.orelse = self.branch(node.orelse, f"{path}.orelse", inside, enter=False)
         if node.finalbody:
-            node.finalbody = [*placed([reset()], node.finalbody[0]), *node.finalbody]
+            node.finalbody = [*scope.placed([reset()], node.finalbody[0]), *node.finalbody]
         return [node]
 
     def open_match(self, node: ast.Match, path: str, around: _Around) -> list[ast.stmt]:
@@ -435,7 +417,7 @@ class _Rewriter:
             where = f"{path}.cases[{index}].body"
             bodies.append(self.branch(case.body, where, around, enter=enter))
             chosen.append(self.last())
-            case.body = placed([store(CHOICE, ast.Constant(index))], case.pattern)
+            case.body = scope.placed([store(scope.CHOICE, ast.Constant(index))], case.pattern)
         by_target: ast.expr = ast.Constant(len(chosen) - 1)
         for index in reversed(range(len(chosen) - 1)):
             by_target = ast.IfExp(
@@ -444,13 +426,13 @@ class _Rewriter:
                 orelse=by_target,
             )
         choose = ast.If(
-            test=load(TARGET),
-            body=[store(CHOICE, by_target)],
-            orelse=[store(CHOICE, ast.Constant(-1)), node],
+            test=load(scope.TARGET),
+            body=[store(scope.CHOICE, by_target)],
+            orelse=[store(scope.CHOICE, ast.Constant(-1)), node],
         )
         dispatch: list[ast.stmt] = []
         for index, body in reversed(list(enumerate(bodies))):
-            test = ast.Compare(load(CHOICE), [ast.Eq()], [ast.Constant(index)])
+            test = ast.Compare(load(scope.CHOICE), [ast.Eq()], [ast.Constant(index)])
             dispatch = [ast.If(test=test, body=body, orelse=dispatch)]
         return [choose, *dispatch]
 
@@ -470,28 +452,28 @@ def store(name: str, value: ast.expr) -> ast.stmt:
 
 def ask(attribute: str, *arguments: ast.expr) -> ast.expr:
     """Return the call ``@f.attribute(arguments)``."""
-    function = ast.Attribute(load(FRAME), attribute, ast.Load())
+    function = ast.Attribute(load(scope.FRAME), attribute, ast.Load())
     return ast.Call(func=function, args=list(arguments), keywords=[])
 
 
 def target(operator: ast.cmpop, number: int) -> ast.expr:
     """Return the comparison ``@t < number``, with the given operator."""
-    return ast.Compare(load(TARGET), [operator], [ast.Constant(number)])
+    return ast.Compare(load(scope.TARGET), [operator], [ast.Constant(number)])
 
 
 def when_resuming(then: ast.expr, otherwise: ast.expr) -> ast.expr:
     """Return the expression ``then if @t else otherwise``."""
-    return ast.IfExp(test=load(TARGET), body=then, orelse=otherwise)
+    return ast.IfExp(test=load(scope.TARGET), body=then, orelse=otherwise)
 
 
 def unless_resuming(*body: ast.stmt) -> ast.stmt:
     """Return the statement ``if not @t: body``."""
-    return ast.If(test=ast.UnaryOp(ast.Not(), load(TARGET)), body=list(body), orelse=[])
+    return ast.If(test=ast.UnaryOp(ast.Not(), load(scope.TARGET)), body=list(body), orelse=[])
 
 
 def reset() -> ast.stmt:
     """Return the statement ``@t = 0``."""
-    return store(TARGET, ast.Constant(0))
+    return store(scope.TARGET, ast.Constant(0))
 
 
 # -- for debuggers ---------------------------------------------------------------------------------
@@ -530,7 +512,7 @@ def _is_reset(stmt: object) -> bool:
     return (
         isinstance(stmt, ast.Assign)
         and isinstance(stmt.targets[0], ast.Name)
-        and stmt.targets[0].id == TARGET
+        and stmt.targets[0].id == scope.TARGET
         and isinstance(stmt.value, ast.Constant)
     )
 
@@ -547,14 +529,14 @@ def _saved(stmts: list[ast.stmt]) -> int:
                         )
                     )
                 ]
-            ) if id_ == FRAME:
+            ) if id_ == scope.FRAME:
                 return number
     return 0
 
 
 def _announced(stmt: ast.stmt, head: ast.AST, *, takes: bool, before: int) -> list[ast.stmt]:
     ends = [ast.Constant(value=True)] if takes else []
-    arrived = placed([store(TARGET, ask("arrived", *ends))], head)
-    here: list[ast.stmt] = [ast.If(load(TARGET), arrived, [])]
+    arrived = scope.placed([store(scope.TARGET, ask("arrived", *ends))], head)
+    here: list[ast.stmt] = [ast.If(load(scope.TARGET), arrived, [])]
     here += [] if takes else [ast.Expr(ask("go", ast.Constant(before)))]
-    return placed(here, stmt) if hasattr(stmt, "lineno") else here
+    return scope.placed(here, stmt) if hasattr(stmt, "lineno") else here

@@ -2,6 +2,6 @@
 
 The modules, each importing only from those before it::
 
-    steps sources paths history overview messages fork questions why verify copying run starting
-    export housekeeping limits finding doctor
+    steps sources paths overview messages fork questions why verify copying streaming run
+    replica portable starting export housekeeping limits finding doctor
 """

@@ -6,12 +6,12 @@ the entry and the number of the record, but not the store.  Each record's seal c
 before it.  Two stores thus hold the same history of an entry if they hold the same record under one
 number.
 
-A run is copied with its child runs and their inboxes.  The copier holds the leases of both stores,
-so that no process executes the run in the meantime.  Everything is compared first: if anything
-prevents the copy of a run, nothing of that run is written.  Each entry is then marked as
-incomplete, so that no process executes it, and written in batches.  Each batch is read back and
-compared.  The last batch removes the mark.  The next copy continues a copy that was cut off.
-Memory holds only some megabytes, or one record or object.
+A run is copied with its child runs, and the inboxes and streams of all.  The copier holds the
+leases of both stores, so that no process executes the run in the meantime.  Everything is compared
+first: if anything prevents the copy of a run, nothing of that run is written.  Each entry is then
+marked as incomplete, so that no process executes it, and written in batches.  Each batch is read
+back and compared.  The last batch removes the mark.  The next copy continues a copy that was cut
+off.  Memory holds only some megabytes, or one record or object.
 """
 
 from __future__ import annotations
@@ -24,31 +24,11 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Literal
 
+from stepwise import errors
 from stepwise._checkpoints.checkpoints import PREFIX
 from stepwise._execution.active_run import current_scope
+from stepwise._journal import journal as journals
 from stepwise._journal.inbox import Inbox
-from stepwise._journal.journal import (
-    COPYING,
-    INBOX,
-    Journal,
-    Lost,
-    Position,
-    check_key,
-    children_of,
-    facts_of,
-    followed,
-    foreign,
-    identity,
-    inbox_name,
-    is_another_history,
-    is_begun,
-    lift,
-    mark,
-    newest_mark,
-    open_head,
-    seal_for,
-    verified,
-)
 from stepwise._journal.lease import Lease, describe_owner
 from stepwise._journal.log import LOG_KINDS, START, LogIndex, LogKind, start_of_log
 from stepwise._journal.projection import given_up
@@ -60,21 +40,10 @@ from stepwise._runs.verify import append_restored
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count, shell_word
 from stepwise._values.unpickling import Data
-from stepwise.errors import (
-    ConfigurationError,
-    CorruptStoreError,
-    RunBusyError,
-    RunConflictError,
-    RunNotFoundError,
-    RunOwnedError,
-    RunStopped,
-    StepwiseError,
-    StoreError,
-)
 from stepwise.stores import Batch, Store
 
 _COPIED = "copied"  # an object of the copy: the end that the source had
-_OWN = (COPYING, _COPIED)  # objects about the copy itself, which do not travel
+_OWN = (journals.COPYING, _COPIED)  # objects about the copy itself, which do not travel
 _BATCH, _MOST = 4_000_000, 500  # bytes and records of one transaction
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _SHORTEST, _LONGEST = 0.05, 0.5  # seconds between two attempts to get a lease
@@ -114,8 +83,8 @@ class _Lack(NamedTuple):
         rest: whether anything else is missing: the head, the mark, the end of a copy.
     """
 
-    end: Position
-    before: Position
+    end: journals.Position
+    before: journals.Position
     records: int = 0
     size: int = 0
     put: tuple[str, ...] = ()
@@ -141,8 +110,11 @@ class _StoreEntry:
     def __init__(self, copier: Copier, name: str, facts: RunFacts | None = None) -> None:
         self.source, self.target, self.seal = copier.source, copier.target, copier.seal
         self.name, self.facts = name, facts
-        self.run_id = name.removeprefix(INBOX)
-        self._is_inbox = name != self.run_id
+        self._is_inbox = name.startswith(journals.INBOX)
+        self._is_stream = name.startswith(journals.STREAM)
+        self.run_id = name.removeprefix(journals.INBOX)
+        if self._is_stream:
+            self.run_id = name.removeprefix(journals.STREAM).removesuffix(":")
         self._restored = copier.restored
 
     # -- comparing -------------------------------------------------------------------------------
@@ -167,14 +139,14 @@ class _StoreEntry:
             RunConflictError: the target has another history.
             ConfigurationError: one of the stores was written with another key.
         """
-        if self.source.get(self.name, COPYING) is not None:
+        if self.source.get(self.name, journals.COPYING) is not None:
             way = "give the command again that made it"
             raise self._damaged(self.source, "it is a copy that is not whole itself", way)
-        marked = newest_mark(self.source, self.seal, self.name)
-        half = self.target.get(self.name, COPYING) is not None
-        there = newest_mark(self.target, self.seal, self.name)
+        marked = journals.newest_mark(self.source, self.seal, self.name)
+        half = self.target.get(self.name, journals.COPYING) is not None
+        there = journals.newest_mark(self.target, self.seal, self.name)
         lack, their_end = self._records(half)
-        other = is_another_history(self.source, self.seal, self.name, marked, lack.end)
+        other = journals.is_another_history(self.source, self.seal, self.name, marked, lack.end)
         if marked.last > lack.end.last or other:
             raise self._damaged(self.source, "acknowledged records are gone from its end")
         if there.last > their_end and not half:
@@ -187,7 +159,11 @@ class _StoreEntry:
 
     def _records(self, half: bool) -> tuple[_Lack, int]:
         """Compare the records of both stores; return what is missing, and where the target ends."""
-        start = Position(self.facts.pruned, None) if self.facts is not None else self._start_of_log
+        start = (
+            journals.Position(self.facts.pruned, None)
+            if self.facts is not None
+            else self._start_of_log
+        )
         theirs, nothing = self.target.read(self.name, after=start.last), (math.inf, b"")
         there: tuple[float, bytes] = next(theirs, nothing)
         at = before = start
@@ -195,7 +171,9 @@ class _StoreEntry:
         met = half
         lost, known = set[int](), set[int]()
         rows = self.source.read(self.name, after=start.last)
-        for number, opened, row in verified(self.source, self.seal, self.name, rows, start):
+        for number, opened, row in journals.verified(
+            self.source, self.seal, self.name, rows, start
+        ):
             while there[0] < number:
                 there = next(theirs, nothing)
             if opened is None:
@@ -218,23 +196,24 @@ class _StoreEntry:
         return _Lack(at, before, missing, size, ahead=their_end > at.last), their_end
 
     @property
-    def _start_of_log(self) -> Position:
+    def _start_of_log(self) -> journals.Position:
         return start_of_log(self.source, self.seal, self.name)
 
     def _follow(
-        self, at: Position, number: int, opened: Envelope | None, known: set[int]
-    ) -> Position:
+        self, at: journals.Position, number: int, opened: Envelope | None, known: set[int]
+    ) -> journals.Position:
         """Return the position after a row, and add the numbers whose loss was given up."""
         if self.facts is None:  # records of another kind: other code judges their losses
-            if opened is None and self._is_inbox:  # the caller has checked the inbox
+            # The caller has checked the inbox; readers notice what a stream has lost.
+            if opened is None and (self._is_inbox or self._is_stream):
                 known.add(number)
-            return Position(number, opened.link if opened is not None else None)
-        entry, at = followed(at, number, opened)
-        if not isinstance(entry, Lost):
+            return journals.Position(number, opened.link if opened is not None else None)
+        entry, at = journals.followed(at, number, opened)
+        if not isinstance(entry, journals.Lost):
             known |= given_up([entry])
         return at
 
-    def _check_follows(self, start: Position) -> None:
+    def _check_follows(self, start: journals.Position) -> None:
         """Check a source whose first records were pruned, if the target has only such records.
 
         Raises:
@@ -247,10 +226,10 @@ class _StoreEntry:
                 return
             last, row = number, data
         try:
-            link = self.seal.open(identity(self.name, last), row).link if last else b""
+            link = self.seal.open(journals.identity(self.name, last), row).link if last else b""
         except DamagedError:
             link = b""
-        if last and self.target.get(self.name, _COPIED) != _end_text(Position(last, link)):
+        if last and self.target.get(self.name, _COPIED) != _end_text(journals.Position(last, link)):
             raise self._other(f"its records up to {start.last} were pruned since")
 
     def _compare_objects(self) -> None:
@@ -277,7 +256,7 @@ class _StoreEntry:
         if self.facts is None:
             return False
         head = self.source.head(self.name)
-        if head is None or open_head(self.seal, head) is None:
+        if head is None or journals.open_head(self.seal, head) is None:
             raise self._damaged(self.source, "its entry in the listing is damaged")
         return self.target.head(self.name) != head
 
@@ -291,7 +270,7 @@ class _StoreEntry:
         """
         first = tuple(next(self._batches(), [])[:1])  # copy() writes it again
         # No process guards a log, which may grow in between: only a run is marked as incomplete.
-        put = {COPYING: b"by stepwise copy"} if self.facts is not None else {}
+        put = {journals.COPYING: b"by stepwise copy"} if self.facts is not None else {}
         self._write(epoch, Batch(first, put=put, mark=self._mark()))
 
     def copy(self, epoch: int) -> None:
@@ -319,14 +298,14 @@ class _StoreEntry:
         if not lack.ahead:
             put[_COPIED] = _end_text(lack.end)
         if facts is not None and self.to_mark:
-            journal = Journal(self.target, self.seal, self.name, epoch, fsync=True)
+            journal = journals.Journal(self.target, self.seal, self.name, epoch, fsync=True)
             journal.load(lack.end, tolerant=True)
             append_restored(journal, facts)
             head, last = None, b""  # append_restored() wrote others
         pruned = facts.pruned if facts is not None else self._start_of_log.last
-        delete = (*lack.drop, COPYING)
+        delete = (*lack.drop, journals.COPYING)
         self._write(epoch, Batch(put=put, delete=delete, prune=pruned, head=head, mark=last))
-        lift(self.target, self.name)  # an entry that was deleted there returns on purpose
+        journals.lift(self.target, self.name)  # an entry that was deleted there returns on purpose
         if head is not None and self.target.head(self.name) != head:
             raise self._damaged(self.target, "it does not give back what was written to it")
 
@@ -336,7 +315,7 @@ class _StoreEntry:
             return
         part, weight, at = list[tuple[int, Data]](), 0, self.lack.before
         rows = self.source.read(self.name, after=at.last)
-        for number, opened, row in verified(self.source, self.seal, self.name, rows, at):
+        for number, opened, row in journals.verified(self.source, self.seal, self.name, rows, at):
             at = self._follow(at, number, opened, set())
             if opened is None:
                 continue  # its loss was given up: a missing record says the same as a damaged one
@@ -365,40 +344,40 @@ class _StoreEntry:
 
     def _mark(self) -> bytes:
         """Return the newest mark of the source; empty if the target is ahead."""
-        last, effects, link = newest_mark(self.source, self.seal, self.name)
+        last, effects, link = journals.newest_mark(self.source, self.seal, self.name)
         if self.lack.ahead or not last:
             return b""
-        return mark(self.seal, self.name, Position(last, link, effects))
+        return journals.mark(self.seal, self.name, journals.Position(last, link, effects))
 
     # -- problems --------------------------------------------------------------------------------
 
-    def _damaged(self, store: Store, problem: str, way: str = "") -> CorruptStoreError:
+    def _damaged(self, store: Store, problem: str, way: str = "") -> errors.CorruptStoreError:
         where = "" if store is self.source else f" --store {shell_word(store.url)}"
         if not way and self.is_of_run:
             way = f"stepwise verify {shell_word(self.run_id)} --repair{where}"
         way = way or "put that store back from a backup, or delete the log there"
-        return CorruptStoreError(
+        return errors.CorruptStoreError(
             f"{self._what} is not copied, since {problem} in {store.url}. Repair it, then copy "
             f"again: {way}",
             path=store.url,
         )
 
-    def _differs(self, number: int, there: bytes) -> StepwiseError | StoreError:
+    def _differs(self, number: int, there: bytes) -> errors.StepwiseError | errors.StoreError:
         """Return the error for a record whose bytes differ in the target."""
         try:
-            self.seal.open(identity(self.name, number), there)
+            self.seal.open(journals.identity(self.name, number), there)
         except ForeignKeyError:
-            return foreign(self.target, self.name)
+            return journals.foreign(self.target, self.name)
         except DamagedError:
             return self._damaged(self.target, f"record {number} of it is damaged")
         return self._other(f"record {number} is another one there")
 
-    def _other(self, why: str) -> RunConflictError:
+    def _other(self, why: str) -> errors.RunConflictError:
         way = "the copy there was continued, or both began apart"
         if self.is_of_run:
             target = shell_word(self.target.url)
             way += f". To replace it: stepwise forget {shell_word(self.run_id)} --store {target}"
-        return RunConflictError(
+        return errors.RunConflictError(
             f"{self._what} is not copied, since {self.target.url} holds another history of it: "
             f"{why}; {way}",
             run_id=self.run_id,
@@ -408,17 +387,19 @@ class _StoreEntry:
 
     @property
     def is_of_run(self) -> bool:
-        """True if the entry is a run or a run's inbox."""
-        return self.facts is not None or self._is_inbox
+        """True if the entry is a run, or its inbox or streams."""
+        return self.facts is not None or self._is_inbox or self._is_stream
 
     @property
     def _what(self) -> str:
         if self._is_inbox:
             return f"the inbox of run {self.run_id!r}"
+        if self._is_stream:
+            return f"the log of the streams of run {self.run_id!r}"
         return f"run {self.name!r}" if self.facts is not None else f"the log {self.name!r}"
 
 
-def _end_text(at: Position) -> bytes:
+def _end_text(at: journals.Position) -> bytes:
     """Return the text with which a copy remembers the end of its source."""
     return f"{at.last} {(at.link or b'').hex()}".encode()
 
@@ -452,14 +433,14 @@ class Copier:
         self._messages = messages or restored  # the original of a backup is gone
         for store in (source, target):
             if not store.persistent:
-                raise ConfigurationError(
+                raise errors.ConfigurationError(
                     f"{store.url} ends with its process: copy between stores that last, such as "
                     "disk: and postgresql:"
                 )
         if source is target or source.url == target.url:
-            raise ConfigurationError(f"source and target are the same store, {source.url}")
-        self.seal: Seal = seal_for(source)
-        check_key(self.target, self.seal)
+            raise errors.ConfigurationError(f"source and target are the same store, {source.url}")
+        self.seal: Seal = journals.seal_for(source)
+        journals.check_key(self.target, self.seal)
 
     def copy_each(self, run_ids: Iterable[str]) -> Iterator[Copied]:
         """Copy runs and logs; yield the result of each.
@@ -469,16 +450,16 @@ class Copier:
         Args:
             run_ids: ids of runs, which are copied with their child runs, or names of logs.
         """
-        known = children_of(self.source, self.seal)
+        known = journals.children_of(self.source, self.seal)
         for run_id in run_ids:
             try:
                 yield self.copy(run_id, known)
-            except (RunBusyError, RunOwnedError) as problem:
+            except (errors.RunBusyError, errors.RunOwnedError) as problem:
                 yield Copied(run_id, "busy", problem=str(problem))
-            except (StepwiseError, RunStopped) as problem:
+            except (errors.StepwiseError, errors.RunStopped) as problem:
                 yield Copied(run_id, "refused", problem=str(problem))
-                is_of_store = isinstance(problem, StoreError)
-                if is_of_store and not isinstance(problem, CorruptStoreError):
+                is_of_store = isinstance(problem, errors.StoreError)
+                if is_of_store and not isinstance(problem, errors.CorruptStoreError):
                     raise
 
     def copy(self, name: str, children: Mapping[str, list[str]] | None = None) -> Copied:
@@ -491,7 +472,9 @@ class Copier:
             RunNotFoundError: the source has nothing under this name.
         """
         facts = self._facts(name)
-        known = children_of(self.source, self.seal) if facts and children is None else children
+        known = (
+            journals.children_of(self.source, self.seal) if facts and children is None else children
+        )
         patience = 0.0 if facts is not None else _PATIENCE
         with (
             self._held(self.source, name, patience),
@@ -513,9 +496,11 @@ class Copier:
         """Yield the compared entries of a name; for a run, also of its inbox and children."""
         facts = self._facts(name)
         yield _StoreEntry(self, name, facts).compare()
-        if facts is not None and is_begun(self.source, inbox_name(name)):
+        if facts is not None and journals.is_begun(self.source, journals.inbox_name(name)):
             self._check_inbox(name)
-            yield _StoreEntry(self, inbox_name(name)).compare()
+            yield _StoreEntry(self, journals.inbox_name(name)).compare()
+        if facts is not None and journals.is_begun(self.source, journals.stream_name(name)):
+            yield _StoreEntry(self, journals.stream_name(name)).compare()
         for child in children.get(name, ()):
             yield from self._entries(child, children)
 
@@ -525,10 +510,14 @@ class Copier:
         Raises:
             RunNotFoundError: the source has nothing under this name.
         """
-        facts = facts_of(self.source, self.seal, name) if log_kind_of(name) is None else None
+        facts = (
+            journals.facts_of(self.source, self.seal, name) if log_kind_of(name) is None else None
+        )
         is_there = facts or next(self.source.read(name), None) or self.source.names(name)
         if not is_there:
-            raise RunNotFoundError(f"there is no run {name!r} in {self.source.url}", run_id=name)
+            raise errors.RunNotFoundError(
+                f"there is no run {name!r} in {self.source.url}", run_id=name
+            )
         return facts
 
     def _write(self, entries: list[_StoreEntry], epoch: int) -> None:
@@ -540,8 +529,12 @@ class Copier:
         top = entries[0]
         top.begin(epoch)
         known = {each.name for each in entries}
-        inboxes = {inbox_name(each.name) for each in entries if each.facts is not None} - known
-        begun = (name for name in inboxes if is_begun(self.source, name))  # got a first message
+        inboxes = {
+            journals.inbox_name(each.name) for each in entries if each.facts is not None
+        } - known
+        begun = (
+            name for name in inboxes if journals.is_begun(self.source, name)
+        )  # got a first message
         entries += [_StoreEntry(self, name) for name in begun]
         for each in reversed(entries[1:]):
             # No process executes it without the top run; a command may hold it for a moment.
@@ -564,11 +557,11 @@ class Copier:
         """
         found = []
         for each in {each.run_id: None for each in lacking if each.is_of_run}:
-            facts = facts_of(self.source, self.seal, each)
+            facts = journals.facts_of(self.source, self.seal, each)
             if facts is not None and facts.status not in ("completed", "cancelled"):
                 found += unacted(self.source, self.seal, facts)
         if found:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"run {run_id!r} is not copied, since both would act on what was sent to it: "
                 f"{', '.join(found)}. If only one of them goes on: stepwise copy --messages, or "
                 "copy_to(messages=True)"
@@ -579,7 +572,7 @@ class Copier:
         inbox.look(tolerant=True)
         lost = inbox.all_lost()
         if lost:
-            raise CorruptStoreError(
+            raise errors.CorruptStoreError(
                 f"run {run_id!r} is not copied, since {count(len(lost), 'message')} to it are "
                 f"damaged or gone in {self.source.url}. Repair it, then copy again: "
                 f"stepwise verify {shell_word(run_id)} --repair",
@@ -628,12 +621,12 @@ class Copier:
         while True:
             try:
                 lease.acquire(child=current_scope() is not None)
-            except (RunBusyError, RunOwnedError):
+            except (errors.RunBusyError, errors.RunOwnedError):
                 if not self._wait and time.monotonic() > until:
                     raise
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST)
-            except StoreError as error:
+            except errors.StoreError as error:
                 if lease.store is not self.source or error.errno not in _READ_ONLY:
                     raise
                 self._refuse_owned(lease.store, lease.run_id)
@@ -644,7 +637,7 @@ class Copier:
     def _refuse_owned(self, store: Store, name: str) -> None:
         owner = store.owner(name)
         if owner is not None:
-            raise RunBusyError(
+            raise errors.RunBusyError(
                 f"run {name!r} is being executed {describe_owner(owner)}, in {store.url}",
                 run_id=name,
                 owner=owner,

@@ -13,39 +13,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stepwise import errors
 from stepwise._checkpoints.checkpoints import Loaded, State, sealed
 from stepwise._checkpoints.references import Vault
 from stepwise._execution.outcomes import outcome
 from stepwise._execution.viewer import look_into
 from stepwise._execution.waits import Taken
 from stepwise._identity.identity import random_id
+from stepwise._journal import projection, records
 from stepwise._journal.inbox import Inbox, this_person
 from stepwise._journal.journal import Lost, Position, facts_of, names_beside, owned_journal, read
-from stepwise._journal.projection import (
-    Calls,
-    RecordedCall,
-    end_of_step,
-    given_up,
-    handled_in,
-    start_of,
-)
-from stepwise._journal.records import (
-    Call,
-    Cancelling,
-    Entry,
-    Handled,
-    Intent,
-    Outcome,
-    Quarantined,
-    Record,
-    RunFacts,
-    Started,
-    Suspended,
-    Waiting,
-    uncounted,
-)
 from stepwise._journal.seal import DamagedError, Seal, named
 from stepwise._journal.summary import how_started, sealed_summary
+from stepwise._journal.versions import recorded_versions
 from stepwise._matching.pool import key_of
 from stepwise._runs.messages import untaken
 from stepwise._runs.steps import checkpoints_of, known_facts
@@ -54,13 +34,6 @@ from stepwise._runtime.options import check_values
 from stepwise._values import codec as _codec
 from stepwise._values.codec import Codec
 from stepwise._values.unpickling import Data
-from stepwise.errors import (
-    CodeChangedError,
-    ConfigurationError,
-    CorruptStoreError,
-    RunConflictError,
-    StepNotFoundError,
-)
 from stepwise.stores import Store
 
 
@@ -92,7 +65,7 @@ def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | No
     taken = facts_of(store, seal, new_id)
     if taken is not None:
         recorded = f"{taken.label}({taken.arguments})"
-        raise RunConflictError(
+        raise errors.RunConflictError(
             f"run id {new_id!r} is taken by {recorded}; give the fork another id",
             run_id=new_id,
             recorded=recorded,
@@ -109,6 +82,35 @@ def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | No
 # -- the point at which it resumes ---------------------------------------------------------------
 
 
+def whole_records(
+    store: Store, seal: Seal, facts: records.RunFacts, what: str
+) -> list[records.Entry]:
+    """Return the records of a run.
+
+    Args:
+        what: is to be done with the run, as a participle.
+
+    Raises:
+        CorruptStoreError: some cannot be read, and nobody has given them up.
+    """
+    entries, lost = list[records.Entry](), set[int]()
+    for entry, at in read(store, seal, facts.run_id, Position(facts.pruned, None)):
+        if isinstance(entry, Lost):
+            lost.add(at.last)
+        else:
+            entries.append(entry)
+    lost -= projection.given_up(entries)
+    if lost or not entries:
+        why = f"{len(lost)} of its records cannot be read" if lost else "its records are gone"
+        raise errors.CorruptStoreError(
+            f"run {facts.run_id!r} cannot be {what}: {why}. "
+            f"Repair what can be repaired, and try again: "
+            f"stepwise verify {shell_word(facts.run_id)} --repair",
+            run_id=facts.run_id,
+        )
+    return entries
+
+
 class ForkedRun:
     """The source of a fork.
 
@@ -120,22 +122,7 @@ class ForkedRun:
     def __init__(self, store: Store, seal: Seal, run_id: str) -> None:
         facts = known_facts(store, seal, run_id)
         self.store, self.seal, self.facts = store, seal, facts
-        self.entries: list[Entry] = []
-        lost: set[int] = set()
-        for entry, at in read(store, seal, run_id, Position(facts.pruned, None)):
-            if isinstance(entry, Lost):
-                lost.add(at.last)
-            else:
-                self.entries.append(entry)
-        lost -= given_up(self.entries)
-        if lost or not self.entries:
-            what = f"{len(lost)} of its records cannot be read" if lost else "its records are gone"
-            raise CorruptStoreError(
-                f"run {run_id!r} cannot be forked: {what}. "
-                f"Repair what can be repaired, and try again: "
-                f"stepwise verify {shell_word(run_id)} --repair",
-                run_id=run_id,
-            )
+        self.entries = whole_records(store, seal, facts, "forked")
         self.calls = {each.step: each for each in self.entries if each.step}
 
     def number_of(self, step: int | str) -> int:
@@ -147,9 +134,9 @@ class ForkedRun:
             raise self.no_step(step, why)
         return found.pop()
 
-    def no_step(self, step: int | str, why: str) -> StepNotFoundError:
+    def no_step(self, step: int | str, why: str) -> errors.StepNotFoundError:
         run_id = self.facts.run_id
-        return StepNotFoundError(
+        return errors.StepNotFoundError(
             f"run {run_id!r} cannot be forked like that: {step!r} {why}. Its steps: "
             f"stepwise show {shell_word(run_id)}",
             run_id=run_id,
@@ -189,7 +176,7 @@ def point_of(
         if not _has_used(source, loaded.state, results):
             return cut, loaded
     if source.facts.pruned:
-        raise CodeChangedError(
+        raise errors.CodeChangedError(
             f"run {run_id!r} cannot be forked so early: its journal was pruned "
             "(prune_journal=True), and there is no checkpoint before",
             run_id=run_id,
@@ -208,8 +195,8 @@ def _end_of(source: ForkedRun, at: int) -> int:
     """Return the last record that belongs to the steps up to ``at``."""
     known = [number for number in source.calls if number <= at]
     if known:
-        return end_of_step(source.entries, source.calls[max(known)].number)
-    return source.entries[0].number if start_of(source.entries[:1]) else 0
+        return projection.end_of_step(source.entries, source.calls[max(known)].number)
+    return source.entries[0].number if projection.start_of(source.entries[:1]) else 0
 
 
 def _has_used(source: ForkedRun, state: State, results: Mapping[int, Any]) -> bool:
@@ -227,7 +214,7 @@ def _refuse_messages(source: ForkedRun, cut: int, loaded: Loaded | None) -> None
     """
     found = _untaken(source, cut, loaded)
     if found:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"a fork of run {source.facts.run_id!r} at this point takes what was sent to that run, "
             f"so that it counts twice: {', '.join(found)}. If that is meant: "
             "stepwise fork --messages, or fork(messages=True)"
@@ -240,7 +227,7 @@ def _untaken(source: ForkedRun, cut: int, loaded: Loaded | None) -> list[str]:
     shared = [each for each in source.entries if each.number <= cut]
     taken = Taken(loaded.state.taken if loaded is not None else {}, shared)
     found = untaken(store, seal, source.facts.run_id, taken)
-    for recorded in Calls(shared):
+    for recorded in projection.Calls(shared):
         child = recorded.call.child
         if child and not recorded.answers and facts_of(store, seal, child) is not None:
             below = ForkedRun(store, seal, child)
@@ -285,7 +272,7 @@ def _write(
     )
 
     def beside(positions: list[Position]) -> dict[str, Data]:
-        entries = [Entry(n, record, b"") for n, (record, _) in enumerate(items, 1)]
+        entries = [records.Entry(n, record, b"") for n, (record, _) in enumerate(items, 1)]
         objects = sealed_summary(source.seal, new_id, zip(entries, positions[1:], strict=True))
         objects |= _beside_calls(source, new_id, shared, numbers)
         if loaded is None:
@@ -300,6 +287,7 @@ def _write(
             ],
             changed=changed,
             before=None if state.before is None else "",  # the only checkpoint
+            said=(),  # the streams of the fork begin with what it says itself
         )
         return {**objects, **sealed(source.seal, new_id, loaded, state, numbers, payload)}
 
@@ -311,14 +299,16 @@ def _write(
 
 
 def _beside_calls(
-    source: ForkedRun, new_id: str, shared: list[Entry], numbers: Mapping[int, int]
+    source: ForkedRun, new_id: str, shared: list[records.Entry], numbers: Mapping[int, int]
 ) -> dict[str, Data]:
-    """Return the arguments and frames that are recorded beside shared calls, for the fork.
+    """Return what is recorded beside shared calls, for the fork: versions, arguments, frames.
 
     Args:
         numbers: the new numbers of the shared records.
     """
     run_id, seal, put = source.facts.run_id, source.seal, dict[str, Data]()
+    for each in recorded_versions(source.store, seal, run_id):
+        put[each.key], _ = seal.close(named(each.key, new_id), [*each])
     calls, vault = {each.step for each in shared if each.call}, Vault(source.store, seal, run_id)
     for name, call in names_beside(source.store, run_id).items():
         if call not in calls:
@@ -337,7 +327,7 @@ def _beside_calls(
 
 
 def _with_changes(
-    facts: RunFacts, loaded: Loaded | None, variables: Mapping[str, Any]
+    facts: records.RunFacts, loaded: Loaded | None, variables: Mapping[str, Any]
 ) -> tuple[bytes, list[list[Any]]]:
     """Return the pickled variables of a checkpoint, followed by the changed values."""
     if loaded is None:
@@ -348,7 +338,7 @@ def _with_changes(
         known = look_into(loaded)
         unknown = [name for name in variables if name not in known]
         if unknown:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"run {facts.run_id!r} has no variable {unknown[0]!r} at {loaded.state.where}; it "
                 f"has {', '.join(known) or 'none'}"
             )
@@ -360,35 +350,39 @@ def _with_changes(
 
 
 def _items(
-    source: ForkedRun, new_id: str, shared: list[Entry], results: Mapping[int, Any], now: float
-) -> tuple[list[tuple[Record, Data]], dict[int, int]]:
+    source: ForkedRun,
+    new_id: str,
+    shared: list[records.Entry],
+    results: Mapping[int, Any],
+    now: float,
+) -> tuple[list[tuple[records.Record, Data]], dict[int, int]]:
     """Return the records of the fork, and the new number of each shared record."""
-    items: list[tuple[Record, Data]] = []
+    items: list[tuple[records.Record, Data]] = []
     numbers: dict[int, int] = {}
     made = {each.step for each in shared if each.call}
-    later = handled_in(source.entries[len(shared) :])
-    handled = Handled(tuple(sorted(later & made)), now)
-    known = Calls([*shared, Entry(source.entries[-1].number + 1, handled, b"")])
+    later = projection.handled_in(source.entries[len(shared) :])
+    handled = records.Handled(tuple(sorted(later & made)), now)
+    known = projection.Calls([*shared, records.Entry(source.entries[-1].number + 1, handled, b"")])
     calls = {each.call.number: _call_in_fork(source, new_id, each) for each in known}
-    if not start_of(shared[:1]):
+    if not projection.start_of(shared[:1]):
         items.append((_started(source, None, now), b""))
     for entry in shared:
         record, payload = entry.record, entry.payload
-        if isinstance(record, Started):
+        if isinstance(record, records.Started):
             record = _started(source, record, now)
-        elif isinstance(record, (Intent, Waiting, Outcome)):
+        elif isinstance(record, (records.Intent, records.Waiting, records.Outcome)):
             call = record.call
             again = calls.get(call.number)
             if again is not None:
                 record = record._replace(call=call._replace(key=again.key, child=again.child))
-            if isinstance(record, Intent) and (again is None or again.key == call.key):
+            if isinstance(record, records.Intent) and (again is None or again.key == call.key):
                 record, payload = record._replace(form=None), b""  # the fork must not undo it
-            if isinstance(record, Waiting) and record.kind == "approval":
+            if isinstance(record, records.Waiting) and record.kind == "approval":
                 # The fork asks again: an approval is for one call of one run.
                 record, payload = record._replace(ticket="", digest="", form=None), b""
-        elif isinstance(record, (Quarantined, Suspended, Cancelling)):
+        elif isinstance(record, (records.Quarantined, records.Suspended, records.Cancelling)):
             continue
-        items.append((uncounted(record), payload))  # the source has spent these amounts
+        items.append((records.uncounted(record), payload))  # the source has spent these amounts
         numbers[entry.number] = len(items)
     if handled.numbers:
         items.append((handled, b""))
@@ -396,11 +390,11 @@ def _items(
     return items, numbers
 
 
-def _started(source: ForkedRun, started: Started | None, now: float) -> Started:
+def _started(source: ForkedRun, started: records.Started | None, now: float) -> records.Started:
     facts = source.facts
     command, cwd, _ = how_started(source.store, source.seal, facts) or ((), "", "")
     if started is None:
-        started = Started(
+        started = records.Started(
             facts.workflow, facts.digest, facts.arguments, facts.code, tags=facts.tags
         )
     return started._replace(
@@ -413,7 +407,9 @@ def _started(source: ForkedRun, started: Started | None, now: float) -> Started:
     )
 
 
-def _call_in_fork(source: ForkedRun, new_id: str, recorded: RecordedCall) -> Call:
+def _call_in_fork(
+    source: ForkedRun, new_id: str, recorded: projection.RecordedCall
+) -> records.Call:
     """Return a shared call for the fork, under a new key if it will be made again."""
     call = recorded.call
     if recorded.answers or recorded.in_doubt:
@@ -439,12 +435,12 @@ def _fork_child(source: ForkedRun, new_id: str, child: str) -> str:
 
 
 def _changed_results(
-    source: ForkedRun, shared: list[Entry], results: Mapping[int, Any]
-) -> Iterator[tuple[Record, Data]]:
+    source: ForkedRun, shared: list[records.Entry], results: Mapping[int, Any]
+) -> Iterator[tuple[records.Record, Data]]:
     codec = Codec(source.facts.codec)
     for number, value in results.items():
-        last: Outcome | None = None
-        call: Call | None = None
+        last: records.Outcome | None = None
+        call: records.Call | None = None
         for entry in shared:
             ended = entry.outcome
             if ended is not None and number in ended.inner:
@@ -463,4 +459,4 @@ def _changed_results(
             attempts=last.attempts if last is not None else 1,
             inner=last.inner if last is not None else (),
         )
-        yield uncounted(record), payload
+        yield records.uncounted(record), payload

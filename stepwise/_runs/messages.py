@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from stepwise import errors
 from stepwise._execution.active_run import current_scope, live_runs
 from stepwise._execution.waits import Taken
 from stepwise._journal.course import Questions, asked_by
@@ -20,17 +21,10 @@ from stepwise._journal.records import Cancelling, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import open_waits
 from stepwise._runs.steps import gone, known_facts, newest_checkpoint
-from stepwise._runtime.facts import public
+from stepwise._runtime.facts import PlainFacts, public
 from stepwise._runtime.messages import notice, reports, shell_word
 from stepwise._runtime.options import check_signal
 from stepwise._values.data import json_bytes, misfit, plain
-from stepwise.errors import (
-    ConfigurationError,
-    RunBusyError,
-    RunEndedError,
-    RunOwnedError,
-    SignalRefusedError,
-)
 from stepwise.stores import Store
 
 # -- messages -------------------------------------------------------------------------------------
@@ -38,7 +32,7 @@ from stepwise.stores import Store
 
 @public
 @dataclass(frozen=True)
-class InboxMessage:
+class InboxMessage(PlainFacts):
     """A message that was sent to a run.
 
     Args:
@@ -66,10 +60,6 @@ class InboxMessage:
     status: Literal["kept", "taken", "refused"]
     step: int | None = None
     why: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain data, for JSON."""
-        return dict(vars(self))
 
 
 def messages_of(store: Store, seal: Seal, facts: RunFacts) -> list[InboxMessage]:
@@ -140,7 +130,7 @@ def send(store: Store, seal: Seal, run_id: str, name: str, value: Any, key: str 
     """Put a signal into a run's inbox; see :meth:`stepwise.Run.send`."""
     check_signal(name)
     if key is not None and not (isinstance(key, str) and key):
-        raise ConfigurationError(f"key is {key!r}; give a text, not empty, or leave it out")
+        raise errors.ConfigurationError(f"key is {key!r}; give a text, not empty, or leave it out")
     facts = known_facts(store, seal, run_id)
     data = _to_json(value, run_id, name)
     names = {each.name for each in facts.waits if each.kind == "signal"}
@@ -188,9 +178,9 @@ def deliver(
     return number, next((each.value for each in inbox.messages if each.number == number), None)
 
 
-def ended_error(facts: RunFacts) -> RunEndedError:
+def ended_error(facts: RunFacts) -> errors.RunEndedError:
     """Return the error for a message to a run that has ended."""
-    return RunEndedError(
+    return errors.RunEndedError(
         f"run {facts.run_id!r} has ended ({facts.status}), so nothing in it can take what is "
         f"sent to it. Look at it: stepwise show {shell_word(facts.run_id)}",
         run_id=facts.run_id,
@@ -272,7 +262,7 @@ def _to_json(value: Any, run_id: str, name: str) -> bytes:
             f"it is {len(data) / 1e6:.0f} MB of JSON, and {LARGEST / 1e6:.0f} MB are the limit: "
             "put it into a file or a database, and send where it is"
         )
-    raise SignalRefusedError(
+    raise errors.SignalRefusedError(
         f"{name!r} cannot be sent to run {run_id!r}: {why}", run_id=run_id, name=name
     )
 
@@ -319,7 +309,7 @@ def _check_schemas(schemas: set[str], run_id: str, name: str, data: bytes) -> No
         return
     problems = [misfit(each, json.loads(data)) for each in sorted(schemas)]
     if all(problems):
-        raise SignalRefusedError(
+        raise errors.SignalRefusedError(
             f"run {run_id!r} waits for {name!r} with a value of another form. At "
             f"{problems[0]}. To see what it waits for: stepwise show {shell_word(run_id)}",
             run_id=run_id,
@@ -341,7 +331,7 @@ def cancel(store: Store, seal: Seal, run_id: str, reason: str) -> None:
         return
     try:
         lease = Lease(store, run_id).acquire(child=current_scope() is not None)
-    except (RunBusyError, RunOwnedError):
+    except (errors.RunBusyError, errors.RunOwnedError):
         if not _is_asked(store, seal, facts):
             deliver(store, seal, facts, "cancel", note=reason)
         for each in list(live_runs):  # a run that cancels itself must stop at once
@@ -365,7 +355,7 @@ def _facts(store: Store, seal: Seal, run_id: str) -> RunFacts:
     facts = known_facts(store, seal, run_id)
     refuse_ended(facts)
     if facts.parent:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"run {run_id!r} is a child run of {facts.parent!r}, and ends with that one: "
             f"stepwise cancel {shell_word(facts.parent)}"
         )

@@ -27,18 +27,8 @@ from stepwise._journal.summary import (
     spent_facts,
     with_unclear,
 )
+from stepwise._runs import steps as run_steps
 from stepwise._runs.sources import WorkflowSource
-from stepwise._runs.steps import (
-    Place,
-    RunStatus,
-    StepRecord,
-    StoppedCall,
-    each_step,
-    newest_checkpoint,
-    step_record,
-    steps_with,
-    stopped_calls,
-)
 from stepwise._runtime import settings
 from stepwise._runtime.facts import public
 from stepwise.stores import Owner, Store
@@ -79,15 +69,15 @@ class Overview:
             too.
     """
 
-    steps: list[StepRecord]
+    steps: list[run_steps.StepRecord]
     total: int
     statuses: dict[str, int]
-    in_doubt: list[StepRecord]
+    in_doubt: list[run_steps.StepRecord]
     course: Course
     unreadable: int = 0
-    stops: Sequence[StoppedCall] = ()
+    stops: Sequence[run_steps.StoppedCall] = ()
     sums: Sums = NO_SUMS
-    doing: Sequence[StepRecord] = ()
+    doing: Sequence[run_steps.StepRecord] = ()
 
     @property
     def spent(self) -> Spent:
@@ -118,7 +108,9 @@ def overview(
         seen = _with_doing(seen, noted, (store, seal, facts.run_id))
     if owned or facts.status != "running" or not seen.course.stops:
         return seen
-    return replace(seen, stops=stopped_calls(store, seal, facts.run_id, seen.course.stops))
+    return replace(
+        seen, stops=run_steps.stopped_calls(store, seal, facts.run_id, seen.course.stops)
+    )
 
 
 def _with_children(
@@ -142,12 +134,12 @@ def _with_children(
     return together(*found)
 
 
-def _with_doing(seen: Overview, noted: list[Entry], place: Place) -> Overview:
+def _with_doing(seen: Overview, noted: list[Entry], place: run_steps.Place) -> Overview:
     """Add the noted steps in progress, except those older than the steps of the overview."""
     known = {each.number for each in seen.steps}
     oldest = min(known, default=0)
     doing = [
-        step_record(place, each.call, each, None)
+        run_steps.step_record(place, each.call, each, None)
         for each in noted
         if each.call and each.step > oldest and each.step not in known
     ]
@@ -175,10 +167,10 @@ def _whole(store: Store, seal: Seal, facts: RunFacts, owned: bool, count: int | 
             unreadable -= given_up([entry])
     doubtful = set() if owned else {each.call.number for each in effects.in_doubt}
     statuses = Counter[str]()
-    newest: deque[StepRecord] = deque(maxlen=count)
-    doubted: list[StepRecord] = []
+    newest: deque[run_steps.StepRecord] = deque(maxlen=count)
+    doubted: list[run_steps.StepRecord] = []
     course.saved = 0.0
-    for step in each_step(store, seal, facts, doubtful, places):
+    for step in run_steps.each_step(store, seal, facts, doubtful, places):
         statuses[step.status] += 1
         newest.append(step)
         doubted += [step] if step.status == "in_doubt" else []
@@ -202,7 +194,7 @@ def _from_summary(
     fresh, effects = followed
     place = store, seal, facts.run_id
     unclear = [] if owned else with_unclear(*place, summary.unclear, effects).in_doubt
-    in_doubt = [step_record(place, e.call, e.entry, "in_doubt") for e in unclear]
+    in_doubt = [run_steps.step_record(place, e.call, e.entry, "in_doubt") for e in unclear]
     wanted = summary.newest(count)
     before = start = fresh[0].number - 1 if fresh else summary.start.last
     entries, span = fresh, 2 * count
@@ -210,14 +202,16 @@ def _from_summary(
         start, span = max(facts.pruned, start - span), 4 * span
         entries = [*_between(*place, start, before), *fresh]
     numbers = {each.number for each in in_doubt}
-    steps = [each for each in steps_with(place, entries, numbers) if each.number in wanted]
+    steps = [
+        each for each in run_steps.steps_with(place, entries, numbers) if each.number in wanted
+    ]
     statuses, sums = summary.statuses(numbers), summary.start.sums
     return Overview(steps, summary.total, statuses, in_doubt, summary.course, sums=sums)
 
 
 def steps_around(
     store: Store, seal: Seal, facts: RunFacts, seen: Overview, number: int, count: int
-) -> list[StepRecord]:
+) -> list[run_steps.StepRecord]:
     """Return some steps of a run around one step, which a long run need not be read whole for.
 
     Args:
@@ -235,7 +229,9 @@ def steps_around(
         place = store, seal, facts.run_id
         near = _between(*place, max(facts.pruned, start - count), start + 3 * count)
         entries = [each for each in near if each.call is None or each.call.number in known]
-        steps = [each for each in steps_with(place, entries, doubtful) if each.number in known]
+        steps = [
+            each for each in run_steps.steps_with(place, entries, doubtful) if each.number in known
+        ]
         # The end of a call may be recorded far from its beginning, and a failed one again by a
         # later attempt: then all records are read.
         others = summary.others if not seen.course.resumed else {}
@@ -245,7 +241,9 @@ def steps_around(
         )
         if sure and len(steps) == len(known):
             return steps
-    return [each for each in each_step(store, seal, facts, doubtful) if each.number in wanted]
+    return [
+        each for each in run_steps.each_step(store, seal, facts, doubtful) if each.number in wanted
+    ]
 
 
 def _record_of(store: Store, seal: Seal, facts: RunFacts, number: int, last: int) -> int:
@@ -274,7 +272,7 @@ def goes_on(store: Store, seal: Seal, facts: RunFacts) -> tuple[str, str]:
     The place is the next statement to execute, or the last executed statement if the next is
     unknown.
     """
-    loaded = newest_checkpoint(store, seal, facts.run_id)
+    loaded = run_steps.newest_checkpoint(store, seal, facts.run_id)
     if loaded is None or settings.trusts_data_only():
         return "from the top, answered by the journal", ""
     state, source = loaded.state, WorkflowSource(store, seal, facts)
@@ -286,7 +284,7 @@ def goes_on(store: Store, seal: Seal, facts: RunFacts) -> tuple[str, str]:
 
 
 def shown(
-    facts: RunFacts, status: RunStatus, owner: Owner | None, seen: Overview | None
+    facts: RunFacts, status: run_steps.RunStatus, owner: Owner | None, seen: Overview | None
 ) -> RunShown:
     """Return the display form of a run, with its steps if they were read."""
     about = RunShown(

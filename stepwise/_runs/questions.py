@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -11,19 +12,14 @@ from stepwise._calls.approvals import load_arguments
 from stepwise._display.render import buttons, question_text, questions_html
 from stepwise._display.terminal import when
 from stepwise._execution.outcomes import settled
+from stepwise._journal import signatures
 from stepwise._journal.course import Asked, Questions, Stop, open_questions, stops_in
 from stepwise._journal.inbox import Inbox, Message, this_person
-from stepwise._journal.journal import Position, facts_of, read_entries
+from stepwise._journal.journal import Journal, Position, facts_of, read_entries
 from stepwise._journal.projection import Calls, RecordedCall
-from stepwise._journal.records import Entry, Record, Resumed, Ruled, RunFacts
+from stepwise._journal.records import Entry, Forgotten, Record, Resumed, Ruled, RunFacts
 from stepwise._journal.seal import Seal
-from stepwise._journal.signatures import (
-    approvers_of,
-    sign,
-    signer,
-    statement,
-    why_unsigned,
-)
+from stepwise._journal.versions import RecordedVersion, recorded_versions
 from stepwise._runs.messages import ENDED, deliver, ended_error
 from stepwise._runs.steps import known_facts
 from stepwise._runtime.facts import NamedTuple, public
@@ -243,7 +239,7 @@ def _signature(question: Question, said: Decision) -> str:
     Raises:
         ConfigurationError: an approver has to sign, and the key is missing or not an approver's.
     """
-    approvers = approvers_of(question.approvers)
+    approvers = signatures.approvers_of(question.approvers)
     names = ", ".join(map(str, approvers))
     if said.key is None:
         if not approvers:
@@ -255,9 +251,9 @@ def _signature(question: Question, said: Decision) -> str:
             f"{'approve' if said.approved else 'deny'} {command} --key FILE"
         )
     waiting, note = question._asked.waiting, said.note
-    text = statement(question.run_id, waiting, approved=said.approved, note=note)
-    public, signature = sign(said.key, text, said.passphrase)
-    if approvers and not signer(approvers, signature):
+    text = signatures.statement(question.run_id, waiting, approved=said.approved, note=note)
+    public, signature = signatures.sign(said.key, text, said.passphrase)
+    if approvers and not signatures.signer(approvers, signature):
         raise ConfigurationError(
             f"the key {public} is none of the approvers of step {question.step} ({question.name}) "
             f"of run {question.run_id!r}: {names}"
@@ -364,14 +360,14 @@ def _counted(run_id: str, asked: Asked, message: Message) -> Message | None:
     if not waiting.approvers:
         return message
     try:
-        approvers = approvers_of(waiting.approvers)
+        approvers = signatures.approvers_of(waiting.approvers)
     except ConfigurationError:  # the extra for signatures is not installed
         return None
-    said = statement(run_id, waiting, approved=message.approved, note=message.note)
+    said = signatures.statement(run_id, waiting, approved=message.approved, note=message.note)
     signature = message.value.decode("utf-8", "replace")
-    if why_unsigned(approvers, said, signature):
+    if signatures.why_unsigned(approvers, said, signature):
         return None
-    return message._replace(by=signer(approvers, signature))
+    return message._replace(by=signatures.signer(approvers, signature))
 
 
 # -- settling -------------------------------------------------------------------------------------
@@ -463,6 +459,40 @@ def to_record(
         codec, recorded.call, landed=happened, value=said.value, is_open=is_open
     )
     return [(record._replace(by=this_person()), payload)]
+
+
+def settle_edited(
+    journal: Journal, step: int | str, entries: list[Entry], *, same: bool
+) -> list[tuple[Record, Data]] | None:
+    """Settle what becomes of results that an edited step has recorded.
+
+    Return the records to write, or ``None`` if the run has not asked about this step.
+
+    Args:
+        same: the results stay in use; else the step runs again.
+    """
+    if any(step in (each.call.name, *each.steps) for each in stops_in(entries)):
+        return None
+    store, seal = journal.store, journal.seal
+    older = [e for e in recorded_versions(store, seal, journal.run_id) if e.used_by]
+    calls: dict[int, RecordedVersion] = {}
+    known = {each.call.number: each.call for each in Calls(entries) if each.answers}
+    for each, number in itertools.product(older, known):
+        call, inside = known[number], each._replace(child="")
+        own = (call.code, call.name) == (each.id, each.name) and not each.child
+        if own or (call.child and each.child and inside.key in store.names(call.child, inside.key)):
+            calls[number] = each
+    chosen = {number: each for number, each in calls.items() if step in (number, each.name)}
+    effects = [number for number in chosen if known[number].effect and not known[number].child]
+    if not chosen or (effects and not same):
+        return None
+    for version in {each.key: each for each in chosen.values()}.values():
+        kept, used_by = (this_person(), version.used_by) if same else ("", "")
+        said = version._replace(kept=kept, used_by=used_by)
+        journal.put(said.key, [*said], b"", durable=True)
+    if same:
+        return []
+    return [(Forgotten((*sorted(chosen),), time.time(), this_person()), b"")]
 
 
 # -- stopped calls -------------------------------------------------------------------------------

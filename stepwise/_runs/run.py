@@ -15,46 +15,29 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from stepwise import errors
 from stepwise._calls.compensation import compensate
 from stepwise._calls.driver import drive
-from stepwise._display.render import (
-    RunShown,
-    buttons,
-    question_text,
-    questions_html,
-    run_html,
-    run_text,
-    runs_html,
-    runs_text,
-)
+from stepwise._display import render
 from stepwise._execution.active_run import current_scope, live_runs
 from stepwise._execution.budget import Spent
 from stepwise._execution.outcomes import load_inputs
 from stepwise._execution.process_memory import known_workflow
 from stepwise._execution.suspension import PendingWait, pending
 from stepwise._execution.viewer import error_of, look_into, result_of
+from stepwise._journal import journal as journals
 from stepwise._journal.inbox import this_person
-from stepwise._journal.journal import (
-    Journal,
-    Position,
-    facts_of,
-    is_of_file,
-    is_ready,
-    newest_mark,
-    open_head,
-    owned_journal,
-    read_entries,
-    seal_for,
-    words_for,
-)
 from stepwise._journal.projection import Calls
 from stepwise._journal.records import Entry, Forgotten, RunFacts
 from stepwise._journal.seal import Seal
+from stepwise._journal.stream import StreamLog
 from stepwise._journal.summary import how_started
 from stepwise._matching.pool import key_of
+from stepwise._runs import questions
+from stepwise._runs import steps as run_steps
+from stepwise._runs import why as reasons
 from stepwise._runs.copying import Copier
 from stepwise._runs.fork import Change, fork
-from stepwise._runs.history import FirstTrue, VariableHistory, bisect_of, history_of, without_hidden
 from stepwise._runs.messages import InboxMessage, cancel, messages_of, send
 from stepwise._runs.overview import (
     SHOWN,
@@ -64,43 +47,13 @@ from stepwise._runs.overview import (
     overview,
     shown,
 )
-from stepwise._runs.questions import (
-    UNSET,
-    Decision,
-    Question,
-    choose,
-    give_answer,
-    questions_of,
-    said_of,
-    to_record,
-)
-from stepwise._runs.steps import (
-    RecordedFrame,
-    RunCheckpoint,
-    RunStatus,
-    StepRecord,
-    checkpoints_of,
-    duration_of,
-    each_step,
-    failures_of,
-    newest_checkpoint,
-    run_dict,
-    status_of,
-    steps_of,
-    text_of_error,
-)
+from stepwise._runs.streaming import RunStream
 from stepwise._runs.verify import ChildRuns, Verification, delete_run, erase, repair, verify
-from stepwise._runs.why import Why, why_of
 from stepwise._runtime import options, settings
 from stepwise._runtime.facts import public
 from stepwise._runtime.forks import cached
 from stepwise._runtime.messages import count, fold, shell_word
 from stepwise._values.codec import Codec
-from stepwise.errors import (
-    RunNotFoundError,
-    StepNotFoundError,
-    UnreadableValueError,
-)
 from stepwise.stores import Head, Owner, Store, open_store
 from stepwise.stores.base import Words
 
@@ -117,7 +70,7 @@ class Run:
     def __init__(self, store: Store, run_id: str, seal: Seal | None = None) -> None:
         self.store = store
         self.id = run_id
-        self._seal = seal_for(store) if seal is None else seal
+        self._seal = journals.seal_for(store) if seal is None else seal
 
     def __repr__(self) -> str:
         facts = self._facts()
@@ -126,23 +79,23 @@ class Run:
     def _repr_html_(self) -> str:
         seen = self._seen()
         asked = self._asked(seen)
-        return run_html(self._shown(seen)) + (questions_html(asked) if asked else "")
+        return render.run_html(self._shown(seen)) + (render.questions_html(asked) if asked else "")
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         seen = self._seen()
-        asked = map(question_text, self._asked(seen))
-        printer.text("\n\n".join([run_text(self._shown(seen)), *asked]))
+        asked = map(render.question_text, self._asked(seen))
+        printer.text("\n\n".join([render.run_text(self._shown(seen)), *asked]))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         seen = self._seen()
         asked = self._asked(seen)
-        return buttons(run_html(self._shown(seen)), asked) if asked else {}
+        return render.buttons(render.run_html(self._shown(seen)), asked) if asked else {}
 
-    def _asked(self, seen: Overview) -> list[Question]:
+    def _asked(self, seen: Overview) -> list[questions.Question]:
         """Return the open questions; the store is asked only if the run may have some."""
         return self.questions if "waiting" in seen.statuses or seen.course.children else []
 
-    def _shown(self, seen: Overview | None = None) -> RunShown:
+    def _shown(self, seen: Overview | None = None) -> render.RunShown:
         facts, owner = self._facts(), self.owner
         return shown(facts, self._status(facts, owner), owner, seen)
 
@@ -156,10 +109,10 @@ class Run:
                 seen.course.skipped = active.progress.skipped
         return seen
 
-    def _each_step(self, seen: Overview) -> Iterator[StepRecord]:
+    def _each_step(self, seen: Overview) -> Iterator[run_steps.StepRecord]:
         """Read all steps of the run one by one, with only the next step in memory."""
         doubtful = {step.number for step in seen.in_doubt}
-        recorded = each_step(self.store, self._seal, self._facts(), doubtful)
+        recorded = run_steps.each_step(self.store, self._seal, self._facts(), doubtful)
         return itertools.chain(recorded, seen.doing)
 
     def _goes_on(self) -> tuple[str, str]:
@@ -175,16 +128,18 @@ class Run:
     # -- facts -----------------------------------------------------------------------------------
 
     def _facts(self) -> RunFacts:
-        facts = facts_of(self.store, self._seal, self.id)
+        facts = journals.facts_of(self.store, self._seal, self.id)
         if facts is None:
-            Journal(self.store, self._seal, self.id, 0, fsync=True).load()  # raises if it is lost
+            journals.Journal(
+                self.store, self._seal, self.id, 0, fsync=True
+            ).load()  # raises if it is lost
             what = f"run {self.id!r} is gone from {self.store.url}"
-            if newest_mark(self.store, self._seal, self.id).last:
+            if journals.newest_mark(self.store, self._seal, self.id).last:
                 what += (
                     ": only marks of it are left. Put the folder back from a backup and run "
                     f"stepwise restore, or delete them: stepwise forget {shell_word(self.id)}"
                 )
-            raise RunNotFoundError(what, run_id=self.id)
+            raise errors.RunNotFoundError(what, run_id=self.id)
         return facts
 
     @property
@@ -234,7 +189,7 @@ class Run:
         return Program(*how) if how is not None else None
 
     @property
-    def status(self) -> RunStatus:
+    def status(self) -> run_steps.RunStatus:
         """The status of the run, as one word.
 
         ``running``, ``completed``, ``failed``.  ``interrupted``: stopped by Ctrl-C, by a
@@ -246,8 +201,8 @@ class Run:
         """
         return self._status(self._facts(), self.owner)
 
-    def _status(self, facts: RunFacts, owner: Owner | None) -> RunStatus:
-        return status_of(self.store, self._seal, facts, owned=owner is not None)
+    def _status(self, facts: RunFacts, owner: Owner | None) -> run_steps.RunStatus:
+        return run_steps.status_of(self.store, self._seal, facts, owned=owner is not None)
 
     @property
     def waits(self) -> list[PendingWait]:
@@ -272,7 +227,7 @@ class Run:
     @property
     def duration(self) -> float | None:
         """The seconds from the start of the run to its end, with pauses; ``None`` until it ends."""
-        return duration_of(self._facts())
+        return run_steps.duration_of(self._facts())
 
     @property
     def counts(self) -> dict[str, int]:
@@ -303,30 +258,53 @@ class Run:
     # -- history ---------------------------------------------------------------------------------
 
     def _entries(self) -> Iterator[Entry]:
-        start = Position(self._facts().pruned, None)
-        return read_entries(self.store, self._seal, self.id, start)
+        start = journals.Position(self._facts().pruned, None)
+        return journals.read_entries(self.store, self._seal, self.id, start)
 
     @property
-    def steps(self) -> list[StepRecord]:
+    def steps(self) -> list[run_steps.StepRecord]:
         """All recorded calls, in the order in which they were first made."""
         place = self.store, self._seal, self.id
-        return steps_of(place, [*self._entries()], owned=self.owner is not None)
+        return run_steps.steps_of(place, [*self._entries()], owned=self.owner is not None)
 
     @property
     def inbox(self) -> list[InboxMessage]:
         """The messages that were sent to the run, in the order of arrival, each with its fate."""
         return messages_of(self.store, self._seal, self._facts())
 
+    def stream(
+        self, after: int | None = None, stream: str = "main", *, follow: bool = True
+    ) -> RunStream:
+        """Return the items that the run says with :func:`emit`, for ``for`` and ``async for``.
+
+        The iterator waits for new items until the run has ended, in this process or any other; a
+        run that was killed may be resumed meanwhile.  A reader that comes back gives the offset of
+        the last thing that it got, and loses nothing.
+
+        Args:
+            after: only what follows this offset, which a reader got with its last item; by default
+                everything.
+            stream: the name of the stream.
+            follow: False to end with what is there now.
+
+        Raises:
+            ConfigurationError: the stream has no such offset.
+            CorruptStoreError: a part of the stream is damaged or missing.
+            UnreadableValueError: a value cannot be loaded here.
+        """
+        log = StreamLog(self.store, self._seal, self.id)
+        return RunStream(log, self._facts, stream, after, follow=follow)
+
     @property
-    def checkpoints(self) -> list[RunCheckpoint]:
+    def checkpoints(self) -> list[run_steps.RunCheckpoint]:
         """The checkpoints of the run, oldest first; it resumes at the newest that is verified."""
-        return [each for each, _ in checkpoints_of(self.store, self._seal, self.id)]
+        return [each for each, _ in run_steps.checkpoints_of(self.store, self._seal, self.id)]
 
     def _shown_locals(self, at: int | None = None) -> dict[str, Any]:
         return self._without_hidden(self.locals(at))
 
     def _without_hidden(self, values: dict[str, Any]) -> dict[str, Any]:
-        return without_hidden(self._facts(), values)
+        return reasons.without_hidden(self._facts(), values)
 
     def locals(self, at: int | None = None) -> dict[str, Any]:
         """Return the local variables at a checkpoint, by name.
@@ -342,19 +320,19 @@ class Run:
             StepNotFoundError: there is no verified checkpoint (that early).
             UnreadableValueError: another Python version wrote the checkpoint.
         """
-        loaded = newest_checkpoint(self.store, self._seal, self.id, at)
+        loaded = run_steps.newest_checkpoint(self.store, self._seal, self.id, at)
         if loaded is None:
             when = "" if at is None else f" at or before step {at}"
             steps = ", ".join(str(each.step) for each in self.checkpoints if each.verified)
             others = f"; it has some after steps {steps}" if steps else ""
-            raise StepNotFoundError(
+            raise errors.StepNotFoundError(
                 f"run {self.id!r} has no checkpoint{when}{others}",
                 run_id=self.id,
                 step=at or 0,
             )
         return look_into(loaded)
 
-    def why(self, at: int | None = None) -> Why:
+    def why(self, at: int | None = None) -> reasons.Why:
         """Return why the run stands where it stands: what it was doing, and what happened.
 
         The facts are those of one screen: the statement with the lines around it, the exception
@@ -369,9 +347,9 @@ class Run:
         Raises:
             StepNotFoundError: no checkpoint is kept that early.
         """
-        return why_of((self.store, self._seal, self.id), self._facts(), at)
+        return reasons.why_of((self.store, self._seal, self.id), self._facts(), at)
 
-    def history(self, name: str, limit: int = 1000) -> VariableHistory:
+    def history(self, name: str, limit: int = 1000) -> reasons.VariableHistory:
         """Return how a variable changed over the kept checkpoints, oldest first.
 
         Args:
@@ -385,9 +363,9 @@ class Run:
             ConfigurationError: this is no path, or no kept checkpoint has such a variable.
             StepNotFoundError: the run has no checkpoint.
         """
-        return history_of((self.store, self._seal, self.id), self._facts(), name, limit)
+        return reasons.history_of((self.store, self._seal, self.id), self._facts(), name, limit)
 
-    def bisect(self, expression: str, *, every: bool = False) -> FirstTrue:
+    def bisect(self, expression: str, *, every: bool = False) -> reasons.FirstTrue:
         """Return the first kept checkpoint at which an expression over the variables is true.
 
         The expression is executed, with the code of your classes that it calls.  Up to 48 evenly
@@ -404,7 +382,7 @@ class Run:
             StepNotFoundError: the run has no checkpoint.
         """
         place = self.store, self._seal, self.id
-        return bisect_of(place, self._facts(), expression, every=every)
+        return reasons.bisect_of(place, self._facts(), expression, every=every)
 
     @property
     def result(self) -> Any:
@@ -422,7 +400,7 @@ class Run:
         return error_of(self.store, self._seal, self._facts())
 
     @property
-    def frames(self) -> tuple[RecordedFrame, ...]:
+    def frames(self) -> tuple[run_steps.RecordedFrame, ...]:
         """The frames of the run's failure, outermost first, with local variables.
 
         Empty if the run did not fail, or ``configure(record_locals=True)`` was not set.
@@ -432,7 +410,7 @@ class Run:
         """
         facts = self._facts()
         failed = facts.status == "failed"
-        failures = failures_of((self.store, self._seal, self.id), 0) if failed else {}
+        failures = run_steps.failures_of((self.store, self._seal, self.id), 0) if failed else {}
         return failures.get(facts.end, ())
 
     def _error_text(self) -> str | None:
@@ -442,9 +420,9 @@ class Run:
         """
         try:
             error = self.error
-        except UnreadableValueError:
+        except errors.UnreadableValueError:
             return None
-        return text_of_error(error) if error is not None else None
+        return run_steps.text_of_error(error) if error is not None else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts of a listing as plain data, for JSON; nothing is unpickled.
@@ -457,7 +435,9 @@ class Run:
 
     def _dict_of(self, facts: RunFacts, owner: Owner | None) -> dict[str, Any]:
         seen = self._seen(1)
-        return run_dict(facts, self._status(facts, owner), owner, seen.statuses, seen.spent)
+        return run_steps.run_dict(
+            facts, self._status(facts, owner), owner, seen.statuses, seen.spent
+        )
 
     @property
     def resumed_from_step(self) -> int | None:
@@ -504,7 +484,7 @@ class Run:
         self,
         step: int | str,
         *,
-        landed: Any = UNSET,
+        landed: Any = questions.UNSET,
         did_not_happen: bool = False,
         same: bool = False,
         another: bool = False,
@@ -521,8 +501,10 @@ class Run:
             step: the number of the step, or its name if only one call of that name is in question.
             landed: the step happened, and returned this value.
             did_not_happen: True if the step did not happen, and may run.
-            same: True if the stopped call is the recorded step, whose outcome answers it.
-            another: True if they are two acts: the record stays, and the stopped call runs, once.
+            same: True if the stopped call is the recorded step, whose outcome answers it; for an
+                edited step (``on_changed="ask"``), if its results stay in use.
+            another: True if they are two acts: the record stays, and the stopped call runs, once;
+                for an edited step, if it runs again.
             stop: the number of the stopped call, if several could be this step; ``stepwise show``
                 lists them.
 
@@ -531,17 +513,22 @@ class Run:
             ConfigurationError: the arguments do not give exactly one answer.
             RunBusyError: the run is being executed.
         """
-        said = said_of(landed, did_not_happen, same, another, stop)
+        said = questions.said_of(landed, did_not_happen, same, another, stop)
         with self._journal() as (journal, entries):
-            codec = Codec(self._facts().codec)
-            items = to_record(self.id, step, entries, said, codec)
+            codec, facts = Codec(self._facts().codec), self._facts()
+            items = None
+            if said.same is not None:
+                items = questions.settle_edited(journal, step, entries, same=said.same)
+                facts = facts.reopened(time.time()) if items else facts
+            if items is None:
+                items = questions.to_record(self.id, step, entries, said, codec)
             if items:
-                journal.append(*items, head=self._facts())  # listings count it
+                journal.append(*items, head=facts)  # listings count it
 
     @property
-    def questions(self) -> list[Question]:
+    def questions(self) -> list[questions.Question]:
         """The open questions of the run and its child runs, which wait for a person's answer."""
-        return questions_of(self.store, self._seal, self._facts())
+        return questions.questions_of(self.store, self._seal, self._facts())
 
     def approve(self, step: int | str, ticket: str, note: str = "", *, key: Any = None) -> None:
         """Answer the question of a step with yes: its call runs with the arguments shown.
@@ -564,7 +551,9 @@ class Run:
             ConfigurationError: an approver has to sign the answer, and this key is not an
                 approver's key.
         """
-        give_answer(self.store, self._seal, self.id, step, ticket, Decision(True, note, key))
+        questions.give_answer(
+            self.store, self._seal, self.id, step, ticket, questions.Decision(True, note, key)
+        )
 
     def deny(self, step: int | str, ticket: str, reason: str, *, key: Any = None) -> None:
         """Answer the question of a step with no: its call raises :class:`ApprovalDenied`.
@@ -583,7 +572,9 @@ class Run:
             ConfigurationError: the reason is empty, or an approver has to sign the answer, and this
                 key is not an approver's key.
         """
-        give_answer(self.store, self._seal, self.id, step, ticket, Decision(False, reason, key))
+        questions.give_answer(
+            self.store, self._seal, self.id, step, ticket, questions.Decision(False, reason, key)
+        )
 
     def send(self, name: str, value: Any = None, key: str | None = None) -> int:
         """Send a signal to the run, from any process: a value for its ``wait_for(name)``.
@@ -675,12 +666,12 @@ class Run:
             RunBusyError: the run is being executed.
         """
         with self._journal() as (journal, entries):
-            recorded = choose(self.id, step, [*Calls(entries)], "recorded")
+            recorded = questions.choose(self.id, step, [*Calls(entries)], "recorded")
             outcome = recorded.outcome
             inner = outcome.inner if outcome is not None else ()
             forgotten = Forgotten((recorded.call.number, *inner), time.time(), this_person())
             facts = self._facts()
-            facts = facts.reopened(facts.updated_at if is_ready(facts) else time.time())
+            facts = facts.reopened(facts.updated_at if journals.is_ready(facts) else time.time())
             journal.append((forgotten, b""), head=facts)
 
     def compensate(self) -> int:
@@ -764,11 +755,11 @@ class Run:
         delete_run(self.store, self._seal, self.id)
 
     @contextmanager
-    def _journal(self) -> Iterator[tuple[Journal, list[Entry]]]:
+    def _journal(self) -> Iterator[tuple[journals.Journal, list[Entry]]]:
         self._facts()  # raises for a missing run, which must not be created here
         inside = current_scope() is not None
-        with owned_journal(self.store, self._seal, self.id, child=inside) as journal:
-            yield journal, journal.load(Position(self._facts().pruned, None))
+        with journals.owned_journal(self.store, self._seal, self.id, child=inside) as journal:
+            yield journal, journal.load(journals.Position(self._facts().pruned, None))
 
 
 # -- listing --------------------------------------------------------------------------------------
@@ -785,22 +776,22 @@ class Runs(list[Run]):
     """A list of runs that is displayed as a table."""
 
     def __repr__(self) -> str:
-        return runs_text(*self._few())
+        return render.runs_text(*self._few())
 
     def _repr_html_(self) -> str:
-        return runs_html(*self._few())
+        return render.runs_html(*self._few())
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self))
 
-    def _few(self) -> tuple[list[RunShown], int]:
+    def _few(self) -> tuple[list[render.RunShown], int]:
         """Return the first runs for display, and the number of remaining ones."""
         shown = []
         for run in self[:_SHOWN]:
             try:
                 shown.append(run._shown())
-            except RunNotFoundError:
-                shown.append(RunShown(run.id, "", "deleted"))
+            except errors.RunNotFoundError:
+                shown.append(render.RunShown(run.id, "", "deleted"))
         return shown, len(self) - len(shown)
 
 
@@ -824,8 +815,11 @@ def get_run(run_id: str, *, store: Any = None) -> Run:
         RunNotFoundError: there is no such run; the message names runs with a similar id.
     """
     opened = open_store(store if store is not None else settings.store())
-    run, seal = Run(opened, run_id), seal_for(opened)
-    if facts_of(opened, seal, run_id) is None and not newest_mark(opened, seal, run_id).last:
+    run, seal = Run(opened, run_id), journals.seal_for(opened)
+    if (
+        journals.facts_of(opened, seal, run_id) is None
+        and not journals.newest_mark(opened, seal, run_id).last
+    ):
         heads = newest_heads(opened, seal)
         ids = [head.run_id for head in itertools.islice(heads, _NEAR)]
         total = number_of_runs(opened) or len(ids)
@@ -834,7 +828,7 @@ def get_run(run_id: str, *, store: Any = None) -> Run:
         near = difflib.get_close_matches(run_id, ids, n=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
         hint = hint or (" They are listed by: stepwise runs" if ids else "")
-        raise RunNotFoundError(
+        raise errors.RunNotFoundError(
             f"there is no run {run_id!r} in {opened.url}, which holds {count(total, 'run')}.{hint}",
             run_id=run_id,
         )
@@ -843,7 +837,7 @@ def get_run(run_id: str, *, store: Any = None) -> Run:
 
 def runs(
     workflow: Any = None,
-    status: RunStatus | None = None,
+    status: run_steps.RunStatus | None = None,
     *,
     tags: Mapping[str, str] | None = None,
     store: Any = None,
@@ -871,7 +865,7 @@ class Listed:
     owner: Owner | None
 
     @cached
-    def status(self) -> RunStatus:
+    def status(self) -> run_steps.RunStatus:
         """The status of the run."""
         return self.run._status(self.facts, self.owner)
 
@@ -883,12 +877,14 @@ class Listed:
         tally = self.facts.tally if self.facts.status != "running" else None
         if tally is None:
             return self.run._dict_of(self.facts, self.owner)
-        return run_dict(self.facts, self.status, self.owner, tally.counts, Spent(*tally.spent))
+        return run_steps.run_dict(
+            self.facts, self.status, self.owner, tally.counts, Spent(*tally.spent)
+        )
 
 
 def listed(
     workflow: Any = None,
-    status: RunStatus | None = None,
+    status: run_steps.RunStatus | None = None,
     store: Any = None,
     tags: Mapping[str, str] | None = None,
     *,
@@ -907,7 +903,7 @@ def listed(
 
 def each_listed(
     workflow: Any = None,
-    status: RunStatus | None = None,
+    status: run_steps.RunStatus | None = None,
     store: Any = None,
     tags: Mapping[str, str] | None = None,
     *,
@@ -927,16 +923,16 @@ def each_listed(
     if tags is not None:
         options.check_tags("runs()", tags)
     opened = open_store(store if store is not None else settings.store())
-    seal = seal_for(opened)
+    seal = journals.seal_for(opened)
     unfinished = status in _UNFINISHED
     kept = "running" if status in _RUNNING else status if status in _NEVER_RUNNING else None
     name = workflow if isinstance(workflow, str) else None
-    words = words_for(seal, name, kept, tags or {})
+    words = journals.words_for(seal, name, kept, tags or {})
     heads = opened.heads(unfinished=unfinished) if oldest else None
     for head in heads or newest_heads(opened, seal, before, unfinished=unfinished, words=words):
         if ids is not None and not ids(head.run_id):
             continue
-        facts = open_head(seal, head) or facts_of(opened, seal, head.run_id)
+        facts = journals.open_head(seal, head) or journals.facts_of(opened, seal, head.run_id)
         if facts is None or not _is_of(opened, seal, facts, workflow):
             continue
         if (tags and not tags.items() <= facts.tags.items()) or (where and not where(facts)):
@@ -967,7 +963,7 @@ def newest_heads(
         return
 
     def begun(head: Head) -> float:
-        facts = open_head(seal, head)
+        facts = journals.open_head(seal, head)
         return facts.created_at if facts is not None else math.inf
 
     found = sorted(store.heads(unfinished=unfinished), key=begun, reverse=True)
@@ -981,7 +977,7 @@ def _is_of(store: Store, seal: Seal, facts: RunFacts, workflow: Any) -> bool:
     if getattr(workflow, "full_name", workflow) in (None, facts.workflow, facts.label):
         return True
     definition = getattr(workflow, "definition", None)
-    return definition is not None and is_of_file(
+    return definition is not None and journals.is_of_file(
         store, seal, facts, definition.other_names, definition.file
     )
 

@@ -28,8 +28,9 @@ from stepwise._journal.projection import Calls, Places
 from stepwise._journal.records import Call, Entry, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import deaths_of
+from stepwise._journal.versions import recorded_versions
 from stepwise._matching.pool import differing, key_of
-from stepwise._runtime.facts import public
+from stepwise._runtime.facts import PlainFacts, public
 from stepwise._runtime.messages import printable
 from stepwise.errors import RunNotFoundError, UnreadableValueError
 from stepwise.stores import Owner, Store
@@ -151,7 +152,7 @@ def run_dict(
 
 @public
 @dataclass(frozen=True, slots=True)
-class RunCheckpoint:
+class RunCheckpoint(PlainFacts):
     """A checkpoint of a run, as :attr:`Run.checkpoints` lists it.
 
     Args:
@@ -169,10 +170,6 @@ class RunCheckpoint:
     size: int
     created_at: float
     verified: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the attributes as plain data, for JSON."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def _repr_html_(self) -> str:
         facts = {name: str(value) for name, value in self.to_dict().items()}
@@ -361,7 +358,7 @@ def _stopped(run_id: str, stop: Stop, others: list[Call], stops: list[Stop]) -> 
 
 @public
 @dataclass(frozen=True, slots=True)
-class RecordedFrame:
+class RecordedFrame(PlainFacts):
     """A frame of the traceback of a failure, as ``record_locals=True`` records it.
 
     Args:
@@ -377,10 +374,6 @@ class RecordedFrame:
     function: str
     code: str
     variables: Mapping[str, str]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the attributes as plain data, for JSON."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 Place = tuple[Store, Seal, str]
@@ -446,7 +439,7 @@ _LARGE = 10_000  # bytes; a larger record is not kept, and is read again when ne
 
 @public
 @dataclass(frozen=True, slots=True)
-class StepAttempt:
+class StepAttempt(PlainFacts):
     """One try of a step's body.
 
     Args:
@@ -463,10 +456,6 @@ class StepAttempt:
     started_at: float
     finished_at: float | None
     error: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the attributes as plain data, for JSON."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 def _attempts_in(entry: Entry, before: int, answered: float) -> Iterator[StepAttempt]:
@@ -519,6 +508,8 @@ class StepRecord:
             ``output_tokens``, ``cached_input_tokens`` and ``cost_usd`` (US dollars).
         by: the person (``user@host``) who settled the step or had it undone; empty if nobody did.
         waited: the seconds that the call waited for a time, a signal or a person; 0 while it waits.
+        version: id of the version of the step's code that made the call; empty if unknown.
+        edited: the parts of the code that were edited before a later start used the result.
     """
 
     number: int
@@ -540,6 +531,8 @@ class StepRecord:
     usage: Mapping[str, Any] = field(default_factory=dict)
     by: str = ""
     waited: float = 0.0
+    version: str = ""
+    edited: tuple[str, ...] = ()
     _answered: float = field(repr=False, compare=False, default=0.0)
     _earlier: tuple[Entry, ...] = field(repr=False, compare=False, default=())
 
@@ -626,7 +619,9 @@ class StepRecord:
 
     @property
     def why(self) -> str:
-        """Why the step ran although an earlier start recorded a step in its place; else empty."""
+        """Why the step ran although a step is recorded in its place, or which edit it outlived."""
+        if self.edited:
+            return f"{self.name} has changed since ({'; '.join(self.edited)}); its result was used"
         if not self.instead:
             return ""
         names = " and ".join(map(shown_part, self.differs)) or "its arguments"
@@ -697,6 +692,7 @@ def each_step(
 def _steps(
     place: Place, places: Places, get: Callable[[int], Entry | None], doubtful: Container[int]
 ) -> Iterator[StepRecord]:
+    older = {(e.id, e.name): e.differs for e in recorded_versions(*place) if e.used_by}
     for number, first in enumerate(places.first):
         entry = get(first) if first else None
         call, last = entry.call if entry is not None else None, places.last[number]
@@ -709,6 +705,8 @@ def _steps(
         other = get(before) if before else None
         step = step_record(place, call, entry, derived, other.call if other is not None else None)
         more: dict[str, Any] = {}
+        if (call.code, call.name) in older:
+            more["edited"] = older[call.code, call.name]
         if number in places.undone:
             more["by"] = places.undone[number]
         if number in places.answered:
@@ -757,6 +755,7 @@ def step_record(
         usage=outcome.usage if outcome is not None else {},
         by=entry.settled_by,
         waited=waited,
+        version=call.code,
     )
 
 

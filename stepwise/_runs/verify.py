@@ -13,25 +13,13 @@ from dataclasses import dataclass
 from stepwise._checkpoints.checkpoints import PREFIX, load_checkpoint, number_of
 from stepwise._checkpoints.references import Vault
 from stepwise._execution.active_run import current_scope
+from stepwise._journal import journal as journals
 from stepwise._journal.inbox import Inbox
-from stepwise._journal.journal import (
-    Journal,
-    Lost,
-    Position,
-    bury,
-    children_of,
-    facts_of,
-    inbox_name,
-    is_listed,
-    lift,
-    names_beside,
-    owned_journal,
-    read,
-)
 from stepwise._journal.lease import Lease
-from stepwise._journal.log import Bell
+from stepwise._journal.log import Bell, SealedLog
 from stepwise._journal.records import Quarantined, Restored, RunFacts
 from stepwise._journal.seal import DamagedError, Seal
+from stepwise._journal.stream import StreamLog
 from stepwise._journal.summary import NAME, kept_summary
 from stepwise._runs.steps import checkpoints_of
 from stepwise._runtime.facts import public
@@ -60,12 +48,12 @@ class ChildRuns:
         The journal names them.  If the journal is incomplete, all runs are searched by their
         parent.
         """
-        facts = facts_of(self._store, self._seal, run_id)
+        facts = journals.facts_of(self._store, self._seal, run_id)
         if facts is None or facts.pruned:
             return self._all.get(run_id, [])
         named = dict[str, None]()
-        for entry, _ in read(self._store, self._seal, run_id):
-            if isinstance(entry, Lost):
+        for entry, _ in journals.read(self._store, self._seal, run_id):
+            if isinstance(entry, journals.Lost):
                 return self._all.get(run_id, [])
             if entry.call is not None and entry.call.child:
                 named[entry.call.child] = None
@@ -73,12 +61,12 @@ class ChildRuns:
 
     def _parent(self, run_id: str) -> str:
         # The journal of a fork names child runs of its source.
-        facts = facts_of(self._store, self._seal, run_id)
+        facts = journals.facts_of(self._store, self._seal, run_id)
         return facts.parent if facts is not None else ""
 
     @cached
     def _all(self) -> dict[str, list[str]]:
-        return children_of(self._store, self._seal)
+        return journals.children_of(self._store, self._seal)
 
 
 # -- deleting -------------------------------------------------------------------------------------
@@ -103,9 +91,17 @@ def delete_run(store: Store, seal: Seal, run_id: str) -> None:
     with Lease(store, run_id).acquire(child=current_scope() is not None) as lease:
         Bell(store, seal).forget(run_id)
         inbox.delete()  # first: the next run with this id would inherit it
+        _delete_streams(store, seal, run_id)
         store.delete(run_id, lease.epoch)
-        bury(store, run_id)
+        journals.bury(store, run_id)
         inbox.delete()  # messages that arrived since
+
+
+def _delete_streams(store: Store, seal: Seal, run_id: str) -> None:
+    log = SealedLog(store, seal, journals.stream_name(run_id))
+    if journals.is_begun(store, log.name):
+        with log.owned() as epoch:
+            log.delete(epoch)
 
 
 # -- verify ---------------------------------------------------------------------------------------
@@ -130,6 +126,9 @@ class Verification:
         summary: whether the run's summary for listings verifies, or is absent.
         messages: how many messages of the inbox verify.
         lost_messages: the numbers of messages that are damaged or missing, and not given up.
+        batches: how many batches of the run's streams verify.
+        lost_batches: the numbers of those that are damaged or missing; readers get an error there,
+            and nothing repairs them.
         damaged_steps: the numbers of the steps whose recorded arguments or frames do not verify; 0
             for the run.
     """
@@ -145,6 +144,8 @@ class Verification:
     summary: bool = True
     messages: int = 0
     lost_messages: tuple[int, ...] = ()
+    batches: int = 0
+    lost_batches: tuple[int, ...] = ()
     damaged_steps: tuple[int, ...] = ()
 
     @property
@@ -177,6 +178,12 @@ class Verification:
         if self.lost_messages:
             lost = count(len(self.lost_messages), "message")
             found.append(f"{lost} to it damaged or gone ({_numbers(self.lost_messages)})")
+        if self.lost_batches:
+            lost = f"{len(self.lost_batches)} batches"
+            found.append(
+                f"{lost} of its streams damaged or gone ({_numbers(self.lost_batches)}): readers "
+                "get an error there"
+            )
         if self.damaged_steps:
             found.append(
                 "recorded arguments or local variables unreadable, of steps "
@@ -195,14 +202,16 @@ def verify(store: Store, seal: Seal, run_id: str) -> Verification:
     Raises:
         RunNotFoundError: the store has nothing of this run.
     """
-    facts = facts_of(store, seal, run_id)
-    journal = Journal(store, seal, run_id, 0, fsync=True)
-    entries = journal.load(Position(facts.pruned if facts else 0, None), tolerant=True)
+    facts = journals.facts_of(store, seal, run_id)
+    journal = journals.Journal(store, seal, run_id, 0, fsync=True)
+    entries = journal.load(journals.Position(facts.pruned if facts else 0, None), tolerant=True)
     if facts is None and not entries and not journal.lost and not journal.tail:
         raise RunNotFoundError(f"run {run_id!r} has no records in {store.url}", run_id=run_id)
     found = [checkpoint for checkpoint, _ in checkpoints_of(store, seal, run_id)]
     inbox = Inbox(store, seal, run_id)
     inbox.look(tolerant=True)
+    batches = {n: batch is None for n, batch in StreamLog(store, seal, run_id).batches()}
+    lost_batches, last = [n for n, is_lost in batches.items() if is_lost], max(batches, default=0)
     return Verification(
         run_id,
         records=len(entries),
@@ -211,10 +220,12 @@ def verify(store: Store, seal: Seal, run_id: str) -> Verification:
         tail=journal.tail,
         effects=journal.unknown_effects,
         damaged_checkpoints=tuple(each.number for each in found if not each.verified),
-        listing=is_listed(store, seal, run_id),
+        listing=journals.is_listed(store, seal, run_id),
         summary=NAME not in store.names(run_id) or kept_summary(store, seal, run_id) is not None,
         messages=len(inbox.messages),
         lost_messages=tuple(inbox.all_lost()),
+        batches=len(batches) - len(lost_batches),
+        lost_batches=(*lost_batches, *StreamLog(store, seal, run_id).gone(last)),
         damaged_steps=tuple(sorted({*_damaged_beside(store, seal, run_id).values()})),
     )
 
@@ -222,7 +233,7 @@ def verify(store: Store, seal: Seal, run_id: str) -> Verification:
 def _damaged_beside(store: Store, seal: Seal, run_id: str) -> dict[str, int]:
     """Return the objects beside calls that do not verify, each with the number of its call."""
     vault, found = Vault(store, seal, run_id), dict[str, int]()
-    for name, call in names_beside(store, run_id).items():
+    for name, call in journals.names_beside(store, run_id).items():
         try:
             vault.open(name)
         except DamagedError:
@@ -242,20 +253,20 @@ def note_restored(store: Store, seal: Seal) -> list[str]:
     Raises:
         RunBusyError: one of the runs is being executed.
     """
-    found = [facts_of(store, seal, head.run_id) for head in store.heads()]
+    found = [journals.facts_of(store, seal, head.run_id) for head in store.heads()]
     for facts in filter(None, found):
-        for name in (facts.run_id, inbox_name(facts.run_id)):
-            lift(store, name)
+        for name in (facts.run_id, journals.inbox_name(facts.run_id)):
+            journals.lift(store, name)
     unfinished = [each for each in found if each is not None and each.status != "completed"]
     for facts in unfinished:
-        with owned_journal(store, seal, facts.run_id) as journal:
-            journal.load(Position(facts.pruned, None), tolerant=True)
+        with journals.owned_journal(store, seal, facts.run_id) as journal:
+            journal.load(journals.Position(facts.pruned, None), tolerant=True)
             append_restored(journal, facts)
             Inbox(store, seal, facts.run_id).give_up()
     return [facts.run_id for facts in unfinished]
 
 
-def append_restored(journal: Journal, facts: RunFacts) -> None:
+def append_restored(journal: journals.Journal, facts: RunFacts) -> None:
     """Record in a run that it was restored from a backup, and overwrite its marks."""
     for _ in range(_MARKS):
         journal.append((Restored(time.time()), b""), head=facts._replace(restored=True))
@@ -279,10 +290,10 @@ def repair(
     if not (before.records or before.lost) and (accept_loss or not before.effects):
         delete_run(store, seal, run_id)  # only marks are left: the next start begins from scratch
         return Verification(run_id, records=0, checkpoints=0)
-    with owned_journal(store, seal, run_id, fsync=fsync) as journal:
-        facts = facts_of(store, seal, run_id)
+    with journals.owned_journal(store, seal, run_id, fsync=fsync) as journal:
+        facts = journals.facts_of(store, seal, run_id)
         _set_aside(journal, before)
-        journal.load(Position(facts.pruned if facts else 0, None), tolerant=True)
+        journal.load(journals.Position(facts.pruned if facts else 0, None), tolerant=True)
         if not before.listing and facts is not None:
             journal.append(head=facts)
         if (before.lost or before.tail) and (accept_loss or not before.effects):
@@ -292,7 +303,7 @@ def repair(
     return verify(store, seal, run_id)
 
 
-def _set_aside(journal: Journal, before: Verification) -> None:
+def _set_aside(journal: journals.Journal, before: Verification) -> None:
     """Move bytes that do not verify to the quarantine."""
     store, run_id = journal.store, journal.run_id
     kept = {f"{QUARANTINE}record/{number:012d}": data for number, data in _raw(journal, before)}
@@ -311,14 +322,14 @@ def _set_aside(journal: Journal, before: Verification) -> None:
         store.write(run_id, journal.epoch, Batch(put=kept, delete=tuple(damaged)))
 
 
-def _raw(journal: Journal, before: Verification) -> list[tuple[int, bytes]]:
+def _raw(journal: journals.Journal, before: Verification) -> list[tuple[int, bytes]]:
     lost = set(before.lost)
     return [(number, data) for number, data in journal.store.read(journal.run_id) if number in lost]
 
 
-def _give_up(journal: Journal, before: Verification, facts: RunFacts | None) -> None:
+def _give_up(journal: journals.Journal, before: Verification, facts: RunFacts | None) -> None:
     """Record that damaged records are given up, so that no later start reports them."""
-    lift(journal.store, journal.run_id)
+    journals.lift(journal.store, journal.run_id)
     record = Quarantined(before.lost, before.effects, time.time())
     if facts is not None:
         facts = facts.reopened(record.at)

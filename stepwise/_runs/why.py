@@ -1,11 +1,15 @@
 """Why a run stands where it stands: one screen of facts, from its records and its checkpoints.
 
 Everything is read; nothing of the program is executed.  A failed run shows its traceback's frames,
-another run the statement that follows its newest checkpoint.
+another run the statement that follows its newest checkpoint.  The history of a variable over the
+kept checkpoints, and the search for a moment, are here as well.
 """
 
 from __future__ import annotations
 
+import builtins
+import contextlib
+import json
 import linecache
 import os
 import re
@@ -15,41 +19,406 @@ from dataclasses import dataclass, fields
 from itertools import chain, islice, takewhile
 from typing import Any
 
-from stepwise._checkpoints.checkpoints import Loaded, State
+from stepwise._checkpoints.checkpoints import PREFIX, Loaded, State, load_checkpoint, number_of
+from stepwise._checkpoints.references import Vault
 from stepwise._display.render import answers_to
 from stepwise._display.stops import step_text, why_html, why_text
 from stepwise._display.terminal import ago, duration_text
 from stepwise._execution.budget import Spent
-from stepwise._execution.outcomes import LoadedOutcome
+from stepwise._execution.outcomes import LoadedOutcome, load_inputs
 from stepwise._execution.suspension import pending
-from stepwise._execution.viewer import failure_of, result_of
+from stepwise._execution.viewer import failure_of, look_into, result_of
 from stepwise._journal.journal import facts_of, read_end
 from stepwise._journal.lease import describe_owner
 from stepwise._journal.records import RunFacts
-from stepwise._runs.history import Moments, VariableChange, changes_between
+from stepwise._journal.versions import recorded_versions
+from stepwise._runs import steps as run_steps
 from stepwise._runs.overview import SHOWN, Overview, overview
-from stepwise._runs.paths import ABSENT, length_of, short, size_of
+from stepwise._runs.paths import ABSENT, differences, find, length_of, parsed, short, size_of
 from stepwise._runs.questions import questions_of
 from stepwise._runs.sources import WorkflowSource
-from stepwise._runs.steps import (
-    UNFINISHED,
-    Place,
-    RecordedFrame,
-    StepRecord,
-    checkpoint_at,
-    duration_of,
-    each_step,
-    error_line,
-    failures_of,
-    status_of,
-    text_of_error,
-)
+from stepwise._runs.steps import Place
 from stepwise._runtime.clock import now
-from stepwise._runtime.facts import public
-from stepwise._runtime.messages import is_ours, shell_word
-from stepwise._values.preview import NO_SECRETS, type_name
-from stepwise.errors import StepNotFoundError, UnreadableValueError
+from stepwise._runtime.facts import PlainFacts, public
+from stepwise._runtime.messages import count, is_ours, printable, shell_word
+from stepwise._values.preview import NO_SECRETS, NOT_SHOWN, error_text, type_name
+from stepwise.errors import ConfigurationError, StepNotFoundError, UnreadableValueError
 from stepwise.stores import Owner
+
+# -- kept checkpoints -----------------------------------------------------------------------------
+
+
+def without_hidden(facts: RunFacts, values: dict[str, Any]) -> dict[str, Any]:
+    """Return variables with a placeholder for each one that holds a hidden argument of the run."""
+    hidden = facts.hidden.split()
+    return {name: NOT_SHOWN if name in hidden else value for name, value in values.items()}
+
+
+class Moments:
+    """The kept checkpoints of a run, oldest first, loaded one by one."""
+
+    def __init__(self, place: Place, facts: RunFacts) -> None:
+        store, _, run_id = place
+        self._place, self._facts = place, facts
+        self.names = store.names(run_id, PREFIX)
+
+    def load(self, index: int) -> Loaded | None:
+        """Return a checkpoint, or ``None`` if it does not verify."""
+        return load_checkpoint(Vault(*self._place), self.names[index])
+
+    def variables(self, loaded: Loaded) -> dict[str, Any]:
+        """Return the variables at a checkpoint, without hidden ones.
+
+        Raises:
+            UnreadableValueError: they cannot be loaded here.
+        """
+        return without_hidden(self._facts, look_into(loaded))
+
+    def until(self, name: str | None) -> Iterator[Loaded]:
+        """Yield the checkpoints that verify, the newest first, from the one of a name on."""
+        first = len(self.names) if name is None else self.names.index(name) + 1
+        found = (self.load(index) for index in reversed(range(first)))
+        return (each for each in found if each is not None)
+
+
+# -- history --------------------------------------------------------------------------------------
+
+
+_JSON = 7500  # characters of the changes
+_MOST = 1000  # checkpoints that a history looks at
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class VariableChange(PlainFacts):
+    """A change of a variable between two kept checkpoints of a run.
+
+    Args:
+        step: the number of steps that were done at the later checkpoint.
+        position: ``file:line`` of the statement that changed it, if the code between the two has
+            only one that could; else of the statement after which the later one was taken.
+        statement: the text of that statement, which begins with ``(before)`` if another one changed
+            it; empty if the code was edited since.
+        path: the part that changed, such as ``messages[3].content``.
+        old, new: the part before and after, as short texts; ``None`` if it did not exist.
+        cut: the paths of parts that the text of ``new`` leaves out.
+    """
+
+    step: int
+    position: str
+    statement: str
+    path: str
+    old: str | None
+    new: str | None
+    cut: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        statement = f": {self.statement}" if self.statement else ""
+        where = f"{self.position}, after step {self.step}{statement}"
+        if self.old is None:
+            return f"{where}\n  {self.path} = {self.new}"
+        new = "(gone)" if self.new is None else self.new
+        return f"{where}\n  {self.path}: {self.old} -> {new}"
+
+
+@public
+class VariableHistory(list[VariableChange]):
+    """The changes of a variable, oldest first.
+
+    Attributes:
+        looked_at: how many kept checkpoints were looked at: the newest ones.
+        kept: how many checkpoints are kept.
+        note: what is left out, in words; empty if nothing is.
+    """
+
+    looked_at = kept = 0
+    note = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the history as plain data, whose JSON has about 8,000 characters at most.
+
+        The newest changes are in it; ``left_out`` counts the others.
+        """
+        kept = _fitting(self)
+        facts = {"looked_at": self.looked_at, "kept": self.kept, "note": self.note}
+        return {**facts, "left_out": len(self) - len(kept), "changes": kept}
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self), *([f"({self.note})"] if self.note else [])])
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))
+
+
+def _fitting(changes: Sequence[VariableChange]) -> list[dict[str, Any]]:
+    """Return the newest changes as plain data, as many as JSON of limited length has room for."""
+    kept: list[dict[str, Any]] = []
+    room = _JSON
+    for each in map(VariableChange.to_dict, reversed(changes)):
+        room -= len(json.dumps(each, indent=2)) + 8 * len(each)
+        if room < 0:
+            break
+        kept.insert(0, each)
+    return kept
+
+
+def changes_between(
+    source: WorkflowSource,
+    before: State | None,
+    state: State,
+    path: str,
+    values: tuple[Any, Any],
+    most: int = 3,
+) -> list[VariableChange]:
+    """Return the changes of a value between two checkpoints; none if it is the same.
+
+    Args:
+        before, state: the checkpoints; the earlier one may be missing.
+        path: the path of the value.
+        values: the value at either.
+        most: the number of parts; where more changed, the whole is the part.
+    """
+    found = differences(*values, path, most)
+    if not found:
+        return []
+    where, statement = source.writer(str(parsed(path)[0]), before, state)
+    return [VariableChange(state.step, where, statement, *each[:3], cut=each.cut) for each in found]
+
+
+def history_of(place: Place, facts: RunFacts, path: str, limit: int = _MOST) -> VariableHistory:
+    """Return the changes of a variable, or of a part of it, over the kept checkpoints.
+
+    Raises:
+        ConfigurationError: the text is no path, or no checkpoint has such a value.
+        StepNotFoundError: the run has no checkpoint that verifies.
+    """
+    parsed(path)
+    moments, source, found = (
+        Moments(place, facts),
+        WorkflowSource(*place[:2], facts),
+        VariableHistory(),
+    )
+    first = max(0, len(moments.names) - limit)
+    value, problem, unreadable, met = ABSENT, None, 0, False
+    if not first:
+        with contextlib.suppress(ConfigurationError, UnreadableValueError):
+            value = find(without_hidden(facts, load_inputs(*place[:2], facts).whole()), path)
+    before: State | None = None
+    for index in range(first, len(moments.names)):
+        loaded = moments.load(index)
+        if loaded is None:
+            unreadable += 1
+            continue
+        found.looked_at += 1
+        try:
+            now = find(moments.variables(loaded), path)
+        except ConfigurationError as error:
+            problem, now = error, ABSENT
+        except UnreadableValueError:
+            unreadable += 1
+            continue
+        met = met or now is not ABSENT
+        found += changes_between(source, before, loaded.state, path, (value, now))
+        value, before = now, loaded.state
+    if not found.looked_at:
+        raise no_checkpoint(place[2])
+    if not met:
+        raise problem or UnreadableValueError(
+            f"the variables of run {place[2]!r} cannot be loaded at any of its checkpoints"
+        )
+    found.kept = len(moments.names)
+    told = [
+        f"{count(first, 'older checkpoint')} not looked at" if first else "",
+        f"{count(unreadable, 'checkpoint')} cannot be read" if unreadable else "",
+        few_kept(found.kept, before.step if before is not None else 0),
+    ]
+    found.note = "; ".join(filter(None, told))
+    return found
+
+
+def few_kept(kept: int, steps: int) -> str:
+    """Return a hint if a run keeps too few checkpoints to tell much; else an empty text.
+
+    Args:
+        steps: the steps that were done at the newest one.
+    """
+    if kept > 3 or steps <= kept:
+        return ""
+    return (
+        f"the run keeps {count(kept, 'checkpoint')}, so earlier moments are unknown: "
+        '@workflow(retention="all") keeps all of later runs'
+    )
+
+
+def no_checkpoint(run_id: str) -> StepNotFoundError:
+    """Return the error for a run that has no checkpoint to look at."""
+    return StepNotFoundError(
+        f"run {run_id!r} has no checkpoint: it had not finished a statement that calls a step, or "
+        "its variables could not be recorded",
+        run_id=run_id,
+        step=0,
+    )
+
+
+# -- bisect ---------------------------------------------------------------------------------------
+
+
+_ERROR = 300  # characters of an expression's exception
+_SAMPLES = 48  # checkpoints looked at before the gap is halved
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class FirstTrue:
+    """The first kept checkpoint at which an expression over the variables is true.
+
+    Args:
+        expression: the expression.
+        step: the number of steps that were done at that checkpoint; ``None`` if it is true nowhere.
+        position: ``file:line`` of the statement that made it so; see :class:`VariableChange`.
+        statement: the text of that statement; empty if the code was edited since.
+        changes: how the variables of the expression changed since the checkpoint before.
+        looked_at: how many checkpoints were looked at.
+        kept: how many checkpoints are kept.
+        exact: True if no earlier checkpoint can be meant: all of them were looked at.
+        note: what this leaves open, in words; empty if nothing.
+    """
+
+    expression: str
+    step: int | None
+    position: str
+    statement: str
+    changes: tuple[VariableChange, ...]
+    looked_at: int
+    kept: int
+    exact: bool
+    note: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the attributes as plain data, with as many changes as 7,500 characters hold."""
+        facts = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**facts, "changes": _fitting(self.changes)}
+
+    def __str__(self) -> str:
+        if self.step is None:
+            return self.note
+        statement = f": {self.statement}" if self.statement else ""
+        where = f"after step {self.step}, at {self.position}{statement}"
+        lines = [f"{self.expression} is true {where}"]
+        lines += [f"  {line}" for each in self.changes for line in str(each).splitlines()[1:]]
+        return "\n".join([*lines, *([f"({self.note})"] if self.note else [])])
+
+
+class _Condition:
+    """The values of an expression at the checkpoints of a run, each made once."""
+
+    def __init__(self, moments: Moments, expression: str) -> None:
+        self.moments = moments
+        self.told: dict[int, bool] = {}
+        self.error = ""
+        self._code = _compiled(expression)
+
+    def __call__(self, index: int) -> bool:
+        if index not in self.told:
+            self.told[index] = self._at(index)
+        return self.told[index]
+
+    def _at(self, index: int) -> bool:
+        loaded = self.moments.load(index)
+        if loaded is None:
+            return False
+        try:
+            variables = self.moments.variables(loaded)
+            return bool(eval(self._code, {"__builtins__": builtins, **variables}))  # noqa: S307
+        except Exception as error:  # the user's expression may raise anything
+            text = NO_SECRETS.cleaned_text(error_text(error)[:_ERROR])
+            self.error = printable(f"{type(error).__name__}: {text}")
+            return False
+
+
+def _compiled(expression: str) -> Any:
+    try:
+        return compile(expression.strip(), "<expression>", "eval")
+    except (SyntaxError, ValueError) as error:
+        raise ConfigurationError(
+            f"{expression!r} is not an expression of Python ({error}). Write a condition over the "
+            "run's variables, like len(messages) > 40"
+        ) from None
+
+
+def bisect_of(place: Place, facts: RunFacts, expression: str, *, every: bool) -> FirstTrue:
+    """Return the first kept checkpoint at which an expression is true.
+
+    Args:
+        every: True to look at each checkpoint until it is found.
+
+    Raises:
+        ConfigurationError: the text is no expression.
+        StepNotFoundError: the run has no checkpoint.
+    """
+    moments = Moments(place, facts)
+    holds = _Condition(moments, expression)
+    kept = len(moments.names)
+    if not kept:
+        raise no_checkpoint(place[2])
+    index = _first(holds, kept, kept if every else _SAMPLES)
+    exact = len(holds.told) == kept or (index is not None and {*range(index)} <= holds.told.keys())
+    told = "" if exact else (
+        f"{len(holds.told)} of {kept:,} checkpoints were looked at, so it may have been true "
+        "for a while before: --every looks at each"
+    )  # fmt: skip
+    facts_of_search, newest = (len(holds.told), kept, exact), moments.load(kept - 1)
+    few = few_kept(kept, newest.state.step if newest is not None else 0)
+    if index is None:
+        why = f"; at the last one that failed: {holds.error}" if holds.error else ""
+        nowhere = f"{expression} is true at no kept checkpoint of {kept:,}{why}"
+        note = ". ".join(filter(None, (nowhere, told, few)))
+        return FirstTrue(expression, None, "", "", (), *facts_of_search, note)
+    if index == 0:
+        number = number_of(moments.names[0])
+        told = f"it is true from the oldest kept checkpoint on, which follows record {number}"
+    loaded = moments.load(index)
+    assert loaded is not None  # the expression was evaluated there
+    state, source = loaded.state, WorkflowSource(*place[:2], facts)
+    changes = (*_changes_at(moments, source, index, loaded, expression),) if index else ()
+    note = ". ".join(filter(None, (told, few)))
+    where, statement = state.where, source.statement(state)
+    if changes:
+        where, statement = changes[0].position, changes[0].statement
+    return FirstTrue(expression, state.step, where, statement, changes, *facts_of_search, note)
+
+
+def _first(holds: Callable[[int], bool], kept: int, samples: int) -> int | None:
+    """Return the first index that holds, of evenly spread ones and then by halving the gap."""
+    spread = [n * (kept - 1) // max(1, samples - 1) for n in range(samples)]
+    spread = sorted({*spread}) if samples < kept else [*range(kept)]
+    low = -1
+    for index in spread:
+        if holds(index):
+            high = index
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (low, middle) if holds(middle) else (middle, high)
+            return high
+        low = index
+    return None
+
+
+def _changes_at(
+    moments: Moments, source: WorkflowSource, index: int, now: Loaded, expression: str
+) -> Iterator[VariableChange]:
+    before = moments.load(index - 1)
+    if before is None:
+        return
+    try:
+        old, new = moments.variables(before), moments.variables(now)
+    except UnreadableValueError:
+        return
+    for name in dict.fromkeys(re.findall(r"[^\W\d]\w*", expression)):
+        if name in old or name in new:
+            pair = old.get(name, ABSENT), new.get(name, ABSENT)
+            yield from changes_between(source, before.state, now.state, name, pair)
+
 
 # -- facts ----------------------------------------------------------------------------------------
 
@@ -100,7 +469,7 @@ class CodePlace:
 
 @public
 @dataclass(frozen=True, slots=True)
-class VariableShown:
+class VariableShown(PlainFacts):
     """A local variable at a checkpoint, as short text.
 
     Args:
@@ -118,10 +487,6 @@ class VariableShown:
     size: int
     text: str
     cut: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the attributes as plain data, for JSON."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 @public
@@ -155,7 +520,8 @@ class Why:
         left_out: the number of other variables.
         changes: the variables that differ from the checkpoint before.
         commands: the commands that go on, each with its meaning.
-        notes: what could not be shown, and why.
+        notes: what could not be shown, and why; steps that were edited since their results were
+            recorded.
     """
 
     id: str
@@ -164,10 +530,10 @@ class Why:
     said: str
     place: CodePlace | None
     error: str
-    frames: tuple[RecordedFrame, ...]
+    frames: tuple[run_steps.RecordedFrame, ...]
     because: tuple[str, ...]
-    steps: tuple[StepRecord, ...]
-    newest: tuple[StepRecord, ...]
+    steps: tuple[run_steps.StepRecord, ...]
+    newest: tuple[run_steps.StepRecord, ...]
     children: tuple[Why, ...]
     result: str
     counts: Mapping[str, int]
@@ -205,7 +571,7 @@ class Why:
 # -- reading --------------------------------------------------------------------------------------
 
 
-def why_of(place: Place, facts: RunFacts, at: int | None = None, depth: int = 0) -> Why:
+def why_of(place: run_steps.Place, facts: RunFacts, at: int | None = None, depth: int = 0) -> Why:
     """Return why a run stands where it stands.
 
     Args:
@@ -221,12 +587,12 @@ def why_of(place: Place, facts: RunFacts, at: int | None = None, depth: int = 0)
 class _RunReading:
     """One reading of a run, with all that says why it stands where it stands."""
 
-    def __init__(self, place: Place, facts: RunFacts, depth: int) -> None:
+    def __init__(self, place: run_steps.Place, facts: RunFacts, depth: int) -> None:
         store, seal, run_id = place
         self.place, self.facts, self.depth = place, facts, depth
         self.notes: list[str] = []
         self.owner: Owner | None = store.owner(run_id)
-        self.status = status_of(store, seal, facts, owned=self.owner is not None)
+        self.status = run_steps.status_of(store, seal, facts, owned=self.owner is not None)
         self.seen: Overview = overview(store, seal, facts, self.owner, SHOWN)
         self.source = WorkflowSource(store, seal, facts)
         self.failure = self._failure()
@@ -244,6 +610,11 @@ class _RunReading:
         place = self._place(frames if at is None else (), state, then=at is not None)
         variables, left_out, changes = self._variables(moments, newest, before, place)
         children = tuple(self._children())
+        self.notes += dict.fromkeys(
+            f"{each.name} has changed ({'; '.join(each.differs)}): its recorded results are used"
+            for each in recorded_versions(*self.place)
+            if each.used_by
+        )
         return Why(
             id=facts.run_id,
             call=cleaned(f"{facts.label}({facts.arguments})"),
@@ -272,16 +643,16 @@ class _RunReading:
             notes=tuple(self.notes),
         )
 
-    def _newest(self, until: State | None) -> tuple[StepRecord, ...]:
+    def _newest(self, until: State | None) -> tuple[run_steps.StepRecord, ...]:
         """Return the newest steps of the run, or the newest up to a checkpoint."""
         if until is None:
             return tuple(self.seen.steps[-_NEWEST:])
         doubtful = {each.number for each in self.seen.in_doubt}
-        steps = each_step(*self.place[:2], self.facts, doubtful)
+        steps = run_steps.each_step(*self.place[:2], self.facts, doubtful)
         return (*deque(takewhile(lambda each: each.number <= until.calls, steps), _NEWEST),)
 
     def _checkpoint(self, at: int) -> Loaded:
-        found = checkpoint_at(*self.place, at, self.seen.course)
+        found = run_steps.checkpoint_at(*self.place, at, self.seen.course)
         if found is None:
             raise StepNotFoundError(
                 f"run {self.place[2]!r} keeps no checkpoint at or before step {at}; its oldest one "
@@ -303,15 +674,15 @@ class _RunReading:
 
     def _error(self) -> str:
         if self.failure.error is not None:
-            return text_of_error(self.failure.error)
+            return run_steps.text_of_error(self.failure.error)
         failed = self.status in ("failed", "cancelled")
-        return error_line(self.facts.error) if failed and self.facts.error else ""
+        return run_steps.error_line(self.facts.error) if failed and self.facts.error else ""
 
-    def _frames(self) -> tuple[RecordedFrame, ...]:
+    def _frames(self) -> tuple[run_steps.RecordedFrame, ...]:
         """Return the user's frames of the exception: as recorded, else from its traceback."""
         try:
             end = self.facts.end if self.facts.status == "failed" else 0
-            recorded = failures_of(self.place, 0).get(end, ()) if end else ()
+            recorded = run_steps.failures_of(self.place, 0).get(end, ()) if end else ()
         except UnreadableValueError as error:
             self.notes.append(str(error))
             recorded = ()
@@ -319,7 +690,7 @@ class _RunReading:
             return recorded
         return tuple(frames_in(self.failure.tracebacks[0]))
 
-    def _steps(self) -> tuple[StepRecord, ...]:
+    def _steps(self) -> tuple[run_steps.StepRecord, ...]:
         """Return the steps at which the run stands."""
         seen, ended = self.seen, read_end(*self.place[:2], self.facts)
         if self.status == "failed" or self.failure.error is not None:
@@ -356,7 +727,7 @@ class _RunReading:
         waits = "; and ".join(map(str, pending(self.facts)[:4]))
         told = {
             "failed": f"It failed{at}{during}{tries}: {error}",
-            "completed": f"It completed in {duration_text(duration_of(self.facts))}.",
+            "completed": f"It completed in {duration_text(run_steps.duration_of(self.facts))}.",
             "running": f"It is being executed {describe_owner(self.owner)}{during}.{limit}",
             "suspended": f"It waits {waits}.",
             "interrupted": f"It was stopped by {self.facts.error}{at}.",
@@ -407,7 +778,7 @@ class _RunReading:
     # -- where -----------------------------------------------------------------------------------
 
     def _place(
-        self, frames: Sequence[RecordedFrame], state: Any, *, then: bool
+        self, frames: Sequence[run_steps.RecordedFrame], state: Any, *, then: bool
     ) -> CodePlace | None:
         if frames:
             return place_of_frame(frames[-1])
@@ -518,7 +889,7 @@ class _RunReading:
             if parent is None:
                 break
             top, facts = facts.parent, parent
-        if status in UNFINISHED or status == "cancelling":
+        if status in run_steps.UNFINISHED or status == "cancelling":
             first = "mend the code, then " if status == "failed" else ""
             where = "go on from there" if top == self.facts.run_id else "go on by its parent"
             yield f"stepwise resume {shell_word(top)}", f"{first}{where}"
@@ -536,11 +907,11 @@ _FOREIGN = re.compile(
 )
 
 
-def frames_in(text: str) -> Iterator[RecordedFrame]:
+def frames_in(text: str) -> Iterator[run_steps.RecordedFrame]:
     """Yield the user's frames in the text of a traceback, outermost first."""
     for file, line, function, code in _FRAME.findall(text):
         if not _FOREIGN.search(file) and not is_ours(file):
-            yield RecordedFrame(file, int(line), function, code.strip(), {})
+            yield run_steps.RecordedFrame(file, int(line), function, code.strip(), {})
 
 
 def _cause(text: str) -> str:
@@ -551,7 +922,7 @@ def _cause(text: str) -> str:
     return f"{error}{where}"
 
 
-def place_of_frame(frame: RecordedFrame) -> CodePlace:
+def place_of_frame(frame: run_steps.RecordedFrame) -> CodePlace:
     """Return the place of a recorded frame, with the lines around it if the file still has it."""
     linecache.checkcache(frame.file)
     lines = linecache.getlines(frame.file)
@@ -706,7 +1077,7 @@ def _place_dict(place: CodePlace | None, cut: Any, scale: float) -> dict[str, An
 
 
 def _frame_dict(
-    frame: RecordedFrame, known: Mapping[str, str], cut: Any, few: Any
+    frame: run_steps.RecordedFrame, known: Mapping[str, str], cut: Any, few: Any
 ) -> dict[str, Any]:
     where = f"{frame.file}:{frame.line} in {frame.function}: {frame.code}"
     names = few([n for n, text in frame.variables.items() if known.get(n) != text], 8)
@@ -714,7 +1085,7 @@ def _frame_dict(
     return {"at": cut(where, 200), **({"variables": variables} if variables else {})}
 
 
-def _step_dict(step: StepRecord, cut: Any) -> dict[str, Any]:
+def _step_dict(step: run_steps.StepRecord, cut: Any) -> dict[str, Any]:
     facts = {
         "number": step.number,
         "name": cut(step.name, 80),

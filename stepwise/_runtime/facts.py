@@ -18,7 +18,7 @@ from __future__ import annotations
 import inspect
 from collections import _tuplegetter  # type: ignore[attr-defined]
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, ForwardRef, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, ForwardRef, TypeVar
 
 # -- facts ----------------------------------------------------------------------------------------
 
@@ -152,6 +152,17 @@ else:
 
     class NamedTuple(metaclass=_Maker):
         """The base class of named tuples."""
+
+
+class PlainFacts:
+    """A dataclass of facts that JSON can hold."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the attributes as plain data, for JSON."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 # -- public names ---------------------------------------------------------------------------------

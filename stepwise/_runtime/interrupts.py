@@ -88,6 +88,12 @@ class SigtermWatch:
         if _in_main_thread() and self._is_ours(_signal.getsignal(_signal.SIGTERM)):
             _signal.signal(_signal.SIGTERM, self._handler)
 
+    @property
+    def handler(self) -> Any:
+        """The handler of the program itself, which ours may have replaced."""
+        handler = _signal.getsignal(_signal.SIGTERM)
+        return self._handler if self._is_ours(handler) else handler
+
     def _is_ours(self, handler: Any) -> bool:
         return handler in (self._note, self._begin_draining)
 

@@ -61,11 +61,20 @@ def check_signal(name: object) -> None:
     Raises:
         ConfigurationError: the name is empty, too long, or has invisible characters.
     """
+    _check_name(name, "a signal", "'approval' or 'payment'")
+
+
+def check_stream(name: object) -> None:
+    """Refuse an invalid name of a stream, as :func:`check_signal` does for a signal."""
+    _check_name(name, "a stream", "'main' or 'progress'")
+
+
+def _check_name(name: object, what: str, examples: str) -> None:
     good = isinstance(name, str) and name.isprintable() and name == name.strip()
     if not good or not 0 < len(name) <= _LONGEST_NAME:  # type: ignore[arg-type]
         raise ConfigurationError(
-            f"{name!r:.300} cannot be the name of a signal: give a text of 1 to {_LONGEST_NAME} "
-            "printable characters, without spaces around it, such as 'approval' or 'payment'"
+            f"{name!r:.300} cannot be the name of {what}: give a text of 1 to {_LONGEST_NAME} "
+            f"printable characters, without spaces around it, such as {examples}"
         )
 
 
@@ -171,6 +180,11 @@ def _check_effect(name: str, given: Mapping[str, Any]) -> None:
             f"{needing[0]}= of tool {name!r} is an option for side effects: write "
             f"@tool(side_effect=True, {needing[0]}=...)"
         )
+    if given.get("side_effect") and given.get("on_changed") == "rerun":
+        raise ConfigurationError(
+            f"on_changed='rerun' of tool {name!r}: a side effect never runs again by itself, since "
+            "it has happened. 'keep' uses its recorded result, 'ask' stops the run for a person"
+        )
     repeatable = given.get("idempotent") or given.get("fails_cleanly") or not given.get("retries")
     if given.get("side_effect") and not repeatable:
         raise ConfigurationError(
@@ -193,7 +207,7 @@ def _is_text(value: Any) -> bool:
 # supervisors.
 _RESERVED = (
     *("bell:", "inbox:", "langgraph:", "langgraph-threads"),
-    *("openai-agents:", "openai-agents-sessions", "up:", "limit:", "limits:"),
+    *("limit:", "limits:", "openai-agents:", "openai-agents-sessions", "stream:", "up:"),
 )
 _RUN_ID = f"a text, not empty, that does not begin with {', '.join(_RESERVED)}"
 
@@ -274,6 +288,10 @@ _OF_STEPS: dict[str, Allowed | None] = {
     "limit": (
         _or_none(lambda value: hasattr(value, "concurrent")),
         'a stepwise.Limit("openai", requests=500, per=60), or None',
+    ),
+    "on_changed": (
+        _or_none(_one_of("keep", "rerun", "ask")),
+        "'keep', 'rerun' or 'ask'; None for what configure(on_changed=...) says",
     ),
     "executor": None,
     "resources": (

@@ -23,6 +23,8 @@
                        ``1``: the arguments of steps are recorded in full; see :func:`configure`
 ``STEPWISE_RECORD_LOCALS``
                        ``1``: failures are recorded with local variables; see :func:`configure`
+``STEPWISE_STREAM_LIMIT``
+                       bytes that the streams of one run may hold; no limit by default
 ``STEPWISE_QUIET``     ``1``: no notices on stderr
 ``STEPWISE_DEBUG``     ``1``: tracebacks show the library's own frames
 ``STEPWISE_DEBUG_RUN`` what ``stepwise debug`` asks of the program that it starts, as JSON
@@ -67,6 +69,7 @@ NAMES = (
     "STEPWISE_RESUME",
     "STEPWISE_START",
     "STEPWISE_STORE",
+    "STEPWISE_STREAM_LIMIT",
     "STEPWISE_SUSPEND_AFTER",
     "STEPWISE_TEST_HOME",
     "STEPWISE_TRUST",
@@ -102,12 +105,14 @@ class _Settings:
         self.trust: str | None = None
         self.record_arguments: bool | None = None
         self.record_locals: bool | None = None
+        self.on_changed = "keep"
         self.grace = 10.0
         self.injected: frozenset[str] = frozenset()
         self.fields = Fields({}, {})
         self.secret_names: frozenset[str] = frozenset()
         self.suspend_after: float | object | None = _UNSET
         self.suspend_by_default = _SUSPEND_AFTER
+        self.stream_limit: int | object | None = _UNSET
 
 
 _settings = _Settings()
@@ -127,6 +132,8 @@ def configure(
     secret_names: Iterable[str] | None = None,
     record_arguments: bool | None = None,
     record_locals: bool | None = None,
+    on_changed: Literal["keep", "rerun", "ask"] | None = None,
+    stream_limit: int | None = _UNSET,  # type: ignore[assignment]
 ) -> None:
     """Set defaults for this process; omitted settings stay as they are.
 
@@ -135,24 +142,22 @@ def configure(
         quiet: print no notices on stderr.
         encrypt: encrypt all data stored from now on, with a key derived from the key of the records
             (extra ``encryption``).  Run ids, sizes, times and process ids stay readable.
-        trust: ``"data"``: this process loads no pickle from a store, not even one that verifies.
-            Workflows then record as ``codec="json"``, and resume from the top, answered by the
-            journal.  Values that were recorded as pickles are unreadable.  ``"all"`` by default.
+        trust: ``"data"``: this process loads no pickle, not even one that verifies.  Workflows then
+            record as ``codec="json"``, and replay from the top.  ``"all"`` by default.
         injected: full names of classes (``"mypackage.Context"``) whose instances a framework
             injects as arguments: parameters annotated with them do not distinguish calls.
         volatile: fields that do not distinguish calls, by class or full name of a class, subclasses
-            included: ``{"mypackage.Message": ("created", "usage")}``.  They replace the built-in
-            fields of the class; messages of pydantic-ai, LangChain, openai and anthropic have some.
+            included: ``{"mypackage.Message": ("created", "usage")}``, instead of built-in ones.
         references: fields with ids that every start generates anew, by class as above.  Ids count
             by their order in a call.  ``"calls[].id"`` is the ``id`` of each item of ``calls``.
-        grace: seconds that steps in flight have after SIGTERM before the process ends, 10 by
-            default.  A program with its own SIGTERM handler decides for itself.
+        grace: seconds that steps in flight have after SIGTERM, unless the program handles it: 10.
         suspend_after: seconds that a run waits in its process (``sleep``, ``wait_for``,
-            ``approve``) before it suspends and releases the process.  ``None`` to never suspend, 0
-            to suspend at once; 60 by default.
+            ``approve``) before it suspends: 60 by default, ``None`` for never, 0 for at once.
         secret_names: further names whose values are masked in requests (``door_code``).
         record_arguments: record the arguments of all steps in full, as ``record_arguments=`` does.
         record_locals: record failures with short forms of local variables, which may hold secrets.
+        on_changed: as ``on_changed=`` of a step: ``"keep"``, the default, ``"rerun"`` or ``"ask"``.
+        stream_limit: bytes that one run may emit: more is an error; ``None``: no limit (default).
 
     Raises:
         ConfigurationError: a setting is invalid.
@@ -161,18 +166,28 @@ def configure(
         _settings.store = _checked_store(store)
     recorded = {"record_arguments": record_arguments, "record_locals": record_locals}
     _switch({"quiet": quiet, "encrypt": encrypt, **recorded})
-    if suspend_after is not _UNSET:
-        _settings.suspend_after = _seconds_or_never(suspend_after)
+    _settings.suspend_after = _seconds_or_never(suspend_after)
+    _settings.stream_limit = _chosen_limit(stream_limit)
     if trust is not None:
         _settings.trust = _checked_trust(trust, f"configure(trust={trust!r})")
+    _settings.on_changed = _checked_policy(on_changed)
     if grace is not None:
         _settings.grace = _seconds(grace, f"configure(grace={grace!r})")
+    _set_names(injected, secret_names, volatile, references)
+
+
+def _set_names(
+    injected: Iterable[str] | None,
+    secret_names: Iterable[str] | None,
+    volatile: ClassFields | None,
+    references: ClassFields | None,
+) -> None:
+    if volatile is not None or references is not None:
+        _settings.fields = _changed_fields(_settings.fields, volatile, references)
     if injected is not None:
         _settings.injected = _names(injected)
     if secret_names is not None:
         _settings.secret_names = frozenset(map(plain_name, _names(secret_names)))
-    if volatile is not None or references is not None:
-        _settings.fields = _changed_fields(_settings.fields, volatile, references)
 
 
 def _names(given: Iterable[str]) -> frozenset[str]:
@@ -308,6 +323,19 @@ def encrypt() -> bool:
     return _flag("STEPWISE_ENCRYPT") if _settings.encrypt is None else _settings.encrypt
 
 
+def _checked_policy(on_changed: object) -> str:
+    if on_changed in (None, "keep", "rerun", "ask"):
+        return str(on_changed or _settings.on_changed)
+    raise ConfigurationError(
+        f"configure(on_changed={on_changed!r}): it must be 'keep', 'rerun' or 'ask'"
+    )
+
+
+def on_changed() -> str:
+    """Return what becomes of the recorded results of steps that were edited since."""
+    return _settings.on_changed
+
+
 def record_arguments() -> bool:
     """Return whether the arguments of every step are recorded in full."""
     chosen = _settings.record_arguments
@@ -320,7 +348,9 @@ def record_locals() -> bool:
     return _flag("STEPWISE_RECORD_LOCALS") if chosen is None else chosen
 
 
-def _seconds_or_never(suspend_after: float | None) -> float | None:
+def _seconds_or_never(suspend_after: Any) -> Any:
+    if suspend_after is _UNSET:
+        return _settings.suspend_after
     if suspend_after is None:
         return None
     return _seconds(suspend_after, f"configure(suspend_after={suspend_after!r})", "None")
@@ -366,6 +396,27 @@ def suspend_after() -> float | None:
     if text in ("", "never"):
         return None if text else _settings.suspend_by_default
     return _seconds(text, f"STEPWISE_SUSPEND_AFTER={text!r}", "never")
+
+
+def stream_limit() -> int | None:
+    """Return the bytes that the streams of one run may hold; ``None`` for no limit."""
+    if _settings.stream_limit is not _UNSET:
+        return _settings.stream_limit  # type: ignore[return-value]
+    text = os.environ.get("STEPWISE_STREAM_LIMIT", "").strip()
+    return _bytes_or_none(text, f"STEPWISE_STREAM_LIMIT={text!r}") if text else None
+
+
+def _chosen_limit(given: Any) -> Any:
+    if given is _UNSET:
+        return _settings.stream_limit
+    return _bytes_or_none(given, f"configure(stream_limit={given!r})")
+
+
+def _bytes_or_none(given: Any, what: str) -> int | None:
+    number = int(given) if isinstance(given, str) and given.isdecimal() else given
+    if number is None or (type(number) is int and number >= 0):
+        return number
+    raise ConfigurationError(f"{what} is not a number of bytes: give 0 or more, or None")
 
 
 def traveling() -> dict[str, Any]:

@@ -21,6 +21,7 @@ import threading
 import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator
+from math import isfinite
 from operator import attrgetter
 from typing import Any, TypeVar, cast
 
@@ -686,6 +687,87 @@ def decode_with(load: Callable[[], Any], python: str | None) -> Any:
             f"a recorded value cannot be loaded: {type(error).__name__}: {error_text(error)}. "
             "Bring back the class or module that it names"
         ) from error
+
+
+_PLAIN_CODES = frozenset(
+    {
+        "PROTO",
+        "FRAME",
+        "STOP",
+        "MARK",
+        "NONE",
+        "NEWTRUE",
+        "NEWFALSE",
+        "BININT",
+        "BININT1",
+        "BININT2",
+        "LONG1",
+        "BINFLOAT",
+        "SHORT_BINUNICODE",
+        "BINUNICODE",
+        "EMPTY_LIST",
+        "APPEND",
+        "APPENDS",
+        "EMPTY_DICT",
+        "SETITEM",
+        "SETITEMS",
+        "MEMOIZE",
+        "BINPUT",
+        "BINGET",
+        "LONG_BINPUT",
+        "LONG_BINGET",
+    }
+)
+
+
+def plain_value(data: bytes) -> Any:
+    """Return the value of a pickle that holds plain data only; nothing else is loaded.
+
+    Raises:
+        ValueError: the pickle holds anything that JSON would not give back as it is.
+    """
+    import pickletools  # on use
+
+    if not all(code.name in _PLAIN_CODES for code, _, _ in pickletools.genops(data)):
+        raise ValueError("it holds more than plain data")
+    value = loads(data)
+    if not is_plain(value):
+        raise ValueError("JSON would not give it back as it is")
+    return value
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether JSON gives a value back as it is."""
+    from stepwise._values.comparison import held_twice  # on use
+
+    waiting, met = [value], 0
+    while waiting:
+        each = waiting.pop()
+        met += 1
+        if type(each) is dict and all(type(key) is str for key in each):
+            waiting += each.values()
+        elif type(each) is list:
+            waiting += each
+        elif type(each) is float:
+            if not isfinite(each):
+                return False
+        elif type(each) not in (str, int, bool, type(None)):
+            return False
+        if met > _MOST_PLAIN:
+            return False
+    return held_twice(value) is None
+
+
+_MOST_PLAIN = 1_000_000  # parts of a value; one that holds itself has no end
+
+
+def texts_in(data: bytes) -> Iterator[str]:
+    """Yield the texts in a pickle, without loading it."""
+    import pickletools  # on use
+
+    for _, text, _ in pickletools.genops(data):
+        if isinstance(text, str):
+            yield text
 
 
 # -- naming the part that does not pickle --------------------------------------------------------

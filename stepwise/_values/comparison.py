@@ -47,14 +47,6 @@ def _alike_floats(one: float, other: float) -> bool:
     return one == other and math.copysign(1, one) == math.copysign(1, other)
 
 
-def _alike_complex(one: complex, other: complex) -> bool:
-    return _alike_floats(one.real, other.real) and _alike_floats(one.imag, other.imag)
-
-
-def _alike_decimals(one: Decimal, other: Decimal) -> bool:
-    return one.as_tuple() == other.as_tuple()
-
-
 def _alike_times(one: Any, other: Any) -> bool:
     if one.replace(tzinfo=None) != other.replace(tzinfo=None) or one.fold != other.fold:
         return False
@@ -142,8 +134,8 @@ _ATOMS: dict[type, Callable[[Any, Any], bool]] = {
     bool: operator.eq,
     type(None): operator.is_,
     float: _alike_floats,
-    complex: _alike_complex,
-    Decimal: _alike_decimals,
+    complex: lambda a, b: _alike_floats(a.real, b.real) and _alike_floats(a.imag, b.imag),
+    Decimal: lambda one, other: one.as_tuple() == other.as_tuple(),
     dt.datetime: _alike_times,
     dt.time: _alike_times,
 }

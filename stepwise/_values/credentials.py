@@ -318,18 +318,15 @@ def _without_values(text: str) -> str:
         if name is None:
             continue
         named, found = name[0][::-1], None
-        if is_secret_name(named) or _is_some_key(named):
+        if is_secret_name(named) or (  # a name like ``hmac_key``; ``key`` alone means no key
+            plain_name(named).endswith("_key") and is_suspect_name(named)
+        ):
             found = _VALUE.match(text, at)
         if found is not None and (mask := _mask_of(named, found[2] or "", found[3] or "")):
             start, stop = found.span(2 if found[2] else 3)
             kept += text[end:start], mask
             end = stop
     return "".join((*kept, text[end:])) if kept else text
-
-
-def _is_some_key(name: str) -> bool:
-    """Return whether a name in a text means some key, like ``hmac_key``; ``key`` alone does not."""
-    return plain_name(name).endswith("_key") and is_suspect_name(name)
 
 
 def _mask_of(name: str, quoted: str, bare: str) -> str:

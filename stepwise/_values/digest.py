@@ -62,7 +62,6 @@ from stepwise.errors import DigestError
 
 if TYPE_CHECKING:
     import decimal
-    import fractions
     from pathlib import PurePath
 
 
@@ -157,10 +156,6 @@ def name_of(name: str) -> bytes:
 # -- single values -------------------------------------------------------------------------------
 
 
-def _int(value: int) -> bytes:
-    return fold(b"i%x" % value)  # hexadecimal: no limit on the number of digits
-
-
 _NAN = b"f" + struct.pack(">d", math.nan)
 
 
@@ -169,20 +164,8 @@ def _float(value: float) -> bytes:
     return b"f" + struct.pack(">d", value + 0.0) if value == value else _NAN  # noqa: PLR0124
 
 
-def _complex(value: complex) -> bytes:
-    return b"x" + _float(value.real) + _float(value.imag)
-
-
 def string(value: str) -> bytes:
     return _tagged(b"s", value.encode("utf-8", "surrogatepass"))
-
-
-def _bytes(value: bytes) -> bytes:
-    return _tagged(b"b", value)
-
-
-def _bytearray(value: bytearray) -> bytes:
-    return _tagged(b"B", value)
 
 
 def _tagged(tag: bytes, value: bytes | bytearray) -> bytes:
@@ -205,10 +188,6 @@ def _decimal(value: decimal.Decimal) -> bytes:
     return fold(b"m%d:%s:%d" % (sign, stripped.encode(), exponent + len(text) - len(stripped)))
 
 
-def _fraction(value: fractions.Fraction) -> bytes:
-    return fold(b"g%x/%x" % (value.denominator, value.numerator))
-
-
 def _datetime(value: dt.datetime) -> bytes:
     if value.utcoffset() is not None:  # aware datetimes are equal when their instants are
         with contextlib.suppress(OverflowError):  # within a day of year 1 or 9999
@@ -229,10 +208,6 @@ def _time(value: dt.time) -> bytes:
     return b"z" + repr(clock - offset).encode()
 
 
-def _timezone(value: dt.timezone) -> bytes:
-    return b"k" + repr(value.utcoffset(None)).encode()
-
-
 def _range(value: range) -> bytes:
     # Not its len(), which has a limit.
     items = (value[-1] - value.start) // value.step + 1 if value else 0
@@ -248,20 +223,20 @@ def _zone(value: Any) -> bytes:
 
 ATOMS: dict[type, Callable[[Any], bytes]] = {
     str: string,
-    int: _int,
+    int: lambda value: fold(b"i%x" % value),  # hexadecimal: no limit on the number of digits
     float: _float,
     bool: lambda value: b"T" if value else b"!",
     type(None): lambda _: b"N",
-    bytes: _bytes,
-    bytearray: _bytearray,
-    complex: _complex,
+    bytes: lambda value: _tagged(b"b", value),
+    bytearray: lambda value: _tagged(b"B", value),
+    complex: lambda value: b"x" + _float(value.real) + _float(value.imag),
     type(Ellipsis): lambda _: b".",
     type(NotImplemented): lambda _: b"~",
     dt.datetime: _datetime,
     dt.date: lambda value: b"y" + value.isoformat().encode(),
     dt.time: _time,
     dt.timedelta: lambda value: b"q%d:%d:%d" % (value.days, value.seconds, value.microseconds),
-    dt.timezone: _timezone,
+    dt.timezone: lambda value: b"k" + repr(value.utcoffset(None)).encode(),
     range: _range,
 }
 """The encoding functions by the exact type of the value."""
@@ -271,7 +246,7 @@ COMMON = {cls: ATOMS[cls] for cls in (str, int, float, bool, type(None), bytes)}
 
 _SELDOM: dict[tuple[str, str], Callable[[Any], bytes]] = {
     ("decimal", "Decimal"): _decimal,
-    ("fractions", "Fraction"): _fraction,
+    ("fractions", "Fraction"): lambda n: fold(b"g%x/%x" % (n.denominator, n.numerator)),
     ("uuid", "UUID"): lambda value: b"u" + value.bytes,
     ("zoneinfo", "ZoneInfo"): _zone,
 }
@@ -629,10 +604,6 @@ def _attrs(encoder: Any, value: Any) -> bytes:
     return _object(value, parts)
 
 
-def _msgspec(encoder: Any, value: Any) -> bytes:
-    return _object(value, encoder.fields(value, value.__struct_fields__))
-
-
 def _pydantic(encoder: Any, value: Any) -> bytes:
     # Not by __dict__, which also holds cached properties; these are not compared.
     cls: Any = type(value)
@@ -840,22 +811,18 @@ def _timestamp(_: Any, value: Any) -> bytes:
     return _object(value, [string(instant.isoformat(timespec="nanoseconds"))])
 
 
-def _timedelta(_: Any, value: Any) -> bytes:
-    return _object(value, [string(value.isoformat())])
-
-
 _OF_LIBRARIES: tuple[tuple[str, tuple[str, ...], Form], ...] = (
     ("numpy", ("ndarray", "generic"), _array),
     ("pandas", ("DataFrame", "Series", "Index"), _table),
     ("pandas.api.extensions", ("ExtensionArray",), _table),
     ("pandas", ("Timestamp",), _timestamp),
-    ("pandas", ("Timedelta",), _timedelta),
+    ("pandas", ("Timedelta",), lambda _, value: _object(value, [string(value.isoformat())])),
 )
 _MARKED: tuple[tuple[str, Form], ...] = (
     ("__dataclass_fields__", _dataclass),
     ("__pydantic_validator__", _pydantic),
     ("__attrs_attrs__", _attrs),
-    ("__struct_fields__", _msgspec),
+    ("__struct_fields__", lambda enc, v: _object(v, enc.fields(v, v.__struct_fields__))),
 )
 
 
@@ -1193,10 +1160,6 @@ def _namedtuple(encoder: Any, value: Any) -> bytes:
     return join(b"o", [name, *encoder.items(value)])
 
 
-def _function(_: Any, value: Any) -> bytes:
-    return _named(value, value.__qualname__)
-
-
 def _named(value: Any, name: str) -> bytes:
     """Encode a value by a name that leads to the value.
 
@@ -1221,18 +1184,6 @@ def _method(encoder: Any, value: types.MethodType) -> bytes:
     return join(b"m", encoder.items((value.__func__, value.__self__)))  # of a parent class
 
 
-def _partial(encoder: Any, value: functools.partial[Any]) -> bytes:
-    return join(b"P", encoder.fields(value, ("func", "args", "keywords")))
-
-
-def _pattern(encoder: Any, value: re.Pattern[Any]) -> bytes:
-    return join(b"R", encoder.items((value.flags, value.pattern)))
-
-
-def _slice(encoder: Any, value: slice) -> bytes:
-    return join(b":", encoder.fields(value, ("start", "stop", "step")))
-
-
 def _memory(encoder: Any, value: memoryview) -> bytes:
     content = hashlib.sha256(value if value.contiguous else value.tobytes()).digest()
     return join(b"v", [*encoder.items((value.format, value.shape)), content])
@@ -1245,19 +1196,15 @@ def _path(_: Any, value: PurePath) -> bytes:
     )
 
 
-def _module(_: Any, value: types.ModuleType) -> bytes:
-    return fold(b"L" + value.__name__.encode())
-
-
 _BASES: tuple[tuple[Any, Any], ...] = (
     (enum.Enum, _enum),
-    (types.ModuleType, _module),
-    (re.Pattern, _pattern),
-    (slice, _slice),
+    (types.ModuleType, lambda _, value: fold(b"L" + value.__name__.encode())),
+    (re.Pattern, lambda enc, v: join(b"R", enc.items((v.flags, v.pattern)))),
+    (slice, lambda enc, v: join(b":", enc.fields(v, ("start", "stop", "step")))),
     (memoryview, _memory),
-    (functools.partial, _partial),
+    (functools.partial, lambda enc, v: join(b"P", enc.fields(v, ("func", "args", "keywords")))),
     (types.MethodType, _method),
-    ((types.FunctionType, types.BuiltinFunctionType), _function),
+    ((types.FunctionType, types.BuiltinFunctionType), lambda _, v: _named(v, v.__qualname__)),
 )
 """Classes, with the functions that encode their instances and instances of their subclasses."""
 

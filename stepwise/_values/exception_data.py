@@ -273,7 +273,7 @@ def _facts(
     secrets: Secrets | None = None,
 ) -> dict[str, Any]:
     cls, inside = type(error), members(error)
-    cleaned: Callable[[Any], Any] = _as_it_is if secrets is None else secrets.cleaned
+    cleaned: Callable[[Any], Any] = (lambda it: it) if secrets is None else secrets.cleaned
     facts: dict[str, Any] = {
         "module": cls.__module__,
         "type": cls.__qualname__,
@@ -309,10 +309,6 @@ def _facts(
     except NotDataError as problem:
         facts["why"] = str(problem)
     return facts
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
 
 
 def _fields(cls: type) -> dict[str, Any]:

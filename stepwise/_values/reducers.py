@@ -359,11 +359,6 @@ def _running_loop() -> Any:
     return sys.modules["asyncio"].get_running_loop()
 
 
-def _dict_view(view: Any) -> Any:
-    """Reduce ``mapping.keys()`` and the like; only the garbage collector reveals the dictionary."""
-    return _viewing, (*gc.get_referents(view), _VIEWS[type(view)])
-
-
 def _viewing(mapping: Any, way: str) -> Any:
     return getattr(mapping, way)()
 
@@ -433,10 +428,6 @@ def _of_iterators(iterator: Any) -> Any:
     return make, parts, *state
 
 
-def _mapping_proxy(proxy: Any) -> Any:
-    return types.MappingProxyType, (*gc.get_referents(proxy),)
-
-
 def _match(found: re.Match[Any]) -> Any:
     ends = found.string, found.pos, found.endpos
     for way in ("search", "fullmatch", "match"):
@@ -450,8 +441,8 @@ def _matched(pattern: re.Pattern[Any], way: str, *ends: Any) -> Any:
     return getattr(pattern, way)(*ends)
 
 
-def _generator(each: Generator[Any, Any, Any]) -> Any:
-    return NotImplemented if each.gi_frame is not None else (_ended_generator, ())  # type: ignore[attr-defined]
+def _ended(frame: Any, make: Callable[[], Any]) -> Any:
+    return NotImplemented if frame is not None else (make, ())
 
 
 def _ended_generator() -> Generator[None, None, None]:
@@ -461,20 +452,12 @@ def _ended_generator() -> Generator[None, None, None]:
     return ended
 
 
-def _coroutine(each: Coroutine[Any, Any, Any]) -> Any:
-    return NotImplemented if each.cr_frame is not None else (_ended_coroutine, ())  # type: ignore[attr-defined]
-
-
 def _ended_coroutine() -> Coroutine[Any, Any, None]:
     async def nothing() -> None: ...
 
     ended = nothing()
     ended.close()
     return ended
-
-
-def _async_generator(each: AsyncGenerator[Any, Any]) -> Any:
-    return NotImplemented if each.ag_frame is not None else (_ended_async_generator, ())  # type: ignore[attr-defined]
 
 
 def _ended_async_generator() -> AsyncGenerator[None, None]:
@@ -500,25 +483,26 @@ def _finalizer(finalizer: weakref.finalize[Any, Any]) -> Any:
     )
 
 
-def _has_own_form(cls: Any) -> bool:
-    return isinstance(cls, type) and "__reduce__" in vars(cls)
-
-
 _DICTS: tuple[Any, ...] = ({}, OrderedDict())
 _WAYS = ("keys", "values", "items")
 _VIEWS = {type(getattr(each, way)()): way for each in _DICTS for way in _WAYS}
 _ITERATORS = {type(iter(getattr({}, way)())): way for way in ("values", "items")}
 _OF_ITERATORS = (enumerate, filter, map, zip, *vars(itertools).values())
 _REDUCED: dict[Any, Any] = {
-    **{each: _of_iterators for each in _OF_ITERATORS if _has_own_form(each)},
-    **dict.fromkeys(_VIEWS, _dict_view),
+    **{
+        each: _of_iterators
+        for each in _OF_ITERATORS
+        if "__reduce__" in getattr(each, "__dict__", ())
+    },
+    # Only the garbage collector reveals the dictionary of ``mapping.keys()`` and the like.
+    **dict.fromkeys(_VIEWS, lambda view: (_viewing, (*gc.get_referents(view), _VIEWS[type(view)]))),
     **dict.fromkeys(_ITERATORS, _dict_iterator),
     **dict.fromkeys(SHRINKING, _list_iterator),
-    types.MappingProxyType: _mapping_proxy,
+    types.MappingProxyType: lambda proxy: (types.MappingProxyType, (*gc.get_referents(proxy),)),
     re.Match: _match,
     threading.Thread: _thread,
     weakref.finalize: _finalizer,
-    types.GeneratorType: _generator,
-    types.CoroutineType: _coroutine,
-    types.AsyncGeneratorType: _async_generator,
+    types.GeneratorType: lambda each: _ended(each.gi_frame, _ended_generator),
+    types.CoroutineType: lambda each: _ended(each.cr_frame, _ended_coroutine),
+    types.AsyncGeneratorType: lambda each: _ended(each.ag_frame, _ended_async_generator),
 }

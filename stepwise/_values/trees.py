@@ -144,7 +144,8 @@ def held_as(value: Any) -> tuple[str, str] | None:
         return _held_bare(value)
     if cls.__module__ == "builtins" or not cls.__flags__ & HEAP_TYPE:
         return None
-    if not _has_name(cls):  # without a name, loading would copy the class: a lock's, say
+    # Without a name, loading would copy the class: a lock's, say.
+    if found_at(cls.__module__, cls.__qualname__) is not cls:
         return None
     for module in (cls.__module__, *_homes.get(cls, ())):
         name = _name_in(module, value)
@@ -183,11 +184,6 @@ def place_of_dict(value: dict[Any, Any]) -> tuple[str, str] | None:
     if type(name) is str and getattr(sys.modules.get(name), "__dict__", None) is value:
         return name, "__dict__"
     return None
-
-
-def _has_name(cls: type) -> bool:
-    """Return whether the module of a class holds it under its name."""
-    return found_at(cls.__module__, cls.__qualname__) is cls
 
 
 def _held_bare(value: object) -> tuple[str, str] | None:
@@ -777,15 +773,12 @@ def _inside(
         return value.values() if PLAIN.issuperset(map(type, value)) else None
     if cls in _SETS:  # a set must hold no nodes: a loaded set has another order
         small = PLAIN.issuperset(map(type, value))
-        return value if small and not any(map(_is_large, value)) else None
+        large = any(type(each) in _LEAVES and len(each) >= LARGE_LEAF for each in value)
+        return value if small and not large else None
     if cls not in kinds:
         kinds[cls] = kind_of(cls, arrays=arrays)
     kind = kinds[cls]
     return kind.parts(value) if kind is not None else None
-
-
-def _is_large(atom: Any) -> bool:
-    return type(atom) in _LEAVES and len(atom) >= LARGE_LEAF
 
 
 _CONTAINERS = frozenset({list, dict, tuple})

@@ -5,5 +5,6 @@ module of this room: tests/test_layers.py says what else a public package may im
 
 The modules, each importing only from those before it::
 
-    outlook definition frame execute resume debugged begin handles elsewhere up workflow host
+    outlook definition frame execute resume debugged replayed begin handles rerun preflight
+    up workflow host
 """

@@ -29,6 +29,7 @@ from collections.abc import Callable, Container, Generator, Iterable, Iterator, 
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from stepwise import errors
 from stepwise._calls.awaitables import coroutine_of
 from stepwise._calls.call import Performance, Performer
 from stepwise._calls.driver import Core, Result, Sleep, drive
@@ -59,21 +60,7 @@ from stepwise._identity.module_names import (
     other_places,
     place_of,
 )
-from stepwise._journal.journal import (
-    Journal,
-    anchor_of,
-    check_key,
-    facts_of,
-    is_another_history,
-    is_of_file,
-    is_ready,
-    newest_mark,
-    open_head,
-    place_of_run,
-    read_end,
-    seal_for,
-    unfinished_heads,
-)
+from stepwise._journal import journal as journals
 from stepwise._journal.lease import Lease, describe_owner
 from stepwise._journal.records import Call, RunFacts, Started, Sums, difference
 from stepwise._journal.seal import Seal
@@ -103,16 +90,6 @@ from stepwise._workflows.execute import (
     execute_generator,
 )
 from stepwise._workflows.resume import WorkflowRun
-from stepwise.errors import (
-    ConfigurationError,
-    JournalLostError,
-    RunBusyError,
-    RunConflictError,
-    RunOwnedError,
-    RunSkipped,
-    RunSuspended,
-    RunWarning,
-)
 from stepwise.stores import Head, Store, open_store
 
 if TYPE_CHECKING:
@@ -135,7 +112,7 @@ def is_call_of(store: Store, seal: Seal, old: RunFacts, callee: Callee) -> bool:
     return (
         old.workflow == workflow.full_name
         or _was_moved(old, workflow.full_name, workflow.code)
-        or is_of_file(store, seal, old, workflow.other_names, workflow.file)
+        or journals.is_of_file(store, seal, old, workflow.other_names, workflow.file)
         or _was_renamed(store, seal, old, workflow.function.__module__)
     )
 
@@ -174,7 +151,7 @@ def _differs_plainly(old: RunFacts, callee: Callee) -> bool:
 
 def _was_moved(old: RunFacts, workflow: str, code: str) -> bool:
     """Return whether a run belongs to a workflow with the same code, in a script that is gone."""
-    place = place_of_run(old)
+    place = journals.place_of_run(old)
     return (
         bool(code)
         and old.code == code
@@ -199,7 +176,9 @@ def _was_renamed(store: Store, seal: Seal, old: RunFacts, module: str) -> bool:
     if holds_name(module, label.partition(".")[0]) or is_defined(module, label):
         return False
     file = file_of(module)
-    is_here = place_of_run(old) == place_of(module) or is_of_file(store, seal, old, names, file)
+    is_here = journals.place_of_run(old) == place_of(module) or journals.is_of_file(
+        store, seal, old, names, file
+    )
     return is_here and not _may_be_made(file, label)
 
 
@@ -231,7 +210,7 @@ def look_beside(
     for old in _under_other_names(store, seal, new, callee) or ():
         effects = _effects_of(store, seal, old)
         resume = f"STEPWISE_RESUME={shell_word(old.run_id)}, or .options(run_id={old.run_id!r})"
-        beside, place = f"{old.run_id}({old.arguments}){effects} of", place_of_run(old)
+        beside, place = f"{old.run_id}({old.arguments}){effects} of", journals.place_of_run(old)
         if is_moved := _was_moved(old, new.workflow, new.code):
             beside += (
                 f" the same code in {place}, which no longer exists. To resume that run instead: "
@@ -247,7 +226,7 @@ def look_beside(
             if memory.is_first(f"unfinished {old.run_id} beside {new.workflow}"):
                 notice(f"{new.run_id} starts; unfinished: {beside}")
             continue
-        raise RunConflictError(
+        raise errors.RunConflictError(
             f"{new.label}({new.arguments}) would begin a new run beside an unfinished one whose "
             f"side effects it may repeat: {beside}. If it is another workflow, begin a new run "
             f"all the same: .options(fresh=True), or STEPWISE_FRESH=1; stepwise forget "
@@ -320,13 +299,17 @@ def _under_other_names(store: Store, seal: Seal, new: RunFacts, callee: Callee) 
         for old in (counted[each.run_id] for each in alike)
         if old.digest == digest and not (parts is not None and parts.differing(old.parts))
     ]
-    now = [facts_of(store, seal, old.run_id) for old in equal if store.owner(old.run_id) is None]
+    now = [
+        journals.facts_of(store, seal, old.run_id)
+        for old in equal
+        if store.owner(old.run_id) is None
+    ]
     return [facts for facts in now if facts is not None and facts.status != "completed"]
 
 
 def _unfinished(store: Store, seal: Seal, workflow: str) -> Iterator[RunFacts]:
     """Yield the unfinished top-level runs of a workflow that nobody executes."""
-    for facts in _begun(seal, unfinished_heads(store, seal, workflow), _BESIDE):
+    for facts in _begun(seal, journals.unfinished_heads(store, seal, workflow), _BESIDE):
         if store.owner(facts.run_id) is None:
             yield facts
 
@@ -340,7 +323,7 @@ def _begun(seal: Seal, heads: Iterable[Head], most: int) -> Iterator[RunFacts]:
     mine = {run.run_id for run in list(live_runs)}
     for head in itertools.islice(heads, most):
         # Runs of this process are skipped without asking the store, which may be remote.
-        facts = open_head(seal, head) if head.run_id not in mine else None
+        facts = journals.open_head(seal, head) if head.run_id not in mine else None
         if facts is not None and not facts.parent:
             yield facts
 
@@ -356,6 +339,15 @@ def _effects_of(store: Store, seal: Seal, facts: RunFacts) -> str:
 
 
 RunT = TypeVar("RunT", bound=OpenedRun)
+
+
+def check_may_begin(label: str) -> None:
+    """Refuse to begin or resume a run in a process that only looks at runs."""
+    if memory.only_looks:
+        raise errors.ConfigurationError(
+            f"{label!r} is called while its module is imported, and this command only imports it: "
+            "put the call under  if __name__ == '__main__':"
+        )
 
 
 def open_run(
@@ -374,11 +366,13 @@ def open_run(
         ConfigurationError: the run would be recorded as pickles, which this process refuses to
             load.
     """
+    check_may_begin(call.callee.workflow.label)
     if not call.codec:
         check_trust(f"run {call.run_id!r} would be recorded as pickles")
-    seal = seal_for(call.store)
+    seal = journals.seal_for(call.store)
     if call.parent is None and (debugged.look is not None or settings.DEBUGGED in os.environ):
-        opened: Any = _open_for_debugger(call, seal)
+        opens: Any = _open_to_compare if debugged.compares else _open_for_debugger
+        opened: Any = opens(call, seal)
         return opened  # type: ignore[no-any-return]
     facts, recall = recall_run(call, seal)
     if recall is not None:
@@ -405,7 +399,7 @@ def _open_for_debugger(call: Invocation, seal: Seal) -> Recall | WorkflowRun:
     """
     from stepwise._workflows.debugged import DebuggedRun, check_call, request_here  # on use
 
-    request, facts = request_here(), facts_of(call.store, seal, call.run_id)
+    request, facts = request_here(), journals.facts_of(call.store, seal, call.run_id)
     is_asked = call.run_id == request.run_id and (debugged.look is None or not debugged.look.live)
     if not is_asked and facts is not None and facts.status == "completed":
         facts, recall = recall_run(call, seal)
@@ -419,10 +413,28 @@ def _open_for_debugger(call: Invocation, seal: Seal) -> Recall | WorkflowRun:
     return DebuggedRun(call, *taken)
 
 
+def _open_to_compare(call: Invocation, seal: Seal) -> WorkflowRun:
+    """Open the copy of a run that is executed again.
+
+    Raises:
+        ConfigurationError: the call means another run.
+    """
+    from stepwise._workflows.replayed import ComparedRun, Comparing  # on use
+
+    look: Any = debugged.look
+    assert isinstance(look, Comparing)
+    ComparedRun.check(call, look)
+    lease = Lease(call.store, call.run_id).acquire()
+    call = call._replace(timeout=None)
+    return ComparedRun(
+        look, call, *_take_up(call, seal, lease, journals.facts_of(call.store, seal, call.run_id))
+    )
+
+
 def _acquire(lease: Lease, *, child: bool) -> None:
     try:
         lease.acquire(child=child)
-    except (RunBusyError, RunOwnedError):
+    except (errors.RunBusyError, errors.RunOwnedError):
         # A Ctrl-C at the beginning or the end of an attempt may have left its lease held.
         for active in list(live_runs):
             if active.run_id == lease.run_id and active.is_over():
@@ -441,18 +453,18 @@ def recall_run(call: Invocation, seal: Seal) -> tuple[RunFacts | None, Recall | 
     Raises:
         RunBusyError, RunConflictError, RunCancelled: as in :func:`open_run`.
     """
-    facts = facts_of(call.store, seal, call.run_id)
+    facts = journals.facts_of(call.store, seal, call.run_id)
     if call.meant is not None and not call.meant(facts):
-        raise RunBusyError(
+        raise errors.RunBusyError(
             f"run {call.run_id!r} is not continued here: another process did so",
             run_id=call.run_id,
             owner=None,
         )
     if facts is None:
         return None, None
-    kept = anchor_of(call.store, call.run_id)
+    kept = journals.anchor_of(call.store, call.run_id)
     if kept is not None and kept.deleted and facts.created_at < kept.at:
-        raise JournalLostError(
+        raise errors.JournalLostError(
             f"run {call.run_id!r} was deleted, and {call.store.url} holds it again, as it was "
             "before. If somebody put it back from a backup, run stepwise restore; to begin anew: "
             f"stepwise forget {shell_word(call.run_id)}",
@@ -467,13 +479,17 @@ def recall_run(call: Invocation, seal: Seal) -> tuple[RunFacts | None, Recall | 
 
 
 def _result(call: Invocation, seal: Seal, facts: RunFacts) -> Recall | None:
-    end = read_end(call.store, seal, facts)
+    end = journals.read_end(call.store, seal, facts)
     ended = end.ended if end is not None else None
     if end is None or ended is None or not ended.answers:
         return None  # the result or the changes are not recorded: a replay computes them again
-    marked = newest_mark(call.store, seal, call.run_id)
-    if marked.last > facts.end or is_another_history(call.store, seal, call.run_id, marked):
+    marked = journals.newest_mark(call.store, seal, call.run_id)
+    if marked.last > facts.end or journals.is_another_history(
+        call.store, seal, call.run_id, marked
+    ):
         return None  # an older database: loading its journal reports the loss
+    if _runs_again(call, seal):
+        return None
     callee = call.callee
     function = callee.workflow.function
     around = surroundings(callee.bound, callee.instance, function, callee.secret)
@@ -493,6 +509,23 @@ def _result(call: Invocation, seal: Seal, facts: RunFacts) -> Recall | None:
             f"{f'. To run it afresh: {ways}, or: {forget}' if first else ''}"
         )
     return Recall(value, bool(ended.changed))
+
+
+def _runs_again(call: Invocation, seal: Seal) -> bool:
+    """Return whether steps of a completed run run again, since they were edited; else report them.
+
+    Raises:
+        CodeChangedError: a person has to say what becomes of their results.
+    """
+    from stepwise._calls.edited import asks, tell  # on use: few runs have completed
+    from stepwise._calls.edits import edits_in
+
+    edits = edits_in(call.store, seal, call.run_id)
+    error = asks(call.run_id, edits)
+    if error is not None or any(each.policy == "rerun" for each in edits):
+        return True  # taken up, the run records the question, or makes the calls again
+    tell(call.run_id, edits)
+    return False
 
 
 def _refuse_cancelled(call: Invocation, seal: Seal, facts: RunFacts) -> None:
@@ -522,7 +555,7 @@ def _check_conflict(call: Invocation, seal: Seal, facts: RunFacts) -> None:
     detail = "" if other else f" of {facts.workflow}"
     option = parts.left_out_by(differing) if parts is not None else ""
     leave = f"leave the differing parts out of the identity ({option}), " if option else ""
-    raise RunConflictError(
+    raise errors.RunConflictError(
         f"run id {call.run_id!r} belongs to another call{detail}:\n"
         f"  recorded  {recorded}\n"
         f"  given     {given}\n"
@@ -546,7 +579,7 @@ def _take_up(
 ) -> tuple[ActiveRun, bytes, bool]:
     """Return the run in progress, the contents of its arguments, and whether it is new."""
     callee = call.callee
-    journal = Journal(call.store, seal, call.run_id, lease.epoch, fsync=call.fsync)
+    journal = journals.Journal(call.store, seal, call.run_id, lease.epoch, fsync=call.fsync)
     is_new = facts is None
     secrets = _secrets_of(call)
     around = surroundings(callee.bound, callee.instance, secret=callee.secret)
@@ -555,7 +588,7 @@ def _take_up(
     if facts is None:
         journal.load()  # an empty run, or an error that names the loss
         if call.parent is None and (call.store.url, seal.key_id) not in _same_key:
-            check_key(call.store, seal)
+            journals.check_key(call.store, seal)
             _same_key.add((call.store.url, seal.key_id))
         facts, began = _start(call, journal, secrets)
     node = callee.workflow.source.node()
@@ -588,7 +621,7 @@ def _secrets_of(call: Invocation) -> Secrets:
 
 
 def _start(
-    call: Invocation, journal: Journal, secrets: Secrets
+    call: Invocation, journal: journals.Journal, secrets: Secrets
 ) -> tuple[RunFacts, tuple[Started, Data]]:
     # Imported on use: a resume needs neither, and should not become slower.
     from stepwise._execution.outcomes import record_inputs
@@ -670,27 +703,27 @@ def when_free(
     while True:
         try:
             return Result(take(waited))
-        except (RunBusyError, RunOwnedError) as error:
+        except (errors.RunBusyError, errors.RunOwnedError) as error:
             if error.run_id != run_id or on_owned == "raise":
                 raise
             busy = error
         if on_owned == "skip":
-            raise RunSkipped(
+            raise errors.RunSkipped(
                 f"run {run_id!r} is being executed {describe_owner(busy.owner)}, and "
                 "on_owned='skip' leaves the run alone",
                 run_id=run_id,
                 owner=busy.owner,
             ) from None
-        seal = seal_for(store)
+        seal = journals.seal_for(store)
         if not waited:
-            before, waited = facts_of(store, seal, run_id), True
+            before, waited = journals.facts_of(store, seal, run_id), True
             notice(f"{run_id}: waits, since it is being executed {describe_owner(busy.owner)}")
         with _noted(run_id):
             for pause in _until_free(store, run_id, busy, blocks=blocks):
                 if waits is not None:
                     waits()
                 yield Sleep(pause)
-        after = facts_of(store, seal, run_id)
+        after = journals.facts_of(store, seal, run_id)
         same_end = before and after and (before.status, before.end) == (after.status, after.end)
         if after is not None and after.status == "failed" and not same_end:
             from stepwise._execution.viewer import error_of  # on use: few programs wait
@@ -701,7 +734,7 @@ def when_free(
 
 
 def _until_free(
-    store: Store, run_id: str, busy: RunBusyError | RunOwnedError, *, blocks: bool
+    store: Store, run_id: str, busy: errors.RunBusyError | errors.RunOwnedError, *, blocks: bool
 ) -> Iterator[float]:
     pause = _SHORTEST
     while True:
@@ -832,7 +865,7 @@ class Starting:
     @cached
     def _seal(self) -> Seal:
         # Creates the key, which a caller that only asks for an id does not need.
-        return seal_for(self._store)
+        return journals.seal_for(self._store)
 
     @property
     def base(self) -> str:
@@ -861,7 +894,7 @@ class Starting:
                 yield meant
             elif not meant.unfinished:
                 fork, label = settings.resume(), self._workflow.label
-                raise RunConflictError(
+                raise errors.RunConflictError(
                     f"the fork {fork!r} is to be resumed, and this call of {label!r} means run "
                     f"{meant.run_id!r}, from which the fork was made: it is not executed in the "
                     "fork's place. Call the workflow with the arguments of the fork, or with "
@@ -943,7 +976,7 @@ class Starting:
 
     def _is_of_file(self, facts: RunFacts) -> bool:
         workflow = self._workflow
-        return facts.digest == self._parts.arguments and is_of_file(
+        return facts.digest == self._parts.arguments and journals.is_of_file(
             self._store,
             self._seal,
             facts,
@@ -969,7 +1002,7 @@ class Starting:
             "that a script that stopped can resume. To make every call a new run: start='new'. To "
             "resume unfinished runs only: start='unfinished'. For one run per request: "
             ".options(run_id=...). To keep this behaviour: start='same'",
-            RunWarning,
+            errors.RunWarning,
         )
 
     # -- the run with these arguments ------------------------------------------------------------
@@ -999,7 +1032,7 @@ class Starting:
     def _glance(self, run_id: str) -> RunFacts | None:
         """Return the facts of a run, or ``None``; a missing run costs no read of a journal."""
         head = self._store.head(run_id)
-        return facts_of(self._store, self._seal, run_id) if head is not None else None
+        return journals.facts_of(self._store, self._seal, run_id) if head is not None else None
 
     def _free_number(self, base: str, first: str, ordinal: int) -> str:
         """Return the numbered id that no other call of this process has been given."""
@@ -1071,11 +1104,11 @@ class Starting:
         if next(iter(self._store.heads(unfinished=True)), None) is None:
             return found
         for name in (workflow.full_name, *workflow.other_names):
-            heads = unfinished_heads(self._store, self._seal, name)
+            heads = journals.unfinished_heads(self._store, self._seal, name)
             for head in itertools.islice(heads, _MOST_EXAMINED):
-                facts = open_head(self._seal, head)
+                facts = journals.open_head(self._seal, head)
                 if facts is not None and self._could_be(facts, name):
-                    facts = facts_of(self._store, self._seal, facts.run_id)
+                    facts = journals.facts_of(self._store, self._seal, facts.run_id)
                     if facts is not None and facts.status not in ("completed", "cancelled"):
                         found.append(facts)
         return sorted(found, key=lambda facts: facts.created_at, reverse=True)
@@ -1084,7 +1117,7 @@ class Starting:
         return (
             facts.digest == self._parts.arguments
             and not facts.parent
-            and not is_ready(facts)
+            and not journals.is_ready(facts)
             and not self._parts.differing(facts.parts)
             and (name == self._workflow.full_name or self._is_of_file(facts))
             and self._store.owner(facts.run_id) is None
@@ -1305,9 +1338,9 @@ def run_of(store: Store, run_id: str) -> Run:
     return Run(store, run_id)
 
 
-def no_id_yet(label: str) -> ConfigurationError:
+def no_id_yet(label: str) -> errors.ConfigurationError:
     """Return the error for asking the id of a run that will be new."""
-    return ConfigurationError(
+    return errors.ConfigurationError(
         f"the next call of {label!r} will be a new run, whose id is generated when it starts: give "
         "it an id, .options(run_id=...), or use the Run that execute() returns"
     )
@@ -1384,12 +1417,12 @@ class TopLevel(WorkflowCall):
                     self._take, self.store, self.run_id, on_owned, blocks=blocks, waits=waits
                 )
                 opened = (yield from taking).unwrap()
-            except RunSkipped:
+            except errors.RunSkipped:
                 if not self.skips:
                     raise
                 self.joined, self.taken = True, Recall(None)
                 break
-            except (RunBusyError, RunOwnedError):
+            except (errors.RunBusyError, errors.RunOwnedError):
                 if not self._meant.unfinished:
                     raise
                 self._choose_next()  # another process was faster
@@ -1405,6 +1438,7 @@ class TopLevel(WorkflowCall):
 
     def starting(self) -> Starting:
         """Return the object that chooses the run of this call."""
+        check_may_begin(self.workflow.label)
         options = self.options
         self.store = open_store(options.store if options.store is not None else settings.store())
         self.given = Given(self.workflow.full_name, self.bound, self.instance)
@@ -1444,7 +1478,7 @@ class TopLevel(WorkflowCall):
         """Return the recorded result once another process has completed the run."""
         explicit = self.is_explicit
         call = self.invocation(self.store, self.run_id, explicit=explicit, fsync=True, waited=True)
-        return recall_run(call, seal_for(self.store))[1]
+        return recall_run(call, journals.seal_for(self.store))[1]
 
     def _choose_next(self) -> None:
         self._meant = next(self._runs)
@@ -1510,7 +1544,7 @@ class TopLevel(WorkflowCall):
         """Suppress the exception of a suspension if the caller asked for the run."""
         try:
             yield
-        except RunSuspended as error:
+        except errors.RunSuspended as error:
             if wakers and kernel_shell() is not None:
                 wakers[0](self)
                 from stepwise._execution.suspension import suspended_text  # on use
@@ -1588,7 +1622,7 @@ def _plain(workflow: Definition, instance: Any, args: Any, kwargs: Any, want_run
 
 def _given(child: ChildCall, result: Result, want_run: bool) -> Any:
     """Return the result of a call of a child workflow, or its run."""
-    if want_run and isinstance(result.error, RunSkipped):
+    if want_run and isinstance(result.error, errors.RunSkipped):
         return child.handle()
     value = result.unwrap()
     return child.handle() if want_run else value

@@ -26,11 +26,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+from stepwise._calls.call import Performance
+from stepwise._calls.driver import Core, Result
+from stepwise._calls.prompted import not_on_record
 from stepwise._checkpoints.checkpoints import PREFIX, Loaded, State
 from stepwise._execution.active_run import ActiveRun, debugged
 from stepwise._execution.looking import Looking, Request
 from stepwise._execution.viewer import Placeholder, view_inputs
 from stepwise._journal.journal import facts_of, holds
+from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Call, RunFacts
 from stepwise._rewrite import build, following_line
 from stepwise._runtime import settings
@@ -361,7 +365,7 @@ class DebuggedRun(WorkflowRun):
     def __init__(self, call: Invocation, active: ActiveRun, before: bytes, is_new: bool) -> None:
         super().__init__(call, active, before, is_new)
         self.request = request_here()
-        self.look = debugged.look = Looking(self.request, self._stop_inside, self._enter_body)
+        self.look = debugged.look = Looking(self.request, self._stop_inside, self._unanswered)
         journal = active.journal
         self.names = [*journal.store.names(active.run_id, PREFIX)]
         self.chosen: Loaded | None = None
@@ -603,6 +607,23 @@ class DebuggedRun(WorkflowRun):
         self._begin_for_real()
         if prompt.breaks or prompt.stoplineno != -1:
             prompt.trace_from(self.frame)
+
+    def _unanswered(self, made: Performance, call: Call, recorded: RecordedCall | None) -> Core:
+        """Return once the run goes on for real, since the journal does not answer a call.
+
+        Raises:
+            OutsideRunError: the run is only looked at, and nothing is replayed.
+        """
+        yield from ()
+        look, active, performer = self.look, made.scope.run, made.performer
+        if not look.holds(active.root.run_id):
+            return Result()
+        if recorded is not None and recorded.call.number == self.request.step:
+            self._enter_body(call, performer.body(call), made.args, made.kwargs)
+        elif not look.replays:
+            raise not_on_record(active, call.name, is_allowable=bool(performer.kind))
+        self._stop_inside(f"the run has not made {call.name}({call.arguments}) yet")
+        return Result()
 
     def _enter_body(
         self, call: Call, body: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -17,19 +17,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iter
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from stepwise import errors
 from stepwise._calls.awaitables import check_awaited, noticing_forgotten
 from stepwise._calls.driver import Core, Result, drive
+from stepwise._calls.steps import look_at_code_again
 from stepwise._checkpoints.given import Surroundings
-from stepwise._execution.active_run import (
-    ENDINGS,
-    ActiveRun,
-    Scope,
-    Steering,
-    cancelled_error,
-    current_scope,
-    live_runs,
-    scope_variable,
-)
+from stepwise._execution import active_run
 from stepwise._execution.outcomes import encode_changed, record_arguments, surroundings
 from stepwise._execution.tasks import carrier, drain, end_if_drained, joins, look_again, tasks_of
 from stepwise._journal.journal import Position, facts_of, read_entries
@@ -41,21 +34,10 @@ from stepwise._runtime import asyncio_state, clock, tracing
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.interrupts import sigterms
 from stepwise._runtime.limits import stopped
-from stepwise._runtime.messages import notice, reports, shell_word, warn
+from stepwise._runtime.messages import kernel_shell, notice, reports, shell_word, warn
 from stepwise._values.codec import Encoded
 from stepwise._values.preview import preview
 from stepwise._workflows.definition import Callee
-from stepwise.errors import (
-    BudgetExceeded,
-    LeaseLostError,
-    NotRecordableError,
-    RunCancelled,
-    RunOwnedError,
-    RunStopped,
-    RunWarning,
-    StoreError,
-    UnusedRecordWarning,
-)
 from stepwise.stores import Store
 
 if TYPE_CHECKING:
@@ -94,7 +76,7 @@ class Invocation(NamedTuple):
     run_id: str
     explicit: bool
     fsync: bool
-    parent: ActiveRun | None = None
+    parent: active_run.ActiveRun | None = None
     codec: str = ""
     rewritten: Rewritten | None = None
     arguments_changed: bool = False
@@ -128,7 +110,9 @@ class OpenedRun:
         changed: true if the run turned out to change the arguments.
     """
 
-    def __init__(self, call: Invocation, active: ActiveRun, before: bytes, is_new: bool) -> None:
+    def __init__(
+        self, call: Invocation, active: active_run.ActiveRun, before: bytes, is_new: bool
+    ) -> None:
         self.call = call
         self.active = active
         self.before = before
@@ -162,8 +146,18 @@ class OpenedRun:
         """Finish a compensation that an earlier attempt left half done.
 
         Return an error if the run was cancelled and the call does not resume cancelled runs.
+
+        Raises:
+            CodeChangedError: a step was edited, and a person has to say what becomes of its
+                recorded results.
         """
         active = self.active
+        if kernel_shell() is not None:
+            look_at_code_again()
+        if not self.is_new:
+            from stepwise._calls.edits import take_up  # on use: a new run has no older results
+
+            take_up(active)
         if active.facts.undoing:
             from stepwise._calls.compensation import compensate  # on use: few runs are undone
 
@@ -192,7 +186,7 @@ class OpenedRun:
                     f"run {active.run_id!r} {active.facts.status}, and undoing its side effects "
                     f"failed too: {preview(result.error)}. To undo the others: "
                     f"stepwise.get_run({active.run_id!r}).compensate()",
-                    RunWarning,
+                    errors.RunWarning,
                 )
         return Result()
 
@@ -246,10 +240,14 @@ class OpenedRun:
             if ending is not error and ending.__cause__ is None:
                 ending.__cause__ = error
             status: Any = "failed"
-            if isinstance(ending, RunCancelled):
+            if isinstance(ending, errors.RunCancelled):
                 status, ending = "cancelled", with_doubts(active, ending)
             active.finish(status, ending, active.codec.encode_error(ending))
-        elif isinstance(error, (Exception, *ENDINGS)) and active.begun and not active.interrupted:
+        elif (
+            isinstance(error, (Exception, *active_run.ENDINGS))
+            and active.begun
+            and not active.interrupted
+        ):
             active.finish("failed", error, active.codec.encode_error(error))
             if active.parent is not None:  # recalling this error repeats the changes to arguments
                 changed = self.changed_arguments()
@@ -278,17 +276,17 @@ class OpenedRun:
             try:
                 around = self.arguments()
                 return encode_changed(codec, value, plainly, around, repr(label)), changed, ""
-            except (NotRecordableError, MemoryError) as problem:
+            except (errors.NotRecordableError, MemoryError) as problem:
                 why = str(problem)
         try:
             encoded = plainly()
-        except (NotRecordableError, MemoryError) as problem:
+        except (errors.NotRecordableError, MemoryError) as problem:
             encoded, why = None, str(problem)
         if why and not again:
             warn(
                 f"{why}. The run is complete; when it is called again, its journal makes the "
                 "result anew",
-                RunWarning,
+                errors.RunWarning,
             )
         return encoded, {} if why else changed, why
 
@@ -299,7 +297,7 @@ class OpenedRun:
 class _Ownership:
     """The context of an attempt, from the takeover of its run to the release of the lease."""
 
-    def __init__(self, active: ActiveRun) -> None:
+    def __init__(self, active: active_run.ActiveRun) -> None:
         self.active = active
         self._before: Any = _OUTSIDE  # the scope to return to
         self._leave: Any = None  # ends the tracing span that was entered
@@ -321,14 +319,14 @@ class _Ownership:
                 _ring_if_suspended(self.active)
             finally:
                 carrier.__exit__()
-                if not live_runs:
+                if not active_run.live_runs:
                     sigterms.end()
                     end_if_drained()
 
     def enter_scope(self) -> None:
         # Keep the scope, not the token of the change: a Ctrl-C could come before it is stored.
-        self._before = current_scope()
-        scope_variable.set(Scope(self.active))
+        self._before = active_run.current_scope()
+        active_run.scope_variable.set(active_run.Scope(self.active))
         joins()
         self._leave = tracing.enter(self.active.run_id)
 
@@ -337,7 +335,7 @@ class _Ownership:
             tracing.leave(self._leave)
             self._leave = None
         if self._before is not _OUTSIDE:
-            scope_variable.set(self._before)
+            active_run.scope_variable.set(self._before)
             self._before = _OUTSIDE
 
 
@@ -396,7 +394,10 @@ async def _inline(opened: OpenedRun) -> Any:
     active.task, active.executor = asyncio_state.current(), sys._getframe()
     active.awaits = True
     active.unwinding.enter()
-    token, left = scope_variable.set(Scope(active)), tracing.enter(active.run_id)
+    token, left = (
+        active_run.scope_variable.set(active_run.Scope(active)),
+        tracing.enter(active.run_id),
+    )
     joins()
     try:
         with steered(active, is_new=opened.is_new), noticing_forgotten(active):
@@ -406,7 +407,7 @@ async def _inline(opened: OpenedRun) -> Any:
     finally:
         if left is not None:
             tracing.leave(left)
-        scope_variable.reset(token)
+        active_run.scope_variable.reset(token)
 
 
 async def _in_task(opened: OpenedRun) -> Any:
@@ -472,7 +473,7 @@ async def _until_done(task: Any) -> None:
         task.exception()  # retrieved, so that asyncio does not report it as never retrieved
 
 
-async def _end_others(active: ActiveRun, *, tell: bool) -> None:
+async def _end_others(active: active_run.ActiveRun, *, tell: bool) -> None:
     """Cancel and await the remaining tasks, which could not record anything any more.
 
     If the run ended normally (``tell``), tasks that close a generator are awaited without being
@@ -482,7 +483,7 @@ async def _end_others(active: ActiveRun, *, tell: bool) -> None:
 
     if isinstance(sys.exc_info()[1], GeneratorExit):
         return
-    if isinstance(active.stopped, BudgetExceeded):
+    if isinstance(active.stopped, errors.BudgetExceeded):
         with contextlib.suppress(asyncio.CancelledError):
             await _until_recorded(active)
     left = tasks_of(active)
@@ -499,11 +500,11 @@ async def _end_others(active: ActiveRun, *, tell: bool) -> None:
             f"run {active.run_id!r} ended while {len(forgotten)} of its tasks were still running "
             f"({names}); they were cancelled. Await them, or, if they are not part of the run, "
             "start them under `with stepwise.background():`",
-            RunWarning,
+            errors.RunWarning,
         )
 
 
-async def _until_recorded(active: ActiveRun) -> None:
+async def _until_recorded(active: active_run.ActiveRun) -> None:
     """Wait for the steps in flight of a run whose budget is used up: they are already paid for."""
     import asyncio
 
@@ -524,6 +525,8 @@ async def _until_recorded(active: ActiveRun) -> None:
 
 def execute_generator(opened: OpenedRun) -> Generator[Any, Any, Any]:
     """Run a generator workflow function, with the run's scope entered only while its code runs."""
+    from stepwise._calls.emitting import emit_item  # on use: most workflows are no generators
+
     active = opened.active
     active.thread = 0  # between two items, the caller's code runs in the thread
     active.executor = sys._getframe()
@@ -546,6 +549,7 @@ def execute_generator(opened: OpenedRun) -> Generator[Any, Any, Any]:
                 raise
             finally:
                 attempt.leave_scope()
+            emit_item(active, item)
             with active.account.waiting():  # the caller's code runs
                 try:
                     sent, resume = (yield item), generator.send
@@ -566,6 +570,7 @@ async def execute_async_generator(
         taking: a context manager that gives the run; anything but an ``OpenedRun`` yields no items.
     """
     from stepwise._calls.async_driver import adrive
+    from stepwise._calls.emitting import emit_item
 
     await begin()
     with taking as opened:
@@ -595,6 +600,7 @@ async def execute_async_generator(
                     raise
                 finally:
                     attempt.leave_scope()
+                emit_item(active, item)
                 with active.account.waiting():
                     try:
                         sent, resume = (yield item), generator.asend
@@ -618,7 +624,9 @@ def _unhooked(call: Callable[[Any], Awaitable[Any]], sent: Any) -> Awaitable[Any
 # -- how it ended --------------------------------------------------------------------------------
 
 
-def record_interruption(active: ActiveRun, error: BaseException, *, sigterm: bool = False) -> None:
+def record_interruption(
+    active: active_run.ActiveRun, error: BaseException, *, sigterm: bool = False
+) -> None:
     """Record that an attempt ended in good order with ``error``, but that the run did not end.
 
     Ctrl-C, a cancellation and a consumer that stops iterating are decisions of the caller, who can
@@ -634,10 +642,10 @@ def record_interruption(active: ActiveRun, error: BaseException, *, sigterm: boo
     if active.suspension is not None and active.facts.status == "running":
         _record_suspension(active)
         return
-    if isinstance(stop, (StoreError, LeaseLostError, RunOwnedError)):
+    if isinstance(stop, (errors.StoreError, errors.LeaseLostError, errors.RunOwnedError)):
         return  # no process can write now, or only another process may
     why = "" if sigterm or stop is not None else _what_interrupted(active, error)
-    if isinstance(stop, BudgetExceeded):
+    if isinstance(stop, errors.BudgetExceeded):
         from stepwise._execution.budget import exceeded_text  # on use: for runs with a budget
 
         why = exceeded_text(stop)
@@ -645,7 +653,7 @@ def record_interruption(active: ActiveRun, error: BaseException, *, sigterm: boo
         _record(active, why or type(stop or error).__name__, decided=bool(why))
 
 
-def record_submission(active: ActiveRun) -> None:
+def record_submission(active: active_run.ActiveRun) -> None:
     """Record that a new run was only submitted, so that it does not count as a crashed attempt."""
     active.write((Interrupted(SUBMITTED, time.time(), decided=False), b""), durable=False)
 
@@ -662,7 +670,7 @@ def record_end_of_process() -> None:
     """
 
     def record() -> None:
-        for active in list(live_runs):
+        for active in list(active_run.live_runs):
             if active.begun and active.stopped is None:
                 _record(active, "SIGTERM", decided=False)
 
@@ -671,7 +679,7 @@ def record_end_of_process() -> None:
     thread.join(_LAST_WORDS)
 
 
-def _record(active: ActiveRun, why: str, *, decided: bool) -> None:
+def _record(active: active_run.ActiveRun, why: str, *, decided: bool) -> None:
     if active.facts.status != "running" or os.getpid() != active.pid:
         return
     at, facts = time.time(), None
@@ -681,7 +689,7 @@ def _record(active: ActiveRun, why: str, *, decided: bool) -> None:
         facts = active.facts._replace(status="interrupted", error=why, updated_at=at, tally=tally)
     try:
         active.written(active.journal.append(item, durable=False, head=facts), item)
-    except RunStopped:
+    except errors.RunStopped:
         return  # without a writable store the run counts as crashed, which loses nothing
     if facts is not None:
         active.facts = facts
@@ -690,7 +698,7 @@ def _record(active: ActiveRun, why: str, *, decided: bool) -> None:
             notice(f"run {active.run_id} was interrupted by Ctrl-C; run it again to resume")
 
 
-def _record_suspension(active: ActiveRun) -> None:
+def _record_suspension(active: active_run.ActiveRun) -> None:
     """Record what the run waits for, before its lease is released."""
     waits, at = active.suspension or (), clock.now()
     seen = min((each.seen for each in waits if not each.run), default=active.inbox.seen)
@@ -705,7 +713,7 @@ def _record_suspension(active: ActiveRun) -> None:
     )
     try:
         active.written(active.journal.append(item, head=facts), item)
-    except RunStopped:
+    except errors.RunStopped:
         return  # without a writable store the run counts as crashed, which loses nothing
     active.facts = facts
     from stepwise._execution.suspension import pending  # on use: few runs suspend
@@ -713,7 +721,7 @@ def _record_suspension(active: ActiveRun) -> None:
     active.tell("run_suspended", detail="; ".join(map(str, pending(facts))))
 
 
-def _ring_if_suspended(active: ActiveRun) -> None:
+def _ring_if_suspended(active: active_run.ActiveRun) -> None:
     """Wake the processes that continue suspended runs if this run is suspended."""
     if active.facts.status == "suspended" and active.parent is None:
         from stepwise._journal.log import Bell  # on use: few runs suspend
@@ -721,7 +729,7 @@ def _ring_if_suspended(active: ActiveRun) -> None:
         Bell(active.journal.store, active.journal.seal).ring(active.run_id)
 
 
-def _what_interrupted(active: ActiveRun, error: BaseException) -> str:
+def _what_interrupted(active: active_run.ActiveRun, error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "Ctrl-C"
     if sys.is_finalizing():
@@ -737,7 +745,7 @@ def _what_interrupted(active: ActiveRun, error: BaseException) -> str:
 
 
 @reports
-def report_unused(active: ActiveRun) -> None:
+def report_unused(active: active_run.ActiveRun) -> None:
     """Report the recorded calls that a completed run did not call again."""
     unused = active.pool.unused
     effects = [each.call for each in unused if each.may_have_happened]
@@ -753,7 +761,7 @@ def report_unused(active: ActiveRun) -> None:
         warn(
             f"run {active.run_id!r} completed without calling these recorded side effects again, "
             f"which happened or may have happened: {told}",
-            UnusedRecordWarning,
+            errors.UnusedRecordWarning,
         )
 
 
@@ -769,7 +777,7 @@ _SHOWN = 6  # side effects that a message names
 class _Steers:
     """The canceller of an asynchronous run's task when the run must end; used in its event loop."""
 
-    def __init__(self, active: ActiveRun, loop: Any, *, is_new: bool) -> None:
+    def __init__(self, active: active_run.ActiveRun, loop: Any, *, is_new: bool) -> None:
         self._active, self._loop, self._steering = active, loop, active.steering
         self._timer: Any = None
         self._starting: Any = None
@@ -822,13 +830,15 @@ class _Steers:
             self._steering.close()
 
     def _look(self) -> None:
-        with contextlib.suppress(RunStopped):  # a failed write: the run's next call raises it
+        with contextlib.suppress(
+            errors.RunStopped
+        ):  # a failed write: the run's next call raises it
             if not self._active.ended:
                 self._steering.look_into_inbox()
 
 
 @contextlib.contextmanager
-def steered(active: ActiveRun, *, is_new: bool) -> Iterator[None]:
+def steered(active: active_run.ActiveRun, *, is_new: bool) -> Iterator[None]:
     """Cancel the current task when the run must end, while the block executes the run in it."""
     import asyncio
 
@@ -838,7 +848,7 @@ def steered(active: ActiveRun, *, is_new: bool) -> Iterator[None]:
         yield
     finally:
         steers.close()
-        mine: Steering = active.steering
+        mine: active_run.Steering = active.steering
         if mine.asked is not None and mine.told is mine.asked and active.parent is not None:
             uncancel = getattr(task, "uncancel", None)  # from 3.11; the caller is not cancelled
             if uncancel is not None:
@@ -848,7 +858,9 @@ def steered(active: ActiveRun, *, is_new: bool) -> Iterator[None]:
 # -- what a cancelled run says -------------------------------------------------------------------
 
 
-def cancelled_before(store: Store, seal: Seal, facts: RunFacts, *, says_how: bool) -> RunCancelled:
+def cancelled_before(
+    store: Store, seal: Seal, facts: RunFacts, *, says_how: bool
+) -> errors.RunCancelled:
     """Return the error of a run that was cancelled.
 
     Args:
@@ -857,8 +869,8 @@ def cancelled_before(store: Store, seal: Seal, facts: RunFacts, *, says_how: boo
     from stepwise._execution.viewer import error_of  # on use: few runs are cancelled
 
     error = error_of(store, seal, facts)
-    if not isinstance(error, RunCancelled):  # a summary: the error could not be loaded whole
-        error = cancelled_error(facts.run_id, "somebody", "", facts.updated_at)
+    if not isinstance(error, errors.RunCancelled):  # a summary: the error could not be loaded whole
+        error = active_run.cancelled_error(facts.run_id, "somebody", "", facts.updated_at)
     if says_how:
         run = shell_word(facts.run_id)
         ways = (
@@ -870,11 +882,11 @@ def cancelled_before(store: Store, seal: Seal, facts: RunFacts, *, says_how: boo
     return error
 
 
-def with_doubts(active: ActiveRun, error: RunStopped) -> RunStopped:
+def with_doubts(active: active_run.ActiveRun, error: errors.RunStopped) -> errors.RunStopped:
     """Add the side effects in doubt to the error of a run that is cancelled."""
     journal = active.journal
     found = list(_in_doubt(journal.store, journal.seal, active.facts))
-    if found and isinstance(error, RunCancelled) and not error.in_doubt:
+    if found and isinstance(error, errors.RunCancelled) and not error.in_doubt:
         calls = [call for _, call in found[:_SHOWN]]
         told = "; ".join(f"{call.number} {call.name}({call.arguments})" for call in calls)
         error.in_doubt = tuple((run_id, call.number) for run_id, call in found)

@@ -35,6 +35,7 @@ from operator import itemgetter
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
+from stepwise import _rewrite as rewrite
 from stepwise._checkpoints.checkpoints import Checkpoints, Loaded, State
 from stepwise._checkpoints.given import Surroundings, follow, root_of
 from stepwise._checkpoints.references import HEAVY, KnownValues, Looked, References
@@ -53,16 +54,6 @@ from stepwise._identity.clients import has_key, is_client
 from stepwise._identity.identity import captured
 from stepwise._journal.records import Record, holds_plainly
 from stepwise._matching.pool import Pool
-from stepwise._rewrite import (
-    Frame,
-    FunctionNode,
-    Made,
-    Point,
-    Rewritten,
-    handler_at,
-    prefix_fingerprint,
-    visited_in,
-)
 from stepwise._runtime.events import heard
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.limits import stopped
@@ -115,7 +106,7 @@ def remade(
     name: str,
     cls: type,
     values: Mapping[str, Any],
-    rewritten: Rewritten,
+    rewritten: rewrite.Rewritten,
     tag: Callable[[bytes], bytes],
 ) -> Remade | None:
     """Return the replacement of a client in a checkpoint; ``None`` if it cannot be remade.
@@ -126,7 +117,7 @@ def remade(
         values: the local variables.
         tag: makes a MAC, since a global may be a key.
     """
-    made: Made | None = rewritten.made.get(name)
+    made: rewrite.Made | None = rewritten.made.get(name)
     function, found = rewritten.function, {}
     if made is None or not is_client(cls):
         return None
@@ -194,16 +185,17 @@ class Complaints:
         file: the file of the function, for messages.
 
     Attributes:
+        first: returns whether a complaint is the first of its kind.
         culprits: variables that could not be recorded.  A coroutine among them is not kept
             alive: otherwise Python would not warn that it was never awaited.
         in_a_row: boundaries that were skipped since the last checkpoint.
     """
 
-    def __init__(self, active: ActiveRun, file: str, rewritten: Rewritten) -> None:
+    def __init__(self, active: ActiveRun, file: str, rewritten: rewrite.Rewritten) -> None:
         self._active = active
         self._file = file
         self._rewritten = rewritten
-        self.first = Once()
+        self.first: Callable[[Any], bool] = Once()
         self._told: set[str] = set()
         self.culprits: dict[str, Callable[[], Any]] = {}
         self.in_a_row = 0
@@ -234,7 +226,7 @@ class Complaints:
         self._tell(f"with {number}", f"a run cannot resume inside the with block at {where}: {why}")
 
     @reports
-    def within_handler(self, function: FunctionNode | None, code: CodeType) -> None:
+    def within_handler(self, function: rewrite.FunctionNode | None, code: CodeType) -> None:
         """Report several steps in an ``except`` or ``finally`` block, if they are in one.
 
         Args:
@@ -246,7 +238,7 @@ class Complaints:
         line = (frame.f_lineno if frame is not None else None) or 0
         if function is None or not self.first(f"line {line}"):
             return
-        kind, begin = handler_at(function, line)
+        kind, begin = rewrite.handler_at(function, line)
         if kind:
             self._tell(
                 f"handler {begin}",
@@ -385,11 +377,6 @@ _GLOBAL, _CHANGED, _CAPTURED = "@global ", "@changed", "closure."
 _MOST = 1000  # objects in a container that is watched
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 _MISSING = object()
-
-
-def is_global(name: str) -> bool:
-    """Return whether a checkpoint's value by this name is a global variable."""
-    return name.startswith(_GLOBAL)
 
 
 class ModuleState:
@@ -775,7 +762,7 @@ class RestoreFailedError(BaseException):
         self.why = why
 
 
-class WorkflowFrame(Frame):
+class WorkflowFrame(rewrite.Frame):
     """One execution of a workflow function in a run.
 
     Args:
@@ -788,7 +775,7 @@ class WorkflowFrame(Frame):
         self,
         active: ActiveRun,
         callee: BoundCall,
-        rewritten: Rewritten,
+        rewritten: rewrite.Rewritten,
         checkpoints: Checkpoints,
         begun: Callable[[], None],
         loaded: Loaded | None = None,
@@ -1077,7 +1064,7 @@ class WorkflowFrame(Frame):
         return self.guesses
 
     def _shape(
-        self, number: int, point: Point, values: Mapping[str, Any]
+        self, number: int, point: rewrite.Point, values: Mapping[str, Any]
     ) -> tuple[set[int], list[str]]:
         """Return the branches entered and the variables that are state, both found by their names.
 
@@ -1094,7 +1081,7 @@ class WorkflowFrame(Frame):
                 for name in values
                 if (name[0] != "@" or name in point.loops) and name not in again
             ]
-            found = self.shapes[here] = visited_in(values), names
+            found = self.shapes[here] = rewrite.visited_in(values), names
         return found
 
     def _state_of(self, values: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
@@ -1114,7 +1101,12 @@ class WorkflowFrame(Frame):
         return kept
 
     def _can_be_taken(
-        self, point: Point, values: dict[str, Any], read: Collection[int | None], *, tells: bool
+        self,
+        point: rewrite.Point,
+        values: dict[str, Any],
+        read: Collection[int | None],
+        *,
+        tells: bool,
     ) -> bool:
         for number in point.withs:
             if self.managers.get(number, (0, ""))[1] and number not in read:
@@ -1137,7 +1129,7 @@ class WorkflowFrame(Frame):
         complaints, held = self.complaints, self.around.arguments
         return not (complaints.culprits and complaints.is_still_there({**held, **values}))
 
-    def _pickled(self, values: dict[str, Any], point: Point, *, tells: bool) -> Data | None:
+    def _pickled(self, values: dict[str, Any], point: rewrite.Point, *, tells: bool) -> Data | None:
         """Return the pickled variables; report a failure and return ``None``."""
         try:
             payload = self._referring(values)
@@ -1186,7 +1178,9 @@ class WorkflowFrame(Frame):
             # Values bound by a ``with`` that has ended (a closed file, a client) are dropped.
             over = {name for each in self.rewritten.withs for name in each.released}
             found, left = error.culprits.items(), {*map(root_of, error.culprits)}
-            culprits = {n: each for n, each in found if root_of(n) not in over and not is_global(n)}
+            culprits = {
+                n: each for n, each in found if root_of(n) not in over and not n.startswith(_GLOBAL)
+            }
             if culprits:
                 raise UnpicklableError(culprits) from error
             kept = {n: value for n, value in values.items() if n not in left}
@@ -1199,7 +1193,11 @@ class WorkflowFrame(Frame):
         if here not in self.prefixes:
             node = self.callee.workflow.source.node()
             visited = [rewritten.blocks[n] for n in sorted(self.visited)]
-            known = prefix_fingerprint(node, point.position, visited) if node is not None else None
+            known = (
+                rewrite.prefix_fingerprint(node, point.position, visited)
+                if node is not None
+                else None
+            )
             self.prefixes[here] = visited, known
         visited, prefix = self.prefixes[here]
         if prefix is None:
@@ -1237,7 +1235,7 @@ class WorkflowFrame(Frame):
             counted.skip(before)
         return counted
 
-    def _files_read(self, point: Point, values: Mapping[str, Any]) -> set[int | None]:
+    def _files_read(self, point: rewrite.Point, values: Mapping[str, Any]) -> set[int | None]:
         """Return the numbers of the ``with`` statements whose files the surrounding loops read.
 
         A loop that opens its file itself is represented by ``None``.
@@ -1273,14 +1271,14 @@ class WorkflowFrame(Frame):
             self.shut.add(number)
         return manager
 
-    def _entered(self, point: Point) -> Mapping[int, int]:
+    def _entered(self, point: rewrite.Point) -> Mapping[int, int]:
         """Return how often the open blocks entered each lock, since a resumed run repeats that."""
         if not self.inside:
             return {}
         entered = [held for (number, _), held in self.inside.items() if number in point.withs]
         return Counter(id(each) for held in entered for each in (held, lock_of(held)))
 
-    def _tell_shut(self, point: Point, values: Mapping[str, Any]) -> None:
+    def _tell_shut(self, point: rewrite.Point, values: Mapping[str, Any]) -> None:
         """Report surrounding blocks in which a step was done, but no checkpoint is possible."""
         for number in self.shut.intersection(point.withs) - self._files_read(point, values):
             done, why = self.managers[number]
@@ -1352,6 +1350,7 @@ def state_of(
             dict(progress.usage),
             active.inbox.kept(),
             active.steering.told is not None,
+            active.emissions.state() if active.emissions is not None else (),
         )
     return tuple.__new__(State, facts)
 

@@ -33,6 +33,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
+from stepwise import errors
 from stepwise._execution.active_run import current_scope, debugged, live_runs
 from stepwise._execution.outcomes import RunInputs, load_inputs
 from stepwise._execution.process_memory import known_workflow, known_workflows, names_of
@@ -61,13 +62,6 @@ from stepwise._workflows.execute import (
     watch_sigterms,
 )
 from stepwise._workflows.resume import WorkflowRun
-from stepwise.errors import (
-    ConfigurationError,
-    RunStopped,
-    RunSuspended,
-    StepwiseError,
-    UnreadableValueError,
-)
 from stepwise.stores import Head, Store, open_store
 
 if TYPE_CHECKING:
@@ -228,29 +222,34 @@ def stores_of(known: Iterable[Definition], store: Any = None) -> list[Store]:
 
 
 def call_again(
-    workflow: Definition, run: Run, given: Mapping[str, Any], **options: Any
+    workflow: Definition, run: Run, given: Mapping[str, Any], *, way: str = "", **options: Any
 ) -> TopLevel:
-    """Return the call that started a run, as the call that continues the run."""
+    """Return the call that started a run, as the call that continues the run.
+
+    Args:
+        given: arguments that replace recorded ones.
+        way: see :meth:`stepwise._execution.outcomes.RunInputs.whole`.
+    """
     facts = run._facts()
     if facts.parent:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"run {run.id!r} is a child run: it resumes when its parent, {facts.parent!r}, does"
         )
     if workflow.is_generator or workflow.is_async_generator:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"run {run.id!r} belongs to a generator workflow, whose items need a consumer: call it"
         )
     try:
         inputs = load_inputs(run.store, run._seal, facts)
-    except UnreadableValueError:
+    except errors.UnreadableValueError:
         if not given:
             raise
         inputs = RunInputs({}, "self" if "self" in given else "")
-    values = inputs.whole(given)
+    values = inputs.whole(given, way)
     names = workflow.parameters.names
     unknown = sorted(values.keys() - {*names, inputs.method})
     if unknown:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"run {run.id!r}: its workflow {workflow.label!r} has no parameter {unknown[0]!r}; its "
             f"parameters are {names}"
         )
@@ -306,7 +305,7 @@ class _ParkedRun:
         try:
             run = _waiting(self.run)
             return run is None or run.why() is not None
-        except (Exception, RunStopped):  # the run itself reports problems of its store
+        except (Exception, errors.RunStopped):  # the run itself reports problems of its store
             return True
 
     def close(self) -> None:
@@ -470,7 +469,7 @@ class StartedRun(abc.ABC):
     def _check(self) -> None:
         if self._is_dropped:
             waits = self.run.waits
-            raise RunSuspended(suspended_text(self.id, waits), run_id=self.id, waits=waits)
+            raise errors.RunSuspended(suspended_text(self.id, waits), run_id=self.id, waits=waits)
 
     def _late(self, timeout: float | None) -> TimeoutError:
         return TimeoutError(f"run {self.id!r} has not ended after {timeout} s; it continues")
@@ -604,7 +603,7 @@ def start(workflow: Definition, instance: Any, args: Any, kwargs: Any) -> Any:
     if not workflow.is_coroutine:
         return start_thread(top)
     if not asyncio_state.loop_runs():
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"{workflow.label}.start() was called where no event loop is running, which would "
             "execute it: call it in a coroutine, or write asyncio.run(...) around the program"
         )
@@ -618,7 +617,7 @@ def refuse_start(workflow: Definition, what: str) -> None:
         what: the name of the refused operation.
     """
     if workflow.is_generator or workflow.is_async_generator:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"{what}: nothing would consume the items of a generator workflow; "
             "iterate over it where you need them"
         )
@@ -629,7 +628,7 @@ def refuse_inside(what: str) -> None:
     """Refuse to start runs inside a run, since the outer run could not resume them."""
     scope = current_scope()
     if scope is not None:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"{what} was called inside run {scope.run.run_id!r}, which would not record it: call "
             "the workflow, as a child run; or, if it is not part of that run, put it under "
             "`with stepwise.background():`"
@@ -707,8 +706,8 @@ def execute_here(
         wake: called when the suspended run must continue, with the function that executes it again.
     """
     try:
-        handle._end(_executed(top, waits, begins))
-    except RunSuspended as error:
+        handle._end(executed(top, waits, begins))
+    except errors.RunSuspended as error:
         tell_failure(top, error, wakes=wake is not None)
         if wake is None:
             handle._end(error=error)
@@ -735,9 +734,12 @@ def _park(top: TopLevel, handle: StartedRun, again: Callable[..., object], *wher
         handle._end(error=error)
 
 
-def _executed(
-    top: TopLevel, waits: Callable[[], None] | None, begins: Callable[[], None] | None
+def executed(
+    top: TopLevel,
+    waits: Callable[[], None] | None = None,
+    begins: Callable[[], None] | None = None,
 ) -> Any:
+    """Execute a run in this thread; return its result."""
     top.begin_here(waits)
     with top as opened:
         _detach(opened)
@@ -766,7 +768,7 @@ def debug_here(run: Run, **asked: Any) -> Any:
 
     workflow = known_workflow(run.workflow).definition
     if workflow.is_coroutine and asyncio_state.loop_runs():
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"{workflow.label!r} is a coroutine function, and a prompt in a running event loop "
             "would block the loop: open the run in a terminal, stepwise debug "
             f"{shell_word(run.id)}"
@@ -775,7 +777,7 @@ def debug_here(run: Run, **asked: Any) -> Any:
     try:
         if asked or settings.DEBUGGED not in os.environ:
             os.environ.update(Request(run.id, **asked).environment(resumes=False))
-        return _executed(top, None, None)
+        return executed(top)
     finally:
         os.environ.pop(settings.DEBUGGED, None)
         debugged.look = None
@@ -837,7 +839,7 @@ def _begin_task(
             if error is not None and not task.cancelled():
                 tell_failure(top, error, wakes=wakes)
         finally:
-            if wakes and isinstance(error, RunSuspended):
+            if wakes and isinstance(error, errors.RunSuspended):
                 _park(top, handle, _again_in_loop, limit, contextvars.copy_context())
             else:
                 handle._end(None if error is not None else task.result(), error)
@@ -887,7 +889,7 @@ def _detach(opened: Recall | WorkflowRun) -> None:
 def tell_failure(top: TopLevel, error: BaseException, *, wakes: bool = False) -> None:
     """Report the exception that ended a run, since its handle may never be read."""
     if top.opened:
-        if isinstance(error, RunSuspended):
+        if isinstance(error, errors.RunSuspended):
             here = ". It goes on here by itself" if wakes else ""
             notice(f"{suspended_text(error.run_id, error.waits)}{here}")
         else:
@@ -961,7 +963,9 @@ def recover(workflow: Any = None, *, max_workers: int = 8, store: Any = None) ->
     """
     refuse_inside("stepwise.recover()")
     if not isinstance(max_workers, int) or isinstance(max_workers, bool) or max_workers < 1:
-        raise ConfigurationError(f"recover(max_workers={max_workers!r}): it must be 1 or more")
+        raise errors.ConfigurationError(
+            f"recover(max_workers={max_workers!r}): it must be 1 or more"
+        )
     wanted = getattr(workflow, "full_name", workflow)
     known = [each.definition for each in known_workflows()]
     meant = [each for each in known if wanted in (None, each.full_name, each.label)]
@@ -991,7 +995,7 @@ class _ToContinue:
         for number, store in enumerate(stores):
             try:
                 self._look(store, wanted, names)
-            except (StepwiseError, RunStopped) as error:
+            except (errors.StepwiseError, errors.RunStopped) as error:
                 if number == 0:
                     raise
                 notice(f"recover: the runs in {store.url} are left alone: {error}")
@@ -1007,7 +1011,10 @@ class _ToContinue:
                 elif each.facts.status == "suspended":
                     known_workflow(each.facts.workflow)  # raises
                     self.waiting.append(each.run)
-            except (Exception, RunStopped) as error:  # classes of loaded values may raise, too
+            except (
+                Exception,
+                errors.RunStopped,
+            ) as error:  # classes of loaded values may raise, too
                 self.left.append((each.run, error_text(error) or type(error).__name__))
 
 
@@ -1058,7 +1065,7 @@ def _begun(found: _ToContinue, max_workers: int) -> list[Handle[Any] | AsyncHand
             go_on = functools.partial(workers.take, run, Handle(run))
         try:
             waker.park(run, go_on, lambda: None)  # if the program ends, the run stays suspended
-        except (StepwiseError, RunStopped) as error:
+        except (errors.StepwiseError, errors.RunStopped) as error:
             notice(f"recover: {run.id} is left alone: {error}")
     return handles
 
@@ -1078,7 +1085,7 @@ def _call_of(run: Run) -> TopLevel | None:
     try:
         waiting = _waiting(run)
         return waiting.again() if waiting is not None else None
-    except (Exception, RunStopped) as error:  # classes of loaded values may raise, too
+    except (Exception, errors.RunStopped) as error:  # classes of loaded values may raise, too
         notice(f"recover: {run.id} is left alone: {error_text(error) or type(error).__name__}")
         return None
 
@@ -1136,5 +1143,5 @@ class _Workers:
             else:
                 why = f"{handle.id} was not begun: the program ends"
                 notice(f"recover: {why}")
-                handle._end(error=StepwiseError(f"run {why}"))
+                handle._end(error=errors.StepwiseError(f"run {why}"))
             first = False

@@ -41,18 +41,8 @@ from stepwise._execution.waits import Taken
 from stepwise._identity.call_parts import HeldParts
 from stepwise._identity.identity import derived_id, label_of, uncounted
 from stepwise._identity.module_names import file_of, other_names, place_of
-from stepwise._journal.journal import (
-    Journal,
-    Position,
-    facts_of,
-    holds,
-    is_of_file,
-    owned_journal,
-    read,
-    read_entries,
-    read_one,
-    seal_for,
-)
+from stepwise._journal import journal as journals
+from stepwise._journal.journal import Journal
 from stepwise._journal.lease import describe_owner
 from stepwise._journal.log import SESSIONS, THREADS, LogEnd, LogIndex, SealedLog
 from stepwise._journal.projection import Calls
@@ -77,45 +67,6 @@ from stepwise._workflows.resume import go_on_at_newest, go_on_from_the_top, reco
 from stepwise.stores import Store
 
 # -- host -----------------------------------------------------------------------------------------
-
-
-__all__ = [
-    "SESSIONS",
-    "THREADS",
-    "ClassicRetention",
-    "DamagedError",
-    "HeldParts",
-    "HostProgram",
-    "HostStore",
-    "HostedRun",
-    "Journal",
-    "LogEnd",
-    "LogIndex",
-    "Recall",
-    "SealedLog",
-    "ShownValue",
-    "State",
-    "Step",
-    "call",
-    "call_number",
-    "completed_here",
-    "continue_branches",
-    "count_completed",
-    "derived_id",
-    "describe_owner",
-    "is_in_run",
-    "label_of",
-    "live_run",
-    "name_branches",
-    "open_run",
-    "place_of",
-    "program_of",
-    "run_here",
-    "step_of",
-    "steps_around",
-    "uncounted",
-    "warn_if_unseen",
-]
 
 
 class _Numbered(Protocol):
@@ -339,8 +290,8 @@ class HostedRun(OpenedRun):
             inside: the number of the outer call.
         """
         active, journal = self.active, self.active.journal
-        since = self.newest.start if self.newest is not None else Position()
-        entries = [*read_entries(journal.store, journal.seal, journal.run_id, since)]
+        since = self.newest.start if self.newest is not None else journals.Position()
+        entries = [*journals.read_entries(journal.store, journal.seal, journal.run_id, since)]
         outcomes = (entry.outcome for entry in entries if entry.step == inside)
         within = (number for outcome in outcomes if outcome is not None for number in outcome.inner)
         known = Calls(entries).known
@@ -446,15 +397,15 @@ class HostStore:
     def seal(self) -> Seal:
         """The seal of the store's records and objects."""
         # Created on first use, since this also creates the key of a persistent store.
-        return seal_for(self.store)
+        return journals.seal_for(self.store)
 
     def facts(self, run_id: str) -> RunFacts | None:
         """Return the facts about a run; ``None`` if there is no such run."""
-        return facts_of(self.store, self.seal, run_id)
+        return journals.facts_of(self.store, self.seal, run_id)
 
     def is_of_file(self, facts: RunFacts, names: Sequence[str], file: str) -> bool:
         """Return whether a file defines a run's program under any of these full names."""
-        return is_of_file(self.store, self.seal, facts, names, file)
+        return journals.is_of_file(self.store, self.seal, facts, names, file)
 
     def get(self, run_id: str, name: str) -> tuple[Mapping[str, Any], bytes]:
         """Return the header and the data of an object beside a run's records.
@@ -482,7 +433,7 @@ class HostStore:
             if active is not None:
                 yield active.journal
                 return
-            with owned_journal(self.store, self.seal, run_id) as journal:
+            with journals.owned_journal(self.store, self.seal, run_id) as journal:
                 yield journal
 
 
@@ -533,16 +484,16 @@ class RunPieces:
     def _forget(self) -> None:
         self._store: Store | None = None
         self._entries: list[Entry] = []
-        self._at = Position()
+        self._at = journals.Position()
         self._whole = False  # whether all records have been verified under the lease
 
     def find(self, store: Store, name: str, digest_: str) -> Entry | None:
         """Return the newest record of a completed piece, or ``None`` if there is none."""
-        seal = seal_for(store)
-        if store is not self._store or not holds(store, seal, self._run_id, self._at):
+        seal = journals.seal_for(store)
+        if store is not self._store or not journals.holds(store, seal, self._run_id, self._at):
             self._forget()  # another journal has replaced the known one
             self._store = store
-        for entry, at in read(store, seal, self._run_id, self._at):
+        for entry, at in journals.read(store, seal, self._run_id, self._at):
             self._at = at
             if isinstance(entry, Entry):
                 self._entries.append(self._slim(entry))
@@ -553,7 +504,7 @@ class RunPieces:
             and each.answers
             and (each.call.name, each.call.digest) == (name, digest_)
         ]
-        return read_one(store, seal, self._run_id, max(found)) if found else None
+        return journals.read_one(store, seal, self._run_id, max(found)) if found else None
 
     def skip(self, entry: Entry) -> Any:
         """Return the recorded value of a completed piece, and count the piece as skipped.

@@ -6,22 +6,28 @@ The run takes over from earlier attempts the records that answer its calls, and 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from stepwise._calls.steps import is_defined_now, known_steps
 from stepwise._checkpoints.checkpoints import Checkpoints, Loaded, State
 from stepwise._checkpoints.variables import load_values
 from stepwise._execution.account import Ordinals, Progress
-from stepwise._execution.active_run import ActiveRun
+from stepwise._execution.active_run import ActiveRun, debugged
 from stepwise._execution.process_memory import command as process_command
 from stepwise._execution.waits import Taken
-from stepwise._journal.journal import Position, holds, is_ready
-from stepwise._journal.projection import is_only_submitted, last_end, made_again, start_of
-from stepwise._journal.records import Cancelling, Entry, Resumed
+from stepwise._journal.journal import Journal, Position, holds, is_begun, is_ready, stream_name
+from stepwise._journal.projection import (
+    Flags,
+    is_only_submitted,
+    last_end,
+    made_again,
+    start_of,
+)
+from stepwise._journal.records import Cancelling, Entry, Resumed, RunFacts
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Subjects
-from stepwise._rewrite import following_line, pending, prefix_fingerprint
+from stepwise._rewrite import Rewritten, Source, following_line, pending, prefix_fingerprint
 from stepwise._runtime import settings
 from stepwise._runtime.messages import count, notice, shell_word
 from stepwise._values.codec import JSON, PYTHON
@@ -36,6 +42,38 @@ from stepwise.errors import CodeChangedError
 T = TypeVar("T")
 
 
+def newest_that_holds(
+    journal: Journal,
+    checkpoints: Iterable[tuple[T, State | None]],
+    *,
+    load: Callable[[Position], list[Entry]],
+    damaged: Callable[[T], None],
+) -> tuple[T, State | None, list[Entry]] | None:
+    """Return the newest checkpoint that holds, with the records after it; None if none holds.
+
+    A checkpoint holds if the journal before it is intact, and no call before it has to be made
+    again.  A checkpoint without a state always holds.
+
+    Args:
+        checkpoints: the newest first, each with its state.
+        load: returns the records after a position.
+        damaged: called with a checkpoint if the journal before it is damaged.
+    """
+    for checkpoint, state in checkpoints:
+        if state is None:
+            return checkpoint, None, []
+        if not (
+            holds(journal.store, journal.seal, journal.run_id, state.start)
+            and streams_hold(journal, state.said)
+        ):
+            damaged(checkpoint)
+            continue
+        entries = load(state.start)
+        if all(number > state.calls for number in made_again(entries)):
+            return checkpoint, state, entries
+    return None
+
+
 def go_on_at_newest(
     active: ActiveRun,
     checkpoints: Iterable[tuple[T, State | None]],
@@ -45,48 +83,31 @@ def go_on_at_newest(
 ) -> tuple[T, State | None] | None:
     """Continue at the newest checkpoint that holds; return it, or None if none does.
 
-    A checkpoint holds if the journal before it is intact, and no call before it has to be made
-    again.  The records after the checkpoint answer the calls that follow.  A checkpoint without a
-    state always holds, and all records answer the calls that follow.
+    The records after the checkpoint answer the calls that follow.  Without a state, all records do.
 
     Args:
-        checkpoints: the newest first, each with its state.
-        load: returns the records after a position.
-        damaged: called with a checkpoint if the journal before it is damaged.
+        checkpoints, load, damaged: as for :func:`newest_that_holds`.
     """
-    journal = active.journal
-    for checkpoint, state in checkpoints:
-        if state is None:
-            go_on_from_the_top(active)
-        elif not holds(journal.store, journal.seal, journal.run_id, state.start):
-            damaged(checkpoint)
-            continue
-        else:
-            entries = load(state.start)
-            if any(number <= state.calls for number in made_again(entries)):
-                continue
-            _go_on_at(active, state, entries)
-        return checkpoint, state
-    return None
+    found = newest_that_holds(active.journal, checkpoints, load=load, damaged=damaged)
+    if found is None:
+        return None
+    checkpoint, state, entries = found
+    if state is None:
+        go_on_from_the_top(active)
+    else:
+        _go_on_at(active, state, entries)
+    return checkpoint, state
 
 
 def _go_on_at(active: ActiveRun, state: State, entries: list[Entry]) -> None:
     journal = active.journal
     earlier = list(state.earlier(journal.store, journal.seal, journal.run_id))
-    flags = {entry.number: known for entry, known in earlier}
     children = {(name, digest): count for name, digest, count in state.children}
     active.subjects.leave(completed=False)
     active.subjects = Subjects(
         active.run_id, ((whose, part) for whose, part in state.state), state.serial
     )
-    active.pool = Pool(
-        [*(entry for entry, _ in earlier), *entries],
-        known_steps,
-        flags,
-        active.subjects.state,
-        defined=_is_defined,
-        counted=state.ordinals,
-    )
+    active.pool = pool_of(entries, active.subjects.state, earlier, counted=state.ordinals)
     active.subjects.go_on_after(max(state.serial, active.pool.highest))
     active.ordinals = Ordinals(state.ordinals, children)
     active.account.take_over([*(entry for entry, _ in earlier), *entries])
@@ -98,6 +119,7 @@ def _go_on_at(active: ActiveRun, state: State, entries: list[Entry]) -> None:
     if state.told and not any(isinstance(each.record, Cancelling) for each in entries):
         active.steering.has_been_told()
     journal.calls = max(journal.calls, state.calls)
+    _take_over_streams(active, state.said)
 
 
 def go_on_from_the_top(active: ActiveRun, entries: list[Entry] | None = None) -> int:
@@ -113,17 +135,64 @@ def go_on_from_the_top(active: ActiveRun, entries: list[Entry] | None = None) ->
         entries = active.journal.load(Position())
     active.subjects.leave(completed=False)
     active.subjects = Subjects(active.run_id)
-    active.pool = Pool(entries, known_steps, state=active.subjects.state, defined=_is_defined)
+    active.pool = pool_of(entries, active.subjects.state)
     active.subjects.go_on_after(active.pool.highest)
     active.ordinals = Ordinals()
     active.account.take_over(entries)
     active.progress = Progress(resumed_from=0)
     active.alive = max(map(_at, entries[-1:]), default=0.0)
     active.inbox.taken = Taken(entries=entries)
+    _take_over_streams(active)
     return sum(each.answers for each in active.pool.all)
 
 
-def _is_defined(module: str, name: str) -> bool:
+def _take_over_streams(active: ActiveRun, said: Sequence[Any] = ()) -> None:
+    """Continue the streams of the run after a checkpoint, unless the run is only looked at."""
+    journal, look = active.journal, debugged.look
+    if not is_begun(journal.store, stream_name(active.run_id)):
+        return
+    if look is None or not look.holds(active.root.run_id):
+        from stepwise._calls.emitting import take_over  # on use: few runs say something
+
+        take_over(active, said, replays=True)
+
+
+def streams_hold(journal: Journal, said: Sequence[Any]) -> bool:
+    """Return whether the streams of the run reach as far as a checkpoint says."""
+    if not said:
+        return True
+    from stepwise._journal.stream import StreamLog  # on use, as above
+
+    return StreamLog(journal.store, journal.seal, journal.run_id).holds(*said[:2])
+
+
+def pool_of(
+    entries: Iterable[Entry],
+    state: set[tuple[str, str]] | None = None,
+    earlier: Sequence[tuple[Entry, Flags]] = (),
+    counted: Mapping[str, int] | None = None,
+) -> Pool:
+    """Return the recorded calls that may answer the calls which follow.
+
+    Args:
+        entries: the records after the checkpoint, or all records.
+        earlier: the unused records before the checkpoint, with their flags.
+        state, counted: as for :class:`Pool`.
+    """
+    flags = {entry.number: known for entry, known in earlier}
+    records = [*(entry for entry, _ in earlier), *entries]
+    return Pool(records, known_steps, flags, state, defined=is_known, counted=counted)
+
+
+def in_children(pool: Pool) -> str:
+    """Return the words that name the stopped child runs, which resume as well."""
+    left = [each for each in pool.all if not (each.answers or each.over)]
+    children = [each.call.child for each in left if each.call.child]
+    more = f" and {len(children) - 1} more" if children[1:] else ""
+    return f", in its child run {children[0]}{more}" if children else ""
+
+
+def is_known(module: str, name: str) -> bool:
     """Return whether the program has a step or a workflow of that name."""
     return is_defined_now(module, name) or is_defined(module, name)
 
@@ -177,6 +246,90 @@ def record_resumed(
 # -- resume ---------------------------------------------------------------------------------------
 
 
+class Fitting:
+    """The checkpoints of a run that fit today's code, and why the others do not.
+
+    Args:
+        rewritten: the workflow's function; ``None`` if no checkpoint can be entered.
+        source: the source of that function.
+
+    Attributes:
+        given_up: the newest checkpoint with other code before it.
+    """
+
+    def __init__(
+        self, checkpoints: Checkpoints, rewritten: Rewritten | None, source: Source
+    ) -> None:
+        self._checkpoints, self._rewritten, self._node = checkpoints, rewritten, source.node
+        self._reasons: list[str] = []
+        self._changed = ""
+        self.given_up: State | None = None
+
+    def __iter__(self) -> Iterator[tuple[Loaded, State]]:
+        """Yield the checkpoints that fit, newest first; note why others do not."""
+        for loaded in self._checkpoints.load():
+            if isinstance(loaded, str):
+                self._reasons.append("the newest checkpoint does not verify")
+                continue
+            state = loaded.state
+            if self._rewritten is None:
+                return
+            if state.python != PYTHON:
+                self._reasons.append(
+                    f"the checkpoint at {state.where} was written by Python {state.python}"
+                )
+            elif self._rewritten.number(state.position) is None or not self._prefix_holds(state):
+                self.given_up = self.given_up or state
+                # The oldest checkpoint with other code before it locates the edit best.
+                self._changed = f"the code before {state.where} has changed"
+            else:
+                yield loaded, state
+
+    def _prefix_holds(self, state: State) -> bool:
+        node = self._node()
+        if node is None:
+            return False
+        return prefix_fingerprint(node, state.position, state.visited) == state.prefix
+
+    def damaged(self, loaded: Loaded) -> None:
+        """Note that the journal before a checkpoint is damaged."""
+        self._reasons.append(f"the journal before {loaded.state.where} is damaged")
+
+    def refuse(self, loaded: Loaded, why: str) -> None:
+        """Rule out a checkpoint whose variables cannot be loaded."""
+        self._checkpoints.refuse(loaded.name)
+        self._reasons.append(why)
+
+    def resumes_at(self, state: State) -> str:
+        """Return the place at which a run resumes after a checkpoint, as text."""
+        node, other = self._node(), self.given_up
+        line = following_line(node, state.position) if node is not None else None
+        if other is not None:
+            self._changed = (
+                f"the checkpoint at {state.where} holds; the one at {other.where}, after "
+                f"{count(other.step, 'step')}, is given up, since {self._changed}"
+            )
+        return f"at {state.file}:{line}" if line is not None else f"after {state.where}"
+
+    @property
+    def why(self) -> str:
+        """Why the run does not resume at the newest checkpoint; empty if it does."""
+        return "; ".join(dict.fromkeys(filter(None, (*self._reasons, self._changed))))
+
+
+def cannot_replay(facts: RunFacts, why: str) -> CodeChangedError | None:
+    """Return the error of a run that would replay without its whole journal, else None."""
+    if not facts.pruned:
+        return None
+    return CodeChangedError(
+        f"run {facts.run_id!r} cannot resume: {why}, and its journal "
+        "was pruned (prune_journal=True), so that it cannot be replayed from the top. "
+        "Bring back the code as it was, or start over: "
+        f"stepwise forget {shell_word(facts.run_id)}",
+        run_id=facts.run_id,
+    )
+
+
 class WorkflowRun(OpenedRun):
     """A run of a workflow function, called so that the function continues where the run stopped."""
 
@@ -190,12 +343,10 @@ class WorkflowRun(OpenedRun):
         self._rewritten = None if settings.trusts_data_only() else call.rewritten
         self._void = self._is_first = False
         self._told = ""
-        self._reasons: list[str] = []
-        self._changed = ""
-        self._given_up: State | None = None  # the newest checkpoint with other code before it
         self._checkpoints = Checkpoints(
             active.journal, options.retention, options.keep, prune_journal=options.prune_journal
         )
+        self._fits = Fitting(self._checkpoints, self._rewritten, self._source)
 
     def run(self) -> Any:
         """Call the function, or enter it at a checkpoint."""
@@ -257,43 +408,22 @@ class WorkflowRun(OpenedRun):
         frame = self.active.frame
         assert isinstance(frame, WorkflowFrame)
         assert frame.loaded is not None
-        self._checkpoints.refuse(frame.loaded.name)
-        self._reasons.append(error.why)
+        self._fits.refuse(frame.loaded, error.why)
 
     # -- choosing --------------------------------------------------------------------------------
 
     def _choose(self) -> Loaded | None:
         """Continue at the newest checkpoint that verifies, fits the code and holds; return it."""
-
-        def damaged(loaded: Loaded) -> None:
-            self._reasons.append(f"the journal before {loaded.state.where} is damaged")
-
-        active, fitting = self.active, self._fitting()
-        found = go_on_at_newest(active, fitting, load=self._load, damaged=damaged)
+        found = go_on_at_newest(
+            self.active, self._fitting(), load=self._load, damaged=self._fits.damaged
+        )
         if found is None:
             return None
         self._told = self._resumes_at(found[0].state)
         return found[0]
 
     def _fitting(self) -> Iterator[tuple[Loaded, State]]:
-        """Yield the checkpoints that fit the code, newest first; note why others do not."""
-        for loaded in self._checkpoints.load():
-            if isinstance(loaded, str):
-                self._reasons.append("the newest checkpoint does not verify")
-                continue
-            if self._rewritten is None:
-                return
-            state = loaded.state
-            if state.python != PYTHON:
-                self._reasons.append(
-                    f"the checkpoint at {state.where} was written by Python {state.python}"
-                )
-            elif self._rewritten.number(state.position) is None or not self._prefix_holds(state):
-                self._given_up = self._given_up or state
-                # The oldest checkpoint with other code before it locates the edit best.
-                self._changed = f"the code before {state.where} has changed"
-            else:
-                yield loaded, state
+        return iter(self._fits)
 
     def _load(self, position: Position) -> list[Entry]:
         """Return the records after a position, without an end that its caller never acted on."""
@@ -304,43 +434,24 @@ class WorkflowRun(OpenedRun):
             self._void = True
         return entries
 
-    def _prefix_holds(self, state: State) -> bool:
-        node = self._source.node()
-        if node is None:
-            return False
-        return prefix_fingerprint(node, state.position, state.visited) == state.prefix
-
     def _resumes_at(self, state: State) -> str:
         """Return the notice of a run that resumes at a checkpoint."""
-        node = self._source.node()
-        line = following_line(node, state.position) if node is not None else None
-        where = f"at {state.file}:{line}" if line is not None else f"after {state.where}"
-        code, other = self._callee.workflow.code, self._given_up
-        edited = other is None and bool(code) and code != self.active.facts.code
-        if other is not None:
-            self._changed = (
-                f"the checkpoint at {state.where} holds; the one at {other.where}, after "
-                f"{count(other.step, 'step')}, is given up, since {self._changed}"
-            )
+        where, code = self._fits.resumes_at(state), self._callee.workflow.code
+        edited = self._fits.given_up is None and bool(code) and code != self.active.facts.code
         return (
-            f"resumes {where}, after {count(state.step, 'step')}{self._in_children()}"
+            f"resumes {where}, after {count(state.step, 'step')}{in_children(self.active.pool)}"
             f"{' (the code below it was edited)' if edited else ''}"
         )
 
     def _replay(self) -> None:
         """Replay the run from the top, with answers from the journal."""
         active = self.active
-        if active.facts.pruned:
-            raise CodeChangedError(
-                f"run {active.run_id!r} cannot resume: {self._why()}, and its journal "
-                "was pruned (prune_journal=True), so that it cannot be replayed from the top. "
-                "Bring back the code as it was, or start over: "
-                f"stepwise forget {shell_word(active.run_id)}",
-                run_id=active.run_id,
-            )
+        refusal = cannot_replay(active.facts, self._why())
+        if refusal is not None:
+            raise refusal
         entries = self._load(Position())
         done = go_on_from_the_top(active, entries)
-        within = self._in_children()
+        within = in_children(active.pool)
         if done:
             self._told = (
                 f"replays from the top, {count(done, 'step')} answered by the journal{within}"
@@ -352,13 +463,6 @@ class WorkflowRun(OpenedRun):
                 self._told = "begins, as it was submitted"
         if self.call.arguments_changed:
             self._put_arguments_back(entries)
-
-    def _in_children(self) -> str:
-        """Return the words that name the stopped child runs, which resume as well."""
-        left = [each for each in self.active.pool.all if not (each.answers or each.over)]
-        children = [each.call.child for each in left if each.call.child]
-        more = f" and {len(children) - 1} more" if children[1:] else ""
-        return f", in its child run {children[0]}{more}" if children else ""
 
     def _with_nothing_done(self) -> str:
         """Return the reason why the journal answers no step, as text."""
@@ -405,4 +509,4 @@ class WorkflowRun(OpenedRun):
 
     def _why(self) -> str:
         """Return why the run does not resume at the newest checkpoint."""
-        return "; ".join(dict.fromkeys(filter(None, (*self._reasons, self._changed))))
+        return self._fits.why

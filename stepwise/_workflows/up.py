@@ -16,13 +16,32 @@ lets only one of them act.
 
 Rejected: executing a run that kills its process while nothing else runs (a run of hours would block
 all others).  Rejected: reading every inbox each 15 seconds (4,000 reads a minute for 1,000 runs).
+
+Runs are executed in another process on behalf of an engine.  Each run in a shared process has its
+own log of printed text.  ``sys.stdout`` and ``sys.stderr`` are replaced by writers that look up
+which run is printing.  A context variable names the run in the run's own threads and tasks; the
+scope names it in threads that its code starts.
+
+The submitter decides which run a call means, and records that run, so that callers can rely on its
+id.  The engine carries an :class:`Order` to another process, which takes the run over and executes
+it.  A :class:`Reply` comes back and says how the run ended.  A recorded result stays in the
+journal, where the submitter reads it.  The result is thus stored once, and its objects have the
+classes of the submitter's script.
+
+Rejected: recording nothing at the submission (queued work would vanish with its submitter).
+Rejected: a lease that the submitter keeps until the run begins (workers would need a protocol for
+the handover).  Rejected: a detached actor for each run (a second way to keep a run alive, beside
+``up``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import heapq
+import importlib
+import io
 import math
 import os
 import queue
@@ -31,50 +50,640 @@ import subprocess
 import sys
 import threading
 import time
+import types
+import urllib.parse
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from typing import IO, TYPE_CHECKING, Any, Literal, Protocol
 
+from stepwise import errors
+from stepwise._execution.active_run import current_scope
 from stepwise._execution.process_memory import known_workflow, known_workflows, memory
 from stepwise._execution.suspension import pending
 from stepwise._execution.tasks import drained
-from stepwise._journal.journal import newest_mark
-from stepwise._journal.lease import Lease
+from stepwise._execution.viewer import error_of
+from stepwise._journal.journal import facts_of, newest_mark, read_end, seal_for
+from stepwise._journal.lease import Lease, describe_owner
 from stepwise._journal.log import Bell
+from stepwise._journal.records import RunFacts
 from stepwise._journal.summary import DEADLY, deaths_of
 from stepwise._runs.run import Run
 from stepwise._runs.steps import error_line
 from stepwise._runtime import clock, settings
+from stepwise._runtime.event import Event
+from stepwise._runtime.events import listen
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.interrupts import AFTER_SIGTERM
-from stepwise._runtime.messages import EX_TEMPFAIL, count
-from stepwise._values.preview import error_text, preview
-from stepwise._workflows.begin import run_of
-from stepwise._workflows.elsewhere import WAIT_HERE, RunLog, RunOutput
-from stepwise._workflows.execute import record_end_of_process
-from stepwise._workflows.handles import (
-    Backlog,
-    Handle,
-    UnfinishedRun,
-    execute_here,
-    is_submitted,
-    start_task,
-    stores_of,
-)
-from stepwise.errors import (
-    ConfigurationError,
-    CorruptStoreError,
-    JournalLostError,
-    LeaseLostError,
-    RunBusyError,
-    RunStopped,
-    StepwiseError,
-    StoreError,
-)
-from stepwise.stores import Store
+from stepwise._runtime.limits import make_private, open_private
+from stepwise._runtime.messages import EX_TEMPFAIL, count, reports
+from stepwise._values.codec import decode_error, dump_code, encode_error, traceback_text
+from stepwise._values.preview import Secrets, error_text, preview
+from stepwise._values.unpickling import loads
+from stepwise._workflows import handles
+from stepwise._workflows.begin import TopLevel, run_of
+from stepwise._workflows.definition import Definition
+from stepwise._workflows.execute import Recall, record_end_of_process, record_submission
+from stepwise._workflows.handles import Handle, UnfinishedRun, execute_here, refuse_start
+from stepwise._workflows.resume import WorkflowRun
+from stepwise.stores import Store, open_store
 
 if TYPE_CHECKING:
     import asyncio
+
+    from typing_extensions import Self
+
+# -- run output -----------------------------------------------------------------------------------
+
+
+_LONGEST_NAME = 200  # characters of a file's name
+
+
+def log_name(run_id: str) -> str:
+    """Return the file name of a run's log: the id, with special characters as %XX.
+
+    Letters, digits and ``-._~`` stay as they are.
+    """
+    name = urllib.parse.quote(run_id, safe="", errors="surrogatepass")
+    if len(name) > _LONGEST_NAME:
+        import hashlib
+
+        digest = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
+        name = f"{name[:_LONGEST_NAME]}~{digest}"
+    return f"{name}.log"
+
+
+class RunLog:
+    """The output of one run: to its file, or to the terminal with the run id before each line."""
+
+    def __init__(self, run_id: str, folder: str, terminal: IO[str]) -> None:
+        self.run_id = run_id
+        self._path = os.path.join(folder, log_name(run_id)) if folder else ""
+        self._terminal = terminal
+        self._file: IO[str] | None = None
+        self._rest = ""  # the last line, still without its end
+        self._mutex = threading.RLock()
+
+    @property
+    def has_file(self) -> bool:
+        """True if the output goes to a file."""
+        return bool(self._path)
+
+    def write(self, text: str) -> None:
+        """Write text that the run prints."""
+        with self._mutex:
+            if self._path:
+                try:
+                    self._opened().write(text)
+                except OSError as error:  # a full disk must not fail the run
+                    self._path, self._file = "", None
+                    self.write(f"{text}\nthe log cannot be written: {error}\n")
+                return
+            *lines, self._rest = f"{self._rest}{text}".split("\n")
+            if lines:
+                self._terminal.write("".join(f"{self.run_id} | {line}\n" for line in lines))
+                self._terminal.flush()
+
+    def _opened(self) -> IO[str]:
+        if self._file is None:
+            self._file = open(  # noqa: SIM115
+                self._path,
+                "a",
+                encoding="utf-8",
+                errors="backslashreplace",
+                buffering=1,
+                opener=open_private,
+            )
+        return self._file
+
+    def close(self) -> None:
+        """End the last line, and close the file; further output opens the file again."""
+        with self._mutex:
+            if self._rest:
+                self.write("\n")
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+
+_current: ContextVar[RunLog | None] = ContextVar("stepwise_run_log", default=None)
+
+
+class RunOutput:
+    """The logs of the runs in this process, while this object is installed.
+
+    Args:
+        folder: for the logs; empty to print everything on stderr.
+    """
+
+    def __init__(self, folder: str = "") -> None:
+        self._folder = folder
+        self._logs: dict[str, RunLog] = {}
+        self._before: tuple[Any, Any] | None = None
+
+    def __enter__(self) -> Self:
+        if self._folder:
+            make_private(self._folder)
+        self._before = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = _PrintedBy(sys.stdout, self), _PrintedBy(sys.stderr, self)
+        self._end = listen(self._note)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._end()
+        if self._before is not None:
+            sys.stdout, sys.stderr = self._before
+        for log in list(self._logs.values()):
+            log.close()
+
+    @property
+    def terminal(self) -> IO[str]:
+        """The standard output of the process itself."""
+        return self._before[0] if self._before is not None else sys.stdout
+
+    def begin(self, run_id: str) -> tuple[RunLog, contextvars.Context]:
+        """Return the log of a run that begins, and a context whose output goes to the log."""
+        assert self._before is not None
+        log = self._logs[run_id] = RunLog(run_id, self._folder, self._before[1])
+        context = contextvars.copy_context()
+        context.run(_current.set, log)
+        return log, context
+
+    def end(self, log: RunLog) -> None:
+        """Close the log of a run that ended."""
+        self._logs.pop(log.run_id, None)
+        log.close()
+
+    def here(self) -> RunLog | None:
+        """Return the log for output of the current code; ``None`` outside of any run."""
+        log = _current.get()
+        if log is None and (scope := current_scope()) is not None:
+            log = self._logs.get(scope.run.root.run_id)
+        return log
+
+    @reports
+    def _note(self, event: Event) -> None:
+        log = self.here()
+        if log is not None and log.has_file:
+            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
+            log.write(f"{at} {event}\n")
+
+
+class _PrintedBy(io.TextIOBase):
+    """The replacement of ``sys.stdout`` or ``sys.stderr``."""
+
+    def __init__(self, terminal: IO[str], output: RunOutput) -> None:
+        self._terminal, self._output = terminal, output
+
+    def write(self, text: str) -> int:
+        log = self._output.here()
+        if log is None:
+            return self._terminal.write(text)
+        log.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._terminal.flush()
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._terminal.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return str(getattr(self._terminal, "encoding", "utf-8"))
+
+    @property
+    def buffer(self) -> Any:
+        """The byte stream, whose output is not assigned to runs."""
+        return self._terminal.buffer  # type: ignore[attr-defined]
+
+
+# -- elsewhere ------------------------------------------------------------------------------------
+
+
+WAIT_HERE = 1.0
+"""Seconds that a run waits before it suspends and another run takes its place."""
+
+_HOPELESS = 10  # deaths in a row, without a step's end in between
+
+
+class Order(NamedTuple):
+    """A run for another process to execute.
+
+    Args:
+        run_id: of the run.
+        explicit: whether the user chose the id.
+        resumes: whether the run resumes even if it was cancelled.
+        store: the URL of the store, without a password.
+        key: the id of the records' key, which reveals nothing about the key.
+        call: the workflow and its arguments, pickled.
+        settings: of the submitter; see :func:`stepwise._runtime.settings.traveling`.
+        end: number of the record that ended the run before it was submitted; 0 for none.
+    """
+
+    run_id: str
+    explicit: bool
+    resumes: bool
+    store: str
+    key: bytes
+    call: bytes
+    settings: dict[str, Any]
+    end: int = 0
+
+
+class Continuation(NamedTuple):
+    """A run for another process to continue, with its recorded arguments.
+
+    Args:
+        facts: of the run; if they have changed, another process continues the run.
+        store: the URL of the store, without a password.
+        key: the id of the records' key, which reveals nothing about the key.
+        modules: the modules to import, which define the workflow.
+        folder: the folder in which the modules were found.
+        logs: a folder for the output of runs; empty for none.
+        settings: as in an :class:`Order`.
+    """
+
+    facts: RunFacts
+    store: str
+    key: bytes
+    modules: tuple[str, ...]
+    folder: str
+    logs: str
+    settings: dict[str, Any]
+
+
+class Reply(NamedTuple):
+    """The end of a run that was executed in another process.
+
+    Args:
+        kind: ``"recorded"``: the result is in the journal; ``"value"``: the result is in ``data``,
+            since it could not be recorded; ``"error"``: an exception ended or stopped the run.
+        data: the value or the exception, encoded.
+        place: where the run was executed, as text.
+        trace: the traceback of the exception, as text.
+        suspended: whether the run waits, and continues later.
+        refused: whether the workflow could not be called at all.
+    """
+
+    kind: Literal["recorded", "value", "error"]
+    data: bytes = b""
+    place: str = ""
+    trace: str = ""
+    suspended: bool = False
+    refused: bool = False
+
+
+def continuation(run: UnfinishedRun, modules: Sequence[str], logs: str) -> Continuation:
+    """Return the order to continue a run, for another process.
+
+    Args:
+        modules: the modules that define the workflow, as found from the current folder.
+        logs: a folder for the output of runs; empty for none.
+    """
+    folder, key = os.getcwd(), run.seal.key_id
+    now = settings.traveling()
+    return Continuation(run.facts, run.store.url, key, tuple(modules), folder, logs, now)
+
+
+# -- the submitter -------------------------------------------------------------------------------
+
+
+class Placement:
+    """A recorded run that is to be executed in another process.
+
+    Attributes:
+        recalled: the recorded result, if the run has already completed.
+    """
+
+    def __init__(self, top: TopLevel, call: bytes) -> None:
+        self._top = top
+        self._call = call
+        self.recalled: Recall | None = top.taken if isinstance(top.taken, Recall) else None
+
+    @property
+    def run(self) -> Run:
+        """The run, for inspection."""
+        return run_of(self._top.store, self._top.run_id)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The URL of the store and the run id."""
+        return self._top.store.url, self._top.run_id
+
+    def order(self) -> Order:
+        """Return the order for the executing process."""
+        top, seal = self._top, seal_for(self._top.store)
+        facts = facts_of(top.store, seal, top.run_id)
+        return Order(
+            top.run_id,
+            top.is_explicit,
+            top.resumes,
+            top.store.url,
+            seal.key_id,
+            self._call,
+            settings.traveling(),
+            facts.end if facts is not None else 0,
+        )
+
+    def result(self, reply: Reply) -> Any:
+        """Return what the workflow returned.
+
+        Raises:
+            BaseException: the workflow's exception.
+        """
+        if reply.kind == "error":
+            error = decode_error(reply.data, stored=False)
+            if reply.trace and hasattr(error, "add_note"):
+                error.add_note(f"Raised {reply.place}:\n{reply.trace.rstrip()}")
+            raise error
+        if reply.kind == "value":
+            return loads(reply.data, stored=False)
+        recalled = self._top.recall()
+        if recalled is None:
+            raise errors.StepwiseError(
+                f"run {self._top.run_id!r} completed {reply.place}, and its result is no longer "
+                "in the store: the run was deleted, or called again"
+            )
+        return recalled.value
+
+    def completed(self) -> None:
+        """Count the run as completed: a later equal call means another run."""
+        memory.completed(self._top.store.url, self._top.base, self._top.run_id)
+
+
+def place(
+    workflow: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    what: str,
+    check: Callable[[Store], None],
+) -> Placement:
+    """Record the run that a call means, so that another process can execute it.
+
+    Args:
+        workflow: a result of :func:`stepwise.workflow`; bound, if it is a method.
+        what: the name of the operation, for messages.
+        check: raises if other processes cannot use the store.
+
+    Raises:
+        ConfigurationError: the argument is not a workflow, or is a generator; or the caller is a
+            run itself.
+        StepwiseError: any error that a call of the workflow raises before it begins.
+    """
+    definition = getattr(workflow, "definition", None)
+    if not isinstance(definition, Definition):
+        raise errors.ConfigurationError(
+            f"{what}: {workflow!r} is not a workflow: decorate the function with @workflow"
+        )
+    operation = functools.partial(_place, (workflow, args), what, check)
+    placed: Placement = workflow._with(definition, operation)(*args, **kwargs)
+    return placed
+
+
+def _place(
+    given: tuple[Any, tuple[Any, ...]],
+    what: str,
+    check: Callable[[Store], None],
+    definition: Definition,
+    instance: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Placement:
+    refuse_start(definition, what)
+    if definition.options.on_owned == "wait":  # the task waits instead
+        options = definition.options.changed({"on_owned": "raise"})
+        definition = Definition(definition.function, options, definition)
+    top = TopLevel(definition, instance, args, kwargs)
+    top.promised = True
+    top.choose()
+    check(top.store)
+    workflow, whole = given  # possibly unbound, with the instance among the arguments
+    elsewhere = workflow.options(store=top.store.url, on_owned="wait")
+    try:
+        call = dump_code((elsewhere, whole, dict(kwargs)))
+    except Exception as error:
+        raise errors.NotRecordableError(
+            f"{what}: the workflow or one of its arguments cannot be sent to another process: "
+            f"{error}",
+            type_name=type(error).__name__,
+        ) from error
+    try:
+        top.begin_here()
+    except errors.RunBusyError:  # the task waits for the result
+        return Placement(top, call)
+    opened = top.taken
+    if isinstance(opened, WorkflowRun):
+        _put_down(top, opened)
+    else:
+        top.__exit__(None, None, None)
+    return Placement(top, call)
+
+
+def _put_down(top: TopLevel, opened: WorkflowRun) -> None:
+    """Record the submission of a run that was taken over for that purpose, and release the run."""
+    if top.display is not None:
+        top.display.close()
+        top.display = None
+    active = opened.active
+    try:
+        if opened.is_new:
+            record_submission(active)
+    finally:
+        active.close()
+
+
+# -- the process that executes it ----------------------------------------------------------------
+
+
+def carry_out(order: Order, where: str) -> Reply:
+    """Execute a run, and return how it ended, even if it raised.
+
+    Args:
+        where: the place of this process, as text: ``on node ...``.
+
+    Raises:
+        KeyboardInterrupt: the engine cancelled the task.
+    """
+    try:
+        return _carry_out(order, where)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return _raised(error, where)
+
+
+def _carry_out(order: Order, where: str) -> Reply:
+    store = _prepared(order, order.run_id, where)
+    seal = seal_for(store)
+    facts = facts_of(store, seal, order.run_id)
+    if facts is not None and facts.status == "failed" and facts.end not in (0, order.end):
+        # It failed after the submission, in a task that could not report that before its node died.
+        error = error_of(store, seal, facts)
+        if error is not None:
+            raise error
+    if facts is not None and store.owner(order.run_id) is None:
+        stuck = deaths_of(store, seal, facts).stuck
+        if stuck >= _HOPELESS:
+            raise errors.StepwiseError(
+                f"run {order.run_id!r} is not tried again: its process died {stuck} times at the "
+                f"same step. To try it again: stepwise resume {order.run_id}"
+            )
+    try:
+        workflow, args, kwargs = loads(order.call, stored=False)
+    except Exception as error:
+        raise errors.ConfigurationError(
+            f"the workflow of run {order.run_id!r}, or one of its arguments, cannot be loaded "
+            f"{where}: {type(error).__name__}: {error}. Its modules must be there; "
+            "ray.init(runtime_env={'working_dir': '.'}) sends the files of a folder along"
+        ) from error
+    _keep_names(workflow.definition.function)
+    operation = functools.partial(_executed, order, where)
+    reply: Reply = workflow._with(workflow.definition, operation)(*args, **kwargs)
+    return reply
+
+
+def _prepared(order: Order | Continuation, run_id: str, where: str) -> Store:
+    """Prepare this process to execute a run for another process; return the run's store."""
+    memory.is_executor = True
+    settings.suspend_soon(WAIT_HERE)
+    settings.adopt(order.settings)
+    store = open_store(order.store)
+    if order.key not in seal_for(store).key_ids:
+        raise errors.ConfigurationError(
+            f"run {run_id!r} cannot be executed {where}: the key there is not the "
+            "submitter's, so its records do not verify. Set STEPWISE_KEY to the same secret on "
+            "every machine, before its processes start"
+        )
+    return store
+
+
+def _executed(
+    order: Order,
+    where: str,
+    definition: Definition,
+    instance: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Reply:
+    top = TopLevel(definition, instance, args, kwargs)
+    top.mean(order.run_id, explicit=order.explicit)
+    top.resumes = order.resumes
+    return _reply(top, where)
+
+
+def _reply(top: TopLevel, where: str) -> Reply:
+    """Execute a run, and return how it ended."""
+    handle: Handle[Any] = Handle(run_of(top.store, top.run_id))
+    execute_here(top, handle)
+    if handle._error is not None:
+        if is_of_the_engine(handle._error):
+            raise handle._error
+        opened = top.taken
+        secrets = opened.active.secrets if isinstance(opened, WorkflowRun) else None
+        return _raised(handle._error, where, secrets)._replace(refused=not top.opened)
+    seal = seal_for(top.store)
+    facts = facts_of(top.store, seal, top.run_id)
+    end = read_end(top.store, seal, facts) if facts is not None else None
+    if end is not None and end.ended is not None and end.ended.answers:
+        return Reply("recorded", place=where)
+    try:
+        return Reply("value", dump_code(handle._value), where)
+    except Exception as error:
+        return _raised(
+            errors.NotRecordableError(
+                f"run {top.run_id!r} completed {where}, and its result cannot be sent: {error}",
+                type_name=type(handle._value).__name__,
+            ),
+            where,
+        )
+
+
+def carry_on(order: Continuation, where: str) -> Reply:
+    """Continue a run, and return how it ended, even if it raised.
+
+    An interrupt of the main thread, with which the engine cancels a task, drains the run: no step
+    begins, and steps in flight may end.
+
+    Args:
+        where: the place of this process, as text: ``on node ...``.
+    """
+    try:
+        with RunOutput(order.logs) as output, _drained_by_interrupts():
+            store = _prepared(order, order.facts.run_id, where)
+            _import(order)
+            top = UnfinishedRun(store, seal_for(store), order.facts).again()
+            log, context = output.begin(top.run_id)
+            try:
+                return context.run(_reply, top, where)
+            finally:
+                output.end(log)
+    except BaseException as error:
+        if is_of_the_engine(error):
+            raise
+        return _raised(error, where)._replace(refused=True)
+
+
+def _import(order: Continuation) -> None:
+    """Import the modules that define the workflow, from the submitter's folder."""
+    if os.path.isdir(order.folder) and order.folder not in sys.path:
+        sys.path.insert(0, order.folder)
+    for name in order.modules:
+        importlib.import_module(name)
+
+
+@contextlib.contextmanager
+def _drained_by_interrupts() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+
+        def drain(*_: object) -> None:
+            stack.enter_context(drained())
+
+        before = signal.signal(signal.SIGINT, drain)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def is_of_the_engine(error: BaseException) -> bool:
+    """Return whether an exception means that the engine ends the task or the process."""
+    return isinstance(error, KeyboardInterrupt) or hasattr(error, "ray_terminate_msg")
+
+
+def _raised(error: BaseException, where: str, secrets: Secrets | None = None) -> Reply:
+    secrets = secrets or Secrets()
+    trace = (
+        "" if isinstance(error, errors.RunStopped) else traceback_text(error, secrets.cleaned_text)
+    )
+    data = bytes(encode_error(error, secrets).data)
+    return Reply("error", data, where, trace, isinstance(error, errors.RunSuspended))
+
+
+_kept: dict[str, object] = {}  # names that were added to this process's __main__
+
+
+def _keep_names(function: Any) -> None:
+    """Add the classes and functions of the submitter's ``__main__`` to this ``__main__``.
+
+    These objects came by value.  Recorded by name, they refer to the script's own objects where
+    the run is inspected or resumed.
+    """
+    here = vars(sys.modules["__main__"])
+    space = getattr(function, "__globals__", {})
+    if function.__module__ != "__main__" or space is here:
+        return
+    for name, value in list(space.items()):
+        is_code = isinstance(value, (type, types.FunctionType))
+        if is_code and value.__module__ == "__main__" and here.get(name) is _kept.get(name):
+            here[name] = _kept[name] = value
 
 
 # -- engines --------------------------------------------------------------------------------------
@@ -93,7 +702,7 @@ class Underway:
         told: whether the executing process has already reported what became of the run.
     """
 
-    def __init__(self, run: UnfinishedRun, news: Callable[[Underway], None]) -> None:
+    def __init__(self, run: handles.UnfinishedRun, news: Callable[[Underway], None]) -> None:
         self.run = run
         self.error: BaseException | None = None
         self.refused = self.lost = self.told = False
@@ -160,8 +769,8 @@ class Threads:
         except Exception as problem:  # classes of loaded values may raise, too
             error, refused = problem, True
         else:
-            handle: Handle[Any] = Handle(run_of(top.store, top.run_id))
-            execute_here(top, handle)
+            handle: handles.Handle[Any] = handles.Handle(run_of(top.store, top.run_id))
+            handles.execute_here(top, handle)
             error, refused = handle._error, not top.opened
         finally:
             self._output.end(log)
@@ -185,7 +794,7 @@ class Threads:
 
         try:
             top = job.run.again()
-            handle = start_task(top, asyncio.Semaphore(), wakes=False)
+            handle = handles.start_task(top, asyncio.Semaphore(), wakes=False)
         except Exception as error:
             self._output.end(log)
             job.end(error, refused=True)
@@ -262,13 +871,14 @@ class ModuleFiles:
 # -- supervisor -----------------------------------------------------------------------------------
 
 
-def supervisor_name(workflow: str) -> str:
+def supervisor_name(workflow: str, code: str = "") -> str:
     """Return the name of the lease that the supervisor of a workflow's runs holds.
 
     Args:
         workflow: the full name of the workflow.
+        code: the fingerprint of the workflow's code, for the supervisor that has this code.
     """
-    return f"up:{workflow}"
+    return f"up:{workflow} {code}" if code else f"up:{workflow}"
 
 
 _SCAN = 5.0  # seconds between two looks at all unfinished runs
@@ -333,13 +943,13 @@ def stores_for(modules: Sequence[str]) -> list[Store]:
         held = {getattr(each, "definition", None) for each in vars(sys.modules[name]).values()}
         places = (f"{each.function.__module__}." for each in known)
         if held.isdisjoint(known) and not any(place.startswith(f"{name}.") for place in places):
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"module {name!r} has no workflows: name the modules with functions that are "
                 "decorated with @workflow"
             )
-    first, *others = stores_of(known)
+    first, *others = handles.stores_of(known)
     if not first.persistent:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"the store {first.url} is in the memory of one process, so no other process has left "
             "runs there: choose another one with --store or STEPWISE_STORE"
         )
@@ -354,7 +964,7 @@ class _Plan(NamedTuple):
         alone: whether the run gets its own process, since it may kill the process.
     """
 
-    run: UnfinishedRun
+    run: handles.UnfinishedRun
     at: float
     alone: bool = False
 
@@ -362,7 +972,7 @@ class _Plan(NamedTuple):
 class _LeftAlone(NamedTuple):
     """A run that the supervisor leaves alone until something about the run changes."""
 
-    run: UnfinishedRun
+    run: handles.UnfinishedRun
     last: int  # number of its last record; 0 if only its head counts
 
 
@@ -382,7 +992,7 @@ class Supervisor:
         report: Callable[[Happening], None],
         output: RunOutput,
     ) -> None:
-        self._backlogs = {store.url: Backlog(store) for store in stores}
+        self._backlogs = {store.url: handles.Backlog(store) for store in stores}
         self._terms, self._report = terms, report
         self._bells: dict[str, Bell] = {}
         self._plans: dict[Key, _Plan] = {}
@@ -523,7 +1133,7 @@ class Supervisor:
                 found = backlog.look()
                 for run in found:
                     self._consider(run)
-            except (StepwiseError, RunStopped) as error:
+            except (errors.StepwiseError, errors.RunStopped) as error:
                 if self._terms.once:
                     raise
                 self._withdraw(url)
@@ -543,12 +1153,15 @@ class Supervisor:
         """
         if self._terms.once or self._terms.only:
             return
-        for each in known_workflows():
-            key = store.url, supervisor_name(each.definition.full_name)
+        known = [each.definition for each in known_workflows()]
+        names = {
+            supervisor_name(each.full_name, code) for each in known for code in ("", each.code)
+        }
+        for key in ((store.url, name) for name in sorted(names)):
             if key in self._announced and not self._announced[key].is_ours():
                 self._announced.pop(key).release()
             if key not in self._announced:
-                with contextlib.suppress(RunBusyError):  # of another supervisor
+                with contextlib.suppress(errors.RunBusyError):  # of another supervisor
                     self._announced[key] = Lease(store, key[1]).acquire()
 
     def _withdraw(self, url: str) -> None:
@@ -568,7 +1181,9 @@ class Supervisor:
     def _hear(self) -> None:
         """Look at the runs whose bell rang."""
         for url, bell in self._bells.items():
-            with contextlib.suppress(StepwiseError, RunStopped):  # the next scan reports it
+            with contextlib.suppress(
+                errors.StepwiseError, errors.RunStopped
+            ):  # the next scan reports it
                 for run_id in bell.look():
                     self._look_at(url, run_id)
 
@@ -588,20 +1203,20 @@ class Supervisor:
             key = self._swept.popleft()
             plan = self._plans.get(key)
             if plan is not None and plan.at > clock.now():
-                with contextlib.suppress(StepwiseError, RunStopped):
+                with contextlib.suppress(errors.StepwiseError, errors.RunStopped):
                     self._look_at(*key)
 
     # -- deciding --------------------------------------------------------------------------------
 
-    def _consider(self, run: UnfinishedRun) -> None:
+    def _consider(self, run: handles.UnfinishedRun) -> None:
         """Plan when a run continues, or leave it; an unreadable run must not stop the others."""
         try:
             self._decide(run)
-        except (StepwiseError, RunStopped) as error:
+        except (errors.StepwiseError, errors.RunStopped) as error:
             self._failed += 1
             self._say("problem", run, f"it cannot be read: {error}")
 
-    def _decide(self, run: UnfinishedRun) -> None:
+    def _decide(self, run: handles.UnfinishedRun) -> None:
         key, facts, only = run.key, run.facts, self._terms.only
         if key in self._jobs or (only and facts.run_id not in only) or self._is_left(run):
             return
@@ -614,7 +1229,7 @@ class Supervisor:
             return
         try:
             definition = known_workflow(facts.workflow).definition
-        except ConfigurationError as error:
+        except errors.ConfigurationError as error:
             self._leave_strange(run, error)
             return
         if why == "crashed":
@@ -622,7 +1237,7 @@ class Supervisor:
         else:
             self._plan(_Plan(run, run.until if why is None else clock.now()))
 
-    def _leave_strange(self, run: UnfinishedRun, error: ConfigurationError) -> None:
+    def _leave_strange(self, run: handles.UnfinishedRun, error: errors.ConfigurationError) -> None:
         """Leave a run whose workflow is unknown here; report the first of them by name."""
         unknown = run.facts.workflow not in self._strange
         self._strange.add(run.facts.workflow)
@@ -632,11 +1247,11 @@ class Supervisor:
             why = "its workflow is not in these modules" if "knows no workflow" in text else text
             try:
                 command = tuple(self._terms.continuing(run.run))
-            except StepwiseError as problem:
+            except errors.StepwiseError as problem:
                 why = f"{why}; {problem}"
             self._say("left", run, why, command=command)
 
-    def _plan_after_death(self, run: UnfinishedRun, code: str) -> None:
+    def _plan_after_death(self, run: handles.UnfinishedRun, code: str) -> None:
         deaths = deaths_of(*run, code)
         if self._terms.only:
             self._plan(_Plan(run, clock.now()))
@@ -646,7 +1261,7 @@ class Supervisor:
             self._leave(run, why, self._terms.alone(run.run), status="stuck")
         else:
             wait = min(_LONGEST, 2.0 ** (deaths.attempts - 1)) if deaths.attempts else 0.0
-            if not deaths.attempts and is_submitted(run):
+            if not deaths.attempts and handles.is_submitted(run):
                 wait = _OWN_TASK
             alone = deaths.stuck >= DEADLY - 1 and bool(self._terms.alone(run.run))
             self._plan(_Plan(run, deaths.at + wait, alone))
@@ -658,7 +1273,7 @@ class Supervisor:
             self._moments.add((plan.at, key))
             heapq.heappush(self._agenda, (plan.at, plan.run.facts.created_at, key))
 
-    def _is_left(self, run: UnfinishedRun) -> bool:
+    def _is_left(self, run: handles.UnfinishedRun) -> bool:
         left = self._left.get(run.key)
         if left is None:
             return False
@@ -669,7 +1284,7 @@ class Supervisor:
 
     def _leave(
         self,
-        run: UnfinishedRun,
+        run: handles.UnfinishedRun,
         detail: str,
         command: Sequence[str] = (),
         *,
@@ -683,7 +1298,7 @@ class Supervisor:
     def _say(
         self,
         kind: Kind,
-        run: UnfinishedRun | None,
+        run: handles.UnfinishedRun | None,
         detail: str = "",
         *,
         status: str = "",
@@ -705,7 +1320,7 @@ class Supervisor:
                 self._say("left", plan.run, _waits_for(plan.run))
             else:
                 ahead = max(0.0, plan.at - clock.now())
-                why = "it was submitted" if is_submitted(plan.run) else "its process died"
+                why = "it was submitted" if handles.is_submitted(plan.run) else "its process died"
                 detail = f"{why}; it is tried again in {ahead:.0f} s"
                 self._say("left", plan.run, detail)
 
@@ -723,7 +1338,27 @@ class Supervisor:
             plan = self._plans.get(key)
             if plan is not None and plan.at == at and key not in self._jobs:
                 del self._plans[key]
-                self._begin(plan)
+                if not self._is_left_to_another_version(plan.run):
+                    self._begin(plan)
+
+    def _is_left_to_another_version(self, run: UnfinishedRun) -> bool:
+        """Return whether another supervisor has the code that last executed the run.
+
+        The next scan considers the run again.  A run that dies with that code again and again is
+        not left to the other supervisor: our code may be the mended one.
+        """
+        facts = run.facts
+        if facts.run_id in self._terms.only or not facts.code:
+            return False
+        if facts.code == known_workflow(facts.workflow).definition.code:
+            return False
+        # The execution reports an error.
+        with contextlib.suppress(errors.StepwiseError, errors.RunStopped):
+            owner = run.store.owner(supervisor_name(facts.workflow, facts.code))
+            if owner is not None and not (run.why() == "crashed" and deaths_of(*run).are_deadly):
+                self._say("left", run, f"stepwise up, {describe_owner(owner)}, has its code")
+                return True
+        return False
 
     def _begin(self, plan: _Plan) -> None:
         job = self._jobs[plan.run.key] = Underway(plan.run, self._news.put)
@@ -740,13 +1375,13 @@ class Supervisor:
         """Handle the end of a run; retry the run later if the store is not available."""
         try:
             self._ended(job)
-        except StoreError as error:
+        except errors.StoreError as error:
             if self._terms.once or self._is_ending:
                 raise
             self._plan(_Plan(job.run, clock.now() + self._pause_after_fault(job.run)))
             self._say("problem", None, f"{job.run.facts.run_id}: {error_text(error)}")
 
-    def _pause_after_fault(self, run: UnfinishedRun) -> float:
+    def _pause_after_fault(self, run: handles.UnfinishedRun) -> float:
         """Return the seconds to wait before the retry of a run that the store failed."""
         number = self._faults[run.key] = self._faults.get(run.key, 0) + 1
         return min(_LONGEST, 2.0**number)
@@ -755,8 +1390,9 @@ class Supervisor:
         """Handle the end of a run's execution: report it, and plan or leave the run."""
         run, error = job.run, job.error
         del self._jobs[run.key]
-        if isinstance(error, RunBusyError) or (
-            isinstance(error, LeaseLostError) and run.store.owner(run.facts.run_id) is not None
+        if isinstance(error, errors.RunBusyError) or (
+            isinstance(error, errors.LeaseLostError)
+            and run.store.owner(run.facts.run_id) is not None
         ):
             self._say("ended", run, "another process executes it", status="running")
             return
@@ -784,11 +1420,13 @@ class Supervisor:
         else:
             self._consider(now)
 
-    def _stopped(self, run: UnfinishedRun, error: BaseException | None, *, refused: bool) -> None:
+    def _stopped(
+        self, run: handles.UnfinishedRun, error: BaseException | None, *, refused: bool
+    ) -> None:
         """Decide what becomes of a run that stopped without an end."""
         self._failed += 1
-        lost = isinstance(error, (CorruptStoreError, JournalLostError))
-        if isinstance(error, (StoreError, LeaseLostError, MemoryError)) and not lost:
+        lost = isinstance(error, (errors.CorruptStoreError, errors.JournalLostError))
+        if isinstance(error, (errors.StoreError, errors.LeaseLostError, MemoryError)) and not lost:
             self._plan(_Plan(run, clock.now() + self._pause_after_fault(run)))
             self._say("problem", run, error_text(error))
             return
@@ -815,9 +1453,9 @@ def _behind() -> float:
     return clock.elapsed() - clock.now()
 
 
-def _waits_for(run: UnfinishedRun) -> str:
+def _waits_for(run: handles.UnfinishedRun) -> str:
     return f"waits {'; '.join(map(str, pending(run.facts)))}"
 
 
-def _last(run: UnfinishedRun) -> int:
+def _last(run: handles.UnfinishedRun) -> int:
     return newest_mark(run.store, run.seal, run.facts.run_id).last

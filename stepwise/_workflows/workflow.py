@@ -21,15 +21,8 @@ from stepwise._runtime.messages import fold
 from stepwise._values.codec import pickled_by_value
 from stepwise._values.preview import Redact
 from stepwise._values.trees import found_at
+from stepwise._workflows import definition as definitions
 from stepwise._workflows.begin import TopLevel, invoke, next_run_id, wakers
-from stepwise._workflows.definition import (
-    Definition,
-    Options,
-    Start,
-    TakesOptions,
-    class_of,
-    is_copy,
-)
 from stepwise.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -60,24 +53,24 @@ T = TypeVar("T")
 
 _NOTHING = object()  # None is the result of a decorator that forgot its return
 
-Operation = Callable[[Definition, Any, tuple[Any, ...], dict[str, Any]], Any]
+Operation = Callable[[definitions.Definition, Any, tuple[Any, ...], dict[str, Any]], Any]
 _give_result: Operation = functools.partial(invoke, want_run=False)
 _give_run: Operation = functools.partial(invoke, want_run=True)
 
 
-def _start(workflow: Definition, instance: Any, args: Any, kwargs: Any) -> Any:
+def _start(workflow: definitions.Definition, instance: Any, args: Any, kwargs: Any) -> Any:
     from stepwise._workflows.handles import start  # on use: most programs call their workflows
 
     return start(workflow, instance, args, kwargs)
 
 
-def _resume(workflow: Definition, run: Run, inputs: Mapping[str, Any]) -> Any:
+def _resume(workflow: definitions.Definition, run: Run, inputs: Mapping[str, Any]) -> Any:
     from stepwise._workflows.handles import resume  # on use
 
     return resume(workflow, run, inputs)
 
 
-class _Offers(TakesOptions, Generic[P, R_co]):
+class _Offers(definitions.TakesOptions, Generic[P, R_co]):
     """The common interface of bound and unbound workflows, never mistaken for the function."""
 
     __slots__ = ()  # a __dict__ here would precede the __dict__ of the wrapper
@@ -89,11 +82,11 @@ class _Offers(TakesOptions, Generic[P, R_co]):
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
     @property
-    def definition(self) -> Definition:
+    def definition(self) -> definitions.Definition:
         """The function and its options."""
         raise AssertionError
 
-    def _with(self, definition: Definition, operation: Operation) -> Any:
+    def _with(self, definition: definitions.Definition, operation: Operation) -> Any:
         raise AssertionError
 
     @overload
@@ -136,7 +129,9 @@ class _Offers(TakesOptions, Generic[P, R_co]):
             definition = self.definition
             _options.check("workflow", definition.label, changes)
             options = definition.options.changed(changes)
-            return self._with(Definition(definition.function, options, definition), _give_result)
+            return self._with(
+                definitions.Definition(definition.function, options, definition), _give_result
+            )
 
     def run_id_for(self, /, *args: P.args, **kwargs: P.kwargs) -> str:
         """Return the id of the run that the next call with these arguments will mean, here and now.
@@ -185,10 +180,10 @@ class _BoundWorkflow(_Offers[P, R_co], BoundFunctionWrapper):
     """A workflow that was looked up on an instance or a class."""
 
     @property
-    def definition(self) -> Definition:
+    def definition(self) -> definitions.Definition:
         return self._self_parent.definition
 
-    def _with(self, definition: Definition, operation: Operation) -> Any:
+    def _with(self, definition: definitions.Definition, operation: Operation) -> Any:
         unbound: Any = Workflow(self._self_parent.__wrapped__, definition, operation)
         return unbound.__get__(self._self_instance, self._self_owner)
 
@@ -244,7 +239,7 @@ class Workflow(_Offers[P, R_co], FunctionWrapper):
         def __get__(self, *args: Any) -> Any: ...
 
     def __init__(
-        self, wrapped: Any, definition: Definition, operation: Operation = _give_result
+        self, wrapped: Any, definition: definitions.Definition, operation: Operation = _give_result
     ) -> None:
         def call(called: Any, instance: Any, args: Any, kwargs: Any) -> Any:
             if called is definition.function:  # not bound, though the function may have a __self__
@@ -261,12 +256,12 @@ class Workflow(_Offers[P, R_co], FunctionWrapper):
         self._self_definition = definition
 
     @property
-    def definition(self) -> Definition:
+    def definition(self) -> definitions.Definition:
         return self._self_definition
 
-    def _with(self, definition: Definition, operation: Operation) -> Any:
+    def _with(self, definition: definitions.Definition, operation: Operation) -> Any:
         function = definition.function
-        if _is_class_method(class_of(function), function):
+        if _is_class_method(definitions.class_of(function), function):
             raise ConfigurationError(
                 f"{function.__qualname__} has @classmethod above @workflow: since Python 3.13, "
                 "its options() and execute() cannot know their class then. Write "
@@ -309,15 +304,15 @@ if TYPE_CHECKING:
         def __call__(self, function: Any, /) -> Any: ...
 
 
-def _rebuild(wrapped: Any, options: Options, place: str) -> Any:
-    definition = Definition(_unbound(wrapped), options, place=place)
+def _rebuild(wrapped: Any, options: definitions.Options, place: str) -> Any:
+    definition = definitions.Definition(_unbound(wrapped), options, place=place)
     register(definition, _resume)
     return Workflow(wrapped, definition)
 
 
-def _with_options(found: Any, options: Options) -> Any:
+def _with_options(found: Any, options: definitions.Options) -> Any:
     return found._with(
-        Definition(found.definition.function, options, found.definition), _give_result
+        definitions.Definition(found.definition.function, options, found.definition), _give_result
     )
 
 
@@ -332,7 +327,7 @@ def _is_class_method(owner: object, function: Callable[..., Any]) -> bool:
     for base in owner.__mro__:  # to the end, since super() calls overridden methods
         held = vars(base).get(function.__name__)
         found = held.__func__ if isinstance(held, classmethod) else None
-        if isinstance(found, Workflow) and is_copy(found.definition.function, function):
+        if isinstance(found, Workflow) and definitions.is_copy(found.definition.function, function):
             return True
     return False
 
@@ -360,7 +355,7 @@ def workflow(
     retention: Retention = "prune_old",
     keep: int = 3,
     prune_journal: bool = False,
-    start: Start | None = None,
+    start: definitions.Start | None = None,
     compensate_on_failure: bool = False,
     progress: bool | None = None,
     codec: Literal["pickle", "json"] = ...,
@@ -448,7 +443,7 @@ def _decorate(function: Any, given: dict[str, Any]) -> Any:
     name_truly(plain)
     keep_up_to_date(_Offers, _follow)
     _options.check("workflow", label_of(plain), given)
-    definition = Definition(plain, Options().changed(given))
+    definition = definitions.Definition(plain, definitions.Options().changed(given))
     register(definition, _resume)
     return Workflow(function, definition)
 

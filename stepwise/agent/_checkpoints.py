@@ -21,15 +21,7 @@ from stepwise._runtime.options import check_kind, check_values
 from stepwise._values import codec, digest
 from stepwise._values.codec import canonical_bytes
 from stepwise._values.preview import preview
-from stepwise._workflows.host import (
-    ClassicRetention,
-    DamagedError,
-    HostStore,
-    Journal,
-    State,
-    live_run,
-    place_in,
-)
+from stepwise._workflows import host
 from stepwise.errors import DigestError
 from stepwise.stores import Store, open_store
 from stepwise.stores.memory import MemoryStore
@@ -158,7 +150,7 @@ class CheckpointStore:
             if storage_backend is None
             else open_store(storage_backend)
         )
-        self._host = HostStore(self.store)
+        self._host = host.HostStore(self.store)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Save a checkpoint as it is now; the checkpoint is durable on return.
@@ -177,7 +169,7 @@ class CheckpointStore:
             "the argument of save()", checkpoint, Checkpoint, "write Checkpoint('', run_id, step)"
         )
         check_values("a checkpoint", run_id=checkpoint.run_id, step_number=checkpoint.step_number)
-        active = live_run(self.store, checkpoint.run_id)
+        active = host.live_run(self.store, checkpoint.run_id)
         if not checkpoint._renew():
             notice(
                 f"{checkpoint.run_id}: the checkpoint after step {checkpoint.step_number} does not "
@@ -188,7 +180,7 @@ class CheckpointStore:
             checkpoint.run_id,
             checkpoint.step_number,
             checkpoint._facts(),
-            place_in(active) if active is not None else None,
+            host.place_in(active) if active is not None else None,
         )
 
     def _save(
@@ -196,7 +188,7 @@ class CheckpointStore:
         run_id: str,
         step: int,
         facts: dict[str, Any],
-        place: State | None,
+        place: host.State | None,
         *,
         durable: bool = True,
         keep: int = 0,
@@ -260,7 +252,9 @@ class CheckpointStore:
         """Delete the checkpoints of a run, but not its records; return the number deleted."""
         return self._delete(run_id, self._names(run_id))
 
-    def prune(self, run_id: str, retention: ClassicRetention = "prune_old", keep: int = 3) -> int:
+    def prune(
+        self, run_id: str, retention: host.ClassicRetention = "prune_old", keep: int = 3
+    ) -> int:
         """Delete superfluous checkpoints; the newest checkpoint that verifies always stays.
 
         Args:
@@ -294,11 +288,11 @@ class CheckpointStore:
         names = self._known(run_id).names
         return names if names is not None else self.store.names(run_id, _PREFIX)
 
-    def _load(self, run_id: str, name: str) -> tuple[Checkpoint, State | None] | None:
+    def _load(self, run_id: str, name: str) -> tuple[Checkpoint, host.State | None] | None:
         """Return a checkpoint and its place in the run, or ``None`` for a damaged checkpoint."""
         try:
             header, payload = self._host.get(run_id, name)
-        except DamagedError:
+        except host.DamagedError:
             return None
         facts = codec.decode(payload, header["form"])
         place = header["run"]
@@ -307,11 +301,11 @@ class CheckpointStore:
             if not self.validate(checkpoint):
                 return None
             checkpoint.checksum = _Computed(checkpoint.checksum)
-            return checkpoint, place and State(**place)
+            return checkpoint, place and host.State(**place)
         checksum = hashlib.sha256(payload).hexdigest()
-        return Checkpoint(**{**facts, "checksum": checksum}), place and State(**place)
+        return Checkpoint(**{**facts, "checksum": checksum}), place and host.State(**place)
 
-    def _newest_first(self, run_id: str) -> Iterator[tuple[Checkpoint, State | None]]:
+    def _newest_first(self, run_id: str) -> Iterator[tuple[Checkpoint, host.State | None]]:
         for name in reversed(self._names(run_id)):
             found = self._load(run_id, name)
             if found is None:
@@ -330,7 +324,7 @@ class CheckpointStore:
         return len(names)
 
     def _known(self, run_id: str) -> _KnownCheckpoints:
-        active = live_run(self.store, run_id)
+        active = host.live_run(self.store, run_id)
         if active is None:
             return _KnownCheckpoints()
         return _known.setdefault(active.journal, _KnownCheckpoints())
@@ -351,7 +345,7 @@ class _KnownCheckpoints:
     serial: int = 0
 
 
-_known: weakref.WeakKeyDictionary[Journal, _KnownCheckpoints] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[host.Journal, _KnownCheckpoints] = weakref.WeakKeyDictionary()
 """Known checkpoints by the journal that a run in progress writes its checkpoints to."""
 
 

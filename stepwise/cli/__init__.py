@@ -7,17 +7,15 @@ invalid command line.
 
 from stepwise.cli import (  # noqa: F401
     agents,
-    answer,
-    copy,
-    debug,
     learn,
     limits,
     look,
     maintain,
+    preflight,
+    rerun,
     steer,
     ui,
     up,
-    why,
 )
 from stepwise.cli._command import main, run
 

@@ -12,13 +12,13 @@ from importlib.resources import files
 import click
 
 import stepwise
-from stepwise.cli._command import command, echo_json, note, say
+from stepwise.cli import _command as cli
 from stepwise.mcp import serve
 
 _SKILLS = ".claude/skills"
 
 
-@command(
+@cli.command(
     "Look",
     "claude mcp add stepwise -- stepwise mcp\n"
     "stepwise mcp --allow resume --allow evaluate\n"
@@ -60,7 +60,7 @@ def serve_tools(*, port: int | None, allowed: tuple[str, ...], phrase: str, as_j
     if port is None and (phrase or as_json):
         raise click.UsageError("--token and --json are for --http: over stdio, stdout is the wire")
     if port is None and sys.stdin.isatty():
-        note("a coding agent starts this: claude mcp add stepwise -- stepwise mcp")
+        cli.note("a coding agent starts this: claude mcp add stepwise -- stepwise mcp")
     if phrase == "-":
         phrase = sys.stdin.readline().strip()
 
@@ -77,7 +77,7 @@ def serve_tools(*, port: int | None, allowed: tuple[str, ...], phrase: str, as_j
         sys.exit(130)
 
 
-@command(
+@cli.command(
     "Check and learn",
     f"stepwise skill  # in {_SKILLS}\n"
     "stepwise skill .agents/skills\n"
@@ -105,7 +105,7 @@ def skill(folder: str, *, replace: bool, as_json: bool) -> None:
     except OSError as error:
         raise click.FileError(str(path), error.strerror or str(error)) from error
     if as_json:
-        echo_json({"file": str(path)})
+        cli.echo_json({"file": str(path)})
         return
-    say(str(path))
-    note("coding agents read it when they start")
+    cli.say(str(path))
+    cli.note("coding agents read it when they start")

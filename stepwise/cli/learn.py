@@ -24,7 +24,8 @@ import click
 import stepwise
 from stepwise._display.terminal import Terminal, Word
 from stepwise._runs.doctor import findings
-from stepwise.cli._command import command, echo_json, note, say
+from stepwise.cli import _command as cli
+from stepwise.cli._command import command
 from stepwise.mcp._knowledge import explanation
 
 # -- explain --------------------------------------------------------------------------------------
@@ -55,15 +56,15 @@ def explain(name: str, *, as_json: bool) -> None:
     try:
         found = explanation(name)
     except LookupError as problem:
-        note(f"stepwise: {problem.args[0]}")
+        cli.note(f"stepwise: {problem.args[0]}")
         sys.exit(1)
     if as_json:
-        echo_json({**found._asdict(), "facts": list(found.facts)})
+        cli.echo_json({**found._asdict(), "facts": list(found.facts)})
         return
-    say(f"{found.name}  ({found.kind})\n")
-    say(_filled(found.text))
+    cli.say(f"{found.name}  ({found.kind})\n")
+    cli.say(_filled(found.text))
     if found.facts:
-        say(f"\nattributes: {', '.join(found.facts)}")
+        cli.say(f"\nattributes: {', '.join(found.facts)}")
 
 
 # -- doctor ---------------------------------------------------------------------------------------
@@ -84,12 +85,12 @@ def doctor(*, as_json: bool) -> None:
     """
     found = [*findings(stepwise.__version__)]
     if as_json:
-        echo_json([dataclasses.asdict(each) for each in found])
+        cli.echo_json([dataclasses.asdict(each) for each in found])
     for each in found if not as_json else ():
         space = " " * (_STATE - len(each.state))
-        say(f"{each.what:<12}  ", Word(each.state), f"{space}  {each.text}")
+        cli.say(f"{each.what:<12}  ", Word(each.state), f"{space}  {each.text}")
         if each.todo:
-            say(f"{'':<12}  {'':<{_STATE}}  {each.todo}")
+            cli.say(f"{'':<12}  {'':<{_STATE}}  {each.todo}")
     sys.exit(int(any(each.state == "problem" for each in found)))
 
 
@@ -211,5 +212,5 @@ def _summary(first: list[str], second: list[str], announced: int, as_json: bool)
     )
     if as_json:
         facts = {"before_the_kill": len(first), "after_it": len(second), "twice": twice}
-        echo_json({**facts, "announced": announced, "as_promised": whole})
+        cli.echo_json({**facts, "announced": announced, "as_promised": whole})
     return 0 if whole else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import math
 import sys
 import time
@@ -16,6 +17,7 @@ import click
 import stepwise
 from stepwise import RecordedFrame, Run, StepRecord
 from stepwise._display.render import RunShown, question_text, usage_text
+from stepwise._display.stops import why_text
 from stepwise._display.terminal import (
     Below,
     Branch,
@@ -33,34 +35,16 @@ from stepwise._runs.export import first_step, first_variable, html_page
 from stepwise._runs.finding import find_step, unsettled
 from stepwise._runs.housekeeping import store_url
 from stepwise._runs.overview import SHOWN, Overview
-from stepwise._runs.paths import JSON_ROOM, find_recorded, short, shown
+from stepwise._runs.paths import JSON_ROOM, find, find_recorded, short, short_values, shown
+from stepwise._runs.portable import test_of, to_data
+from stepwise._runs.replica import taken_from
 from stepwise._runs.run import Listed, listed, number_of_runs
-from stepwise._runs.steps import UNFINISHED, RunStatus
+from stepwise._runs.steps import UNFINISHED, RunStatus, newest_checkpoint
+from stepwise._runs.streaming import RunStream, shown_item
 from stepwise._runtime.limits import open_private
 from stepwise._runtime.messages import printable, shell_word
-from stepwise.cli._command import (
-    PROBLEMS,
-    STEP_COLUMNS,
-    F,
-    RanAgain,
-    age,
-    ago,
-    call_text,
-    command,
-    echo_json,
-    fail,
-    find_run,
-    note,
-    run_argument,
-    run_facts,
-    say,
-    show_in_doubt,
-    show_stops,
-    show_table,
-    show_variables,
-    step_row,
-    took,
-)
+from stepwise.cli import _command as cli
+from stepwise.errors import escaped
 from stepwise.integrations._model_calls import model_calls
 
 # -- look -----------------------------------------------------------------------------------------
@@ -84,7 +68,7 @@ def pairs(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict
     return {name: value for name, _, value in parts}
 
 
-def chosen_runs(function: F) -> F:
+def chosen_runs(function: cli.F) -> cli.F:
     """Add the options by which runs are chosen: ``workflow``, ``status`` and ``tags``."""
     options = (
         click.option("--workflow", help="Only runs of this workflow: its name or full name."),
@@ -111,7 +95,7 @@ def chosen_runs(function: F) -> F:
 # -- the list ------------------------------------------------------------------------------------
 
 
-@command(
+@cli.command(
     "Look",
     "stepwise runs  # the newest first\n"
     "stepwise runs --status failed --since 2h\n"
@@ -121,10 +105,10 @@ def chosen_runs(function: F) -> F:
 @chosen_runs
 @click.option("--children", is_flag=True, help="Child runs too.")
 @click.option(
-    "--since", type=age, metavar="AGE", help="Only those updated in the last 2h, 30d, ..."
+    "--since", type=cli.age, metavar="AGE", help="Only those updated in the last 2h, 30d, ..."
 )
 @click.option(
-    "--older-than", type=age, metavar="AGE", help="Only those not updated since 2h, 30d, ..."
+    "--older-than", type=cli.age, metavar="AGE", help="Only those not updated since 2h, 30d, ..."
 )
 @click.option(
     "-n",
@@ -159,9 +143,9 @@ def runs(
     found = listed(workflow, status, tags=tags, limit=more or most, where=is_meant)
     chosen = bool(workflow or status or tags or since is not None or older_than is not None)
     if as_json:
-        echo_json(each for each in map(_run_dict, found) if each is not None)
+        cli.echo_json(each for each in map(_run_dict, found) if each is not None)
     elif not found:
-        note(f"no runs{' like that' if chosen else ''} in {store_url()}")
+        cli.note(f"no runs{' like that' if chosen else ''} in {store_url()}")
     else:
         _show_runs(found[:most])
         if most is not None and len(found) > most:
@@ -177,7 +161,7 @@ def _tell_of_more(shown: int, *, chosen: bool) -> None:
     total = None if chosen else number_of_runs()
     these = f"the newest {shown} of {total:,} runs" if total else f"the newest {shown} like that"
     choose = "" if chosen else "; --status, --workflow, --since and --tag choose"
-    note(f"{these}; -n {10 * shown} shows more{choose}")
+    cli.note(f"{these}; -n {10 * shown} shows more{choose}")
 
 
 def _run_dict(each: Listed) -> dict[str, Any] | None:
@@ -206,7 +190,7 @@ def _show_runs(found: list[Listed]) -> None:
         columns += [Column("TIME", whole=True, right=True), *more]
     elif room >= _ROOM:
         columns += more[:1]
-    show_table(columns, _run_rows(found, [each.name for each in columns], narrow=narrow))
+    cli.show_table(columns, _run_rows(found, [each.name for each in columns], narrow=narrow))
 
 
 def _run_rows(
@@ -225,9 +209,9 @@ def _run_rows(
             "RUN": facts["id"],
             "STATUS": Word(facts["status"]),
             "STEPS": f"{total} ({told})" if told and not narrow else total,
-            "UPDATED": ago(facts["updated_at"]),
+            "UPDATED": cli.ago(facts["updated_at"]),
             "TIME": duration_text(facts["duration"]),
-            "CALL": call_text(each.facts),
+            "CALL": cli.call_text(each.facts),
             "ERROR": facts["error"] or "",
             "WAITS": "; ".join(str(stepwise.PendingWait(**wait)) for wait in facts["waits"]),
             "TAGS": tags,
@@ -244,7 +228,7 @@ def _run_rows(
 # -- one run -------------------------------------------------------------------------------------
 
 
-@command(
+@cli.command(
     "Look",
     "stepwise show  # the latest run\n"
     "stepwise show trip-0573  # the beginning of an id\n"
@@ -254,7 +238,7 @@ def _run_rows(
     "stepwise show trip-0573 --tree  # with the steps of child runs\n"
     "stepwise show trip-0573 --json | jq .counts",
 )
-@run_argument(required=False)
+@cli.run_argument(required=False)
 @click.argument("step", type=click.IntRange(1), required=False)
 @click.option("--locals", "with_locals", is_flag=True, help="Also the variables where it resumes.")
 @click.option("--all", "every", is_flag=True, help="Every step, not only the newest.")
@@ -275,7 +259,7 @@ def show(
     A step is shown with its arguments in full and with the variables of its failures, if these
     were recorded: see record_arguments and record_locals of stepwise.configure.
     """
-    run = find_run(run_id)
+    run = cli.find_run(run_id)
     if path is not None:
         _show_part(run, step, path, as_json=as_json)
         return
@@ -296,29 +280,29 @@ def show(
         facts["inbox"] = [each.to_dict() for each in run.inbox if every or each.status != "taken"]
         if with_locals:
             facts["locals"] = {name: shown(value, name) for name, value in variables.items()}
-        echo_json(facts)
+        cli.echo_json(facts)
         return
     _describe(run, of_run, seen)
-    again = RanAgain()
+    again = cli.RanAgain()
     if tree:
-        say()
+        cli.say()
         click.echo(
             Terminal.of(sys.stdout).tree(_branch_of(run, Terminal.of(sys.stdout), every=every))
         )
     elif of_run.steps:
-        say()
+        cli.say()
         _show_steps(of_run, seen, again.noting(steps), every=every)
     _show_frames("the run failed here", run.frames)
     if with_locals:
-        say()
-        show_variables(variables)
+        cli.say()
+        cli.show_variables(variables)
     again.show()
-    show_in_doubt(run, seen.in_doubt)
-    show_stops(seen.stops)
+    cli.show_in_doubt(run, seen.in_doubt)
+    cli.show_stops(seen.stops)
     for question in run._asked(seen):
-        say()
+        cli.say()
         for line in question_text(question).splitlines():
-            say(line)
+            cli.say(line)
     _show_inbox(run, every=every)
 
 
@@ -344,12 +328,12 @@ def _show_inbox(run: Run, *, every: bool) -> None:
             each.note if each.kind != "signal" else shown_value(each.value),
             f"refused: {each.why}" if each.why else Word(each.status),
             each.by,
-            ago(each.at),
+            cli.ago(each.at),
         ]
         for each in found
     ]
-    say("\ninbox:")
-    show_table(_INBOX, rows)
+    cli.say("\ninbox:")
+    cli.show_table(_INBOX, rows)
 
 
 def _show_steps(
@@ -360,8 +344,8 @@ def _show_steps(
         first.append(["...", f"{shown.earlier:,} earlier steps: --all", *[""] * 5])
         numbers = {step.number for step in shown.steps}
         doubtful = [step for step in seen.in_doubt if step.number not in numbers]
-        first += map(step_row, doubtful[:_DOUBTFUL])
-    show_table(STEP_COLUMNS, itertools.chain(first, map(step_row, steps)))
+        first += map(cli.step_row, doubtful[:_DOUBTFUL])
+    cli.show_table(cli.STEP_COLUMNS, itertools.chain(first, map(cli.step_row, steps)))
 
 
 def _show_part(run: Run, step: int | None, path: str, *, as_json: bool) -> None:
@@ -370,9 +354,9 @@ def _show_part(run: Run, step: int | None, path: str, *, as_json: bool) -> None:
     value = find_recorded(of, path)
     if as_json:
         text, cut = short(value, path, JSON_ROOM)
-        echo_json({"id": run.id, "step": step, "path": path, "value": text, "cut": cut})
+        cli.echo_json({"id": run.id, "step": step, "path": path, "value": text, "cut": cut})
     else:
-        say(shown(value, path))
+        cli.say(shown(value, path))
 
 
 def _show_step(run: Run, step: StepRecord, *, as_json: bool) -> None:
@@ -385,13 +369,13 @@ def _show_step(run: Run, step: StepRecord, *, as_json: bool) -> None:
     texts = {n: shown(value, f"arguments[{n!r}]") for n, value in (inputs or {}).items()}
     if as_json:
         told = {n: [each.to_dict() for each in frames] for n, frames in failures.items()}
-        echo_json(
+        cli.echo_json(
             {**step.to_dict(), "inputs": texts if inputs is not None else None, "failures": told}
         )
         return
-    say(printable(f"{step.name}({step.arguments})", 1000))
+    cli.say(printable(f"{step.name}({step.arguments})", 1000))
     _say("run", printable(run.id))
-    _say("step", f"{step.number}  ", Word(step.status), f"  {took(step)}".rstrip())
+    _say("step", f"{step.number}  ", Word(step.status), f"  {cli.took(step)}".rstrip())
     _say("from", printable(step.site))
     for each in tries_text(step):
         _say("try", printable(each, 1000))
@@ -401,11 +385,11 @@ def _show_step(run: Run, step: StepRecord, *, as_json: bool) -> None:
     _say("model", printable(usage_text(step.usage)))
     _say("result", printable(step.preview, 1000))
     if inputs is not None:
-        say()
-        show_table([Column("ARGUMENT"), Column("VALUE")], map(list, texts.items()))
+        cli.say()
+        cli.show_table([Column("ARGUMENT"), Column("VALUE")], map(list, texts.items()))
     _say("unread", printable(problem, 1000))
     if step.traceback:
-        say(f"\n{step.traceback.rstrip()}")
+        cli.say(f"\n{step.traceback.rstrip()}")
     for attempt, frames in failures.items():
         _show_frames(f"attempt {attempt} failed here", frames)
 
@@ -413,12 +397,12 @@ def _show_step(run: Run, step: StepRecord, *, as_json: bool) -> None:
 def _show_frames(title: str, frames: Sequence[RecordedFrame]) -> None:
     """Print the frames of a failure with their variables, the outermost first."""
     if frames:
-        say(f"\n{title}, the last line innermost:")
+        cli.say(f"\n{title}, the last line innermost:")
     for each in frames:
         where = f"{each.file}:{each.line}, in {each.function}: {each.code}"
-        say(f"  {printable(where, 1000)}")
+        cli.say(f"  {printable(where, 1000)}")
         for name, text in each.variables.items():
-            say(f"    {printable(f'{name} = {text}', 1000)}")
+            cli.say(f"    {printable(f'{name} = {text}', 1000)}")
 
 
 def _branch_of(run: Run, terminal: Terminal, *, every: bool, depth: int = 0) -> Branch:
@@ -433,7 +417,7 @@ def _branch_of(run: Run, terminal: Terminal, *, every: bool, depth: int = 0) -> 
     for number, step in enumerate(seen.steps):
         near = [calls[n] for n in (number - 1, number + 1) if 0 <= n < len(calls)]
         call = elided(line_of(calls[number], 1000), max(room, 20), near)
-        time_taken = took(step)
+        time_taken = cli.took(step)
         parts = [f"{step.number}  {call}  ", Word(step.status), f"  {time_taken}".rstrip()]
         children: Sequence[Branch] = ()
         if step.child:
@@ -443,7 +427,7 @@ def _branch_of(run: Run, terminal: Terminal, *, every: bool, depth: int = 0) -> 
             except stepwise.RunNotFoundError:
                 parts.append("  (its run is gone)")
         below.append(Branch(parts, children))
-    top = line_of(call_text(run), max((terminal.width or 1000) - 20, 20))
+    top = line_of(cli.call_text(run), max((terminal.width or 1000) - 20, 20))
     return Branch([f"{top}  ", Word(run.status)], tuple(below))
 
 
@@ -452,7 +436,7 @@ def _all_facts(run: Run, shown: RunShown, seen: Overview) -> dict[str, Any]:
     unfinished = shown.status in UNFINISHED
     where, line = run._goes_on() if unfinished else ("", "")
     return {
-        **run_facts(run),
+        **cli.run_facts(run),
         "resumes_at": {"where": where, "line": line} if unfinished else None,
         "resumes": [
             {"at": at, "how": how, "before": end} for at, how, end in seen.course.resumptions
@@ -468,7 +452,7 @@ def _all_facts(run: Run, shown: RunShown, seen: Overview) -> dict[str, Any]:
 
 
 def _describe(run: Run, shown: RunShown, seen: Overview) -> None:
-    say(printable(shown.call, 1000))
+    cli.say(printable(shown.call, 1000))
     _say("run", f"{run.id}  ", Word(shown.status), f"  {shown.owner}".rstrip())
     _say("workflow", printable(shown.workflow))
     _say("tags", ", ".join(f"{name}={text}" for name, text in run.tags.items()))
@@ -487,12 +471,12 @@ def _describe(run: Run, shown: RunShown, seen: Overview) -> None:
     _say("spent", shown.spent)
     _say("lost", shown.gaps)
     if shown.status in ("crashed", "stuck"):
-        _say("stopped", f"{ago(seen.course.at)}, at its last record")
+        _say("stopped", f"{cli.ago(seen.course.at)}, at its last record")
     if shown.status == "stuck":
         _say("stuck", "it died at the same step three times, so stepwise up leaves it: edit its")
         _say("", "workflow, settle or forget a step, or try it again by the command below")
     if shown.status == "interrupted":
-        _say("stopped", f"{ago(shown.updated_at)}, by {printable(shown.error)}")
+        _say("stopped", f"{cli.ago(shown.updated_at)}, by {printable(shown.error)}")
     _say("damage", shown.damage)
     for each in shown.waits:
         _say("waits", printable(each))
@@ -505,31 +489,48 @@ def _describe(run: Run, shown: RunShown, seen: Overview) -> None:
 
 def _say(name: str, *parts: str) -> None:
     if any(parts):
-        say(f"  {name:<8}  ", *parts)
+        cli.say(f"  {name:<8}  ", *parts)
 
 
 # -- while it runs -------------------------------------------------------------------------------
 
 
-@command(
+@cli.command(
     "Look",
-    "stepwise watch trip-0573\nstepwise watch trip-0573 --json  # one JSON object a line",
-    short_help="Print the steps of a RUN as they happen.",
+    "stepwise watch trip-0573\nstepwise watch trip-0573 --stream main\n"
+    "stepwise watch trip-0573 --json  # one JSON object a line",
+    short_help="Print the steps of a RUN as they happen, or what it says.",
 )
-@run_argument(required=False)
-def watch(run_id: str | None, *, as_json: bool) -> None:
+@cli.run_argument(required=False)
+@click.option(
+    "--stream", metavar="NAME", help="What the run says on a stream (main), not its steps."
+)
+@click.option(
+    "--after", type=int, metavar="OFFSET", help="Only what follows an offset of the stream."
+)
+def watch(run_id: str | None, stream: str | None, after: int | None, *, as_json: bool) -> None:
     """Print each step of a RUN, the latest one without RUN, until it ends or its process is gone.
 
     As JSON, each line is an object: ``{"step": ...}``, and at the end ``{"run": ...}``.
+
+    With ``--stream``, what the run says is printed, texts as they are: of a run in progress all
+    that follows, even if it is killed and resumed meanwhile; of others what is there.  As JSON,
+    each line has ``offset``, ``kind`` (item, reset, end) and ``value``.
     """
-    run = find_run(run_id)
+    run = cli.find_run(run_id)
+    if stream is not None:
+        follow = run.status == "running"
+        _watch_stream(run.stream(after, stream, follow=follow), as_json=as_json)
+        return
+    if after is not None:
+        raise click.UsageError("--after is an offset of a stream: give --stream main, too")
     shown: dict[int, str] = {}
     while True:
         status, began = run.status, time.monotonic()
         seen = run._seen(_WATCHED if shown else SHOWN)
         missed = seen.steps[0].number - max(shown, default=0) - 1 if seen.steps else 0
         if missed > 0:
-            note(f"... {missed:,} steps: stepwise show {shell_word(run.id)} --all")
+            cli.note(f"... {missed:,} steps: stepwise show {shell_word(run.id)} --all")
         for step in seen.steps:
             if shown.get(step.number) != step.status:
                 shown[step.number] = step.status
@@ -541,29 +542,48 @@ def watch(run_id: str | None, *, as_json: bool) -> None:
     if as_json:
         _one_line({"run": run.to_dict()})
     else:
-        say(f"{run.id} {'has' if status in ('completed', 'failed') else 'is'} ", Word(status))
+        cli.say(f"{run.id} {'has' if status in ('completed', 'failed') else 'is'} ", Word(status))
+
+
+def _watch_stream(items: RunStream, *, as_json: bool) -> None:
+    """Print what a run says; a value that is no plain data is not loaded."""
+    items.load = shown_item
+    for each in items:
+        if as_json:
+            _one_line({"offset": each.offset, "kind": each.kind, "value": each.value})
+        elif each.kind == "item":
+            text = each.value if isinstance(each.value, str) else f"{_json(each.value)}\n"
+            click.echo(escaped(text), nl=False)
+        elif each.kind == "reset":
+            cli.note(f"... an attempt failed: what followed offset {each.value - 1} is withdrawn")
+        else:
+            cli.note(f"... {each.value}")
 
 
 def _watched(step: StepRecord, *, as_json: bool) -> None:
     if as_json:
         _one_line({"step": step.to_dict()})
         return
-    number, call, _, result, _, length, _ = (line_of(cell, 100) for cell in step_row(step))
+    number, call, _, result, _, length, _ = (line_of(cell, 100) for cell in cli.step_row(step))
     moment = time.strftime("%H:%M:%S", time.localtime(step.finished_at or step.started_at))
     ended = f"  {length}  {result}" if step.finished_at is not None else ""
-    say(f"{moment}  {number}  {call}  ", Word(step.status), ended.rstrip())
+    cli.say(f"{moment}  {number}  {call}  ", Word(step.status), ended.rstrip())
+
+
+def _json(value: Any) -> str:
+    import json
+
+    return json.dumps(value)
 
 
 def _one_line(facts: Mapping[str, Any]) -> None:
-    import json
-
-    click.echo(json.dumps(facts))
+    click.echo(_json(facts))
 
 
 # -- in doubt ------------------------------------------------------------------------------------
 
 
-@command(
+@cli.command(
     "Settle",
     "stepwise in-doubt\nstepwise in-doubt --json | jq '.[].run_id'",
     name="in-doubt",
@@ -578,7 +598,7 @@ def in_doubt(*, as_json: bool) -> None:
         rows: list[Any] = [{"run_id": run.id, **step.to_dict()} for run, step in found]
         for run, stops in stopped:
             rows += [{"run_id": run.id, "status": "stopped", **each.to_dict()} for each in stops]
-        echo_json(rows)
+        cli.echo_json(rows)
         return
     if found:
         columns = [
@@ -591,32 +611,33 @@ def in_doubt(*, as_json: bool) -> None:
             [run.id, step.number, f"{step.name}({step.arguments})", when(step.started_at)]
             for run, step in found
         ]
-        show_table(columns, rows)
-        say("\nstepwise resolve RUN STEP --landed JSON | --did-not-happen")
+        cli.show_table(columns, rows)
+        cli.say("\nstepwise resolve RUN STEP --landed JSON | --did-not-happen")
     for run, stops in stopped:
-        say(f"\n{run.id}")
-        show_stops(stops)
+        cli.say(f"\n{run.id}")
+        cli.show_stops(stops)
     if not found and not stopped:
-        note("nothing is in doubt")
+        cli.note("nothing is in doubt")
 
 
 # -- report ---------------------------------------------------------------------------------------
 
 
-@command(
+@cli.command(
     "Keep",
     "stepwise export trip-0573 -o run.html\nstepwise export trip-0573 --json > run.json\n"
-    "stepwise export trip-0573 --format model-calls -o tests/run.json",
-    short_help="Write a RUN as one HTML page, or as JSON.",
+    "stepwise export trip-0573 --format model-calls -o tests/run.json\n"
+    "stepwise export trip-0573 --format test -o tests/test_trip.py",
+    short_help="Write a RUN as one HTML page, as JSON, or as a test.",
 )
-@run_argument()
+@cli.run_argument()
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["json", "html", "model-calls"]),
+    type=click.Choice(["json", "html", "model-calls", "test"]),
     default="html",
     show_default=True,
-    help="A page to look at, data, or the recorded model calls alone, for tests.",
+    help="A page, data, the recorded model calls alone, or a test of the code.",
 )
 @click.option(
     "-o",
@@ -629,14 +650,18 @@ def export(run_id: str, *, form: str, output: str, as_json: bool) -> None:
     """Write everything known about a RUN: as one self-contained HTML page, or as JSON.
 
     The format model-calls is a file for tests: stepwise.testing.recorded() answers the model calls
-    of a program from it.
+    of a program from it.  The format test is a test file for pytest, with its data in a .json file
+    beside it: it executes the code again, and needs no store, key or network.  Secrets are masked.
 
     The file is readable by its owner only, like the store.
     """
-    run = find_run(run_id)
+    run = cli.find_run(run_id)
+    if form == "test":
+        _write_test(run, output, as_json=as_json)
+        return
     only_calls = model_calls(run) if form == "model-calls" else None
     if only_calls == []:
-        fail(
+        cli.fail(
             stepwise.ConfigurationError(
                 f"run {run.id} has no recorded model calls: call stepwise.instrument() in the "
                 "program, and run it again"
@@ -648,9 +673,33 @@ def export(run_id: str, *, form: str, output: str, as_json: bool) -> None:
         if page:
             click.echo(page, file=file, nl=False)
         elif only_calls is not None:
-            echo_json({"model_calls": only_calls}, file)
+            cli.echo_json({"model_calls": only_calls}, file)
         else:
             _write_json(run, file)
+
+
+def _write_test(run: Run, output: str, *, as_json: bool) -> None:
+    """Write a test of a run, and its data beside it."""
+    if not output.endswith(".py"):
+        raise click.UsageError("a test is two files: name the first, -o tests/test_trip.py")
+    beside = f"{output.removesuffix('.py')}.json"
+    data = to_data(taken_from(run.store, run._seal, run.id), run)
+    with open(beside, "w", encoding="utf-8") as file:  # for a repository, so not private
+        json.dump(data, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+    with open(output, "w", encoding="utf-8") as file:
+        file.write(test_of(run, data, output))
+    if as_json:
+        facts = {"test": output, "data": beside, "masked": data["masked"]}
+        cli.echo_json({**facts, "pickles": data["pickles"]})
+        return
+    cli.say(f"{output} and {beside}; run it: pytest {shell_word(output)}")
+    if data["masked"]:
+        cli.note(f"masked: {', '.join(data['masked'])}")
+    if data["pickles"]:
+        cli.note(
+            f"{data['pickles']} of its values are pickles, which a test loads, and so executes"
+        )
 
 
 @contextlib.contextmanager
@@ -665,14 +714,14 @@ def _private(path: str) -> Iterator[TextIO]:
 
 def _write_json(run: Run, file: TextIO) -> None:
     facts = {
-        **run_facts(run),
+        **cli.run_facts(run),
         "steps": (step.to_dict() for step in run._each_step(run._seen(1))),
         "checkpoints": [each.to_dict() for each in run.checkpoints],
         "inbox": [each.to_dict() for each in run.inbox],
         "locals": _variables(run),
         "model_calls": model_calls(run),
     }
-    echo_json(facts, file)
+    cli.echo_json(facts, file)
 
 
 def _variables(run: Run) -> dict[str, str]:
@@ -686,25 +735,25 @@ def _variables(run: Run) -> dict[str, str]:
 # -- where two runs part -------------------------------------------------------------------------
 
 
-@command(
+@cli.command(
     "Look",
     "stepwise diff trip-0573 three\nstepwise diff trip-0573 three --json | jq .variable",
     short_help="Show where two runs part.",
 )
-@run_argument("one", "RUN_A")
-@run_argument("other", "RUN_B")
+@cli.run_argument("one", "RUN_A")
+@cli.run_argument("other", "RUN_B")
 def diff(one: str, other: str, *, as_json: bool) -> None:
     """Show the first step and the first variable in which two runs differ.
 
     The exit code is 0 if they do not differ, 1 if they do, and 2 if they cannot be compared.
     """
     try:
-        runs = find_run(one), find_run(other)
+        runs = cli.find_run(one), cli.find_run(other)
         step, variable = first_step(*runs), first_variable(*runs)
-    except PROBLEMS as problem:
-        fail(problem, code=2)
+    except cli.PROBLEMS as problem:
+        cli.fail(problem, code=2)
     if as_json:
-        echo_json(
+        cli.echo_json(
             {
                 "runs": [run.id for run in runs],
                 "step": step.to_dict() if step is not None else None,
@@ -712,20 +761,20 @@ def diff(one: str, other: str, *, as_json: bool) -> None:
             }
         )
     elif step is None and variable is None:
-        say("the runs do not differ")
+        cli.say("the runs do not differ")
     if not as_json and step is not None:
-        say(f"step {step.number} is the first that differs, in its {step.what}:")
-        show_table(
-            [Column("RUN"), *STEP_COLUMNS[1:4], Column("TIME", wide=True)],
+        cli.say(f"step {step.number} is the first that differs, in its {step.what}:")
+        cli.show_table(
+            [Column("RUN"), *cli.STEP_COLUMNS[1:4], Column("TIME", wide=True)],
             [[f"  {run.id}", *_cells(each)] for run, each in zip(runs, step.steps, strict=True)],
         )
     if not as_json and variable is not None:
-        say(
+        cli.say(
             f"{chr(10) if step is not None else ''}variable {variable.name} is the first that "
             f"differs, at {variable.position} after step {variable.step}:"
         )
         values = zip(runs, variable.values, strict=True)
-        show_table(
+        cli.show_table(
             [Column("RUN"), Column("VALUE")], [[f"  {run.id}", value] for run, value in values]
         )
     sys.exit(int(step is not None or variable is not None))
@@ -734,5 +783,116 @@ def diff(one: str, other: str, *, as_json: bool) -> None:
 def _cells(step: StepRecord | None) -> list[Any]:
     if step is None:
         return ["(has no such step)", "", "", ""]
-    row = step_row(step)
+    row = cli.step_row(step)
     return [*row[1:4], row[5]]
+
+
+@cli.command(
+    "Look",
+    "stepwise why  # the latest run\n"
+    "stepwise why trip-0573 --at 2  # its statement and variables after two steps\n"
+    "stepwise why trip-0573 --json  # at most 2,000 tokens, for a coding agent",
+    short_help="Show on one screen why a RUN stands where it stands.",
+)
+@cli.run_argument(required=False)
+@click.option(
+    "--at", type=click.IntRange(0), metavar="STEP", help="As it was after this many steps."
+)
+def why(run_id: str | None, *, at: int | None, as_json: bool) -> None:
+    """Show why a RUN, the latest one without RUN, stands where it stands.
+
+    One screen: what it was doing, what happened, what it has done and spent, its variables and
+    which changed last, and the commands that go on.
+    """
+    found = cli.find_run(run_id).why(at)
+    if as_json:
+        cli.echo_json(found.to_dict())
+        return
+    for line in why_text(found, Terminal.of(sys.stdout)).splitlines():
+        click.echo(line)
+
+
+@cli.command(
+    "Look",
+    "stepwise locals trip-0573\n"
+    "stepwise locals trip-0573 --at 2  # after two steps\n"
+    "stepwise locals trip-0573 'notes[0:3]'  # a part of a variable\n"
+    "stepwise locals trip-0573 --changes notes  # its history\n"
+    "stepwise locals trip-0573 --json | jq .locals",
+    name="locals",
+    short_help="Show the local variables at a checkpoint, or the history of one.",
+)
+@cli.run_argument()
+@click.argument("path", required=False)
+@click.option("--at", type=click.IntRange(0), metavar="STEP", help="After this many steps.")
+@click.option("--changes", metavar="PATH", help="How a variable changed, over all checkpoints.")
+def show_locals(
+    run_id: str, *, path: str | None, at: int | None, changes: str | None, as_json: bool
+) -> None:
+    """Show the local variables at the newest checkpoint of a RUN, or at an older one.
+
+    PATH is a variable or a part of it: messages[3].content, config['max tokens'], notes[0:10].
+    """
+    run = cli.find_run(run_id)
+    if changes is not None:
+        if path is not None or at is not None:
+            raise click.UsageError(
+                "--changes goes through all checkpoints: leave out PATH and --at"
+            )
+        _show_changes(run, changes, as_json=as_json)
+        return
+    values = run._shown_locals(at)
+    taken = newest_checkpoint(run.store, run._seal, run.id, at)
+    step, position = (taken.state.step, taken.state.where) if taken is not None else (None, None)
+    facts: dict[str, Any] = {"id": run.id, "step": step, "position": position}
+    if path is not None:
+        if as_json:
+            text, cut = short(find(values, path), path, JSON_ROOM)
+            cli.echo_json({**facts, "path": path, "value": text, "cut": cut})
+        else:
+            text = shown(find(values, path), path)
+            cli.note(f"{path} after step {step}, at {position}\n")
+            cli.say(text)
+        return
+    if as_json:
+        cli.echo_json({**facts, **short_values(values)})
+        return
+    cli.note(f"after step {step}, at {position}\n")
+    cli.show_variables(values)
+
+
+def _show_changes(run: Run, path: str, *, as_json: bool) -> None:
+    found = run.history(path)
+    if as_json:
+        cli.echo_json({"id": run.id, "path": path, **found.to_dict()})
+        return
+    for change in found:
+        cli.say(str(change))
+    if found.note:
+        cli.note(f"({found.note})")
+
+
+@cli.command(
+    "Look",
+    "stepwise bisect trip-0573 'len(messages)>40'\n"
+    "stepwise bisect trip-0573 'total < 0' --every  # looks at each checkpoint",
+    short_help="Find the first checkpoint of a RUN at which an expression is true.",
+)
+@cli.run_argument()
+@click.argument("expression")
+@click.option("--every", is_flag=True, help="Look at each kept checkpoint, not only at some.")
+def bisect(run_id: str, *, expression: str, every: bool, as_json: bool) -> None:
+    """Find the first kept checkpoint of a RUN at which an EXPRESSION is true.
+
+    EXPRESSION is Python over the local variables: it is executed, with the code of your classes
+    that it calls. Some checkpoints are looked at, then the gap is halved. To find where a text
+    first appears in any variable: "'Souza' in str(globals())".
+
+    The exit code is 0 if there is such a checkpoint, and 1 if there is none.
+    """
+    found = cli.find_run(run_id).bisect(expression, every=every)
+    if as_json:
+        cli.echo_json(found.to_dict())
+    else:
+        cli.say(str(found))
+    sys.exit(int(found.step is None))

@@ -1,42 +1,36 @@
-"""Check a store, repair damage, delete old runs."""
+"""Check a store, repair damage, delete old runs, copy runs into another store."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 import stepwise
 from stepwise import Run, StepRecord
-from stepwise._display.terminal import Column, Word
+from stepwise._display.terminal import Column, Terminal, Word
 from stepwise._runs import housekeeping
+from stepwise._runs.copying import Copied, Copier, log_kind_of
 from stepwise._runs.housekeeping import store_url
 from stepwise._runs.run import Listed
 from stepwise._runtime.messages import count, printable
-from stepwise.cli._command import (
-    age,
-    ago,
-    call_text,
-    command,
-    echo_json,
-    find_run,
-    note,
-    run_argument,
-    say,
-    show_table,
-)
+from stepwise.cli import _command as cli
+from stepwise.cli.look import chosen_runs
 
 
-@command(
+@cli.command(
     "Check and learn",
     "stepwise verify  # all runs\nstepwise verify trip-0573 --repair",
     short_help="Verify every stored byte of runs.",
 )
-@run_argument("run_ids", "[RUN]...", nargs=-1)
+@cli.run_argument("run_ids", "[RUN]...", nargs=-1)
 @click.option("--repair", is_flag=True, help="Set damaged data aside, derive what can be derived.")
 @click.option(
     "--accept-loss",
@@ -47,12 +41,12 @@ def verify(run_ids: tuple[str, ...], *, repair: bool, accept_loss: bool, as_json
     """Verify every stored byte of the RUNs, or of all; the exit code is 1 if any is damaged."""
     if accept_loss and not repair:
         raise click.UsageError("--accept-loss says how to repair: add --repair")
-    found = [find_run(run_id) for run_id in run_ids] or stepwise.runs()
+    found = [cli.find_run(run_id) for run_id in run_ids] or stepwise.runs()
     verified = [run.repair(accept_loss=accept_loss) if repair else run.verify() for run in found]
     if as_json:
-        echo_json([_verification(each) for each in verified])
+        cli.echo_json([_verification(each) for each in verified])
     elif not verified:
-        note(f"nothing to verify: no runs in {store_url()}")
+        cli.note(f"nothing to verify: no runs in {store_url()}")
     else:
         columns = [
             Column("RUN"),
@@ -65,12 +59,12 @@ def verify(run_ids: tuple[str, ...], *, repair: bool, accept_loss: bool, as_json
             for each in verified
             for problem in (each.problems or [Word("verified")])
         ]
-        show_table(columns, rows)
+        cli.show_table(columns, rows)
     if not all(each.ok for each in verified):
         if not as_json and not repair:
-            note("to repair what can be repaired: stepwise verify --repair")
+            cli.note("to repair what can be repaired: stepwise verify --repair")
         elif not as_json and any(each.effects for each in verified):
-            note(
+            cli.note(
                 "records of side effects are gone: find out which happened, then run "
                 "stepwise verify RUN --repair --accept-loss (or put a backup back, then run "
                 "stepwise restore)"
@@ -83,7 +77,7 @@ def _verification(each: Any) -> dict[str, Any]:
     return {"id": facts.pop("run_id"), "ok": each.ok, "problems": each.problems, **facts}
 
 
-@command(
+@cli.command(
     "Check and learn",
     "stepwise restore\nstepwise restore --store disk:/backup/store",
     short_help="Mark a store that was put back from a backup.",
@@ -96,14 +90,14 @@ def restore(*, as_json: bool) -> None:
     """
     found = housekeeping.put_back()
     if as_json:
-        echo_json({"store": store_url(), "runs": found})
+        cli.echo_json({"store": store_url(), "runs": found})
         return
     for run_id in found:
-        say(run_id)
+        cli.say(run_id)
     if not found:
-        note(f"nothing to mark: no unfinished runs in {store_url()}")
+        cli.note(f"nothing to mark: no unfinished runs in {store_url()}")
         return
-    note(
+    cli.note(
         f"{count(len(found), 'unfinished run')} of {store_url()}: each side effect that is "
         "missing in the backup is in doubt until you settle it (stepwise resolve)"
     )
@@ -112,18 +106,18 @@ def restore(*, as_json: bool) -> None:
 # -- deleting ------------------------------------------------------------------------------------
 
 
-@command(
+@cli.command(
     "Keep",
     "stepwise forget trip-0573 4  # step 4 runs again\n"
     "stepwise forget trip-0573  # delete the run\n"
     "stepwise forget trip-0573 --yes --json",
 )
-@run_argument()
+@cli.run_argument()
 @click.argument("step", required=False)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def forget(run_id: str, step: str | None, *, yes: bool, as_json: bool) -> None:
     """Delete a RUN, or have one STEP of it run again."""
-    run = find_run(run_id)
+    run = cli.find_run(run_id)
     if not yes:
         _ask(run, step)
     if step is not None:
@@ -133,9 +127,9 @@ def forget(run_id: str, step: str | None, *, yes: bool, as_json: bool) -> None:
         run.delete()
         done = f"{run.id} is deleted"
     if as_json:
-        echo_json({"id": run.id, "step": step, "deleted": step is None})
+        cli.echo_json({"id": run.id, "step": step, "deleted": step is None})
     else:
-        say(done)
+        cli.say(done)
     if step is None:
         _tell_free()
 
@@ -174,7 +168,7 @@ def _effect(step: StepRecord) -> str:
     return printable(f"{step.name}({step.arguments})", 1000)
 
 
-@command(
+@cli.command(
     "Keep",
     "stepwise prune --dry-run  # what would be deleted\nstepwise prune --older-than 7d --keep 10",
     short_help="Delete completed runs that are old.",
@@ -183,7 +177,7 @@ def _effect(step: StepRecord) -> str:
     "--older-than",
     "seconds",
     metavar="AGE",
-    type=age,
+    type=cli.age,
     default="30d",
     show_default=True,
     help="Completed at least this long ago: 2h, 30d, ...",
@@ -218,12 +212,12 @@ def prune(
         if problem is None:
             deleted.append(each)
         else:
-            note(f"stepwise: {each.run.id} is not deleted: {problem}")
+            cli.note(f"stepwise: {each.run.id} is not deleted: {problem}")
             skipped.append({"id": each.run.id, "problem": str(problem)})
     deleted.sort(key=lambda each: each.facts.created_at, reverse=True)
     if as_json:
         rows = [facts[each.run.id] for each in deleted if each.run.id in facts]
-        echo_json({"runs": rows, "skipped": skipped, "dry_run": dry_run})
+        cli.echo_json({"runs": rows, "skipped": skipped, "dry_run": dry_run})
     else:
         _show_pruned(deleted, seconds, dry_run=dry_run)
     if skipped:
@@ -233,12 +227,13 @@ def prune(
 def _show_pruned(deleted: list[Listed], seconds: float, *, dry_run: bool) -> None:
     if deleted:
         rows = [
-            [each.run.id, ago(each.facts.updated_at), call_text(each.facts)] for each in deleted
+            [each.run.id, cli.ago(each.facts.updated_at), cli.call_text(each.facts)]
+            for each in deleted
         ]
-        show_table([Column("RUN"), Column("UPDATED", whole=True), Column("CALL")], rows)
+        cli.show_table([Column("RUN"), Column("UPDATED", whole=True), Column("CALL")], rows)
     verb = "would be deleted" if dry_run else "deleted"
     which = f"completed more than {_in_words(seconds)} ago" if seconds else "completed so far"
-    say(f"{count(len(deleted), 'run')} {which}: {verb}")
+    cli.say(f"{count(len(deleted), 'run')} {which}: {verb}")
     _tell_free()
 
 
@@ -256,7 +251,7 @@ _MUCH = 64 << 20  # bytes
 def _tell_free() -> None:
     free = housekeeping.free_space()
     if free >= _MUCH:
-        note(
+        cli.note(
             f"{_megabytes(free)} are free in the store for later runs; to give them back to the "
             "disk: stepwise compact"
         )
@@ -266,7 +261,7 @@ def _megabytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB"
 
 
-@command(
+@cli.command(
     "Keep",
     "stepwise compact\nstepwise compact --store disk:./runs",
     short_help="Give the space of deleted runs back to the disk.",
@@ -279,6 +274,167 @@ def compact(*, as_json: bool) -> None:
     """
     freed = housekeeping.compact()
     if as_json:
-        echo_json({"store": store_url(), "freed": freed})
+        cli.echo_json({"store": store_url(), "freed": freed})
     else:
-        say(f"{store_url()}: {_megabytes(freed)} given back")
+        cli.say(f"{store_url()}: {_megabytes(freed)} given back")
+
+
+_ERASE = "\r\x1b[2K"
+
+
+def _size_text(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} kB"
+
+
+@cli.command(
+    "Keep",
+    "stepwise copy --to postgresql://db.example/stepwise  # all runs\n"
+    "stepwise copy --from disk:./runs --to disk:./one trip-0573\n"
+    "stepwise copy --from disk:./backup --to disk:./runs --restored",
+    short_help="Copy runs from one store into another.",
+)
+@cli.run_argument("run_ids", "[RUN]...", nargs=-1)
+@click.option(
+    "--from",
+    metavar="URL",
+    expose_value=False,
+    is_eager=True,
+    callback=cli.use_store,
+    help="The store that they are in; by default the configured one.",
+)
+@click.option("--to", "target", metavar="URL", required=True, help="The store to copy them into.")
+@chosen_runs
+@click.option("--restored", is_flag=True, help="It is a backup: mark runs as restore does.")
+@click.option("--messages", is_flag=True, help="Also runs that may still act on messages.")
+@click.option("--wait", is_flag=True, help="Wait for runs that are being executed.")
+@click.option("--dry-run", is_flag=True, help="Only compare, and say what would be copied.")
+def copy(
+    run_ids: tuple[str, ...],
+    target: str,
+    workflow: str | None,
+    status: Any,
+    tags: dict[str, str],
+    *,
+    restored: bool,
+    messages: bool,
+    wait: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Copy the RUNs, or all, into another store; they keep their ids and continue there.
+
+    Child runs and inboxes are copied, too.  Without RUN and filters, so are the threads and
+    sessions of frameworks.  Every record is verified before it is written.  Given again, the
+    command copies what is missing.  The exit code is 1 if a run was left out.
+    """
+    chosen = bool(workflow or status or tags)
+    if run_ids and chosen:
+        raise click.UsageError("give RUNs, or --workflow, --status and --tag, not both")
+    began = time.monotonic()
+    how = {"restored": restored, "messages": messages, "wait": wait, "dry_run": dry_run}
+    copier = housekeeping.copier(target, **how)
+    names = [_name_of(each) for each in run_ids]
+    if not names:
+        names = housekeeping.to_copy(workflow, status, tags)
+        names += [] if chosen else copier.logs()
+    found: list[Copied] = []
+    rows = _rows(copier, names, found, dry_run=dry_run)
+    if as_json:
+        for _ in rows:
+            pass
+    else:
+        _show(rows)
+    seconds = time.monotonic() - began
+    if as_json:
+        cli.echo_json(_as_dict(copier, found, seconds, dry_run=dry_run))
+    else:
+        _sum_up(copier, found, seconds, dry_run=dry_run)
+    if any(each.problem for each in found):
+        sys.exit(1)
+
+
+def _name_of(text: str) -> str:
+    """Return the id of the named run; return the name of a log or of objects unchanged."""
+    if log_kind_of(text) is not None:
+        return text
+    try:
+        return cli.find_run(text).id
+    except stepwise.RunNotFoundError:
+        if housekeeping.has_objects(text):
+            return text
+        raise
+
+
+def _rows(
+    copier: Copier, names: list[str], found: list[Copied], *, dry_run: bool
+) -> Iterator[list[Any]]:
+    """Copy, and yield the rows of a table, without runs that were there already."""
+    for each in _shown_on_a_line(copier.copy_each(names), found, len(names)):
+        if each.problem:
+            cli.note(f"stepwise: {each.problem}")
+        if each.outcome != "there":
+            told = "would be copied" if dry_run and each.outcome == "copied" else each.outcome
+            size = _size_text(each.size) if each.size else ""
+            yield [each.id, each.records or "", size, Word(told)]
+
+
+def _shown_on_a_line(copied: Iterator[Copied], found: list[Copied], total: int) -> Iterator[Copied]:
+    """Note and yield the copied runs until a store fails, with progress on a terminal."""
+    is_on, records, size = Terminal.of(sys.stderr).colour, 0, 0  # a terminal that is not dumb
+    try:
+        with contextlib.suppress(stepwise.StoreError):  # the last item has reported the error
+            for each in copied:
+                found.append(each)
+                records, size = records + each.records, size + each.size
+                click.echo(_ERASE * is_on, nl=False, err=True)
+                yield each
+                line = f"{len(found):,} of {total:,} runs, {count(records, 'record')}, "
+                click.echo(f"{line}{_size_text(size)}" * is_on, nl=False, err=True)
+    finally:
+        click.echo(_ERASE * is_on, nl=False, err=True)
+
+
+def _show(rows: Iterator[list[Any]]) -> None:
+    first = next(rows, None)
+    if first is None:
+        return
+    columns = [
+        Column("RUN"),
+        Column("RECORDS", whole=True, right=True),
+        Column("SIZE", whole=True, right=True),
+        Column("RESULT", whole=True),
+    ]
+    cli.show_table(columns, itertools.chain([first], rows))
+
+
+def _sum_up(copier: Copier, found: list[Copied], seconds: float, *, dry_run: bool) -> None:
+    outcomes = Counter(each.outcome for each in found)
+    way = f"from {copier.source.url} to {copier.target.url}"
+    if not found:
+        cli.note(f"nothing to copy {way}: no runs like that")
+        return
+    below = sum(each.children for each in found)
+    records, size = sum(each.records for each in found), sum(each.size for each in found)
+    runs = count(outcomes["copied"], "run") + f" with {count(below, 'child run')}" * bool(below)
+    verb = "would be copied" if dry_run else "copied"
+    sums = f"{runs}, {count(records, 'record')}, {_size_text(size)} {verb} {way} in {seconds:.1f} s"
+    parts = [sums if outcomes["copied"] else f"nothing copied {way}"]
+    parts += [f"{outcomes['there']:,} already there"] if outcomes["there"] else []
+    parts += [f"{outcomes['busy']:,} being executed"] if outcomes["busy"] else []
+    parts += [f"{outcomes['refused']:,} refused"] if outcomes["refused"] else []
+    cli.say("; ".join(parts))
+
+
+def _as_dict(
+    copier: Copier, found: list[Copied], seconds: float, *, dry_run: bool
+) -> dict[str, Any]:
+    runs = [{**each._asdict(), "problem": each.problem or None} for each in found]
+    return {
+        "from": copier.source.url,
+        "to": copier.target.url,
+        "dry_run": dry_run,
+        "runs": runs,
+        "records": sum(each.records for each in found),
+        "size": sum(each.size for each in found),
+        "seconds": seconds,
+    }

@@ -1,11 +1,13 @@
-"""Steer a run: resume it, run a script that can be stopped, start a fork."""
+"""Steer a run: resume it, run a script, start a fork, debug it, answer what it waits for."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -13,29 +15,17 @@ import click
 
 import stepwise
 from stepwise import Run
+from stepwise._display.render import question_text
 from stepwise._display.terminal import Word
+from stepwise._journal.signatures import make_key
+from stepwise._runs import starting
 from stepwise._runs.messages import parsed_json
+from stepwise._runs.questions import Decision, give_answer, question_of
 from stepwise._runs.run import listed
-from stepwise._runs.starting import (
-    check_start,
-    environment_for,
-    refuse_running,
-    start_command,
-    top_of,
-)
+from stepwise._runs.starting import check_start, to_debug
 from stepwise._runtime.messages import count, printable, shell_word
-from stepwise.cli._command import (
-    call_text,
-    chosen_store,
-    command,
-    echo_json,
-    find_run,
-    id_and_status,
-    note,
-    run_argument,
-    say,
-    say_next,
-)
+from stepwise.cli import _command as cli
+from stepwise.cli._command import command
 
 
 @command(
@@ -44,7 +34,7 @@ from stepwise.cli._command import (
     "stepwise resume trip-0573 --dry-run  # only print the command\n"
     "stepwise resume --all-crashed  # after a power cut",
 )
-@run_argument(metavar="[RUN]", required=False)
+@cli.run_argument(metavar="[RUN]", required=False)
 @click.option("--all-crashed", is_flag=True, help="Every run that crashed, one after another.")
 @click.option("--dry-run", is_flag=True, help="Only print the command.")
 def resume(run_id: str | None, *, all_crashed: bool, dry_run: bool, as_json: bool) -> None:
@@ -57,25 +47,25 @@ def resume(run_id: str | None, *, all_crashed: bool, dry_run: bool, as_json: boo
     if (run_id is None) != all_crashed:
         raise click.UsageError("name a RUN, or use --all-crashed")
     if run_id is not None:
-        done = _resume(top_of(find_run(run_id)), dry_run=dry_run, as_json=as_json)
+        done = _resume(starting.top_of(cli.find_run(run_id)), dry_run=dry_run, as_json=as_json)
         if as_json:
-            echo_json(done)
+            cli.echo_json(done)
         sys.exit(done["exit_code"])
     crashed = [each.run for each in listed(status="crashed") if not each.facts.parent]
     if not crashed:
-        note("no run has crashed")
+        cli.note("no run has crashed")
     for each in listed(status="stuck"):
-        note(f"{each.run.id} is stuck, and left: it died at the same step three times")
+        cli.note(f"{each.run.id} is stuck, and left: it died at the same step three times")
     found = []
     for run in crashed[::-1]:
         try:
             if _is_crashed(run):
                 found.append(_resume(run, dry_run=dry_run, as_json=as_json))
         except (stepwise.StepwiseError, stepwise.RunStopped) as problem:
-            note(f"stepwise: {problem}")
+            cli.note(f"stepwise: {problem}")
             found.append({**_known(run), "exit_code": 1, "problem": str(problem)})
     if as_json:
-        echo_json(found)
+        cli.echo_json(found)
     codes = [each["exit_code"] for each in found if each["exit_code"]]
     sys.exit(codes[-1] if codes else 0)
 
@@ -85,7 +75,7 @@ def _is_crashed(run: Run) -> bool:
     try:
         return run.status == "crashed"
     except stepwise.RunNotFoundError as problem:
-        note(str(problem))
+        cli.note(str(problem))
         return False
 
 
@@ -101,24 +91,24 @@ def _resume(run: Run, *, dry_run: bool, as_json: bool) -> dict[str, Any]:
     """Resume a run; return what was done, as plain data."""
     status = run.status
     if status == "completed":
-        note(f"{run.id} has completed; there is nothing to resume")
+        cli.note(f"{run.id} has completed; there is nothing to resume")
         return {**run.to_dict(), "command": None, "cwd": None, "exit_code": 0}
-    refuse_running(run)
-    command, folder = start_command(run)
+    starting.refuse_running(run)
+    command, folder = starting.start_command(run)
     where, line = run._goes_on()
     verb = "would resume" if dry_run else "resumes"
-    note(f"{call_text(run)}, ", Word(status), f", {verb} {where}")
+    cli.note(f"{cli.call_text(run)}, ", Word(status), f", {verb} {where}")
     if line:
-        note(f"  {printable(line, 200)}")
-    note(f"  in {folder}: {shlex.join(command)}")
+        cli.note(f"  {printable(line, 200)}")
+    cli.note(f"  in {folder}: {shlex.join(command)}")
     code = 0
     if not dry_run:
-        check_start(run)
-        code = execute(command, folder, environment_for(run), as_json=as_json)
+        starting.check_start(run)
+        code = execute(command, folder, starting.environment_for(run), as_json=as_json)
         after = run.status
         if after != "completed":
             hint = "" if code else f": does it still call {run.label} with the same arguments?"
-            note(f"stepwise: {run.id} is {after} after the program ended{hint}")
+            cli.note(f"stepwise: {run.id} is {after} after the program ended{hint}")
         code = code or int(after != "completed")
     return {**run.to_dict(), "command": [*command], "cwd": folder, "exit_code": code}
 
@@ -171,16 +161,16 @@ def run_script(program: tuple[str, ...], *, as_module: bool, as_json: bool) -> N
         hint = f" To run a module: stepwise run -m {program[0]}" if is_name else ""
         raise click.UsageError(f"there is no script {program[0]!r}.{hint}")
     environment = {"STEPWISE_PROGRESS": os.environ.get("STEPWISE_PROGRESS", "1")}
-    if (url := chosen_store()) is not None:
+    if (url := cli.chosen_store()) is not None:
         environment["STEPWISE_STORE"] = url
     command, began = (sys.executable, *program), time.time()
     code = execute(command, "", environment, as_json=as_json)
     if code:
         again = shlex.join(("stepwise", "run", *program))
-        note(f"stepwise: stopped (exit code {code}); to resume: {again}")
+        cli.note(f"stepwise: stopped (exit code {code}); to resume: {again}")
     if as_json:
         duration = time.time() - began
-        echo_json({"command": [*command], "exit_code": code, "duration": duration})
+        cli.echo_json({"command": [*command], "exit_code": code, "duration": duration})
     sys.exit(code)
 
 
@@ -193,7 +183,7 @@ def run_script(program: tuple[str, ...], *, as_module: bool, as_json: bool) -> N
     "stepwise fork trip-0573 --result 'search=\"Hotel Roma\"' --id roma\n"
     "stepwise fork trip-0573 --at 0 --json | jq -r .id",
 )
-@run_argument()
+@cli.run_argument()
 @click.option(
     "--at", type=click.IntRange(0), metavar="STEP", help="Share the steps up to this one."
 )
@@ -224,15 +214,15 @@ def fork(
         int(step) if step.isdecimal() else step: value
         for step, value in (_pair(each, "--result") for each in results)
     }
-    run = find_run(run_id)
+    run = cli.find_run(run_id)
     made = run.fork(at=at, run_id=new_id, locals=variables, results=answers, messages=messages)
     if as_json:
-        echo_json(made.to_dict())
+        cli.echo_json(made.to_dict())
         return
     where, _ = made._goes_on()
-    say(made.id)
-    note(f"shares {count(made._seen(1).total, 'step')}, resumes {where}:")
-    note(f"  stepwise resume {shell_word(made.id)}")
+    cli.say(made.id)
+    cli.note(f"shares {count(made._seen(1).total, 'step')}, resumes {where}:")
+    cli.note(f"  stepwise resume {shell_word(made.id)}")
 
 
 def _pair(text: str, option: str) -> tuple[str, Any]:
@@ -250,17 +240,327 @@ def _pair(text: str, option: str) -> tuple[str, Any]:
     "stepwise cancel trip-0573\nstepwise cancel trip-0573 --reason 'the customer called it off'",
     short_help="Cancel a RUN, which then cleans up.",
 )
-@run_argument()
+@cli.run_argument()
 @click.option("--reason", default="", metavar="TEXT", help="What is recorded about it.")
 def cancel(run_id: str, *, reason: str, as_json: bool) -> None:
     """Cancel a RUN: it makes only the calls of its clean-up, and ends.
 
     If no process executes it, it cleans up when its program is started again.
     """
-    run = find_run(run_id)
+    run = cli.find_run(run_id)
     run.cancel(reason)
     if as_json:
-        echo_json({**id_and_status(run), "reason": reason})
+        cli.echo_json({**cli.id_and_status(run), "reason": reason})
         return
-    say(f"{run.id} is to be cancelled")
-    say_next(run, waited_for=True)
+    cli.say(f"{run.id} is to be cancelled")
+    cli.say_next(run, waited_for=True)
+
+
+_key_option = click.option(
+    "--key", metavar="FILE", help="Sign it with an approver's key, where the tool wants that."
+)
+
+
+@cli.command(
+    "Steer",
+    "stepwise send trip-0573 payment '{\"paid\": true}'\n"
+    "stepwise send trip-0573 payment true --key order-7  # once, if repeated\n"
+    "cat order.json | stepwise send trip-0573 payment -",
+    short_help="Send a signal that a RUN waits for.",
+)
+@cli.run_argument()
+@click.argument("name")
+@click.argument("value", metavar="JSON")
+@click.option("--key", metavar="TEXT", help="Signals of one NAME with the same key are one.")
+def send(run_id: str, name: str, value: str, *, key: str | None, as_json: bool) -> None:
+    """Send a signal to a RUN: the value for its wait_for(NAME).
+
+    JSON is the value; - reads it from stdin.  A value sent before the run waits for it is kept.
+    """
+    text = sys.stdin.read() if value == "-" else value
+    parsed, run = cli.typed_json(text, "JSON"), cli.find_run(run_id)
+    number = run.send(name, parsed, key)
+    if as_json:
+        cli.echo_json(
+            {**cli.id_and_status(run), "message": number, "name": name, "value": parsed, "key": key}
+        )
+        return
+    cli.say(f"{name} is sent to {run.id}, as message {number} of its inbox")
+    wait = next((each for each in run._facts().waits if each.name == name), None)
+    if wait is not None and wait.run:
+        child = f"stepwise send {shell_word(wait.run)} {shell_word(name)}"
+        cli.note(
+            f"its child run {wait.run} waits for that, and has an inbox of its own: {child} ..."
+        )
+    else:
+        cli.say_next(run, waited_for=wait is not None)
+
+
+@cli.command(
+    "Steer",
+    "stepwise approve trip-0573 4\n"
+    "stepwise approve trip-0573 4 ask-91f0c2d4e6a8 --note 'the small room'",
+    short_help="Approve a call that asks for it.",
+)
+@cli.run_argument()
+@click.argument("step")
+@click.argument("ticket", required=False)
+@click.option("--note", "text", default="", metavar="TEXT", help="What the run is told with it.")
+@_key_option
+def approve(
+    run_id: str, step: str, ticket: str | None, *, text: str, key: str | None, as_json: bool
+) -> None:
+    """Say yes to the call STEP of a RUN, with the arguments that stepwise show prints.
+
+    STEP is the number or the name of the call.  TICKET is the name of the question that you have
+    seen; without it, the question is shown first, and you are asked.
+    """
+    _answer(
+        cli.find_run(run_id), step, ticket, Decision(True, text, key, _passphrase), as_json=as_json
+    )
+
+
+@cli.command(
+    "Steer",
+    "stepwise deny trip-0573 4 --reason costly\n"
+    "stepwise deny trip-0573 4 ask-91f0c2d4e6a8 --reason 'too expensive'",
+    short_help="Deny a call that asks for approval.",
+)
+@cli.run_argument()
+@click.argument("step")
+@click.argument("ticket", required=False)
+@click.option("--reason", required=True, metavar="TEXT", help="What the run is told.")
+@_key_option
+def deny(
+    run_id: str, step: str, ticket: str | None, *, reason: str, key: str | None, as_json: bool
+) -> None:
+    """Say no to the call STEP of a RUN, which gets ApprovalDenied.
+
+    STEP is the number or the name of the call.  TICKET is the name of the question that you have
+    seen; without it, the question is shown first, and you are asked.
+    """
+    _answer(
+        cli.find_run(run_id),
+        step,
+        ticket,
+        Decision(False, reason, key, _passphrase),
+        as_json=as_json,
+    )
+
+
+def _answer(run: Run, step: str, ticket: str | None, said: Decision, *, as_json: bool) -> None:
+    """Answer the question named by a ticket, or shown to the person at the terminal."""
+    facts = run._facts()
+    if ticket is None:
+        question = question_of(run.store, run._seal, facts, step)
+        _show_first(question, "Approve it?" if said.approved else "Deny it?", as_json=as_json)
+        ticket = question.ticket
+    give_answer(run.store, run._seal, run.id, step, ticket, said)
+    if as_json:
+        given = {"ticket": ticket, "approved": said.approved, "note": said.note}
+        cli.echo_json({**cli.id_and_status(run), "step": step, **given})
+        return
+    cli.say(f"step {step} of {run.id} is {'approved' if said.approved else 'denied'}")
+    cli.say_next(run, waited_for=True)
+
+
+def _passphrase() -> str:
+    if not sys.stdin.isatty():
+        raise stepwise.ConfigurationError("the key has a passphrase, and no terminal asks for it")
+    text: str = click.prompt("Passphrase of the key", hide_input=True, err=True)
+    return text
+
+
+@cli.command(
+    "Steer",
+    "stepwise approver-key ~/ann.key --name ann",
+    name="approver-key",
+    short_help="Make the key of an approver.",
+)
+@click.argument("file", type=click.Path())
+@click.option("--name", default="", metavar="TEXT", help="Who it is, behind the public key.")
+@click.option("--no-passphrase", is_flag=True, help="Do not ask for one.")
+def approver_key(file: str, *, name: str, no_passphrase: bool, as_json: bool) -> None:
+    """Make the private key of a person who approves, in a new FILE, and print the public key.
+
+    The public key goes into @tool(approve=True, approvers=[...]).  The private key stays where the
+    agent cannot read it: on another machine, or behind a passphrase.
+    """
+    secret = ""
+    if not no_passphrase:
+        text = "Passphrase (none if empty)"
+        secret = click.prompt(
+            text, "", hide_input=True, confirmation_prompt=True, show_default=False, err=True
+        )
+    try:
+        public = make_key(file, secret, name)
+    except OSError as error:
+        raise click.FileError(file, error.strerror or str(error)) from error
+    if as_json:
+        cli.echo_json({"file": file, "public": public})
+    else:
+        cli.say(public)
+
+
+def _show_first(question: stepwise.Question, ask: str, *, as_json: bool) -> None:
+    """Show a question and ask for confirmation; refuse without a terminal."""
+    if as_json or not sys.stdin.isatty():
+        raise stepwise.ConfigurationError(
+            "there is no terminal to show the question and to ask. Look at it; this very question "
+            f"is then answered with its ticket:\n{question_text(question)}"
+        )
+    cli.note(question_text(question))
+    click.confirm(ask, abort=True, err=True)
+
+
+@cli.command(
+    "Settle",
+    "stepwise resolve trip-0573 4 --landed '\"booked\"'  # it returned this\n"
+    "stepwise resolve trip-0573 4 --did-not-happen  # it may run\n"
+    "stepwise resolve trip-0573 4 --another  # the stopped call is new",
+    short_help="Settle a side effect in doubt.",
+)
+@cli.run_argument()
+@click.argument("step")
+@click.option("--landed", metavar="JSON", help="It happened; JSON is its result.")
+@click.option("--did-not-happen", is_flag=True, help="It did not happen, and may run.")
+@click.option("--same", is_flag=True, help="The call that the run stopped at is STEP.")
+@click.option("--another", is_flag=True, help="That call is another act: it runs once.")
+@click.option(
+    "--stop", type=int, metavar="STOP", help="The stopped call, if several could be STEP."
+)
+def resolve(
+    run_id: str,
+    step: str,
+    landed: str | None,
+    *,
+    did_not_happen: bool,
+    same: bool,
+    another: bool,
+    stop: int | None,
+    as_json: bool,
+) -> None:
+    """Settle a side effect in doubt, or say which act a stopped call is.
+
+    STEP is the number or the name of the recorded side effect.
+    """
+    ways = {
+        "landed": landed is not None,
+        "did_not_happen": did_not_happen,
+        "same": same,
+        "another": another,
+    }
+    chosen = [name for name, is_given in ways.items() if is_given]
+    if len(chosen) != 1:
+        raise click.UsageError(
+            "give exactly one answer: --landed JSON or --did-not-happen for a step in doubt, "
+            "--same or --another for a call at which the run stopped because of STEP"
+        )
+    if stop is not None and not (same or another):
+        raise click.UsageError("--stop chooses a stopped call: add --same or --another")
+    (answer,) = chosen
+    value: Any = cli.typed_json(landed, "--landed") if landed is not None else True
+    run = cli.find_run(run_id)
+    run.resolve(step, stop=stop, **{answer: value})
+    if as_json:
+        given = {"landed": value} if answer == "landed" else {}
+        cli.echo_json({"id": run.id, "step": step, "answer": answer, "stop": stop, **given})
+    else:
+        cli.say(_ANSWERED[answer].format(step=step, run=run.id, landed=landed))
+
+
+_ANSWERED = {
+    "same": "the stopped call is step {step} of {run}; the next run of the program returns its "
+    "recorded result",
+    "another": "the stopped call and step {step} of {run} are two acts; the next run of the "
+    "program makes the call, once",
+    "did_not_happen": "step {step} of {run} did not happen; the next run of the program makes it",
+    "landed": "step {step} of {run} landed; the next run of the program continues with {landed}",
+}
+
+
+@cli.command(
+    "Steer",
+    "stepwise debug trip-0573\n"
+    "stepwise debug trip-0573 --at 4  # at most 4 steps were done\n"
+    "stepwise debug trip-0573 --listen 5678  # for an editor\n"
+    "stepwise debug trip-0573 --step 5  # the body of a failed step",
+    short_help="Open a RUN in a debugger, in the frame where it stopped.",
+)
+@cli.run_argument(required=False)
+@click.option("--at", type=click.IntRange(0), metavar="STEP", help="After so many steps, or fewer.")
+@click.option(
+    "--listen",
+    "port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Wait for an editor, on this machine (extra debug).",
+)
+@click.option(
+    "--step", type=click.IntRange(1), metavar="STEP", help="Execute a step's body, outside the RUN."
+)
+@click.option("--replay", is_flag=True, help="Execute the code from the checkpoint on again.")
+@click.option("--allow", multiple=True, metavar="NAME", help="Let a step be executed once.")
+def debug(run_id: str | None, *, port: int | None, as_json: bool, **asked: Any) -> None:
+    """Open a RUN in a debugger, in the frame where it stopped; without RUN, the latest run.
+
+    The program of the run is started, as stepwise resume does.  Nothing is recorded until the
+    prompt is told to continue.  What is typed at the prompt is executed; steps are answered by the
+    journal, or refused.  The exit code is that of the program.
+
+    --replay stops before the step that follows --at, or where the recorded results end.  It
+    executes the code between the steps, once you have agreed.
+    """
+    run = cli.find_run(run_id)
+    _check(run, port, asked)
+    if asked["replay"]:
+        question = (
+            "The code from the checkpoint on is executed again, and recorded results answer its "
+            "steps. Does it act outside only through steps?"
+        )
+        click.confirm(question, abort=True, err=True)
+    asked = {name: value for name, value in asked.items() if value is not None}
+    with tempfile.TemporaryDirectory(prefix="stepwise-debug-") as folder:
+        request, environment = to_debug(run, folder, port=port or 0, **asked)
+        code = execute(request.command, request.cwd, environment, as_json=as_json)
+        if not os.path.exists(request.sign) and not code:
+            cli.note(
+                f"stepwise: the program ended without a call of run {run.id!r}: does it still call "
+                f"{run.label} with the same arguments?"
+            )
+            code = 1
+    if as_json:
+        cli.echo_json({**run.to_dict(), "exit_code": code})
+    sys.exit(code)
+
+
+def _check(run: Run, port: int | None, asked: dict[str, Any]) -> None:
+    """Refuse what cannot be opened.
+
+    Raises:
+        click.UsageError: there is no terminal, or two options exclude each other.
+        ConfigurationError: the message says what to do instead.
+    """
+    if port is None and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise click.UsageError("a prompt needs a terminal; for an editor: --listen PORT")
+    if port is not None and (asked["replay"] or asked["step"]):
+        raise click.UsageError("--replay and --step need a prompt: leave out --listen")
+    if port is not None and importlib.util.find_spec("debugpy") is None:
+        raise stepwise.ConfigurationError(
+            "--listen needs debugpy: pip install 'stepwise-agents[debug]'"
+        )
+    if run.parent is not None:
+        raise stepwise.ConfigurationError(
+            f"run {run.id!r} is a child run, whose frame is inside the frame of its parent: "
+            f"stepwise debug {shell_word(run.parent)}, and step enters the call"
+        )
+    number = asked["step"]
+    if number is not None:
+        found = [each for each in run.steps if each.number == number]
+        if not found or found[0].status == "completed":
+            why = "has completed" if found else "is not on record"
+            raise stepwise.ConfigurationError(
+                f"step {number} of run {run.id!r} {why}: only a step that the run would make again "
+                f"can be entered. Its steps: stepwise show {shell_word(run.id)}"
+            )
+    check_start(run)

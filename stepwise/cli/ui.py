@@ -10,13 +10,13 @@ import webbrowser
 
 import click
 
-from stepwise.cli._command import command
+from stepwise.cli import _command as cli
 from stepwise.ui import serve
 
 _PORT = 8276
 
 
-@command(
+@cli.command(
     "Look",
     "stepwise ui\n"
     "stepwise ui --port 0 --no-open  # any free port\n"

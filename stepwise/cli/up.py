@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shlex
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from typing import IO, Any
 
@@ -20,15 +18,14 @@ from stepwise import Run
 from stepwise._display.terminal import Word
 from stepwise._runs.housekeeping import hand_down
 from stepwise._runs.starting import start_command
-from stepwise._runtime.messages import printable
-from stepwise._workflows.elsewhere import RunOutput
-from stepwise._workflows.up import Happening, Supervisor, Terms, stores_for
-from stepwise.cli._command import call_text, chosen_store, command, note
+from stepwise._workflows.up import Happening, RunOutput, Supervisor, Terms, stores_for
+from stepwise.cli import _command as cli
+from stepwise.cli._modules import import_modules
 
 _HERE, _ON_CLUSTER = 8, 1000  # runs that are executed at the same time
 
 
-@command(
+@cli.command(
     "Steer",
     "stepwise up jobs  # until it is stopped\n"
     "stepwise up --once jobs  # for cron\n"
@@ -92,8 +89,8 @@ def up(
     event, and what runs print goes to stderr.
     """
     with RunOutput(os.path.abspath(logs) if logs else "") as output:
-        url = chosen_store()
-        _import(modules)
+        url = cli.chosen_store()
+        import_modules(modules)
         if url is not None:
             stepwise.configure(store=url)  # the command line has precedence
         show = _Reporter(modules, url, as_json=as_json, logs=logs, out=output.terminal)
@@ -122,55 +119,6 @@ def up(
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
-
-
-# -- modules ---------------------------------------------------------------------------------------
-
-
-def _import(modules: Sequence[str]) -> None:
-    """Import the modules as ``python -m`` finds them: in the current folder first."""
-    folder = os.getcwd()
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    for name in modules:
-        if os.path.isfile(name) or not all(part.isidentifier() for part in name.split(".")):
-            raise stepwise.ConfigurationError(_no_name(name))
-        try:
-            importlib.import_module(name)
-        except (Exception, SystemExit) as error:
-            if isinstance(error, ModuleNotFoundError) and _is_of(name, error.name):
-                raise stepwise.ConfigurationError(
-                    f"there is no module {error.name!r} in {folder} or on Python's path: start "
-                    "this in the folder from which python -m would find it"
-                ) from None
-            trace = error.__traceback__
-            while trace is not None and _is_machinery(trace.tb_frame.f_code.co_filename):
-                trace = trace.tb_next
-            lines = traceback.format_exception(type(error), error, trace)
-            note(printable("".join(lines).rstrip()))
-            what = type(error).__name__
-            if isinstance(error, SystemExit):
-                what = f"it calls sys.exit({'' if error.code is None else repr(error.code)})"
-            raise stepwise.ConfigurationError(
-                f"module {name!r} cannot be imported: {what}, see above"
-            ) from None
-
-
-def _no_name(name: str) -> str:
-    path = os.path.relpath(name).removesuffix(".py")
-    dotted = path.replace(os.sep, ".")
-    if os.path.exists(name) and all(part.isidentifier() for part in dotted.split(".")):
-        return f"{name} is a file: give the name of its module: stepwise up {dotted}"
-    return f"{name!r} is not the name of a module: write it as after python -m"
-
-
-def _is_of(name: str, missing: str | None) -> bool:
-    """Return whether the missing module is the named one or a package around it."""
-    return missing is not None and f"{name}.".startswith(f"{missing}.")
-
-
-def _is_machinery(file: str) -> bool:
-    return file == __file__ or file.startswith("<frozen ") or "importlib" in file
 
 
 # -- signals ---------------------------------------------------------------------------------------
@@ -225,9 +173,9 @@ class _Reporter:
         if self._as_json:
             self._put_json(what)
         elif what.kind == "ready":
-            note(f"up: {self._modules}: {what.detail}")
+            cli.note(f"up: {self._modules}: {what.detail}")
         elif what.run is None:
-            note(f"up: {what.detail}")
+            cli.note(f"up: {what.detail}")
         elif not self._is_told_by_the_run(what):
             self._put_run(what, what.run)
 
@@ -240,9 +188,9 @@ class _Reporter:
         verb = {"begun": "goes on", "left": "left alone"}.get(what.kind, "")
         told = ": ".join(filter(None, (verb, what.detail)))
         status = Word(what.status)
-        note(f"up: {run.id} {call_text(run)} ", status, f"{' ' if told else ''}{told}")
+        cli.note(f"up: {run.id} {cli.call_text(run)} ", status, f"{' ' if told else ''}{told}")
         if what.command:
-            note(f"  to continue it: {shlex.join(_short(what.command))}")
+            cli.note(f"  to continue it: {shlex.join(_short(what.command))}")
 
     def _put_json(self, what: Happening) -> None:
         run = what.run

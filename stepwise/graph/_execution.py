@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from stepwise import errors
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count, notice, shell_word
 from stepwise._runtime.options import check_values
@@ -46,13 +47,6 @@ from stepwise._workflows.host import (
     Recall,
     ShownValue,
     Step,
-)
-from stepwise.errors import (
-    CodeChangedError,
-    ConfigurationError,
-    DigestError,
-    NotRecordableError,
-    StepwiseError,
 )
 from stepwise.graph._checkpoints import CheckpointManager, ExecutorType, now
 from stepwise.graph._model import ExecutionResult, Graph, Memory, Node
@@ -181,9 +175,9 @@ _FIXED = frozenset({*_ATOMS, float, type(None)})  # types of values that need no
 
 def _print_of(value: Any) -> object:
     """Return a key that equal values share, or a new object if equality is unknown."""
-    with contextlib.suppress(DigestError):
+    with contextlib.suppress(errors.DigestError):
         return _digest.digest(value)
-    with contextlib.suppress(NotRecordableError):
+    with contextlib.suppress(errors.NotRecordableError):
         return codec.encode(value, "").data
     return object()
 
@@ -265,6 +259,9 @@ class Visits:
         self._pattern = _NodeStep(self._execute, kind="step")
         self._pattern.run = run
         self._answers: dict[str, Step] = {}
+        if run is not None and not run.is_new:  # the versions of completed nodes are compared
+            for node in graph.nodes:
+                self._step_of(node.id)
 
     async def visit(self, token: Token) -> Written:
         """Execute a node until an attempt succeeds; return its writes and the nodes that follow.
@@ -298,7 +295,7 @@ class Visits:
         node = self._graph.get_node(node_id)
         if node is None:
             run_id = self._run.run_id if self._run is not None else ""
-            raise CodeChangedError(
+            raise errors.CodeChangedError(
                 f"run {run_id!r} is to resume at node {node_id!r}, which graph "
                 f"{self._graph.name!r} no longer has. Bring it back, or start over: "
                 f"stepwise forget {shell_word(run_id)}",
@@ -319,7 +316,7 @@ class Visits:
     def _step_of(self, node_id: str) -> Step:
         """Return the step of a node; all nodes share one function, which is examined once."""
         step = copy.copy(self._pattern)
-        step.name = node_id
+        step.name, step.coded_by = node_id, self._node(node_id).function
         step.returns, step._bindings = self._pattern.returns, self._pattern._bindings
         step._make_known()
         self._steps[node_id] = step
@@ -685,7 +682,7 @@ class Walk:
 
     def _spawn(self, token: Token) -> None:
         if not token.paused and len(self._trail) + len(self._tasks) >= self._graph.max_steps:
-            error = StepwiseError(
+            error = errors.StepwiseError(
                 f"graph {self._graph.name!r} has taken its {self._graph.max_steps} steps and is "
                 f"not done; next would be {token.node!r}. If that is no endless loop, give it a "
                 "higher max_steps"
@@ -855,7 +852,7 @@ class Execution:
         if facts is not None:
             recovers = manager.config.auto_recovery or facts.status == "completed" or self.session
             if not recovers:
-                raise ConfigurationError(
+                raise errors.ConfigurationError(
                     f"run {run_id!r} is unfinished, and auto_recovery=False. To resume it, call "
                     "execute(..., session_state={'run_id': " + repr(run_id) + "}), or with "
                     "the to_session_state() of a checkpoint; to start over: stepwise forget "
@@ -982,7 +979,7 @@ class _RecordedWalk:
 
     def _beginning(self) -> Written:
         if not self._run.is_new and self._call.answer is not None:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"the records of how run {self._run.run_id!r} began cannot be read; call it "
                 "with its first input before you answer"
             )
@@ -1050,7 +1047,7 @@ def check_session(session: Mapping[str, Any]) -> None:
         ConfigurationError: the state has no known key, or its run id is not a string.
     """
     if session and not any(key in session for key in _SESSION):
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"session_state has the keys {', '.join(map(repr, session))}, and none is known: "
             "give the session_state of a result, the to_session_state() of a checkpoint, or "
             "{'run_id': ...}"
@@ -1088,8 +1085,8 @@ def digest_of(goal: Any, given: Mapping[str, Any]) -> str:
     for name, each in (("goal", goal), ("input_data", dict(given))):
         try:
             parts.append(_digest.digest(each, numbering))
-        except DigestError as error:
-            raise DigestError(
+        except errors.DigestError as error:
+            raise errors.DigestError(
                 f"{name}{error.path}: {str(error).rpartition(' (at ')[0] or error}. Give clients "
                 "and the like as runtime= to the executor; nodes find them as memory.runtime",
                 path=f"{name}{error.path}",

@@ -17,6 +17,5 @@ Modules, each importing only those before it::
     _opentelemetry_spans    metrics, and runs, steps and retries as spans
     opentelemetry        for users of OpenTelemetry
     ray                  for users of Ray: runs of workflows on a cluster, and ``up --ray``
-    _hive_store          the checkpoint store of hive
-    hive                 for users of hive
+    hive                 for users of hive: an executor, and a checkpoint store
 """

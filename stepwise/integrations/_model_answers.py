@@ -264,16 +264,20 @@ _TOLD = ("response.output_text.delta", "response.output_item.done", "transcript.
 
 
 class _Wording:
-    """The text and the tool calls of an answer, put together from its parts."""
+    """The text and the tool calls of an answer, put together from its parts.
+
+    Attributes:
+        texts: the pieces of the text.
+    """
 
     def __init__(self) -> None:
-        self._texts: list[str] = []
+        self.texts: list[str] = []
         self._calls: dict[str, list[str]] = {}  # name and pieces of the arguments, by place
 
     def line(self) -> str:
         """Return the text, or the calls if there is no text."""
         calls = [_call(name, "".join(pieces)) for name, *pieces in self._calls.values()]
-        return "".join(self._texts).strip() or ", ".join(calls)
+        return "".join(self.texts).strip() or ", ".join(calls)
 
     def add(self, part: dict[str, Any], place: Any = None) -> None:
         """Take the texts and calls of a part, and of the parts inside it.
@@ -294,7 +298,7 @@ class _Wording:
         elif "partial_json" in part:
             self._add_piece(place, part["partial_json"])
         else:
-            self._texts += [_text(part.get(name)) for name in _TEXTS]
+            self.texts += [_text(part.get(name)) for name in _TEXTS]
             for name in _INSIDE:
                 inside = part.get(name)
                 if inside:  # few parts have any
@@ -321,6 +325,27 @@ class _Wording:
     def _add_piece(self, place: Any, arguments: Any) -> None:
         if str(place) in self._calls:
             self._calls[str(place)].append(_text(arguments))
+
+
+class Telling:
+    """The text of a streamed answer, as its pieces arrive.
+
+    Args:
+        content_type: of the answer.
+    """
+
+    def __init__(self, content_type: str) -> None:
+        self._kind = content_type
+        self._end = b"\n" if "ndjson" in content_type else b"\n\n"
+        self._rest = b""
+
+    def take(self, piece: bytes) -> list[str]:
+        """Return the texts that a piece, decompressed, completes."""
+        whole, end, self._rest = (self._rest + piece).replace(b"\r\n", b"\n").rpartition(self._end)
+        wording = _Wording()
+        for part in _parts(self._kind, whole) if end else ():
+            wording.add(part)
+        return [text for text in wording.texts if text]
 
 
 def _call(name: str, arguments: str) -> str:

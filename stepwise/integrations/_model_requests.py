@@ -32,16 +32,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.settings import plain_name, secret_names
-from stepwise._values.credentials import (
-    MASK,
-    digested,
-    has_hint,
-    is_secret_name,
-    is_suspect,
-    is_suspect_name,
-    masked_prose,
-    masked_url,
-)
+from stepwise._values import credentials
 
 # -- request masks --------------------------------------------------------------------------------
 
@@ -106,10 +97,14 @@ def masked_field(
     if _is_ordinary(name, secret_names()):
         return masked(value, properties=properties)
     if _is_secret(name, value):
-        return MASK
-    if isinstance(value, str) and is_suspect_name(name):
-        hidden = MASK if among_keys else _masked_text(value)
-        return digested(value) if hidden == value != MASK and is_suspect(value) else hidden
+        return credentials.MASK
+    if isinstance(value, str) and credentials.is_suspect_name(name):
+        hidden = credentials.MASK if among_keys else _masked_text(value)
+        return (
+            credentials.digested(value)
+            if hidden == value != credentials.MASK and credentials.is_suspect(value)
+            else hidden
+        )
     plain = plain_name(name)
     if _HEADERS.fullmatch(plain):
         return _masked_headers(value)
@@ -125,11 +120,11 @@ def _is_ordinary(name: str, _: frozenset[str]) -> bool:
     """
     plain = plain_name(name)
     of_others = _HEADERS.fullmatch(plain) or _OF_KEYS.fullmatch(plain)
-    return not (is_secret_name(name) or is_suspect_name(name) or of_others)
+    return not (credentials.is_secret_name(name) or credentials.is_suspect_name(name) or of_others)
 
 
 def _is_secret(name: str, value: Any) -> bool:
-    if value is None or isinstance(value, bool) or not is_secret_name(name):
+    if value is None or isinstance(value, bool) or not credentials.is_secret_name(name):
         return False
     if isinstance(value, (int, float)):
         return abs(value) >= _FEW and not plain_name(name).endswith(("token", "tokens"))
@@ -140,13 +135,13 @@ def _masked_headers(value: Any) -> Any:
     """Mask the headers of another request that a body describes, except known harmless headers."""
     if isinstance(value, dict) and not any(isinstance(each, dict) for each in value.values()):
         return {
-            name: each if _HARMLESS.fullmatch(plain_name(name)) else MASK
+            name: each if _HARMLESS.fullmatch(plain_name(name)) else credentials.MASK
             for name, each in value.items()
         }
     if isinstance(value, list):
         pairs = [each for each in value if isinstance(each, dict) and "value" in each]
         if len(pairs) == len(value):
-            return [{**each, "value": MASK} for each in pairs]
+            return [{**each, "value": credentials.MASK} for each in pairs]
     return masked(value)
 
 
@@ -168,15 +163,15 @@ def _masked_text(text: str) -> str:
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
         return f"{text[:40]}... ({len(text)} characters, sha256 {digest})"
     if text.startswith(("https://", "http://")) and not re.search(r"\s", text):
-        return masked_url(text)
-    if text.lstrip()[:1] in ("{", "[", '"') and has_hint(text):
+        return credentials.masked_url(text)
+    if text.lstrip()[:1] in ("{", "[", '"') and credentials.has_hint(text):
         try:
             value = json.loads(text)
         except ValueError:
-            return masked_prose(text)
+            return credentials.masked_prose(text)
         hidden = masked(value)
         return text if hidden == value else json.dumps(hidden, ensure_ascii=False)
-    return masked_prose(text)
+    return credentials.masked_prose(text)
 
 
 # -- model requests -------------------------------------------------------------------------------
@@ -237,7 +232,7 @@ def read_request(method: str, url: str, headers: Mapping[str, str], content: byt
     body, hidden = _read_body(headers.get("content-type", ""), content)
     return ModelRequest(
         method.upper(),
-        masked_url(url, in_order=True),
+        credentials.masked_url(url, in_order=True),
         dict(sorted(counting.items())),
         body,
         _is_streamed(url, body),

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 from stepwise._calls.async_driver import adrive, aresume, auntil_body, in_task_of
 from stepwise._calls.driver import Core, Result, drive, resume, run, until_body
+from stepwise._calls.emitting import emissions_of
 from stepwise._calls.refusals import LeftOfLimit, left_of, plain_headers
 from stepwise._calls.steps import Step
 from stepwise._calls.streams import AsyncStreamed, Streamed, forget_beginning
@@ -25,7 +26,7 @@ from stepwise._execution.outcomes import ShownValue
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.preview import Hiding, Secrets, preview_arguments
 from stepwise.errors import StreamChangedError
-from stepwise.integrations._model_answers import shown_of, usage_of
+from stepwise.integrations._model_answers import Telling, shown_of, usage_of
 from stepwise.integrations._model_requests import (
     MODEL_REQUEST,
     endpoint_of,
@@ -56,18 +57,24 @@ if TYPE_CHECKING:
 
 
 def count_spending(
-    scope: Scope, request: Any, response: Any, *, streamed: bool, asynchronous: bool
+    scope: Scope, request: Any, response: Any, emits: str, *, streamed: bool, asynchronous: bool
 ) -> Any:
-    """Count the spending of a request that the body of a step made; return the answer."""
+    """Count the spending of a request that the body of a step made; return the answer.
+
+    Args:
+        emits: see :class:`RequestKind`.
+    """
     if not streamed:
         _count(scope, _usage(request, response, response.content))
         return response
     source, used = response.stream, _StreamedUsage(scope, request, response)
+    say = _saying(scope, response, emits)
 
     def pieces() -> Iterator[bytes]:
         try:
             for piece in source:
                 used.take(piece)
+                say(piece)
                 yield piece
         finally:
             used.count()
@@ -76,6 +83,7 @@ def count_spending(
         try:
             async for piece in source:
                 used.take(piece)
+                say(piece)
                 yield piece
         finally:
             used.count()
@@ -87,6 +95,40 @@ def count_spending(
     cls = stream_class(library_of(request))
     response.stream = cls(apieces if asynchronous else pieces, close, source)
     return response
+
+
+def _saying(scope: Scope | None, response: Any, emits: str) -> Callable[[bytes], None]:
+    """Return a function that says the text of an answer on a stream, from its pieces."""
+    telling = Telling(response.headers.get("content-type", ""))
+    received: list[bytes] = []
+    done = 0
+
+    def say(piece: bytes) -> None:
+        nonlocal done
+        if not emits or scope is None:
+            return
+        if "content-encoding" in response.headers:
+            received.append(piece)
+            body = b"".join(decompressed(response, received, 1))
+            piece, done = body[done:], len(body)
+        for text in telling.take(piece):
+            emissions_of(scope.run).emit(text, emits, scope.around)
+
+    return say
+
+
+def _said(source: Iterator[bytes], say: Callable[[bytes], None]) -> Iterator[bytes]:
+    for piece in source:
+        say(piece)
+        yield piece
+
+
+async def _asaid(
+    source: AsyncIterator[bytes], say: Callable[[bytes], None]
+) -> AsyncIterator[bytes]:
+    async for piece in source:
+        say(piece)
+        yield piece
 
 
 class _StreamedUsage:
@@ -158,11 +200,13 @@ class RequestKind(NamedTuple):
         named: True for a named client, whose requests are all recorded, not only model requests.
         reads: for a named client, the methods that change nothing; a request with another method is
             a side effect.
+        emits: the stream of the run that gets the text of streamed answers; empty for none.
     """
 
     sdk: str
     named: bool = False
     reads: frozenset[str] = frozenset()
+    emits: str = ""
 
 
 class NotFinal(Exception):  # noqa: N818 -- it carries an answer past the journal
@@ -428,7 +472,8 @@ def _send_streamed(scope: Scope, exchange: Exchange) -> Any:
     if opened.error is not None or opened.value.is_closed:
         return exchange.answer(resume(core, attempt, done=exchange.at_once(opened)))
     source = opened.value.stream
-    pieces = Streamed(core, attempt, exchange.of_stream, iter(source), **exchange.ends())
+    said = _said(iter(source), _saying(attempt.scope, opened.value, exchange.kind.emits))
+    pieces = Streamed(core, attempt, exchange.of_stream, said, **exchange.ends())
 
     def close() -> None:
         try:
@@ -514,7 +559,8 @@ async def _asend_streamed(scope: Scope, exchange: Exchange) -> Any:
     if opened.error is not None or opened.value.is_closed:
         return exchange.answer(await aresume(core, attempt, done=exchange.at_once(opened)))
     source = opened.value.stream
-    pieces = AsyncStreamed(core, attempt, exchange.of_stream, aiter(source), **exchange.ends())
+    said = _asaid(aiter(source), _saying(attempt.scope, opened.value, exchange.kind.emits))
+    pieces = AsyncStreamed(core, attempt, exchange.of_stream, said, **exchange.ends())
 
     async def close() -> None:
         try:

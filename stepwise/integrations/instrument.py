@@ -9,7 +9,6 @@ says so.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -28,6 +27,7 @@ from stepwise._execution.tasks import warn_if_unseen
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import process_lock
 from stepwise._runtime.messages import Once, notice, reports
+from stepwise._runtime.options import check_stream
 from stepwise.errors import ConfigurationError
 from stepwise.integrations._model_requests import SENDER, asks_model, endpoint_of
 from stepwise.integrations._request_limits import (
@@ -106,8 +106,14 @@ class _Method(NamedTuple):
 _MODELS = RequestKind(SENDER)
 """The kind of the requests to models, whichever client sends them."""
 
-_everywhere = threading.Event()
-"""Set while the requests to models of all clients are recorded."""
+
+class _Everywhere:
+    """The kind of the requests to models of all clients, while they are recorded."""
+
+    kind: RequestKind | None = None
+
+
+_everywhere = _Everywhere()
 
 _clients: WeakKeyDictionary[Any, RequestKind] = WeakKeyDictionary()
 """The clients of httpx that are instrumented individually."""
@@ -126,6 +132,7 @@ def instrument(
     name: str | None = None,
     reads: Iterable[str] = _READS,
     limits: Mapping[str, Limit] = _NO_LIMITS,
+    emit: str | None = None,
 ) -> None:
     """Record the requests to models: each is made once per run, and answered after a crash.
 
@@ -151,20 +158,27 @@ def instrument(
         limits: limits (:class:`Limit`) by model or address: ``{"gpt-5": ..., "api.openai.com":
             ...}``; the model comes first.  All requests that are seen wait for them, outside runs
             too.  What a provider refuses (429) is sent again when it allows that.
+        emit: a stream of the run that gets the text of streamed answers, as :func:`emit` would.
 
     Raises:
         ConfigurationError: the client is of another kind, or the version of a library does not fit.
     """
     check_limits(limits)
     known_limits.update(limits)
+    models = _MODELS._replace(emits=_checked_stream(emit))
     if client is None:
         if name is not None:
             raise ConfigurationError(
                 "name= is for a client of httpx: stepwise.instrument(client, …)"
             )
-        _everywhere.set()
+        _everywhere.kind = models
         _wrap_all(*_HTTPX, *_UNSEEN)
-        return
+    else:
+        _instrument(client, name, reads, models)
+
+
+def _instrument(client: Any, name: str | None, reads: Iterable[str], models: RequestKind) -> None:
+    """Record the requests of one client; see :func:`instrument`."""
     sender, sdk = _sender(client)
     if not sdk and not name:
         raise ConfigurationError(
@@ -178,7 +192,14 @@ def instrument(
         method.upper() for method in ((reads,) if isinstance(reads, str) else reads)
     )
     _wrap_all(*_HTTPX)
-    _clients[sender] = _MODELS if sdk else RequestKind(f"{name}", named=True, reads=methods)
+    _clients[sender] = models if sdk else RequestKind(f"{name}", named=True, reads=methods)
+
+
+def _checked_stream(name: str | None) -> str:
+    if name is None:
+        return ""
+    check_stream(name)
+    return name
 
 
 def uninstrument(client: Any = None, /) -> None:
@@ -193,7 +214,7 @@ def uninstrument(client: Any = None, /) -> None:
     if client is not None:
         _clients.pop(_sender(client)[0], None)
         return
-    _everywhere.clear()
+    _everywhere.kind = None
     _clients.clear()
     known_limits.clear()
     with _mutex:
@@ -246,7 +267,8 @@ def _kind(client: Any, request: Any) -> RequestKind | None:
     """Return the kind of a recorded request; ``None`` if the request is not recorded."""
     kind = _clients.get(client)
     if kind is None:
-        return _MODELS if _everywhere.is_set() and _asks_model(request) else None
+        models = _everywhere.kind
+        return models if models is not None and _asks_model(request) else None
     return kind if kind.named or endpoint_of(request.method, request.url.path) else None
 
 
@@ -309,7 +331,9 @@ def _send(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
             response = forward()
         if scope is None or kind is None:
             return response
-        return count_spending(scope, request, response, streamed=streamed, asynchronous=False)
+        return count_spending(
+            scope, request, response, kind.emits, streamed=streamed, asynchronous=False
+        )
     request.read()
     return send(scope, Exchange(kind, request, forward, streamed=streamed))
 
@@ -328,7 +352,9 @@ async def _asend(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
             response = await forward()
         if scope is None or kind is None:
             return response
-        return count_spending(scope, request, response, streamed=streamed, asynchronous=True)
+        return count_spending(
+            scope, request, response, kind.emits, streamed=streamed, asynchronous=True
+        )
     await request.aread()
     return await asend(scope, Exchange(kind, request, forward, streamed=streamed))
 
@@ -351,7 +377,7 @@ def _request(args: Any, kwargs: Any) -> Any:
 
 def _unseen(wrapped: Any, _connection: Any, args: Any, kwargs: Any) -> Any:
     """Report a request, given by its method and URL, that is not made with httpx."""
-    if _everywhere.is_set() and len(args) > 1:
+    if _everywhere.kind is not None and len(args) > 1:
         report_unseen(f"{args[0]}", f"{args[1]}")
     return wrapped(*args, **kwargs)
 

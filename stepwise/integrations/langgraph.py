@@ -43,25 +43,9 @@ from uuid import uuid4
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import notice
 from stepwise._values.unpickling import check_trust
-from stepwise._workflows.host import (
-    Step,
-    call,
-    continue_branches,
-    is_in_run,
-    name_branches,
-    run_here,
-)
+from stepwise._workflows import host
 from stepwise.errors import ConfigurationError, CorruptStoreError, ThreadMovedOnError
-from stepwise.integrations._langgraph_threads import (
-    About,
-    Blob,
-    Place,
-    Raw,
-    Stored,
-    StoredWrite,
-    Thread,
-    ThreadStore,
-)
+from stepwise.integrations import _langgraph_threads as threads
 from stepwise.integrations._supported import does_not_fit, require
 
 require("langgraph.checkpoint")
@@ -128,7 +112,7 @@ class Whence(NamedTuple):
         invocation: the invocation whose writes count; empty for all.
     """
 
-    stored: Stored | None
+    stored: threads.Stored | None
     goes_on: bool
     invocation: str
 
@@ -144,8 +128,8 @@ async def _ainvoked(thread_id: str) -> str:
     return _invoked(thread_id)
 
 
-_step = Step(_invoked, kind="step", name="langgraph")
-_astep = Step(_ainvoked, kind="step", name="langgraph")
+_step = host.Step(_invoked, kind="step", name="langgraph")
+_astep = host.Step(_ainvoked, kind="step", name="langgraph")
 
 
 def is_begun(config: Mapping[str, Any]) -> bool:
@@ -165,10 +149,10 @@ def is_begun(config: Mapping[str, Any]) -> bool:
     elif "checkpoint_id" in facts and _addressed.get() == str(facts["thread_id"]):
         _addressed.set("")  # the loop checks whether the checkpoint is the newest
         return False
-    if not is_in_run():
+    if not host.is_in_run():
         _current.set(_NONE)
         _latest.pop(str(facts["thread_id"]), None)
-    return is_in_run()
+    return host.is_in_run()
 
 
 def begin(thread_id: str) -> bool:
@@ -178,7 +162,7 @@ def begin(thread_id: str) -> bool:
 
 async def abegin(thread_id: str) -> bool:
     """Begin an invocation; return whether it began before a crash."""
-    return _begun(thread_id, await call(_astep, (thread_id,)))
+    return _begun(thread_id, await host.call(_astep, (thread_id,)))
 
 
 def check_fits() -> None:
@@ -202,20 +186,20 @@ def check_fits() -> None:
 
 
 def _begun(thread_id: str, invocation: str) -> bool:
-    name_branches(_branch)
+    host.name_branches(_branch)
     if len(_latest) >= _MOST:
         _latest.pop(next(iter(_latest)))
-    _latest[thread_id] = invocation, run_here()
+    _latest[thread_id] = invocation, host.run_here()
     _current.set(_latest[thread_id])
     _around.set(("", ""))
     if invocation in _made:
         _made.discard(invocation)
         return False
-    continue_branches(f"{_PREFIX}{invocation}/")
+    host.continue_branches(f"{_PREFIX}{invocation}/")
     return True
 
 
-def continued(thread: Thread, config: Mapping[str, Any]) -> Whence:
+def continued(thread: threads.Thread, config: Mapping[str, Any]) -> Whence:
     """Return where the current invocation continues."""
     invocation = current(config)
     checkpoints = list(thread.checkpoints.values())
@@ -345,7 +329,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         if on_stale not in ("raise", "branch"):
             raise ConfigurationError(f"on_stale={on_stale!r}: use 'raise' or 'branch'")
         check_fits()
-        self._threads = ThreadStore(store)
+        self._threads = threads.ThreadStore(store)
         self._on_corrupt, self._on_stale = on_corrupt, on_stale
 
     def __enter__(self) -> Self:
@@ -500,7 +484,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         metadata_ = get_checkpoint_metadata(config, metadata)
         stored_facts = [checkpoint.get(name) for name in _FACTS]
         run_id = str(metadata_.get("run_id") or "")
-        about = About(ns, checkpoint["id"], parent, stored_facts, run_id, current(config))
+        about = threads.About(ns, checkpoint["id"], parent, stored_facts, run_id, current(config))
         extra = self._dumps(metadata_), self._dumps(rest) if rest else None
         raw = {each: self._raw(values[each]) for each in values if each in new_versions}
         with self._threads.writing(thread_id) as writer:
@@ -509,7 +493,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
             base = writer.thread.base_of(ns, parent)
             before = base.versions if base is not None else {}
             same = base.values.keys() if base is not None else ()
-            all_raw: dict[str, Raw | None] = {}
+            all_raw: dict[str, threads.Raw | None] = {}
             for channel, value in values.items():
                 if channel in raw:
                     all_raw[channel] = raw[channel]
@@ -607,7 +591,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         if source == target or not places:
             return
         with self._threads.writing(target) as writer:
-            into = Thread(writer.thread.last)
+            into = threads.Thread(writer.thread.last)
             own = list(writer.thread.rewritten({*writer.thread.checkpoints}, into))
             copied = list(thread.rewritten(places, into, of_runs=False))
             writer.replace(own + copied, into)
@@ -663,7 +647,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
             coming = thread.writes.keys() - thread.checkpoints.keys()  # these are being stored
             writer.keep({*places, *needed, *coming})
 
-    def _needed(self, thread: Thread, stored: Stored) -> Iterator[Place]:
+    def _needed(self, thread: threads.Thread, stored: threads.Stored) -> Iterator[threads.Place]:
         """Yield the ancestors that a checkpoint needs to rebuild its delta channels."""
         metadata = self._loads(thread.blob(stored.metadata))
         left = set(metadata.get("counters_since_delta_snapshot") or ()) - stored.values.keys()
@@ -695,7 +679,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         stored = self._certain(thread_id, thread, found, config)
         return self._tuple(thread_id, thread, stored, of=config)
 
-    def _found(self, config: Config, thread: Thread) -> Stored | None:
+    def _found(self, config: Config, thread: threads.Thread) -> threads.Stored | None:
         facts = config["configurable"]
         ns, wanted = facts.get("checkpoint_ns") or "", facts.get("checkpoint_id")
         if wanted:
@@ -703,8 +687,12 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         return next(thread.newest_first(ns), None)
 
     def _certain(
-        self, thread_id: str, thread: Thread, stored: Stored, config: Config | None = None
-    ) -> Stored:
+        self,
+        thread_id: str,
+        thread: threads.Thread,
+        stored: threads.Stored,
+        config: Config | None = None,
+    ) -> threads.Stored:
         """Return the checkpoint if it is intact, or the newest intact one before it."""
         if thread.is_certain(stored):
             return stored
@@ -719,13 +707,13 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
                     return each
         raise self._damaged(thread_id, stored)
 
-    def _check_all(self, thread_id: str, thread: Thread) -> None:
+    def _check_all(self, thread_id: str, thread: threads.Thread) -> None:
         if thread.lost or thread.gone:
             if self._on_corrupt == "raise":
                 raise self._damaged(thread_id, None)
             notice(f"{self._named(thread_id)}: damaged records of it are left out")
 
-    def _damaged(self, thread_id: str, stored: Stored | None) -> CorruptStoreError:
+    def _damaged(self, thread_id: str, stored: threads.Stored | None) -> CorruptStoreError:
         thread = self._threads.read(thread_id)
         lost = ", ".join(map(str, sorted(thread.lost)[:10]))
         records = f"its records {lost} cannot be read" if lost else ""
@@ -743,7 +731,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         )
 
     def _refuse(
-        self, thread_id: str, thread: Thread, ns: str, checkpoint_id: str, own: str
+        self, thread_id: str, thread: threads.Thread, ns: str, checkpoint_id: str, own: str
     ) -> None:
         """Raise if a writer continues a checkpoint that is no longer the newest."""
         newest = thread.checkpoints[ns, thread.tips[ns][1]]
@@ -766,8 +754,8 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
     def _tuple(
         self,
         thread_id: str,
-        thread: Thread,
-        stored: Stored,
+        thread: threads.Thread,
+        stored: threads.Stored,
         metadata: Any = None,
         place: Whence | None = None,
         *,
@@ -804,7 +792,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
 
     # -- values ----------------------------------------------------------------------------------
 
-    def _raw(self, value: Any) -> Raw:
+    def _raw(self, value: Any) -> threads.Raw:
         """Serialize a value: a list item by item, a dictionary with lists in it key by key."""
         if type(value) is list and value:
             return [self._dumps(each) for each in value]
@@ -819,18 +807,18 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
             }
         return self._dumps(value)
 
-    def _value(self, raw: Raw) -> Any:
+    def _value(self, raw: threads.Raw) -> Any:
         if isinstance(raw, tuple):
             return self._loads(raw)
         if isinstance(raw, dict):
             return {key: self._value(each) for key, each in raw.items()}
         return [self._loads(each) for each in raw]
 
-    def _dumps(self, value: Any) -> Blob:
+    def _dumps(self, value: Any) -> threads.Blob:
         kind, data = self.serde.dumps_typed(value)
         return kind, bytes(data)
 
-    def _loads(self, blob: Blob) -> Any:
+    def _loads(self, blob: threads.Blob) -> Any:
         return self.serde.loads_typed(blob)
 
 
@@ -854,7 +842,9 @@ def _goes_on(config: Config, metadata: Mapping[str, Any], parent: str) -> bool:
     return RUNTIME in facts and facts.get(_BRANCHES) != parent
 
 
-def _counts(key: tuple[str, int], write: StoredWrite, stored: Stored, place: Whence) -> bool:
+def _counts(
+    key: tuple[str, int], write: threads.StoredWrite, stored: threads.Stored, place: Whence
+) -> bool:
     """Return whether a continuing invocation sees a write."""
     if place.goes_on:
         return write.invocation == place.invocation
@@ -864,7 +854,7 @@ def _counts(key: tuple[str, int], write: StoredWrite, stored: Stored, place: Whe
     return write.invocation == stored.invocation or not write.invocation
 
 
-def _ancestors(thread: Thread, stored: Stored) -> Iterator[Stored]:
+def _ancestors(thread: threads.Thread, stored: threads.Stored) -> Iterator[threads.Stored]:
     """Yield the ancestors of a checkpoint, the nearest first; stop at a cycle of parents."""
     seen = {stored.id}
     parent = thread.checkpoints.get((stored.ns, stored.parent))
@@ -888,5 +878,5 @@ def _config(thread_id: str, ns: str, checkpoint_id: str) -> dict[str, Any]:
     return {"configurable": facts}
 
 
-def _when(stored: Stored) -> str:
+def _when(stored: threads.Stored) -> str:
     return f"the checkpoint {stored.id} of {stored.facts[1]}"

@@ -29,16 +29,7 @@ from typing import Any, Generic, TypeVar
 
 from stepwise._calls.ray_executor import RayExecutor, connected, loaded
 from stepwise._values.codec import decode_error
-from stepwise._workflows.elsewhere import (
-    Continuation,
-    Order,
-    Placement,
-    Reply,
-    carry_on,
-    carry_out,
-    continuation,
-    place,
-)
+from stepwise._workflows import up
 from stepwise._workflows.handles import StartedRun, waker
 from stepwise._workflows.up import Underway
 from stepwise.errors import ConfigurationError, StepwiseError
@@ -110,7 +101,10 @@ def check_reach(store: Store, nodes: Iterable[Mapping[str, Any]]) -> None:
 
 
 def sent(
-    function: Callable[[Any], Reply], order: Any, run_id: str, resources: Mapping[str, Any]
+    function: Callable[[Any], up.Reply],
+    order: Any,
+    run_id: str,
+    resources: Mapping[str, Any],
 ) -> Any:
     """Submit the task that executes an order; return Ray's reference to its reply."""
     options = {"max_retries": -1, **resources}
@@ -123,9 +117,9 @@ def watch(ref: Any, ended: Callable[[Any], None]) -> None:
     ref.future().add_done_callback(ended)
 
 
-def execute(order: Order) -> Reply:
+def execute(order: up.Order) -> up.Reply:
     """Execute an order in a worker process of Ray."""
-    return carry_out(order, place_here(order.store))
+    return up.carry_out(order, place_here(order.store))
 
 
 def place_here(url: str) -> str:
@@ -196,7 +190,7 @@ class RayEngine:
     def begin(self, job: Underway) -> str:
         """Submit a run; see :class:`stepwise._workflows.up.Engine`."""
         run_id = job.run.facts.run_id
-        order = continuation(job.run, self._modules, self._logs)
+        order = up.continuation(job.run, self._modules, self._logs)
         # Ray must not retry: the supervisor waits before it retries a run whose process died.
         ref = self._refs[run_id] = sent(go_on, order, run_id, {"max_retries": 0})
         watch(ref, lambda future: self._ended(job, future))
@@ -213,14 +207,14 @@ class RayEngine:
         if error is not None:
             job.end(error, lost=True)
             return
-        reply: Reply = future.result()
+        reply: up.Reply = future.result()
         raised = decode_error(reply.data, stored=False) if reply.data else None
         job.end(raised, refused=reply.refused)
 
 
-def go_on(order: Continuation) -> Reply:
+def go_on(order: up.Continuation) -> up.Reply:
     """Continue a run in a worker process of Ray."""
-    return carry_on(order, place_here(order.store))
+    return up.carry_on(order, place_here(order.store))
 
 
 # -- runs that a program submits -------------------------------------------------------------------
@@ -231,13 +225,13 @@ _LOOK = 1.0  # seconds between two checks whether this process is still connecte
 class RayHandle(StartedRun, Generic[R]):
     """A run that a Ray cluster executes."""
 
-    def __init__(self, placement: Placement, resources: Mapping[str, Any]) -> None:
+    def __init__(self, placement: up.Placement, resources: Mapping[str, Any]) -> None:
         super().__init__(placement.run)
         self._placement = placement
         self._resources = resources
         self._ended = threading.Event()
         self._mutex = threading.Lock()
-        self._reply: Reply | None = None
+        self._reply: up.Reply | None = None
         self._error: BaseException | None = None
         self._value: Any = None
         self._is_loaded = False
@@ -339,7 +333,7 @@ class RayHandle(StartedRun, Generic[R]):
         ref = self._ref = sent(execute, self._placement.order(), self.id, self._resources)
         watch(ref, lambda future: _news().put((self, future)))
 
-    def _end(self, value: Reply | None = None, error: BaseException | None = None) -> None:
+    def _end(self, value: up.Reply | None = None, error: BaseException | None = None) -> None:
         self._reply, self._error = value, error
         if value is not None and value.kind != "error":
             self._placement.completed()
@@ -393,7 +387,7 @@ def submit(
     check_options(resources)
     if run_id is not None:
         workflow = workflow.options(run_id=run_id)
-    placement = place(
+    placement = up.place(
         workflow,
         args,
         kwargs or {},
@@ -425,7 +419,7 @@ def _news() -> queue.SimpleQueue[tuple[RayHandle[Any], Any]]:
 def _take_news() -> None:
     while True:
         handle, future = _queue.get()
-        reply: Reply | None = None
+        reply: up.Reply | None = None
         try:
             error = future.exception()
             reply = future.result() if error is None else None
@@ -437,7 +431,7 @@ def _take_news() -> None:
             handle._end(reply, error)
 
 
-def _send_when_due(handle: RayHandle[Any], reply: Reply) -> None:
+def _send_when_due(handle: RayHandle[Any], reply: up.Reply) -> None:
     """Submit a suspended run again, as soon as it is due."""
 
     def send() -> None:

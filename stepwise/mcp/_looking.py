@@ -20,7 +20,7 @@ from stepwise.mcp._answers import LIMIT, cut, marked, page, size
 from stepwise.mcp._knowledge import explanation, search
 from stepwise.stores import open_store
 from stepwise.ui._reading import RunReader
-from stepwise.ui._spending import spending as spending_of
+from stepwise.ui._reading import spending as spending_of
 
 _LINES = 60  # of source before the line at which a run is
 _ROW = 300  # characters of a value among others

@@ -37,15 +37,7 @@ from stepwise._runs.run import Run, get_run
 from stepwise._runtime import settings
 from stepwise._runtime.messages import Once, count, notice
 from stepwise._values import digest
-from stepwise._workflows.host import (
-    HostProgram,
-    Piece,
-    PieceRun,
-    RunPieces,
-    derived_id,
-    describe_owner,
-    place_of,
-)
+from stepwise._workflows import host
 from stepwise.errors import DigestError, NotRecordableError, RunBusyError, RunWarning, StepwiseError
 from stepwise.stores import Store, open_store
 
@@ -311,18 +303,20 @@ def replay(shell: Any, items: list[Item]) -> None:
 
 _CELLS = "stepwise.notebook"  # the module name of cells, as steps
 
-Cell = Piece
+Cell = host.Piece
 
 
 class Notebook:
     """The run of one notebook, as this kernel knows it."""
 
     def __init__(self) -> None:
-        name = f"{place_of('__main__')}:notebook"
+        name = f"{host.place_of('__main__')}:notebook"
         path = os.environ.get("JPY_SESSION_NAME", "")
         label = os.path.splitext(os.path.basename(path))[0] or "notebook"
-        self.run_id = derived_id(name, label)
-        self._cells = RunPieces(HostProgram(name, label, _notebook), self.run_id, _CELLS, "cell")
+        self.run_id = host.derived_id(name, label)
+        self._cells = host.RunPieces(
+            host.HostProgram(name, label, _notebook), self.run_id, _CELLS, "cell"
+        )
 
     def run(self) -> Run:
         """Return the run, as this kernel sees it.
@@ -404,12 +398,12 @@ class Notebook:
             if display is not None:
                 display.close()
 
-    def _open(self, cell: Cell) -> PieceRun:
+    def _open(self, cell: Cell) -> host.PieceRun:
         try:
             return self._cells.open(self.store, cell)
         except RunBusyError as error:
             raise RunBusyError(
-                f"a cell of this notebook is being executed {describe_owner(error.owner)}: "
+                f"a cell of this notebook is being executed {host.describe_owner(error.owner)}: "
                 "wait until it ends, or interrupt or shut down that kernel",
                 run_id=self.run_id,
                 owner=error.owner,

@@ -52,9 +52,9 @@ from stepwise.errors import StoreError
 
 __all__ = ["Batch", "Head", "Owner", "Store"]
 
-FORMAT = 7
+FORMAT = 8
 """The format of everything in a store: its tables, its records, its objects, its logs."""
-LAST_READERS = {4: "df71dfa", 5: "e9d3d30", 6: "f273785"}
+LAST_READERS = {4: "df71dfa", 5: "e9d3d30", 6: "f273785", 7: "51976d4"}
 """The last commit that reads each earlier format."""
 LAST_READER = "a6ceb4d"
 """The last commit that reads all formats before those in ``LAST_READERS``."""

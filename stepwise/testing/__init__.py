@@ -25,8 +25,16 @@ The model calls of a recorded run answer the model calls of a test, without key 
     def test_the_agent_invites_the_team():
         with recorded("run.json"):      # stepwise export RUN --format model-calls -o run.json
             assert agent("invite the team") == "done"
+
+A recorded run is a test of the code as it is now: its calls are answered by the record, and the
+first difference is reported::
+
+    def test_yesterdays_run():
+        rerun("trip.json", agent).assert_same()     # stepwise export RUN --format test -o trip.py
 """
 
+from stepwise._workflows.replayed import RerunCall, RerunDifference
+from stepwise._workflows.rerun import Rerun, rerun
 from stepwise.testing.contract import StoreContract
 from stepwise.testing.crashes import (
     CrashReport,
@@ -41,6 +49,9 @@ from stepwise.testing.recorded import RequestNotRecorded, recorded
 __all__ = [
     "CrashReport",
     "RequestNotRecorded",
+    "Rerun",
+    "RerunCall",
+    "RerunDifference",
     "SimulatedCrash",
     "SimulatedFailure",
     "StoreContract",
@@ -48,4 +59,5 @@ __all__ = [
     "crash_everywhere",
     "fresh_store",
     "recorded",
+    "rerun",
 ]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from stepwise._identity.clients import placeholder_keys
 from stepwise.errors import ConfigurationError
 from stepwise.integrations._model_calls import calls_in
 from stepwise.integrations._model_requests import ModelRequest, endpoint_of, read_request
@@ -22,7 +23,6 @@ from stepwise.integrations._recorded_responses import (
 )
 from stepwise.integrations.instrument import answering
 
-_KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")  # without a key the SDKs create no client
 _SHOWN = 6  # differences in a message
 _ABOUT = 30  # characters around a difference
 
@@ -92,10 +92,7 @@ class recorded:  # noqa: N801
             call.used = False
         self._refused = False
         with contextlib.ExitStack() as block:
-            for name in _KEYS:
-                if name not in os.environ:
-                    os.environ[name] = "recorded"
-                    block.callback(os.environ.pop, name, None)
+            block.enter_context(placeholder_keys())
             block.enter_context(answering(self._answer))
             self._block = block.pop_all()
         return self

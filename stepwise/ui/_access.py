@@ -15,12 +15,13 @@ import ipaddress
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
 from stepwise._journal.inbox import this_person
+from stepwise.ui._view import part_meant
 
 Authorize = Callable[[Request], Any]
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -184,6 +185,20 @@ def _name(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:  # an address in brackets that is none
         return ""
+
+
+def place(scope: Any) -> tuple[str, list[str]]:
+    """Return where the application is mounted, and the parts of the path below."""
+    above = scope.get("root_path", "").rstrip("/")
+    raw = scope.get("raw_path") or quote(scope["path"]).encode()
+    parts = [unquote_to_bytes(part) for part in raw.partition(b"?")[0].split(b"/") if part]
+    if above and f"{scope['path']}/".startswith(f"{above}/"):
+        parts = parts[len([part for part in above.split("/") if part]) :]
+    try:
+        texts = [part.decode("utf-8", "surrogatepass") for part in parts]
+    except UnicodeDecodeError:
+        texts = [part.decode("utf-8", "replace") for part in parts]
+    return quote(above), [*map(part_meant, texts)]
 
 
 def is_loopback(host: str) -> bool:

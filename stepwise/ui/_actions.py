@@ -33,15 +33,9 @@ from typing import Any, BinaryIO
 
 from stepwise._journal.inbox import acting_as
 from stepwise._journal.summary import open_waits
+from stepwise._runs import starting
 from stepwise._runs.messages import parsed_json
 from stepwise._runs.run import Run
-from stepwise._runs.starting import (
-    check_start,
-    environment_for,
-    refuse_running,
-    start_command,
-    top_of,
-)
 from stepwise._runtime.messages import printable
 from stepwise.errors import ConfigurationError, RunStopped, StepwiseError
 from stepwise.stores import Store
@@ -240,8 +234,8 @@ class Actions:
     def _fork(self, run: Run, fields: FormFields) -> Run:
         variables, results = _changes(fields, "variable:"), _changes(fields, "result:")
         if fields.one("start"):  # before the fork is made, which has the same program
-            start_command(run)
-            check_start(run)
+            starting.start_command(run)
+            starting.check_start(run)
         made = run.fork(
             fields.step() if fields.one("step") else None,
             fields.one("id") or None,
@@ -260,7 +254,7 @@ class Actions:
             ConfigurationError: the run has completed, a supervisor has it, or it cannot be started.
             RunBusyError: a process executes the run.
         """
-        run = top_of(run)
+        run = starting.top_of(run)
         status, workflow = run.status, run.workflow
         if status in ("completed", "cancelled"):
             raise ConfigurationError(f"run {run.id!r} is {status}: there is nothing to resume")
@@ -271,7 +265,7 @@ class Actions:
                 "by itself: this one once its time or message has come, or after a pause if its "
                 "process died"
             )
-        refuse_running(run)
+        starting.refuse_running(run)
         self.programs.start(run)
 
 
@@ -297,8 +291,8 @@ class Programs:
         Raises:
             ConfigurationError: it cannot be started; or it was, and has not ended.
         """
-        command, folder = start_command(run)
-        check_start(run)
+        command, folder = starting.start_command(run)
+        starting.check_start(run)
         with self._lock:
             before = self._started.get(run.id)
             if before is not None and not before.has_ended:
@@ -309,7 +303,7 @@ class Programs:
             ended = [each for each, program in self._started.items() if program.has_ended]
             for each in ended[: max(0, len(self._started) - _PROGRAMS + 1)]:
                 del self._started[each]
-            self._started[run.id] = _Launched(command, folder, environment_for(run))
+            self._started[run.id] = _Launched(command, folder, starting.environment_for(run))
 
     def wait(self, run_id: str, seconds: float) -> None:
         """Wait until the program of a run has ended, for so long at most."""

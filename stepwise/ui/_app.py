@@ -18,12 +18,13 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qs, quote, unquote_to_bytes
+from urllib.parse import parse_qs
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 
+from stepwise import errors
 from stepwise._display import render
 from stepwise._display.markup import Markup
 from stepwise._runs.export import html_page
@@ -31,23 +32,21 @@ from stepwise._runs.run import Run, get_run
 from stepwise._runtime import settings
 from stepwise._runtime.messages import notice
 from stepwise._runtime.store_urls import public_url
-from stepwise.errors import (
-    CorruptStoreError,
-    JournalLostError,
-    RunNotFoundError,
-    RunStopped,
-    StepwiseError,
-    StoreError,
-)
 from stepwise.stores import Store, open_store, store_for_pages
 from stepwise.ui import _pages, _run_page
-from stepwise.ui._access import Access, Authorize, RefusedError, headers
+from stepwise.ui._access import Access, Authorize, RefusedError, headers, place
 from stepwise.ui._actions import NAMES, Actions, BadFieldError, FormFields
 from stepwise.ui._live import RunWatcher
-from stepwise.ui._reading import RunReader
-from stepwise.ui._search import SearchPage, WrongWordsError, find, parsed
-from stepwise.ui._spending import WAYS, spending
-from stepwise.ui._view import View, address, part_meant
+from stepwise.ui._reading import (
+    WAYS,
+    RunReader,
+    SearchPage,
+    WrongWordsError,
+    find,
+    parsed,
+    spending,
+)
+from stepwise.ui._view import View, address
 
 _LARGEST = 8_000_000  # bytes of a form
 _FIELDS = 10_000  # fields of a form
@@ -109,7 +108,7 @@ class App:
         await response(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
-        root, parts = _place(request.scope)
+        root, parts = place(request.scope)
         nonce = secrets.token_urlsafe(16)
         try:
             self.access.check_host(request)
@@ -166,7 +165,7 @@ class App:
                 self._check_folder()
                 return self._page(asked) if asked.request.method != "POST" else self._act(asked)
             found = problem
-        except (StepwiseError, RunStopped, BadFieldError, WrongWordsError) as error:
+        except (errors.StepwiseError, errors.RunStopped, BadFieldError, WrongWordsError) as error:
             found = _problem_of(error)
         except _ProblemError as error:
             found = error
@@ -188,7 +187,7 @@ class App:
         if os.path.isdir(self._folder):
             self._has_folder = True
         elif self._has_folder:
-            raise StoreError(
+            raise errors.StoreError(
                 f"the store {self._store.url} is gone: its folder was deleted or moved, or its "
                 "disk is not there. Bring it back, or end this server",
                 path=self._folder,
@@ -197,7 +196,9 @@ class App:
 
     def _view(self, asked: _PageRequest, run_id: str = "", *, counts: bool = True) -> View:
         total, at_least = 0, True
-        with contextlib.suppress(CorruptStoreError, JournalLostError):  # other pages may be intact
+        with contextlib.suppress(
+            errors.CorruptStoreError, errors.JournalLostError
+        ):  # other pages may be intact
             if counts:
                 total, at_least = self.reader.open_matters()
         return View(
@@ -263,7 +264,7 @@ class App:
             search, rows = parsed(query, time.time()), self.reader.rows()
             try:
                 found = find(self._store, search, before, rows)
-            except RunNotFoundError:
+            except errors.RunNotFoundError:
                 problem = f"The run {before}, after which this page begins, is gone."
                 found = find(self._store, search, "", rows)
         except WrongWordsError as error:
@@ -290,7 +291,7 @@ class App:
                 run = self._run(run_id)
                 try:
                     parts = self._actions.do(asked.who, action, run_id, asked.fields)
-                except (StepwiseError, BadFieldError) as error:
+                except (errors.StepwiseError, BadFieldError) as error:
                     if action != "fork":
                         raise
                     step = asked.fields.step() if asked.fields.one("step").isdecimal() else None
@@ -338,20 +339,6 @@ class _PageRequest:
         return FormFields({name: [self.query(name)]}).number(name) if self.query(name) else None
 
 
-def _place(scope: Any) -> tuple[str, list[str]]:
-    """Return where the application is mounted, and the parts of the path below."""
-    above = scope.get("root_path", "").rstrip("/")
-    raw = scope.get("raw_path") or quote(scope["path"]).encode()
-    parts = [unquote_to_bytes(part) for part in raw.partition(b"?")[0].split(b"/") if part]
-    if above and f"{scope['path']}/".startswith(f"{above}/"):
-        parts = parts[len([part for part in above.split("/") if part]) :]
-    try:
-        texts = [part.decode("utf-8", "surrogatepass") for part in parts]
-    except UnicodeDecodeError:
-        texts = [part.decode("utf-8", "replace") for part in parts]
-    return quote(above), [*map(part_meant, texts)]
-
-
 def _watched(parts: list[str]) -> str | None:
     """Return the run whose changes an address tells, empty for all; ``None`` for a page."""
     match parts:
@@ -397,10 +384,10 @@ def _no_page() -> _ProblemError:
 def _problem_of(error: BaseException) -> _ProblemError:
     """Return the page for an exception of the library, whose text says what to do."""
     kinds: list[tuple[type | tuple[type, ...], int, str]] = [
-        (RunNotFoundError, 404, "No such run"),
+        (errors.RunNotFoundError, 404, "No such run"),
         ((BadFieldError, WrongWordsError), 400, "Not understood"),
-        ((CorruptStoreError, JournalLostError), 500, "Damaged"),
-        (StoreError, 503, "The store cannot be used"),
+        ((errors.CorruptStoreError, errors.JournalLostError), 500, "Damaged"),
+        (errors.StoreError, 503, "The store cannot be used"),
     ]
     for kind, status, title in kinds:
         if isinstance(error, kind):

@@ -26,20 +26,7 @@ from stepwise._runs.export import StepDifference, first_step, first_variable
 from stepwise._runs.questions import Question
 from stepwise._runs.run import Run
 from stepwise._runs.steps import StepRecord, StoppedCall, duration_of
-from stepwise.ui._shell import (
-    amounts,
-    area,
-    button,
-    counted,
-    field,
-    figures,
-    form,
-    hidden,
-    moment,
-    saved_text,
-    shell,
-    shortened,
-)
+from stepwise.ui import _shell as ui
 from stepwise.ui._view import Matters, RunRow, Spending, SpendingRow, View
 
 # -- runs -----------------------------------------------------------------------------------------
@@ -73,10 +60,10 @@ def runs_page(
                  placeholder="Search: words, status:crashed, workflow:agent, tag:a=b, cost:>1",
                  aria_describedby="words", autocomplete="off")  # fmt: skip
     words = tag("dl", [markup(tag("dt", tag("code", a)), tag("dd", b)) for a, b in _WORDS])
-    asked = tag("form", search, button("Search"), method="get", action=view.at(), cls="search")
+    asked = tag("form", search, ui.button("Search"), method="get", action=view.at(), cls="search")
     found = _runs_table(view, listing) if listing else _no_runs(query)
     following = tag("a", "older runs", href=view.at(q=query, before=older)) if older else None
-    return shell(
+    return ui.shell(
         view,
         "Runs",
         tag("h1", "Runs"),
@@ -110,13 +97,13 @@ def _runs_table(view: View, listing: Sequence[RunRow]) -> Markup:
     acts = tag(
         "div",
         tag("span", "With the marked runs:", cls="soft"),
-        button("Resume", name="action", value="resume", formnovalidate=True),
-        button("Cancel", name="action", value="cancel", formnovalidate=True),
+        ui.button("Resume", name="action", value="resume", formnovalidate=True),
+        ui.button("Cancel", name="action", value="cancel", formnovalidate=True),
         sure,
-        button("Forget", "danger", name="action", value="forget"),
+        ui.button("Forget", "danger", name="action", value="forget"),
         cls="actions marked",
     )
-    return form(view, view.at("marked"), listed, acts) or listed
+    return ui.form(view, view.at("marked"), listed, acts) or listed
 
 
 def _run_cells(view: View, run: RunRow, before: str) -> list[Content]:
@@ -124,10 +111,10 @@ def _run_cells(view: View, run: RunRow, before: str) -> list[Content]:
     waits, source = pending(facts), facts.forked_from
     notes: list[Content] = [
         tag("span", run.error[:300], cls="error-line") if run.error else "",
-        f"waits: {shortened(waits)}" if waits else "",
+        f"waits: {ui.shortened(waits)}" if waits else "",
         f"left to {run.served_by}" if run.served_by else "",
         ("fork of ", tag("a", source, href=view.at("runs", source))) if source else "",
-        shortened([f"{name}={value}" for name, value in facts.tags.items()]),
+        ui.shortened([f"{name}={value}" for name, value in facts.tags.items()]),
     ]
     call = tag(
         "a",
@@ -140,10 +127,10 @@ def _run_cells(view: View, run: RunRow, before: str) -> list[Content]:
         tag("input", type="checkbox", name="id", value=run.id, aria_label=f"mark {run.id}"),
         badge(run.status),
         markup(call, [tag("div", text, cls="line") for text in notes if text]),
-        counted(run.counts),
-        moment(view, facts.created_at),
+        ui.counted(run.counts),
+        ui.moment(view, facts.created_at),
         duration_text(duration_of(facts)),
-        amounts(spent.usd, spent.tokens, at_least=spent.at_least) if spent else "",
+        ui.amounts(spent.usd, spent.tokens, at_least=spent.at_least) if spent else "",
     ]
 
 
@@ -189,7 +176,7 @@ def inbox_page(view: View, matters: Matters) -> Markup:
         )
         for name, found in parts.items()
     ]
-    return shell(
+    return ui.shell(
         view,
         "Inbox",
         tag("h1", "Inbox"),
@@ -211,13 +198,13 @@ def _run_line(view: View, run: RunRow) -> Markup:
     """Return a run on one line, with a link to its page."""
     facts = run.facts
     call = tag("code", f"{facts.label}({facts.arguments[:200]})")
-    link, began = tag("a", call, href=view.at("runs", run.id)), moment(view, facts.created_at)
+    link, began = tag("a", call, href=view.at("runs", run.id)), ui.moment(view, facts.created_at)
     return tag("p", badge(run.status), " ", link, " ", began, cls="run-line")
 
 
 def question(view: View, asked: Question, before: str, back: str) -> Markup:
     """Return a question with everything that a yes covers, and the forms that answer it."""
-    fields = hidden(step=asked.step, ticket=asked.ticket, back=back)
+    fields = ui.hidden(step=asked.step, ticket=asked.ticket, back=back)
     where = view.at("runs", asked.run_id, "approve"), view.at("runs", asked.run_id, "deny")
     signers = [tag("code", whole(each)) for each in asked.approvers]
     changed = (
@@ -228,9 +215,9 @@ def question(view: View, asked: Question, before: str, back: str) -> Markup:
     )  # fmt: skip
     forms = tag(
         "div",
-        form(view, where[0], fields, field("note", "note"), button("Approve", "primary")),
-        form(view, where[1], fields, field("reason", "reason", required=True),
-             button("Deny", "danger")),
+        ui.form(view, where[0], fields, ui.field("note", "note"), ui.button("Approve", "primary")),
+        ui.form(view, where[1], fields, ui.field("reason", "reason", required=True),
+             ui.button("Deny", "danger")),
         cls="answers",
     )  # fmt: skip
     if signers:
@@ -241,7 +228,7 @@ def question(view: View, asked: Question, before: str, back: str) -> Markup:
     return tag(
         "div",
         tag("h3", whole(asked.text)),
-        tag("p", f"step {asked.step} {asked.name}, asked ", moment(view, asked.asked_at), until,
+        tag("p", f"step {asked.step} {asked.name}, asked ", ui.moment(view, asked.asked_at), until,
             cls="soft"),
         block(asked.details, whole(asked.details)) if asked.details else None,
         changed,
@@ -257,13 +244,13 @@ def doubt(view: View, run_id: str, step: StepRecord, back: str) -> Markup:
         "outside, by its key, then say which."
     )
     landed = (
-        hidden(step=step.number, way="landed", back=back),
-        field("result (JSON)", "value", placeholder="null", spellcheck="false"),
-        button("It happened"),
+        ui.hidden(step=step.number, way="landed", back=back),
+        ui.field("result (JSON)", "value", placeholder="null", spellcheck="false"),
+        ui.button("It happened"),
     )
     missing = (
-        hidden(step=step.number, way="did_not_happen", back=back),
-        button("It did not happen"),
+        ui.hidden(step=step.number, way="did_not_happen", back=back),
+        ui.button("It did not happen"),
     )
     where = view.at("runs", run_id, "resolve")
     return tag(
@@ -273,10 +260,10 @@ def doubt(view: View, run_id: str, step: StepRecord, back: str) -> Markup:
         facts(
             {
                 "key": tag("code", step.idempotency_key),
-                "called": (tag("code", step.site), ", ", moment(view, step.started_at)),
+                "called": (tag("code", step.site), ", ", ui.moment(view, step.started_at)),
             }
         ),
-        tag("div", form(view, where, *landed), form(view, where, *missing), cls="answers"),
+        tag("div", ui.form(view, where, *landed), ui.form(view, where, *missing), cls="answers"),
         cls="ask",
     )
 
@@ -288,8 +275,8 @@ def stopped(view: View, run_id: str, call: StoppedCall, back: str) -> Markup:
     for each in call.could_be:
         fields = {"step": each.number, "stop": call.stop, "back": back}
         same, another = f"Same as step {each.number}", f"Another than step {each.number}"
-        forms.append(form(view, where, hidden(**fields, way="same"), button(same)))
-        forms.append(form(view, where, hidden(**fields, way="another"), button(another)))
+        forms.append(ui.form(view, where, ui.hidden(**fields, way="same"), ui.button(same)))
+        forms.append(ui.form(view, where, ui.hidden(**fields, way="another"), ui.button(another)))
     return tag(
         "div",
         tag("h3", tag("code", called(call))),
@@ -306,12 +293,12 @@ def _wait(view: View, wait: PendingWait, schema: Mapping[str, Any]) -> Markup:
         "div",
         tag("h3", "waits for ", tag("code", wait.name)),
         tag("p", f"{wait}", cls="soft"),
-        form(
+        ui.form(
             view,
             view.at("runs", wait.run_id, "send"),
-            hidden(name=wait.name, back="inbox"),
+            ui.hidden(name=wait.name, back="inbox"),
             [*_schema_fields(schema)],
-            button("Send", "primary"),
+            ui.button("Send", "primary"),
             cls="answers stacked",
         ),
         tag("details", tag("summary", "its schema"), block(json.dumps(schema, indent=2)))
@@ -327,11 +314,11 @@ def _schema_fields(schema: Mapping[str, Any]) -> Iterator[Markup]:
     if not isinstance(properties, dict) or not properties:
         kind = schema.get("type")
         if kind == "string":
-            yield field("value", "value", required=True)
+            yield ui.field("value", "value", required=True)
         elif kind == "boolean":
             yield _choice("value", "value", ["true", "false"])
         else:
-            yield area("value (JSON)", "value", placeholder='{"id": 1}', required=True)
+            yield ui.area("value (JSON)", "value", placeholder='{"id": 1}', required=True)
         return
     needed = schema.get("required", ())
     for name, each in properties.items():
@@ -349,10 +336,10 @@ def _property(name: str, rule: Mapping[str, Any], *, required: bool) -> Markup:
         return _choice(title, key, [*optional, *map(str, rule["enum"])])
     if kind in ("integer", "number"):
         step = "1" if kind == "integer" else "any"
-        return field(title, key, type="number", step=step, required=required)
+        return ui.field(title, key, type="number", step=step, required=required)
     if kind == "string":
-        return field(title, key, required=required)
-    return area(f"{title}: JSON", key, required=required)
+        return ui.field(title, key, required=required)
+    return ui.area(f"{title}: JSON", key, required=required)
 
 
 def _choice(label: str, name: str, values: Sequence[str]) -> Markup:
@@ -363,7 +350,9 @@ def _choice(label: str, name: str, values: Sequence[str]) -> Markup:
 def _resumable(view: View, run: RunRow) -> Markup:
     served = f"left to {run.served_by}, which starts it again" if run.served_by else ""
     come = "What it waited for has come: it goes on when it is resumed."
-    resume = form(view, view.at("runs", run.id, "resume"), hidden(back="inbox"), button("Resume"))
+    resume = ui.form(
+        view, view.at("runs", run.id, "resume"), ui.hidden(back="inbox"), ui.button("Resume")
+    )
     return markup(
         tag("p", run.error[:500], cls="error-line") if run.error else None,
         tag("p", come, cls="soft") if run.status == "suspended" else None,
@@ -392,17 +381,17 @@ def spending_page(view: View, spending: Spending) -> Markup:
         "a", "count the older ones, too", href=view.at("spending", by=spending.by, longer=1)
     )
     more = ["; ", older, " (some seconds)"] if spending.more else ""
-    return shell(
+    return ui.shell(
         view,
         "Spending",
         tag("h1", "Spending"),
-        figures(
+        ui.figures(
             {
-                "spent": amounts(total.usd, 0, at_least=total.at_least) or "$0",
+                "spent": ui.amounts(total.usd, 0, at_least=total.at_least) or "$0",
                 "tokens": f"{total.tokens:,}",
                 "execution time": duration_text(total.seconds),
                 "runs": f"{total.runs:,}",
-                "saved by resuming": saved_text(saved),
+                "saved by resuming": ui.saved_text(saved),
             }
         ),
         tag("p", "by ", ways, cls="ways"),
@@ -420,8 +409,8 @@ def _spending_cells(view: View, row: SpendingRow, most: float) -> list[Content]:
         f"{row.steps:,}",
         duration_text(row.seconds),
         f"{row.tokens:,}" if row.tokens else "",
-        amounts(row.usd, 0, at_least=row.at_least),
-        saved_text(row.saved),
+        ui.amounts(row.usd, 0, at_least=row.at_least),
+        ui.saved_text(row.saved),
         tag("meter", min=0, max=1, value=share, aria_label=f"share of {row.name}") if share else "",
     ]
 
@@ -432,7 +421,7 @@ def _spending_cells(view: View, row: SpendingRow, most: float) -> list[Content]:
 def compare_page(view: View, one: Run, other: Run) -> Markup:
     """Return two runs beside each other: where they part, and what each cost."""
     step, variable = first_step(one, other), first_variable(one, other)
-    return shell(
+    return ui.shell(
         view,
         f"{one.id} and {other.id}",
         tag("h1", "Two runs beside each other"),
@@ -480,10 +469,10 @@ def _side(view: View, run: Run) -> Markup:
         {
             "run": tag("a", run.id, href=view.at("runs", run.id)),
             "fork of": run.forked_from or "",
-            "began": moment(view, run.created_at),
+            "began": ui.moment(view, run.created_at),
             "took": duration_text(run.duration),
-            "steps": counted(run.counts),
-            "spent": amounts(spent.usd, spent.tokens, at_least=spent.at_least),
+            "steps": ui.counted(run.counts),
+            "spent": ui.amounts(spent.usd, spent.tokens, at_least=spent.at_least),
             "execution time": duration_text(spent.seconds),
         }
     )
@@ -507,4 +496,4 @@ def problem_page(view: View, status: int, title: str, text: str, again: str = ""
     retry = tag("a", "Retry", href=again, cls="button") if again else None
     links = tag("p", retry, " " if retry else None, tag("a", "all runs", href=view.at()))
     shown = tag("h1", title), tag("p", text), links, tag("small", f"{status}")
-    return shell(view, title, tag("div", *shown, cls="problem"))
+    return ui.shell(view, title, tag("div", *shown, cls="problem"))

@@ -1,40 +1,64 @@
-"""Rows of runs, and the inbox, read from a store.
+"""Rows of runs, the inbox, searches and spending, read from a store.
 
 A head says almost everything of a run that has ended.  Of an unfinished run the journal is read,
 and what it says is kept for as long as its head and its marks stay the same.  A request reads
 journals for a tenth of a second at most, the newest runs first; the next request continues from
 there.
+
+The search field: its words, and a page of the runs that they find.
+
+A word finds itself in a run's name, arguments, id, error and tags.  The other words are::
+
+    status:crashed workflow:agent tag:customer=ann since:2d error:timeout cost:>1 tokens:>5000
+    id:trip children:yes
+
+All of them have to hold.  Quotes keep a text with spaces together: ``error:"timed out"``.
+
+Listings find a status, a workflow and tags by an index; anything else opens every head.  So a
+search looks for a fraction of a second, and its page says how far back that went.
+
+The spending of the runs of a store, by workflow, model, day or tag.
+
+The head of a run that ended says what it has spent, its child runs included.  Models are named by
+the records of steps only.  Both are read for a tenth of a second, the newest runs first; the page
+says how many runs that were, and whether one of them was too long to be read to its end.  A link
+reads for longer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import operator
+import re
+import shlex
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
 
 from stepwise._execution.budget import Spent
 from stepwise._execution.suspension import PendingWait
-from stepwise._journal.journal import open_head, seal_for
+from stepwise._journal.journal import Position, newest_mark, open_head, read_entries, seal_for
 from stepwise._journal.lease import describe_owner
 from stepwise._journal.log import Bell
-from stepwise._journal.records import RunFacts
-from stepwise._journal.summary import open_waits
+from stepwise._journal.records import Entry, RunFacts
+from stepwise._journal.summary import kept_summary, open_waits
 from stepwise._runs.messages import ENDED, messages_of
 from stepwise._runs.overview import overview
 from stepwise._runs.questions import questions_of
-from stepwise._runs.run import Listed, Run, newest_heads
-from stepwise._runs.steps import UNFINISHED
+from stepwise._runs.run import Listed, Run, each_listed, newest_heads, number_of_runs
+from stepwise._runs.steps import UNFINISHED, RunStatus
 from stepwise._runtime.facts import NamedTuple
+from stepwise._runtime.messages import count
 from stepwise._workflows.up import supervisor_name
-from stepwise.errors import RunStopped, StepwiseError
+from stepwise.errors import RunNotFoundError, RunStopped, StepwiseError
 from stepwise.stores import Head, Store
-from stepwise.ui._view import Matter, Matters, RunRow
+from stepwise.ui._view import Matter, Matters, RunRow, Spending, SpendingRow
 
-_SECONDS = 0.1  # that a request reads journals
+_SECONDS = 0.1  # that a request reads
 _HEADS = 1000  # newest unfinished runs that may have open matters
 _SHOWN = 100  # matters of each kind that a page shows
 _KEPT = 4 * _HEADS  # runs that are remembered
@@ -268,3 +292,352 @@ def _signals(store: Store, seal: Any, row: RunRow) -> Iterator[Matter]:
             number = wait.call.number
             waiting = PendingWait(facts.run_id, number, "signal", wait.name, wait.at, wait.until)
             yield Matter(row, waiting, json.loads(wait.schema) if wait.schema else None)
+
+
+PAGE = 50  # runs
+_COMPARED: dict[str, Callable[[float, float], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
+_AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_STATUSES = get_args(RunStatus)
+
+
+class WrongWordsError(Exception):
+    """A search that cannot be understood; the text says how to write it."""
+
+
+class SearchPage(NamedTuple):
+    """A page of a listing.
+
+    Args:
+        rows: the runs.
+        older: the cursor of the next page; ``None`` on the last page.
+        note: how far back the search went, if it did not fill its page; else empty.
+    """
+
+    rows: list[RunRow]
+    older: str | None
+    note: str
+
+
+class Search(NamedTuple):
+    """The conditions of a search; see the module.
+
+    Args:
+        workflow, status, tags: as of ``each_listed``.
+        begins: the beginning of the ids.
+        children: child runs, too.
+        where: further conditions.
+    """
+
+    workflow: str | None = None
+    status: RunStatus | None = None
+    tags: dict[str, str] = {}  # noqa: RUF012  # never changed
+    begins: str = ""
+    children: bool = False
+    where: tuple[Callable[[RunFacts], bool], ...] = ()
+
+    def is_meant(self, facts: RunFacts) -> bool:
+        """Return whether a run is looked for, as far as its facts say."""
+        if facts.parent and not self.children:
+            return False
+        return all(holds(facts) for holds in self.where)
+
+
+def parsed(query: str, now: float) -> Search:
+    """Read the words of the search field.
+
+    Args:
+        now: in seconds since 1970.
+
+    Raises:
+        WrongWordsError: a word cannot be understood.
+    """
+    try:
+        words = shlex.split(query)
+    except ValueError:
+        raise WrongWordsError('a quote is not closed: error:"timed out"') from None
+    search = Search(tags={})
+    for word in words:
+        name, colon, value = word.partition(":")
+        reader = _READERS.get(name) if colon else None
+        if reader is None:
+            search = _with(search, _says(word, _texts))
+        else:
+            search = reader(search, value, now)
+    return search
+
+
+def _with(search: Search, condition: Callable[[RunFacts], bool]) -> Search:
+    return search._replace(where=(*search.where, condition))
+
+
+def _texts(facts: RunFacts) -> Iterator[str]:
+    yield from (facts.label, facts.arguments, facts.run_id, facts.error)
+    yield from (f"{name}={text}" for name, text in facts.tags.items())
+
+
+def _says(word: str, texts: Callable[[RunFacts], Iterator[str]]) -> Callable[[RunFacts], bool]:
+    folded = word.casefold()
+    return lambda facts: any(folded in text.casefold() for text in texts(facts))
+
+
+def _status(search: Search, value: str, _: float) -> Search:
+    if value not in _STATUSES:
+        raise WrongWordsError(f"status:{value} is none of {', '.join(_STATUSES)}")
+    status: Any = value
+    return search._replace(status=status)
+
+
+def _tag(search: Search, value: str, _: float) -> Search:
+    name, sign, text = value.partition("=")
+    if not (name and sign and text):
+        raise WrongWordsError(f"tag:{value} has no value: write tag:customer=ann")
+    return search._replace(tags={**search.tags, name: text})
+
+
+def _since(search: Search, value: str, now: float) -> Search:
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d+)?)([smhdw])", value)
+    if match is None:
+        raise WrongWordsError(f"since:{value} is not a duration: write since:90s, 15m, 2h, 30d, 4w")
+    start = now - float(match[1]) * _AGES[match[2]]
+    return _with(search, lambda facts: facts.updated_at >= start)
+
+
+def _error(search: Search, value: str, _: float) -> Search:
+    return _with(search, _says(value, lambda facts: iter((facts.error,))))
+
+
+def _amount(unit: int, name: str) -> Callable[[Search, str, float], Search]:
+    """Return the reader of a limit on an amount that a run has spent.
+
+    Args:
+        unit: the place of the amount in :class:`stepwise.Spent`.
+        name: the word.
+    """
+
+    def read(search: Search, value: str, _: float) -> Search:
+        match = re.fullmatch(r"([<>]=?)(\d{1,12}(?:\.\d+)?)", value)
+        if match is None:
+            raise WrongWordsError(f"{name}:{value} is no limit: write {name}:>1 or {name}:<0.5")
+        compare, limit = _COMPARED[match[1]], float(match[2])
+        return _with(
+            search,
+            lambda facts: compare(facts.tally.spent[unit] if facts.tally is not None else 0, limit),
+        )
+
+    return read
+
+
+_READERS: dict[str, Callable[[Search, str, float], Search]] = {
+    "status": _status,
+    "workflow": lambda search, value, _: search._replace(workflow=value),
+    "tag": _tag,
+    "since": _since,
+    "error": _error,
+    "cost": _amount(0, "cost"),
+    "tokens": _amount(1, "tokens"),
+    "id": lambda search, value, _: search._replace(begins=value),
+    "children": lambda search, value, _: search._replace(children=value != "no"),
+}
+
+
+# -- a page ---------------------------------------------------------------------------------------
+
+
+class _EnoughError(Exception):
+    """The page is full, or its time is over."""
+
+
+def find(
+    store: Store, search: Search, before: str, row_of: Callable[[Listed], RunRow]
+) -> SearchPage:
+    """Return a page of the runs that a search finds, newest first.
+
+    Args:
+        before: the cursor of the page; empty for the first page.
+        row_of: makes a row of a run.
+    """
+    if before and store.head(before) is None:
+        raise RunNotFoundError(
+            f"the run {before!r}, after which this page begins, is gone", run_id=before
+        )
+    until, last, looked = time.monotonic() + _SECONDS, "", 0
+    rows: list[RunRow] = []
+
+    def can_be(run_id: str) -> bool:
+        nonlocal last, looked
+        if len(rows) == PAGE or (looked and time.monotonic() > until):
+            raise _EnoughError
+        last, looked = run_id, looked + 1
+        return run_id.startswith(search.begins)
+
+    asked = search.workflow, search.status, store, search.tags
+    try:
+        for each in each_listed(*asked, where=search.is_meant, ids=can_be, before=before):
+            with contextlib.suppress(RunNotFoundError):  # deleted meanwhile
+                rows.append(row_of(each))
+    except _EnoughError:
+        note = f"searched {count(looked, 'run')}; older ones may follow"
+        return SearchPage(rows, last, "" if len(rows) == PAGE else note)
+    return SearchPage(rows, None, "")
+
+
+_LONGER = 20.0  # seconds that it reads on request
+_ROWS = 200  # rows of a page
+_RECORDS = 5000  # of an unfinished run without a summary, that are read at once
+_OFTEN = 500  # records between two looks at the time
+_UNITS = ("usd", "tokens", "steps", "seconds")
+_NO_MODEL, _UNREAD = "other steps", "not read"
+
+
+@dataclass
+class _Sum:
+    """The amounts of one row."""
+
+    runs: int = 0
+    usd: float = 0.0
+    tokens: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    saved: dict[str, float] = field(default_factory=dict)
+    at_least: bool = False
+
+    def add(self, spent: Spent) -> None:
+        """Add what a run has spent."""
+        self.runs += 1
+        self.usd += spent.usd
+        self.tokens += spent.tokens
+        self.steps += spent.steps
+        self.seconds += spent.seconds
+        self.at_least = self.at_least or spent.at_least
+        for unit, amount in (spent.saved or {}).items():
+            self.saved[unit] = self.saved.get(unit, 0) + amount
+
+
+def spending(reader: RunReader, by: str, *, longer: bool = False) -> Spending:
+    """Return what the runs of a store have spent.
+
+    Args:
+        by: one of ``WAYS``.
+        longer: True to read for longer, so that more runs are counted.
+    """
+    until = time.monotonic() + (_LONGER if longer else _SECONDS)
+    most = _RECORDS if not longer else None
+    sums: dict[str, _Sum] = {}
+    queries: dict[str, str] = {}
+    total, looked, children, parts = _Sum(), 0, 0, 0
+    for each in each_listed(store=reader.store):
+        if time.monotonic() > until:
+            break
+        looked += 1
+        if each.facts.parent:  # its parent has the same amounts
+            children += 1
+            continue
+        spent = _spent(reader, each, most)
+        if spent is None:
+            total.at_least = True
+            parts += 1
+            continue
+        total.add(spent)
+        for name, query, part in _BY[by](reader, each, spent, until):
+            parts += name == _UNREAD
+            sums.setdefault(name, _Sum()).add(part)
+            queries[name] = query
+    known = number_of_runs(reader.store)
+    left = max(0, known - looked) if known is not None else 0
+    told = [f"the newest {looked - children:,} runs are counted" if left else ""]
+    if parts:
+        told.append(f"{count(parts, 'run')} could not be read, or not to the end")
+    if len(sums) > _ROWS:
+        told.append(f"the largest {_ROWS} of {len(sums):,} rows are shown")
+    rows = [SpendingRow(name, **vars(each), query=queries[name]) for name, each in sums.items()]
+    rows.sort(key=(lambda row: row.name) if by == "day" else _size, reverse=True)
+    whole = SpendingRow("all runs", **vars(total))
+    more = bool(left or parts) and not longer
+    return Spending(by, rows[:_ROWS], whole, "; ".join(filter(None, told)), more)
+
+
+def _size(row: SpendingRow) -> tuple[float, ...]:
+    return row.usd, row.tokens, row.seconds
+
+
+def _spent(reader: RunReader, each: Listed, most: int | None) -> Spent | None:
+    """Return what a run has spent; ``None`` if its journal cannot be read.
+
+    Args:
+        most: a longer journal is not read whole.
+    """
+    tally, place = each.facts.tally, (reader.store, reader.seal, each.facts.run_id)
+    if each.facts.status != "running" and tally is not None:
+        return Spent(*tally.spent)
+    with contextlib.suppress(StepwiseError, RunStopped):
+        records = newest_mark(*place).last - each.facts.pruned
+        if most is not None and records > most and kept_summary(*place) is None:
+            return None
+        return overview(reader.store, reader.seal, each.facts, each.owner, count=1).spent
+    return None
+
+
+_Part = tuple[str, str, Spent]  # the name of a row, the search for its runs, and amounts
+
+
+def _quoted(word: str) -> str:
+    return f'"{word}"' if any(map(str.isspace, word)) else word
+
+
+def _by_tag(_: RunReader, each: Listed, spent: Spent, _until: float) -> Iterable[_Part]:
+    tags = [f"{name}={text}" for name, text in each.facts.tags.items()]
+    return [(tag, _quoted(f"tag:{tag}"), spent) for tag in tags] or [("no tag", "", spent)]
+
+
+def _by_model(reader: RunReader, each: Listed, spent: Spent, until: float) -> Iterator[_Part]:
+    """Yield the amounts of each model that a run has asked, and of the remaining steps.
+
+    Args:
+        until: what is not read by then has a row of its own.
+    """
+    found: dict[str, Spent] = {}
+    place, remaining = (reader.store, reader.seal, each.facts.run_id), _NO_MODEL
+    start = Position(each.facts.pruned, None)
+    with contextlib.suppress(StepwiseError, RunStopped):
+        for entry in read_entries(*place, start) if spent.tokens else ():
+            if entry.number % _OFTEN == 0 and time.monotonic() > until:
+                remaining = _UNREAD
+                break
+            record = entry.outcome  # a fork has not spent what its source spent
+            if record is not None and record.usage and record.spent.get("steps", 1):
+                name = str(record.usage.get("model") or "unknown model")
+                found[name] = _more(found.get(name, Spent()), entry)
+    yield from ((name, "", part) for name, part in found.items())
+    rest = {n: getattr(spent, n) - sum(getattr(p, n) for p in found.values()) for n in _UNITS}
+    if not found or rest["steps"] > 0:
+        rest = {unit: max(0, amount) for unit, amount in rest.items()}
+        yield remaining, "", replace(spent, **rest)
+
+
+def _more(before: Spent, entry: Entry) -> Spent:
+    """Return amounts with those of a model request added."""
+    record: Any = entry.outcome
+    usage = record.usage
+    tokens = sum(usage.get(f"{which}_tokens") or 0 for which in ("input", "output"))
+    usd = before.usd + (usage.get("cost_usd") or 0)
+    seconds = before.seconds + max(0.0, record.at - record.call.at)
+    return Spent(usd, before.tokens + tokens, before.steps + 1, seconds)
+
+
+_BY: dict[str, Callable[[RunReader, Listed, Spent, float], Iterable[_Part]]] = {
+    "workflow": lambda _, each, spent, __: [
+        (each.facts.label, _quoted(f"workflow:{each.facts.label}"), spent)
+    ],
+    "model": _by_model,
+    "day": lambda _, each, spent, __: [
+        (time.strftime("%Y-%m-%d", time.localtime(each.facts.created_at)), "", spent)
+    ],
+    "tag": _by_tag,
+}
+WAYS = tuple(_BY)
+"""By what spending can be listed."""

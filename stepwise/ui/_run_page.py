@@ -3,31 +3,23 @@
 A slider goes through the steps.  At each step the page shows what is recorded: the line that called
 it, the variables of the newest checkpoint up to it, its arguments, result and traceback.  Nothing
 is executed to find more, and only values that verify are loaded.
+
+A recorded model call is shown as a conversation: the messages, and the answer.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stepwise import errors
 from stepwise._checkpoints.checkpoints import Loaded
+from stepwise._display import page as pages
 from stepwise._display.markup import Content, Markup, Rules, badge, block, markup, section, tag
-from stepwise._display.page import (
-    RunPage,
-    SourceShown,
-    called,
-    compared,
-    frames,
-    run_facts,
-    source,
-    step_facts,
-    step_line,
-    title_of,
-    variables,
-)
+from stepwise._display.render import usage_text
 from stepwise._display.stops import said_html
 from stepwise._display.terminal import duration_text, shown_value
 from stepwise._display.timeline import RunBars, timeline
@@ -39,27 +31,126 @@ from stepwise._runs.paths import find, same_value
 from stepwise._runs.questions import Question
 from stepwise._runs.run import Run
 from stepwise._runs.steps import UNFINISHED, StepRecord, checkpoint_at, newest_checkpoint
-from stepwise.errors import (
-    ConfigurationError,
-    RunNotFoundError,
-    StepNotFoundError,
-    UnreadableValueError,
-)
-from stepwise.ui._conversation import conversation
+from stepwise.errors import UnreadableValueError
+from stepwise.integrations._model_calls import answer_of, request_of
+from stepwise.ui import _shell as ui
 from stepwise.ui._pages import doubt, question, stopped
-from stepwise.ui._shell import (
-    amounts,
-    area,
-    button,
-    counted,
-    field,
-    figures,
-    form,
-    moment,
-    saved_text,
-    shell,
-)
 from stepwise.ui._view import View
+
+_TURNS = 30  # newest messages that are shown
+_LISTS = ("messages", "input", "contents")
+_ROLES = ("system", "user", "assistant", "tool", "model", "developer")
+
+
+def conversation(step: StepRecord, steps: Sequence[StepRecord]) -> Markup:
+    """Return the conversation of a model call; nothing for another step.
+
+    Args:
+        step: the step.
+        steps: the steps before it, whose messages its record may refer to.
+    """
+    try:
+        body = request_of(step, [each for each in steps if each.number < step.number])
+        answer = answer_of(step)
+    except UnreadableValueError:
+        return Markup()
+    turns = [*_request_turns(body), *_answer_turns(answer)]
+    if not turns:
+        return Markup()
+    left_out = len(turns) - _TURNS
+    shown = [_turn(role, content) for role, content in turns[-_TURNS:]]
+    if left_out > 0:
+        shown.insert(0, tag("p", f"{left_out} earlier messages", cls="soft"))
+    usage = usage_text(step.usage)
+    return section(("Conversation ", tag("small", usage)), shown, cls="conversation")
+
+
+def _request_turns(body: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(body, Mapping):
+        return
+    for name in ("system", "instructions"):
+        if body.get(name):
+            yield "system", body[name]
+    for name in _LISTS:
+        given = body.get(name)
+        if isinstance(given, str):
+            yield "user", given
+        for each in given if isinstance(given, list) else ():
+            if isinstance(each, Mapping):
+                yield str(each.get("role", each.get("type", "user"))), each
+
+
+def _answer_turns(answer: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the messages of an answer, as the APIs of models write them."""
+    body = answer.get("json")
+    if not isinstance(body, Mapping):
+        text = answer.get("text") or "".join(answer.get("events", ()))
+        if text:
+            yield "assistant", text
+        return
+    if isinstance(body.get("choices"), list):
+        found: Iterable[Any] = [
+            each.get("message") for each in body["choices"] if isinstance(each, Mapping)
+        ]
+    elif isinstance(body.get("candidates"), list):
+        found = [each.get("content") for each in body["candidates"] if isinstance(each, Mapping)]
+    elif isinstance(body.get("output"), list):
+        found = body["output"]
+    else:
+        found = [body]
+    for each in found:
+        yield "assistant", each
+
+
+def _turn(role: str, content: Any) -> Markup:
+    kind = role if role in _ROLES else "other"
+    return tag(
+        "div",
+        tag("b", role),
+        tag("div", [_part(each) for each in _parts(content)]),
+        cls=f"turn {kind}",
+    )
+
+
+def _parts(content: Any) -> Iterator[Any]:
+    """Yield the texts and other parts of a message."""
+    if isinstance(content, Mapping):
+        inner = content.get("content", content.get("parts"))
+        if inner is None and not content.get("tool_calls"):
+            yield content
+            return
+        yield from _parts(inner)
+        yield from content.get("tool_calls") or ()
+    elif isinstance(content, list):
+        yield from content
+    elif content:
+        yield content
+
+
+def _part(part: Any) -> Content:
+    """Return a text, a call of a tool, a tool's result, or anything else as JSON."""
+    if isinstance(part, str):
+        return tag("p", part)
+    if isinstance(part, Mapping):
+        if isinstance(part.get("text"), str):
+            return tag("p", part["text"])
+        function = part.get("function", part)
+        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+            given = function.get("arguments", function.get("input", function.get("args", "")))
+            return tag("p", tag("code", f"{function['name']}({_text(given)})"))
+        if part.get("type") == "tool_result":
+            return [_part(each) for each in _parts(part.get("content"))]
+    return block(_text(part))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return shown_value(value, 2000)
+
 
 _STEPS = 200  # of a page
 _CHILDREN = 5  # child runs in a timeline, of _CHILD_STEPS each
@@ -100,7 +191,7 @@ class _Moment:
 
     run: Run
     seen: Overview
-    page: RunPage
+    page: pages.RunPage
     step: int | None
     chosen: StepRecord | None
     here: Loaded | None
@@ -124,7 +215,9 @@ def _moment_of(run: Run, step: int | None) -> _Moment:
     if step is not None and step not in steps:  # a forgotten step leaves its number free
         before_it = [each for each in steps if each < step]
         if not before_it or step > max(steps):
-            raise StepNotFoundError(f"run {run.id!r} has no step {step}", run_id=run.id, step=step)
+            raise errors.StepNotFoundError(
+                f"run {run.id!r} has no step {step}", run_id=run.id, step=step
+            )
         step = max(before_it)
     place, course = (run.store, run._seal, run.id), seen.course
     here = newest_checkpoint(*place) if step is None else checkpoint_at(*place, step, course)
@@ -145,8 +238,8 @@ def _telling(steps: Sequence[StepRecord]) -> StepRecord | None:
 
 
 def _source_at(
-    known: SourceShown | None, run: Run, here: Loaded | None, chosen: StepRecord | None
-) -> SourceShown | None:
+    known: pages.SourceShown | None, run: Run, here: Loaded | None, chosen: StepRecord | None
+) -> pages.SourceShown | None:
     """Return the source with the line that called a step, or that follows its checkpoint."""
     if known is None:
         return known
@@ -173,7 +266,7 @@ def run_page(view: View, run: Run, step: int | None) -> Markup:
     """
     at, rules = _moment_of(run, step), Rules()
     shown = at.page.shown
-    return shell(
+    return ui.shell(
         view,
         f"{shown.call[:80]} {shown.status}",
         tag("div", _head(view, at), data_live="head"),
@@ -182,7 +275,11 @@ def run_page(view: View, run: Run, step: int | None) -> Markup:
         tag("div", _slider(view, at), data_live="slider"),
         tag(
             "div",
-            tag("div", section("Source", source(at.page, _link(view, run))), data_live="source"),
+            tag(
+                "div",
+                section("Source", pages.source(at.page, _link(view, run))),
+                data_live="source",
+            ),
             tag("div", section(_variables_title(at), _variables(view, at)), data_live="variables"),
             cls="columns",
         ),
@@ -205,10 +302,10 @@ def _link(view: View, run: Run) -> Any:
 def _head(view: View, at: _Moment) -> Markup:
     shown, spent = at.page.shown, at.seen.spent
     parts: dict[str, Content] = {
-        "spent": amounts(spent.usd, spent.tokens, at_least=spent.at_least),
+        "spent": ui.amounts(spent.usd, spent.tokens, at_least=spent.at_least),
         "steps": f"{shown.total:,}" if shown.total else "",
         "execution time": duration_text(spent.seconds) if spent.seconds else "",
-        "saved by resuming": saved_text(spent.saved or {}),
+        "saved by resuming": ui.saved_text(spent.saved or {}),
         "down": duration_text(shown.lost) if shown.lost else "",
         "resumed": f"{at.page.resumed} times"
         if at.page.resumed > 1
@@ -219,10 +316,10 @@ def _head(view: View, at: _Moment) -> Markup:
     parent = at.run.parent
     return markup(
         _crumbs(view, tag("code", shown.id)),
-        title_of(shown),
+        pages.title_of(shown),
         tag(
             "p",
-            ("begun ", moment(view, shown.created_at)),
+            ("begun ", ui.moment(view, shown.created_at)),
             (", executed ", shown.owner) if shown.owner else None,
             (", child of ", tag("a", parent, href=view.at("runs", parent))) if parent else None,
             _fork_of(view, at.run),
@@ -233,11 +330,11 @@ def _head(view: View, at: _Moment) -> Markup:
         block(shown.error, cls="error") if shown.error else None,
         [tag("p", each, cls="note") for each in _waits(view, at)],
         tag("p", shown.damage, cls="note bad") if shown.damage else None,
-        figures(parts),
+        ui.figures(parts),
         _actions(view, at),
         _output(view),
-        tag("details", tag("summary", "all facts"), run_facts(at.page), cls="facts"),
-        section("Variables where it failed", frames(at.page.frames)),
+        tag("details", tag("summary", "all facts"), pages.run_facts(at.page), cls="facts"),
+        section("Variables where it failed", pages.frames(at.page.frames)),
     )
 
 
@@ -296,29 +393,29 @@ def _actions(view: View, at: _Moment) -> Markup:
         return view.at("runs", run.id, action)
 
     starts = "Start" if status == "ready" else "Resume"
-    resume = form(view, to("resume"), button(starts, "primary"))
+    resume = ui.form(view, to("resume"), ui.button(starts, "primary"))
     fork = tag("a", "Fork…", href=view.at("runs", run.id, "fork", step=at.step), cls="button")
-    reason = field("reason", "reason")
-    cancel = form(view, to("cancel"), reason, button("Cancel the run", "danger"))
+    reason = ui.field("reason", "reason")
+    cancel = ui.form(view, to("cancel"), reason, ui.button("Cancel the run", "danger"))
     awaited = [each.name for each in run.waits if each.kind == "signal"]
-    send = form(
+    send = ui.form(
         view,
         to("send"),
-        field("name", "name", required=True, value="".join(awaited[:1])),
-        area("value (JSON)", "value", "null"),
-        button("Send"),
+        ui.field("name", "name", required=True, value="".join(awaited[:1])),
+        ui.area("value (JSON)", "value", "null"),
+        ui.button("Send"),
     )
     beside = tag(
         "form",
         tag("input", type="hidden", name="a", value=run.id),
-        field("id of another run", "b", required=True),
-        button("Show both"),
+        ui.field("id of another run", "b", required=True),
+        ui.button("Show both"),
         method="get",
         action=view.at("compare"),
     )
-    undo = form(view, to("compensate"), _sure("undo its completed calls"), button("Undo"))
-    delete = form(view, to("delete"), _sure("delete the run and its child runs"),
-                  button("Delete", "danger"))  # fmt: skip
+    undo = ui.form(view, to("compensate"), _sure("undo its completed calls"), ui.button("Undo"))
+    delete = ui.form(view, to("delete"), _sure("delete the run and its child runs"),
+                  ui.button("Delete", "danger"))  # fmt: skip
     shown: list[Content] = [
         resume if status in _RESUMABLE and not run.parent else None,
         fork if not view.read_only else None,
@@ -368,9 +465,9 @@ def _timeline(view: View, at: _Moment, rules: Rules) -> Markup:
         child = Run(run.store, each.child, run._seal)
         try:
             seen = child._seen(_CHILD_STEPS)
-        except RunNotFoundError:
+        except errors.RunNotFoundError:
             continue
-        label, begun = called(each)[:120], seen.course.begun
+        label, begun = pages.called(each)[:120], seen.course.begun
         groups.append(RunBars(label, seen.steps, _link(view, child), begun))
     drawn = timeline(groups, now, [(when, end) for when, _, end in at.page.resumes], rules)
     left_out = shown.total - len(shown.steps)
@@ -409,7 +506,7 @@ def _slider(view: View, at: _Moment) -> Markup:
         to(last, "»", "last step"),
         tag("output", f"step {place:,} of {last:,}" if at.step else f"now, after {steps}"),
         now,
-        button("Go"),
+        ui.button("Go"),
         method="get",
         action=view.at("runs", at.run.id),
         cls="slider",
@@ -433,7 +530,7 @@ def _locals_of(run: Run, loaded: Loaded | None) -> tuple[dict[str, Any], str]:
         return {}, ""
     try:
         return run._without_hidden(look_into(loaded)), ""
-    except UnreadableValueError as error:
+    except errors.UnreadableValueError as error:
         return {}, str(error)
 
 
@@ -467,7 +564,7 @@ def _variables(view: View, at: _Moment) -> Markup:
     return markup(
         tag("p", " ".join(about), " ", _retention(at), cls="soft") if about else None,
         tag("p", problem, cls="note") if problem else None,
-        variables(shown, marks),
+        pages.variables(shown, marks),
         tag("p", f"no more: {', '.join(gone)}", cls="soft") if gone else None,
         tag("small", f"{told} the checkpoint after step {at.before.state.step}")
         if at.before is not None and not unknown
@@ -513,21 +610,21 @@ def _chosen(view: View, at: _Moment) -> Markup:
     if step.status == "completed":
         limit = 10 * _VALUE if not talk else 200  # the conversation says the same, for people
         more["result"] = _result(view, run, step, limit)
-    forget = form(
+    forget = ui.form(
         view,
         view.at("runs", run.id, "forget-step"),
         tag("input", type="hidden", name="step", value=step.number),
-        button("Forget this step"),
+        ui.button("Forget this step"),
     )
     fork = tag("a", "Fork from here…", href=view.at("runs", run.id, "fork", step=step.number),
                cls="button")  # fmt: skip
     acts = tag("div", fork, forget if at.page.shown.status != "running" else None, cls="actions")
-    again = compared(step, arguments.get(step.instead, ""), _link(view, run)(step.instead))
+    again = pages.compared(step, arguments.get(step.instead, ""), _link(view, run)(step.instead))
     child = tag("a", step.child, href=view.at("runs", step.child)) if step.child else None
     return section(
         markup(f"Step {step.number} ", tag("code", step.name), " ", badge(step.status)),
         talk,
-        step_facts(step, begun=at.page.shown.begun, again=again, child=child, **more),
+        pages.step_facts(step, begun=at.page.shown.begun, again=again, child=child, **more),
         acts if not view.read_only else None,
         cls="chosen-step",
         id="step",
@@ -540,10 +637,10 @@ def _inputs(view: View, run: Run, step: StepRecord) -> Markup:
         return Markup()
     try:
         values: Mapping[str, Any] = step.inputs
-    except UnreadableValueError as error:
+    except errors.UnreadableValueError as error:
         return markup(block(step.arguments), tag("small", f"{error}"))
     link = {"of": "inputs", "step": step.number}
-    return variables(
+    return pages.variables(
         {
             name: _value(view, run, shown_value(value, _WHOLE), _VALUE, **link, path=name)
             for name, value in values.items()
@@ -554,7 +651,7 @@ def _inputs(view: View, run: Run, step: StepRecord) -> Markup:
 def _result(view: View, run: Run, step: StepRecord, limit: int) -> Markup:
     try:
         text = shown_value(step.result, _WHOLE)
-    except UnreadableValueError as error:
+    except errors.UnreadableValueError as error:
         return markup(block(step.preview), tag("small", f"{error}"))
     return _value(view, run, text, limit, of="result", step=step.number)
 
@@ -568,7 +665,7 @@ def _steps(view: View, at: _Moment) -> Markup:
     rows = [
         tag(
             "a",
-            step_line(each),
+            pages.step_line(each),
             href=link(each.number),
             cls=f"step{' chosen' if each.number == chosen else ''}",
             aria_current="step" if each.number == chosen else None,
@@ -581,7 +678,7 @@ def _steps(view: View, at: _Moment) -> Markup:
         rows.insert(0, tag("p", older))
     if last < at.seen.total:
         rows.append(tag("p", tag("a", f"later steps, from {last + 1:,}", href=link(last + 1))))
-    about = tag("small", counted(at.seen.statuses))
+    about = tag("small", ui.counted(at.seen.statuses))
     return section(("Steps ", about), tag("div", Markup("\n".join(rows)), cls="rows"))
 
 
@@ -610,7 +707,7 @@ def value_page(
         UnreadableValueError: the value cannot be loaded here.
     """
     if of not in _OF:
-        raise ConfigurationError(f"a page shows one of {', '.join(_OF)}, not {of!r}")
+        raise errors.ConfigurationError(f"a page shows one of {', '.join(_OF)}, not {of!r}")
     at = _moment_of(run, step)
     value: Any
     if of == "result" and at.chosen is not None:
@@ -634,7 +731,7 @@ def value_page(
     links = to(begin - _WHOLE, "before"), " ", to(begin + _WHOLE, "after"), " ", to(last, "end")
     told = f"characters {begin + 1:,} to {begin + len(part):,} of {len(text):,} "
     back = tag("a", f"step {step}", href=_link(view, run)(step))
-    return shell(
+    return ui.shell(
         view,
         name[:80],
         _crumbs(view, tag("a", tag("code", run.id), href=view.at("runs", run.id)), " / ", back),
@@ -691,11 +788,11 @@ def fork_page(
         if done
         else None,
         section("The fork", _fork_options(given)),
-        tag("div", button("Make the fork", "primary"), tag("a", "back",
+        tag("div", ui.button("Make the fork", "primary"), tag("a", "back",
             href=view.at("runs", run.id, step=step), cls="button"), cls="actions"),
     ]  # fmt: skip
-    made = form(view, view.at("runs", run.id, "fork"), fields, cls="fork")
-    return shell(
+    made = ui.form(view, view.at("runs", run.id, "fork"), fields, cls="fork")
+    return ui.shell(
         view,
         f"Fork {run.label}",
         _crumbs(view, tag("a", tag("code", run.id), href=view.at("runs", run.id))),
@@ -713,7 +810,7 @@ def _fork_options(given: Mapping[str, str]) -> list[Markup]:
 
     taken, started = bool(given.get("messages")), not given or bool(given.get("start"))
     return [
-        field("its id (made if empty)", "id", value=given.get("id")),
+        ui.field("its id (made if empty)", "id", value=given.get("id")),
         box("messages", " take the messages that the run had not taken, too", checked=taken),
         box("start", " start its program at once", checked=started),
     ]
@@ -724,17 +821,17 @@ def _change(name: str, value: Any, given: Mapping[str, str]) -> Markup:
     text, key = shown_value(value, 300), f"variable:{name}"
     more = {"data_value": _json_of(value), "rows": 1, "placeholder": "unchanged (JSON or text)"}
     label = tag("code", name), " ", tag("small", text)
-    return area(label, key, given.get(key, ""), **more)
+    return ui.area(label, key, given.get(key, ""), **more)
 
 
 def _change_result(step: StepRecord, given: Mapping[str, str]) -> Markup:
     key = f"result:{step.number}"
     label = (
-        tag("code", f"{step.number} {called(step)[:120]}"),
+        tag("code", f"{step.number} {pages.called(step)[:120]}"),
         " ",
         tag("small", step.preview[:300]),
     )
-    return area(label, key, given.get(key, ""), rows=1, placeholder="unchanged (JSON or text)")
+    return ui.area(label, key, given.get(key, ""), rows=1, placeholder="unchanged (JSON or text)")
 
 
 def _json_of(value: Any) -> str | None:

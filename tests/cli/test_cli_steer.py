@@ -165,14 +165,14 @@ def test_resume_all_although_a_program_deletes_another_run(killed):
 def test_resume_all_although_one_run_stops(readable, killed, monkeypatch):
     """``resume --all-crashed`` reports a run that it cannot resume, and goes on to the others."""
     first, second = killed("tides"), killed("winds")
-    known, start = Run.to_dict, steer.start_command
+    known, start = Run.to_dict, steer.starting.start_command
 
     def damaged(run, original):
         if run == first:
             raise stepwise.CorruptStoreError("it is damaged", path="store", errno=None)
         return original(run)
 
-    monkeypatch.setattr(steer, "start_command", lambda run: damaged(run, start))
+    monkeypatch.setattr(steer.starting, "start_command", lambda run: damaged(run, start))
     if not readable:
         monkeypatch.setattr(Run, "to_dict", lambda run: damaged(run, known))
     done = run("resume", "--all-crashed", "--dry-run", "--json")

@@ -358,10 +358,10 @@ def test_the_documented_substitution_falls_back(store, monkeypatch):
 
 def test_a_save_reads_no_index(store, monkeypatch):
     """A save reads neither the index nor checkpoints again, however many there are."""
-    from stepwise.integrations import _hive_store
+    from stepwise.integrations import hive
 
     run(store.save_checkpoint(made("four", day=13)))
-    monkeypatch.setattr(_hive_store, "read", None)
+    monkeypatch.setattr(hive, "read", None)
     for number in range(30):
         run(store.save_checkpoint(made(f"more {number}", day=14)))
     monkeypatch.undo()
@@ -396,9 +396,9 @@ def test_what_is_listed_can_be_changed(store):
 
 def test_the_disk_fails_for_a_while(store, monkeypatch):
     """A save is tried again when the disk fails; if it fails for good, what was there stays."""
-    from stepwise.integrations import _hive_store
+    from stepwise.integrations import hive
 
-    real, left = _hive_store.os.replace, [2]
+    real, left = hive.os.replace, [2]
 
     def replace(*paths):
         if left[0]:
@@ -406,7 +406,7 @@ def test_the_disk_fails_for_a_while(store, monkeypatch):
             raise OSError(28, "No space left on device")
         real(*paths)
 
-    monkeypatch.setattr(_hive_store.os, "replace", replace)
+    monkeypatch.setattr(hive.os, "replace", replace)
     run(store.save_checkpoint(made("one", 2), backoff_base=0))
     assert run(store.load_checkpoint("one")).shared_memory == {"value": 2}
     left[0] = 1000

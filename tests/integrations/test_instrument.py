@@ -251,6 +251,32 @@ def test_each_request_is_made_once(server, client):
     assert len(server.requests) == 3
 
 
+def test_the_text_of_streams_is_said(server, client, aclient):
+    """With ``emit=`` the text of streamed answers is said as it arrives, once over all starts.
+
+    A request in the body of a step is no step itself, and its text is the step's.
+    """
+    stepwise.instrument(emit="main")
+    broken = Once()
+
+    @step
+    def think():
+        return "".join(texts(ask(client, "two", stream=True)))
+
+    @workflow
+    async def agent():
+        pieces = [each async for each in atexts(ask(aclient, "one", stream=True))]
+        broken()
+        return pieces, await asyncio.to_thread(think)
+
+    pieces, thought = in_two_starts(lambda: asyncio.run(agent()))
+    *said, end = stepwise.runs()[0].stream()
+    assert "".join(each.value for each in said) == "".join(pieces) + thought
+    assert len(said) > len(pieces)
+    assert end.value == "completed"
+    assert len(server.requests) == 2
+
+
 def test_the_request_is_among_the_recorded_arguments(server, client, aclient):
     """With ``record_arguments`` a model call has its request: messages and model, without a key."""
     stepwise.configure(record_arguments=True)

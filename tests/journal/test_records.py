@@ -52,6 +52,9 @@ BY_TYPE = {
     "Mapping[str, Sequence[int]]": st.dictionaries(texts, numbers, max_size=2),
     "Sequence[list[str]]": st.lists(st.tuples(texts, texts).map(list), max_size=2),
     "Sequence[list[Any]]": st.lists(st.tuples(texts, texts, whole).map(list), max_size=2),
+    "Sequence[Any]": st.lists(
+        whole | texts | st.dictionaries(texts, whole, max_size=2), max_size=3
+    ),
     "list[Any]": st.nothing(),  # given
     "list[list[Any]]": st.lists(st.tuples(whole, whole, st.booleans()).map(list), max_size=2),
     "WaitKind": st.sampled_from(["time", "signal", "approval"]),

@@ -65,6 +65,27 @@ _RESUME = [
         "test_second_resume.py::test_a_branch_that_is_entered_later_is_no_edit",
     ),
     _mutant(
+        "a preflight says that a class which is gone loads",
+        "_execution/loadable.py",
+        'self.fail(f"{module} has no {name} any more")',
+        "pass",
+        "test_preflight.py::test_a_class_that_was_renamed",
+    ),
+    _mutant(
+        "a preflight begins the runs that a script calls while it is imported",
+        "_workflows/begin.py",
+        "if memory.only_looks:",
+        "if False:",
+        "test_preflight.py::test_a_script_without_a_guard",
+    ),
+    _mutant(
+        "a run that loses its place passes a preflight",
+        "_workflows/preflight.py",
+        'return 2 if self.verdict == "refuses" else int(self.lost)',
+        'return 2 if self.verdict == "refuses" else 0',
+        "test_preflight.py::test_an_edit_above",
+    ),
+    _mutant(
         "numbers of calls collide after a resume",
         "_workflows/resume.py",
         "journal.calls = max(journal.calls, state.calls)",
@@ -298,8 +319,8 @@ _FORKS = [
     _mutant(
         "a fork at a handled failure is refused",
         "_journal/projection.py",
-        "isinstance(entry.record, (Handled, Resumed))",
-        "isinstance(entry.record, Resumed)",
+        "(records.Handled, records.Resumed)",
+        "records.Resumed",
         "test_fork.py::test_behind_a_handled_failure",
     ),
 ]
@@ -449,8 +470,8 @@ _LATER = [  # drawn after the others were guarded
     _mutant(
         "a global that cannot be recorded keeps the run from its checkpoints",
         "_workflows/frame.py",
-        "if root_of(n) not in over and not is_global(n)}",
-        "if root_of(n) not in over}",
+        "if root_of(n) not in over and not n.startswith(_GLOBAL)",
+        "if root_of(n) not in over",
         "test_module_state.py::test_a_global_that_cannot_be_recorded",
     ),
     _mutant(
@@ -732,10 +753,24 @@ _WAITS = [
     ),
     _mutant(
         "the last death is not counted",
-        "_journal/summary.py",
-        "stuck, waits = course.stuck + course.open, False",
-        "stuck, waits = course.stuck, False",
+        "_journal/course.py",
+        "return self.deaths + self.open, self.stuck + self.open",
+        "return self.deaths, self.stuck",
         "test_supervisor.py::test_deaths_are_counted_from_the_journal",
+    ),
+    _mutant(
+        "versions that take turns forget the deaths",
+        "_journal/course.py",
+        "self.deaths, self.stuck = self.other_deaths.pop(record.code, [0, 0])",
+        "self.deaths, self.stuck = 0, 0",
+        "test_supervisor.py::test_versions_that_take_turns_count_their_deaths",
+    ),
+    _mutant(
+        "a run is taken from the supervisor that has its code",
+        "_workflows/up.py",
+        "if not self._is_left_to_another_version(plan.run):",
+        "if plan.run:",
+        "test_two_versions.py::test_a_run_stays_with_its_version",
     ),
     _mutant(
         "the first death doubles the pause",
@@ -820,10 +855,45 @@ _PAGE = [
     ),
     _mutant(
         "the token leads to another site",
-        "ui/_app.py",
+        "ui/_access.py",
         'for part in raw.partition(b"?")[0].split(b"/") if part]',
         'for part in raw.partition(b"?")[0].split(b"/")[1:]]',
         "test_access.py::test_the_token_leads_to_no_other_site",
+    ),
+    _mutant(
+        "a user reads another one's run over HTTP",
+        "http/_starting.py",
+        "return self._name is True or facts.tags.get(BY) == self._name",
+        "return True",
+        "test_requests.py::test_each_user_has_her_runs",
+    ),
+    _mutant(
+        "a run id over HTTP is used again for another call",
+        "http/_starting.py",
+        "if facts.workflow != workflow.full_name or differing:",
+        "if False:",
+        "test_requests.py::test_the_same_id_is_the_same_run",
+    ),
+    _mutant(
+        "an event stream keeps its server from ending",
+        "http/_events.py",
+        "work = [self._send(send), _gone(receive), end_of_server()]",
+        "work = [self._send(send), _gone(receive)]",
+        "test_following.py::test_a_server_that_ends_ends_its_streams",
+    ),
+    _mutant(
+        "nobody continues a run whose server is gone",
+        "http/_following.py",
+        "await self._continue(run, reading)",
+        "pass",
+        "test_following.py::test_a_reader_revives_a_run",
+    ),
+    _mutant(
+        "a page of the AI SDK shows what was withdrawn",
+        "http/_ai_sdk.py",
+        '"id": text.id, "providerMetadata": _WITHDRAWN}',
+        '"id": text.id}',
+        "test_ai_sdk.py::test_what_was_withdrawn_is_marked",
     ),
     _mutant(
         "a page to look at is written through",
@@ -994,6 +1064,67 @@ _LIMITS = [
     ),
 ]
 
+_RERUNS = [
+    _mutant(
+        "a rerun does not notice a call that was left out",
+        "_workflows/replayed.py",
+        "if skipped is not None and _is_alone(active):",
+        "if False:",
+        "test_rerun.py::test_where_edited_code_first_differs",
+    ),
+    _mutant(
+        "a rerun makes calls that are not on record",
+        "_workflows/replayed.py",
+        "raise self._stop(active, self._another(call, expected, None))",
+        "return Result()",
+        "test_rerun.py::test_where_edited_code_first_differs",
+    ),
+    _mutant(
+        "a secret's value is in an exported test",
+        "_runs/portable.py",
+        "            cleaned = MASK",
+        "            cleaned = value",
+        "test_rerun.py::test_secrets_are_masked",
+    ),
+    _mutant(
+        "a pickle with a secret is in an exported test",
+        "_runs/portable.py",
+        "if any(is_secret_name(text) or masked_prose(text) != text for text in texts_in(data)):",
+        "if False:",
+        "test_rerun.py::test_a_masked_result",
+    ),
+]
+
+_STREAMS = [
+    _mutant(
+        "what a failed attempt said stays",
+        "_calls/call.py",
+        "active.emissions.withdraw(call.number)",
+        "pass",
+        "test_streams.py::test_a_failed_attempt_is_withdrawn",
+    ),
+    _mutant(
+        "what nothing has kept stays before what is said anew",
+        "_execution/emissions.py",
+        "self._withdraw_old(name, stream, {*around})",
+        "pass",
+        "test_emissions.py::test_any_program_killed_anywhere",
+    ),
+    _mutant(
+        "a recorded step may lose what it said",
+        "_execution/active_run.py",
+        "self.emissions.flush()",
+        "pass",
+        "test_stream_crashes.py::test_what_a_recorded_step_said_is_on_record",
+    ),
+    _mutant(
+        "who saw a withdrawn item is not told",
+        "_runs/streaming.py",
+        "if each[1] <= self._last < each[0]]",
+        "if each[1] < self._last < each[1]]",
+        "test_streams.py::test_a_failed_attempt_is_withdrawn",
+    ),
+]
 
 MUTANTS = [
     *_RESUME,
@@ -1008,4 +1139,6 @@ MUTANTS = [
     *_PAGE,
     *_RECORDED,
     *_LIMITS,
+    *_RERUNS,
+    *_STREAMS,
 ]

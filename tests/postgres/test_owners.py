@@ -15,8 +15,7 @@ pytest.importorskip("psycopg", reason="needs the extra test-cluster")
 from world_of_owners import Owners, held_until
 
 from stepwise import workflow
-from stepwise._workflows.elsewhere import RunOutput
-from stepwise._workflows.up import Supervisor, Terms, supervisor_name
+from stepwise._workflows.up import RunOutput, Supervisor, Terms, supervisor_name
 from stepwise.stores import Owner
 from stepwise.stores.postgres import PostgresStore
 
@@ -247,7 +246,8 @@ def test_a_supervisor_that_lost_its_lease_takes_it_again(any_server, postgres, s
     name = supervisor_name(job.definition.full_name)
     supervisor = Supervisor([store], Terms(), [].append, RunOutput())
     supervisor._announce(store)
-    assert store.owner(name).pid == os.getpid()
+    version = supervisor_name(job.definition.full_name, job.definition.code)
+    assert store.owner(name).pid == store.owner(version).pid == os.getpid()
     freed = "UPDATE stepwise.leases SET holder = NULL, owner = NULL"  # as after a long absence
     any_server.sql(freed, database=name_in(postgres))
     other = PostgresStore(postgres)
@@ -259,4 +259,4 @@ def test_a_supervisor_that_lost_its_lease_takes_it_again(any_server, postgres, s
     supervisor._announce(store)
     assert store.owner(name).pid == os.getpid()
     supervisor._withdraw(store.url)
-    assert store.owner(name) is None
+    assert store.owner(name) is store.owner(version) is None

@@ -18,7 +18,7 @@ import stepwise
 from stepwise import StoreError, stores
 from stepwise.stores import Owner
 from stepwise.stores.postgres import PostgresStore
-from stepwise.ui import _reading, _search
+from stepwise.ui import _reading
 from stepwise.ui._access import LOOPBACK, Access
 from stepwise.ui._app import App
 
@@ -50,7 +50,7 @@ def page(browse):
 
 def test_pages_and_search(page, monkeypatch):
     """Runs are listed page by page, the newest first, and found by words."""
-    monkeypatch.setattr(_search, "PAGE", 2)
+    monkeypatch.setattr(_reading, "PAGE", 2)
     for number in range(5):
         agent.options(run_id=f"run {number}", tags={"odd": str(number % 2)})(number)
     seen = [re.findall(r'href="/runs/run%20(\d)"', text) for text in page.walk()]

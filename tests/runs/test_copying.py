@@ -643,7 +643,7 @@ def test_no_run_is_in_memory_at_once(source, target):
     with fresh_store(source) as store:
         agent.options(run_id="job")(1)
         last, epoch = content(source)[0][-1][0], store.acquire("job", ME)
-        journal = copying.Journal(store, seal_for(store), "job", epoch, fsync=False)
+        journal = copying.journals.Journal(store, seal_for(store), "job", epoch, fsync=False)
         journal.load()
         record = journal.load()[-1].record
         for _ in range(100):

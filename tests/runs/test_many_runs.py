@@ -296,7 +296,7 @@ def test_child_runs_are_found_by_the_journal(store, opened, monkeypatch):
     parent = family.execute("x")
     (child,) = [each for each in stepwise.runs(limit=2) if each.id != parent.id]
     opened.clear()
-    monkeypatch.setattr(children, "children_of", None)  # which would look at all of them
+    monkeypatch.setattr(children.journals, "children_of", None)  # which would look at all of them
     parent.delete()
     assert len(opened) < 30
     assert not {parent.id, child.id} & {each.id for each in stepwise.runs()}

@@ -16,6 +16,7 @@ from stepwise._execution import process_memory
 from stepwise._journal.records import Call, Ended, Entry, Handled, Intent, Outcome, Resumed
 from stepwise._matching.pool import Pool
 from stepwise._runs.steps import steps_of
+from stepwise.stores.memory import MemoryStore
 
 
 class Killed(SystemExit):
@@ -551,7 +552,9 @@ def test_which_record_a_call_stands_beside():
     old = Call(1, "think", "m", "d1", 1, parts={"about": "a", "messages": "b"})
     new = old._replace(number=2, digest="d2", parts={"about": "a", "messages": "c"}, instead=1)
     entries = [Entry(n, Outcome(call), b"") for n, call in enumerate((old, new), 1)]
-    assert [each.differs for each in steps_of((None, None, "r"), entries, owned=False)] == [
+    assert [
+        each.differs for each in steps_of((MemoryStore("nothing"), None, "r"), entries, owned=False)
+    ] == [
         (),
         ("messages",),
     ]
@@ -587,7 +590,7 @@ def test_an_end_that_does_not_count(void):
         Entry(number, record, b"")
         for number, record in enumerate([*records, Resumed(2, "resumes", 0, void=void)], 1)
     ]
-    (step,) = steps_of((None, None, "r"), entries, owned=False)
+    (step,) = steps_of((MemoryStore("nothing"), None, "r"), entries, owned=False)
     assert step.status == ("failed" if void else "in_doubt")
-    (before,) = steps_of((None, None, "r"), entries[:-1], owned=False)
+    (before,) = steps_of((MemoryStore("nothing"), None, "r"), entries[:-1], owned=False)
     assert before.status == "in_doubt"

@@ -32,12 +32,14 @@ from stepwise import (
     RunCheckpoint,
     StepAttempt,
     StepRecord,
+    StreamItem,
     Verification,
     Workflow,
     background,
     configure,
     current_run,
     current_step,
+    emit,
     get_run,
     on_event,
     reenterable,
@@ -656,6 +658,8 @@ def check_events() -> None:
     assert_type(current_run(), "Run | None")
     current_run().id  # type: ignore[union-attr]
     assert_type((current_step(), current_step().idempotency_key), tuple[CurrentStep, str])
+    emit({"percent": 40}, "progress")
+    assert_type(next(iter(get_run("r").stream(3, "progress", follow=False))), StreamItem)
     assert_type((current_step().attempt, current_step().name), tuple[int, str])
     assert_type(current_step().run_id, str)
     configure(store="memory:", quiet=True, injected=["package.Context"])

@@ -110,7 +110,7 @@ def test_a_command_that_the_system_refuses(page, killed, monkeypatch):
     """A command line that the system does not start is a page that says why."""
     run = killed("3")
     refused = str(pathlib.Path(__file__)), "--x"
-    monkeypatch.setattr(_actions, "start_command", lambda _: (refused, ""))
+    monkeypatch.setattr(_actions.starting, "start_command", lambda _: (refused, ""))
     assert "Permission denied" in page.post(f"/runs/{run.id}/resume", 409)
     assert page.app._actions.programs.output(run.id) is None
 

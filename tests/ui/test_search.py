@@ -11,9 +11,8 @@ from stepwise import spend, step, workflow
 from stepwise._runtime import settings
 from stepwise.stores import open_store
 from stepwise.testing import fresh_store
-from stepwise.ui import _search
-from stepwise.ui._reading import RunReader
-from stepwise.ui._search import WrongWordsError, find, parsed
+from stepwise.ui import _reading
+from stepwise.ui._reading import RunReader, WrongWordsError, find, parsed
 
 NOW = 1_800_000_000.0
 
@@ -126,7 +125,7 @@ def many(request, tmp_path):
 
 def test_pages(many, monkeypatch):
     """A list is read page by page: each run is on one page, in the order of the runs."""
-    monkeypatch.setattr(_search, "PAGE", 10)
+    monkeypatch.setattr(_reading, "PAGE", 10)
     reader, before, pages = RunReader(many), "", []
     while before is not None:
         page = find(many, parsed("", NOW), before, reader.rows())
@@ -138,7 +137,7 @@ def test_pages(many, monkeypatch):
 
 def test_a_page_that_begins_after_a_run_that_is_gone(page, monkeypatch):
     """A page whose cursor was deleted shows the newest runs, and says so."""
-    monkeypatch.setattr(_search, "PAGE", 2)
+    monkeypatch.setattr(_reading, "PAGE", 2)
     for number in range(4):
         agent.options(run_id=f"run {number}")(0)
     older = re.search(r'href="([^"]*before=[^"]*)"', page.get("/"))[1].replace("&amp;", "&")
@@ -154,7 +153,7 @@ def test_a_search_that_takes_long(page, monkeypatch, words):
     """A search looks for a moment, says how far that went, and goes on from there by a link."""
     for number in range(6):
         agent.options(run_id=f"run {number}")(number)
-    monkeypatch.setattr(_search, "_SECONDS", -1.0)  # there is time for one run
+    monkeypatch.setattr(_reading, "_SECONDS", -1.0)  # there is time for one run
     texts = [*page.walk(f"/?q={words}")]
     assert ["searched 1 run;" in text for text in texts] == [*[True] * (len(texts) - 1), False]
     seen = [re.findall(r'href="/runs/run%20(\d)"', text) for text in texts]
@@ -165,5 +164,5 @@ def test_runs_with_other_ids_take_time_too(page, monkeypatch):
     """A search for an id that no run has ends after a moment, and says how far that went."""
     for number in range(2):
         agent.options(run_id=f"run {number}")(number)
-    monkeypatch.setattr(_search, "_SECONDS", -1.0)
+    monkeypatch.setattr(_reading, "_SECONDS", -1.0)
     assert "searched 1 run;" in page.get("/?q=id:other")

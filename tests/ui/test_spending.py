@@ -8,9 +8,8 @@ import stepwise
 from stepwise import spend, step, workflow
 from stepwise._runtime import settings
 from stepwise.stores import open_store
-from stepwise.ui import _spending
-from stepwise.ui._reading import RunReader
-from stepwise.ui._spending import WAYS, spending
+from stepwise.ui import _reading
+from stepwise.ui._reading import WAYS, RunReader, spending
 
 
 @step
@@ -87,7 +86,7 @@ def test_what_resuming_saved():
 
 def with_usage(count):
     """Reads records as they are read, the first outcomes as those of requests to a model."""
-    known = _spending.read_entries
+    known = _reading.read_entries
     usage = {"model": "m-1", "input_tokens": 30, "output_tokens": 20, "cost_usd": 0.5}
 
     def reading(*place):
@@ -104,7 +103,7 @@ def with_usage(count):
 def test_by_model(monkeypatch):
     """Models come from the records of requests; what other steps spent has a row of its own."""
     agent(2.0)
-    monkeypatch.setattr(_spending, "read_entries", with_usage(1))
+    monkeypatch.setattr(_reading, "read_entries", with_usage(1))
     _, named = rows("model")
     assert (named["m-1"].usd, named["m-1"].tokens, named["m-1"].steps) == (0.5, 50, 1)
     assert (named["other steps"].usd, named["other steps"].tokens) == (2.5, 250)
@@ -114,7 +113,7 @@ def test_what_there_is_no_time_for_is_said(page, monkeypatch):
     """Spending is read for a moment; the page says how many runs that were, and can read on."""
     for usd in (1.0, 2.0):
         agent(usd)
-    monkeypatch.setattr(_spending, "_SECONDS", -1.0)
+    monkeypatch.setattr(_reading, "_SECONDS", -1.0)
     found, _ = rows("workflow")
     assert (found.total.runs, found.left_out) == (0, "the newest 0 runs are counted")
     text = page.get("/spending?by=tag")
@@ -128,12 +127,12 @@ def test_what_there_is_no_time_for_is_said(page, monkeypatch):
 def test_a_run_that_is_too_long(monkeypatch):
     """A very long run is read for a moment; what is not read has a row, and the page says so."""
     agent(2.0)
-    monkeypatch.setattr(_spending, "read_entries", with_usage(2))
-    monkeypatch.setattr(_spending, "_OFTEN", 3)  # looks at the time at the second outcome
-    monkeypatch.setattr(_spending, "_SECONDS", 1000.0)
+    monkeypatch.setattr(_reading, "read_entries", with_usage(2))
+    monkeypatch.setattr(_reading, "_OFTEN", 3)  # looks at the time at the second outcome
+    monkeypatch.setattr(_reading, "_SECONDS", 1000.0)
     assert rows("model")[1]["m-1"].tokens == 100
     moments = iter([0.0, 0.0, 2000.0])
-    monkeypatch.setattr(_spending.time, "monotonic", lambda: next(moments))
+    monkeypatch.setattr(_reading.time, "monotonic", lambda: next(moments))
     found, named = rows("model")
     assert (named["m-1"].tokens, named["not read"].tokens) == (50, 250)
     assert (found.left_out, found.more) == ("1 run could not be read, or not to the end", True)
@@ -148,7 +147,7 @@ def test_an_unfinished_run_that_is_too_long(monkeypatch):
         ask(2.0)
         seen.append(rows("workflow")[0])
 
-    monkeypatch.setattr(_spending, "_RECORDS", 1)
+    monkeypatch.setattr(_reading, "_RECORDS", 1)
     looking()
     (found,) = seen
     assert (found.rows, found.total.at_least, found.more) == ([], True, True)

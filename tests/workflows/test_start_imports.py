@@ -30,13 +30,13 @@ agent()
 """
 
 OURS = {
-    "_calls": "awaitables call driver steps",
+    "_calls": "awaitables call driver edited edits steps",
     "_checkpoints": "checkpoints given references resources variables",
     "_execution": (
         "account active_run concurrency failures location outcomes process_memory tasks waits"
     ),
-    "_identity": "call_parts clients identity module_names sights",
-    "_journal": "journal lease projection records seal summary",
+    "_identity": "call_parts clients identity module_names sights versions",
+    "_journal": "journal lease projection records seal summary versions",
     "_matching": "held pool subjects",
     "_rewrite": "ahead bound_once build frame positions scope source transform",
     "_runtime": (

@@ -17,9 +17,8 @@ from stepwise._journal.records import Cancelling, Resumed, RunWait, Suspended
 from stepwise._journal.summary import course_of, deaths_of
 from stepwise._runs.messages import deliver
 from stepwise._workflows import up as module
-from stepwise._workflows.elsewhere import RunOutput
 from stepwise._workflows.handles import Backlog, UnfinishedRun
-from stepwise._workflows.up import Supervisor, Terms
+from stepwise._workflows.up import RunOutput, Supervisor, Terms
 from stepwise.stores import open_store
 
 done = []
@@ -309,6 +308,22 @@ def test_deaths_are_counted_from_the_journal():
     write(run_id, Suspended((), 0, 8.0))
     write(run_id, Resumed(5, "again", 0, code="other", at=9.0))
     assert deaths_of(*look_at(run_id))[:2] == (1, 1)
+
+
+def test_versions_that_take_turns_count_their_deaths():
+    """The deaths of each code are counted, also in turns; a step that ends is progress."""
+    run_id = cut_off("a")
+    for attempt, code in enumerate(["old", "new"] * 3):
+        write(run_id, Resumed(2 + attempt, "again", 0, code=code, at=5.0 + attempt))
+    for code in ("old", "new", ""):
+        assert deaths_of(*look_at(run_id), code=code)[:2] == (3, 3)
+        assert deaths_of(*look_at(run_id), code=code).are_deadly
+    assert deaths_of(*look_at(run_id), code="edited")[:2] == (0, 0)
+    write(run_id, _step_ended(run_id, 20.0))
+    assert deaths_of(*look_at(run_id), code="old")[:2] == (3, 0)
+    assert deaths_of(*look_at(run_id), code="new")[:2] == (3, 1)
+    write(run_id, Suspended((), 0, 30.0))
+    assert deaths_of(*look_at(run_id), code="old")[:2] == (0, 0)
 
 
 def test_backoff():

@@ -1,0 +1,142 @@
+"""A step that has changed since it recorded results: reported, asked about, or made again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from stepwise._execution.process_memory import memory
+from stepwise._identity.versions import changed
+from stepwise._journal.projection import RecordedCall
+from stepwise._journal.versions import RecordedVersion, recorded_versions
+from stepwise._runtime import settings
+from stepwise._runtime.facts import NamedTuple
+from stepwise._runtime.messages import count, notice, reports, shell_word
+from stepwise.errors import CodeChangedError
+
+if TYPE_CHECKING:
+    from stepwise._execution.active_run import ActiveRun
+
+
+class EditedStep(NamedTuple):
+    """A step that has changed since it recorded results.
+
+    Args:
+        recorded: the version that recorded them.
+        step: the step as it is now.
+        differs: the parts that differ.
+        calls: the recorded calls whose results are in use; none of a child run.
+    """
+
+    recorded: RecordedVersion
+    step: Any
+    differs: tuple[str, ...]
+    calls: tuple[RecordedCall, ...] = ()
+
+    @property
+    def policy(self) -> str:
+        """``keep``, ``rerun`` or ``ask``; a side effect never runs again by itself."""
+        chosen = self.step.on_changed or settings.on_changed()
+        return "keep" if chosen == "rerun" and self.step.effect else chosen
+
+    @property
+    def is_kept(self) -> bool:
+        """True if a person said that the results stay in use under this version."""
+        return bool(self.recorded.kept) and self.recorded.used_by == self.step.code
+
+    @property
+    def text(self) -> str:
+        """What has changed, in words."""
+        source = self.step.source
+        place = f" ({os.path.basename(source.filename)}:{source.first_line})" if source else ""
+        return (
+            f"{self.step.kind} {self.step.name}{place} has changed since its result was recorded "
+            f"({'; '.join(self.differs)})"
+        )
+
+
+def is_of(call: RecordedCall, version: RecordedVersion) -> bool:
+    """Return whether a version of a step made a call."""
+    return (call.call.name, call.call.code) == (version.name, version.id)
+
+
+@reports
+def tell(run_id: str, edits: Iterable[EditedStep]) -> None:
+    """Report the results of older versions that a run uses, once for each step and run."""
+    for each in _by_step(edits):
+        if memory.is_first(f"{run_id} {each.recorded.key} {each.step.code}"):
+            notice(f"{run_id}: {each.text}: {_used(each)}")
+
+
+def _by_step(edits: Iterable[EditedStep]) -> list[EditedStep]:
+    """Return one edit for each step, of all its older versions."""
+    found: dict[Any, EditedStep] = {}
+    for each in edits:
+        known = found.get(each.step, each)
+        differs = (*dict.fromkeys((*known.differs, *each.differs)),)
+        calls = (*known.calls, *each.calls) if known is not each else each.calls
+        found[each.step] = known._replace(differs=differs, calls=calls)
+    return [*found.values()]
+
+
+def _used(edit: EditedStep) -> str:
+    children = sum(bool(each.call.child) for each in edit.calls)
+    own = len(edit.calls) - children
+    results = [count(own, "recorded result")] if own else []
+    results += [f"the results in {count(children, 'completed child run')}"] if children else []
+    used = f"{' and '.join(results)} {'is' if len(edit.calls) == own == 1 else 'are'}"
+    if edit.policy == "rerun":
+        return f"{used} not used, it runs again"
+    if edit.step.effect or edit.is_kept:
+        return f"{used} used"
+    return f'{used} used; on_changed="rerun" runs it again'
+
+
+def runs_again(active: ActiveRun, step: Any, recorded: RecordedCall) -> bool:
+    """Return whether a call runs although a record of an older version answers it; else report it.
+
+    Steps that exist only while their run is executed are compared here: those that the workflow
+    makes, and the nodes of a graph.  A result with recorded calls inside it stays in use.
+
+    Raises:
+        CodeChangedError: the run has to ask what becomes of the result.
+    """
+    store, seal = active.journal.store, active.journal.seal
+    if not (step.code and recorded.call.code):
+        return False
+    found = recorded_versions(store, seal, active.run_id, recorded.call.code)
+    for version in found:
+        if (version.name, version.child) != (recorded.call.name, ""):
+            continue
+        calls = (recorded, *(each for each in active.pool.all if is_of(each, version)))
+        edit = EditedStep(version, step, changed(version.parts, step.version.parts), calls)
+        if not edit.differs:
+            continue
+        if edit.policy == "rerun":
+            return recorded.outcome is not None and not recorded.outcome.inner
+        used = version._replace(used_by=step.code, differs=edit.differs)
+        active.journal.put_with_next(used.key, [*used], b"")
+        error = asks(active.run_id, [edit])
+        if error is not None:
+            raise error
+        tell(active.run_id, [edit])
+    return False
+
+
+def asks(run_id: str, edits: Iterable[EditedStep]) -> CodeChangedError | None:
+    """Return the error of a run that asks what to do with results of older versions."""
+    asked = [each for each in edits if each.policy == "ask" and not each.is_kept]
+    if not asked:
+        return None
+    run, lines = shell_word(run_id), [f"run {run_id!r} does not go on, as on_changed='ask' says:"]
+    for each in _by_step(asked):
+        lines.append(f"  {each.text}")
+        made = [recorded.call for recorded in each.calls[:5]]
+        lines += [f"    step {call.number}  {call.name}({call.arguments})" for call in made]
+    lines.append("Say what becomes of the recorded results, and run the program again:")
+    for each in _by_step(asked):
+        answer = f"  stepwise resolve {run} {shell_word(each.step.name)}"
+        lines.append(f"{answer} --same       (they stay in use)")
+        lines += [] if each.step.effect else [f"{answer} --another    (it runs again)"]
+    return CodeChangedError("\n".join(lines), run_id=run_id)

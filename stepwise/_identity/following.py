@@ -1,0 +1,527 @@
+"""The traversal of all that a function reads of the project; see ``versions``.
+
+This module is loaded on use: a run whose files have not changed need not look into them again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import linecache
+import os
+import sys
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from stepwise._identity.call_parts import plain_function, shape_digest
+from stepwise._identity.clients import is_foreign_module
+from stepwise._identity.versions import UNKNOWN, Version, digest_of, lines_of
+from stepwise._rewrite.reading import (
+    CLASSES,
+    FUNCTIONS,
+    IMPORTS,
+    CodeRead,
+    Definition,
+    bases,
+    bindings,
+    decorators,
+    definition_at,
+    imported,
+    literal,
+    members,
+)
+from stepwise._rewrite.source import Source, parsed
+from stepwise._runtime.facts import NamedTuple
+from stepwise._runtime.forks import cached
+from stepwise._runtime.messages import is_ours
+from stepwise._values.trees import ATOMS
+
+_READS = {"read", "read_text", "read_bytes", "readlines"}
+_PLAIN = ("classmethod", "staticmethod", "property", "cached_property")
+_MISSING = object()
+
+
+def version_of(function: Any, source: Source | None = None, *, is_tool: bool = False) -> Version:
+    """Return the version of a function.
+
+    Args:
+        function: the function; for one that a decorator has wrapped, the innermost counts.
+        source: the source that was taken when the function was decorated.
+        is_tool: its docstring and its annotations are sent to a model, and count.
+    """
+    inner, bound = _innermost(function)
+    code = getattr(inner, "__code__", None)
+    if not isinstance(code, types.CodeType):
+        return UNKNOWN
+    if "-packages" in code.co_filename or is_ours(code.co_filename):
+        return UNKNOWN
+    lines = source.lines if source is not None and source.filename == code.co_filename else None
+    module = _module(inner.__globals__, code.co_filename, lines)
+    found = definition_at(module.tree, code.co_name, code.co_firstlineno) if module else None
+    if module is None or found is None:
+        running = "code of Python {}.{}".format(*sys.version_info)
+        return _version({running: [shape_digest(inner), bound]})
+    follower = _Follower(module)
+    reading = follower.begin(inner, *found, is_tool=is_tool)
+    parts = follower.texts
+    if bound:
+        parts["bound arguments"] = [bound]
+    if hasattr(reading.node, "name"):
+        parts["signature"] = [reading.signature(annotations=is_tool)]
+    if is_tool and inner.__doc__:
+        parts["docstring"] = [inspect.cleandoc(inner.__doc__)]
+    return _version(parts, {} if bound or follower.values else follower.files)
+
+
+def _version(texts: Mapping[str, Iterable[str]], files: Mapping[str, str] | None = None) -> Version:
+    parts = {name: digest_of("\n".join(each)) for name, each in texts.items()}
+    told = "\n".join(sorted(f"{name} {digest}" for name, digest in parts.items()))
+    return Version(digest_of(told), parts, files or {})
+
+
+def _innermost(function: Any) -> tuple[Any, str]:
+    """Return the function that the user wrote, and the text of arguments bound by a partial."""
+    bound = []
+    while True:
+        if isinstance(function, functools.partial):
+            given = [*function.args, *sorted(function.keywords.items())]
+            bound += [repr(each) for each in given if _is_plain(each)]
+            function = function.func
+        elif inspect.ismethod(function):
+            function = function.__func__
+        elif hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        elif not hasattr(function, "__code__"):
+            called = getattr(type(function), "__call__", None)  # noqa: B004  # a callable object
+            return called, ",".join(bound)
+        else:
+            return function, ",".join(bound)
+
+
+def _unrecorded(value: Any) -> types.FunctionType | None:
+    """Return the function inside a value, or ``None`` if it is a step or workflow of its own."""
+    is_step = "__stepwise_step__" in getattr(getattr(value, "__func__", value), "__dict__", {})
+    return None if is_step or hasattr(type(value), "run_id_for") else plain_function(value)
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is immutable, and has the same text in each process."""
+    if type(value) in (tuple, frozenset):
+        return all(map(_is_plain, value))
+    return type(value) in ATOMS
+
+
+# -- modules --------------------------------------------------------------------------------------
+
+
+class _Module:
+    """The text of a module or of a notebook cell, and the names that it binds."""
+
+    def __init__(self, namespace: Mapping[str, Any], file: str, text: str, tree: Any) -> None:
+        self.namespace, self.file, self.text, self.tree = namespace, file, text, tree
+        self.bindings = bindings(tree.body)
+        self.readings: dict[tuple[int, str, bool], CodeRead] = {}
+
+    @cached
+    def digest(self) -> str:
+        """The digest of the text."""
+        return digest_of(self.text)
+
+    @property
+    def name(self) -> str:
+        """The name of the module's file in messages."""
+        name: str = self.namespace.get("__name__", "")
+        if name in ("", "__main__", "__mp_main__"):
+            return os.path.basename(self.file)
+        is_package = os.path.basename(self.file) == "__init__.py"
+        return name.replace(".", "/") + ("/__init__.py" if is_package else ".py")
+
+    def is_recorded(self, node: Definition) -> bool:
+        """Return whether a definition is a step or a workflow of its own."""
+        return any(map(self.is_of_stepwise, decorators(node)))
+
+    def is_of_stepwise(self, chain: str) -> bool:
+        """Return whether a name in this module is one of stepwise's."""
+        value = self.namespace.get(chain.partition(".")[0])
+        name = getattr(value, "__name__" if type(value) is types.ModuleType else "__module__", "")
+        return isinstance(name, str) and name.partition(".")[0] == "stepwise"
+
+    def read(self, node: Definition, *, own: str = "", instance: bool = False) -> CodeRead:
+        """Return what a definition of this module reads."""
+        key = id(node), own, instance
+        if key not in self.readings:
+            out = self.is_of_stepwise
+            self.readings[key] = CodeRead(node, own=own, instance=instance, left_out=out)
+        return self.readings[key]
+
+
+_modules: dict[str, tuple[list[str], _Module | None]] = {}
+
+
+def _module(
+    namespace: Mapping[str, Any], file: str, lines: list[str] | None = None
+) -> _Module | None:
+    """Return the module with this namespace, or ``None`` if its text is not what is executed.
+
+    Args:
+        lines: the text of the file, if it is known to be what is executed.
+    """
+    found = lines if lines is not None else lines_of(file, None)
+    is_sure = found is not None
+    if found is None:
+        found = linecache.getlines(file)
+    known = _modules.get(file)
+    if known is not None and known[0] is found:
+        return known[1]
+    text, module = "".join(found), None
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+        if text:  # notebook magics do not parse
+            module = _Module(namespace, file, text, parsed(text))
+            module = module if is_sure or _is_executed(module) else None
+    _modules[file] = found, module
+    return module
+
+
+def _is_executed(module: _Module) -> bool:
+    """Return whether a module was made of the text that its file has now."""
+    namespace = module.namespace
+    codes = _codes(compile(module.text, module.file, "exec", dont_inherit=True))
+    inside = [*namespace.values()]
+    inside += [e for v in inside if isinstance(v, type) for e in tuple(vars(v).values())]
+    functions = [plain_function(each) for each in inside]
+    made = [each.__code__ for each in functions if each is not None]
+    literals = ((name, literal(nodes[0], _MISSING)) for name, nodes in module.bindings.items())
+    return all(each in codes for each in made if each.co_filename == module.file) and all(
+        value is _MISSING or namespace.get(name, value) == value for name, value in literals
+    )
+
+
+def _codes(code: types.CodeType) -> set[types.CodeType]:
+    found = {code}
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            found |= _codes(each)
+    return found
+
+
+def _imported_module(name: str) -> _Module | None:
+    """Return a module of the project by its name, or ``None``."""
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    if module is None or not file or is_foreign_module(name) or is_ours(file):
+        return None
+    return _module(vars(module), file)
+
+
+# -- following ------------------------------------------------------------------------------------
+
+
+class _Class(NamedTuple):
+    """A class that is followed.
+
+    Args:
+        names: the attributes that count; ``None`` for those that any followed code reads.
+        is_whole: the class is constructed: its special methods count, too.
+    """
+
+    module: _Module
+    node: Definition
+    around: tuple[Definition, ...]
+    names: set[str] | None
+    is_whole: bool
+
+
+class _Follower:
+    """The traversal of everything that a function reads of the project.
+
+    Attributes:
+        texts: the texts of each part, by its name.
+        files: a digest of each file that was read.
+        values: true if a value counts, which no file tells.
+    """
+
+    def __init__(self, home: _Module) -> None:
+        self.texts: dict[str, list[str]] = {}
+        self.files: dict[str, str] = {}
+        self.values = False
+        self._home = home
+        self._met: set[tuple[int, str]] = set()
+        self._attributes: set[str] = set()
+        self._classes: dict[tuple[int, bool, bool], _Class] = {}
+
+    def begin(
+        self, function: Any, node: Definition, around: tuple[Definition, ...], *, is_tool: bool
+    ) -> CodeRead:
+        """Follow a function to the end."""
+        own = getattr(node, "name", "")
+        self._met.add((id(node), ""))
+        reading = self._read("body", self._home, node, around, own=own)
+        if is_tool:
+            self._annotations(reading, around)
+        self.values = bool(function.__closure__)
+        for cell in function.__closure__ or ():
+            try:
+                captured = _unrecorded(cell.cell_contents)
+                self._value(getattr(captured, "__name__", ""), captured)
+            except ValueError:
+                continue  # a cell without a value yet
+        self._follow_members()
+        return reading
+
+    def _annotations(self, reading: CodeRead, around: tuple[Definition, ...]) -> None:
+        for chain in reading.annotated:
+            self._follow(chain, self._home, around, reading.imports)
+
+    def _read(
+        self,
+        label: str,
+        module: _Module,
+        node: Definition,
+        around: tuple[Definition, ...],
+        *,
+        own: str = "",
+    ) -> CodeRead:
+        """Take the text of a definition, and follow what it reads."""
+        is_method = bool(around) and isinstance(around[-1], CLASSES)
+        is_static = "staticmethod" in decorators(node)
+        instance = is_method and isinstance(node, FUNCTIONS) and not is_static
+        reading = module.read(node, own=own, instance=instance)
+        self._attributes |= reading.attributes
+        texts = [reading.text]
+        self.files[module.file] = module.digest
+        if instance and reading.of_self:
+            self._of_self(module, around, reading.of_self)
+        for chain in reading.names:
+            texts += self._follow(chain, module, around, reading.imports)
+        for chain in reading.annotated:
+            self._follow(chain, module, around, reading.imports, annotated=True)
+        if label != "body" and isinstance(node, FUNCTIONS):
+            texts.append(reading.defaults)
+        self.texts.setdefault(label, []).extend(texts)
+        return reading
+
+    def _label(self, name: str, module: _Module) -> str:
+        return name if module is self._home else f"{name} in {module.name}"
+
+    def _once(self, node: Definition, how: str = "") -> bool:
+        key = id(node), how
+        is_new = key not in self._met
+        self._met.add(key)
+        return is_new
+
+    def _follow(
+        self,
+        chain: str,
+        module: _Module,
+        around: Sequence[Definition],
+        imports: Mapping[str, tuple[str, str, int]],
+        *,
+        annotated: bool = False,
+    ) -> list[str]:
+        """Follow a name with attributes; return the origins of imported names."""
+        root, *rest = chain.split(".")
+        if root in imports:
+            return self._imported(imports[root], rest, module, annotated=annotated)
+        for depth in range(len(around) - 1, -1, -1):
+            outer = around[depth]
+            if not isinstance(outer, FUNCTIONS):
+                continue
+            bound = bindings(outer.body).get(root, [])
+            bound = [each for each in bound if isinstance(each, (*FUNCTIONS, *CLASSES))]
+            for each in bound:
+                self._binding(root, each, module, (*around[: depth + 1],), rest, annotated)
+            if bound:
+                return []
+        found = module.bindings.get(root)
+        if found is None:
+            return self._by_value(root, rest, module, annotated=annotated)
+        origins = []
+        for each in found:
+            origins += self._binding(root, each, module, (), rest, annotated)
+        return origins
+
+    def _binding(
+        self,
+        name: str,
+        node: Definition,
+        module: _Module,
+        around: tuple[Definition, ...],
+        rest: Sequence[str],
+        annotated: bool,
+    ) -> list[str]:
+        """Follow a statement that binds a name."""
+        if isinstance(node, IMPORTS):
+            return self._imported(imported(node)[name], rest, module, annotated=annotated)
+        if isinstance(node, CLASSES):
+            self._class(node, module, around, rest, annotated=annotated)
+        elif not annotated and not module.is_recorded(node) and self._once(node):
+            label = self._label(name, module)
+            reading = self._read(label, module, node, around)
+            value = module.namespace.get(name)
+            if isinstance(value, (str, bytes)) and not reading.attributes.isdisjoint(_READS):
+                self.texts[label].append(repr(value))
+                self.values = True
+        return []
+
+    def _imported(
+        self,
+        origin: tuple[str, str, int],
+        rest: Sequence[str],
+        here: _Module,
+        *,
+        annotated: bool,
+    ) -> list[str]:
+        name, inside, level = origin
+        if level:  # from . import name
+            package = str(here.namespace.get("__package__") or "").split(".")
+            name = ".".join(filter(None, [*package[: len(package) + 1 - level], name]))
+        origin_text = ".".join(filter(None, [name, inside]))
+        way = [inside, *rest] if inside else [*rest]
+        module = _imported_module(name)
+        while way and f"{name}.{way[0]}" in sys.modules:
+            if module is not None and way[0] in module.bindings:
+                break
+            name, way = f"{name}.{way[0]}", way[1:]
+            module = _imported_module(name)
+        further = (
+            self._follow(".".join(way), module, (), {}, annotated=annotated)
+            if (module is not None and way)
+            else []
+        )
+        return [origin_text, *further]
+
+    # -- values ----------------------------------------------------------------------------------
+
+    def _by_value(
+        self, name: str, rest: Sequence[str], module: _Module, *, annotated: bool
+    ) -> list[str]:
+        """Follow a name that the text does not bind: by ``import *``, or in another cell."""
+        value = module.namespace.get(name, _MISSING)
+        self.values = self.values or value is not _MISSING
+        stars = [each.module for each in module.bindings.get("*", ())]
+        for each in stars:
+            other = _imported_module(each or "")
+            if other is not None and name in other.bindings:
+                return self._follow(".".join([name, *rest]), other, (), {}, annotated=annotated)
+        if value is _MISSING or annotated:
+            return []
+        if plain_function(value) is not None:
+            self._value(name, _unrecorded(value))
+        elif isinstance(value, type):
+            self._class_by_value(value, module, rest)
+        elif _is_plain(value):
+            self.texts[self._label(name, module)] = [repr(value)]
+        elif isinstance(value, types.ModuleType):
+            return [value.__name__]
+        return []
+
+    def _value(self, name: str, function: types.FunctionType | None) -> None:
+        """Follow a function that is at hand."""
+        inner, _ = _innermost(function)
+        code = getattr(inner, "__code__", None)
+        if code is None or is_foreign_module(inner.__module__ or "") or is_ours(code.co_filename):
+            return
+        module = _module(inner.__globals__, code.co_filename)
+        found = definition_at(module.tree, code.co_name, code.co_firstlineno) if module else None
+        if module is not None and found is not None and self._once(found[0]):
+            self._read(self._label(name, module), module, *found)
+
+    def _class_by_value(self, cls: type, module: _Module, rest: Sequence[str]) -> None:
+        """Follow a class of another notebook cell: the last one that defines the name."""
+        if is_foreign_module(cls.__module__):
+            return
+        for file in reversed([*linecache.cache]):
+            if not os.path.exists(file) and f"class {cls.__name__}" in "".join(
+                linecache.getlines(file)
+            ):
+                cell = _module(module.namespace, file)
+                if cell is not None and cls.__name__ in cell.bindings:
+                    self._follow(".".join([cls.__name__, *rest]), cell, (), {})
+                    return
+
+    # -- classes ---------------------------------------------------------------------------------
+
+    def _class(
+        self,
+        node: Definition,
+        module: _Module,
+        around: tuple[Definition, ...],
+        rest: Sequence[str] = (),
+        *,
+        annotated: bool = False,
+    ) -> None:
+        """Follow a class that is constructed or annotated, or one of its attributes."""
+        bound = members(node).get(rest[0], []) if rest else []
+        if bound and not any(isinstance(each, FUNCTIONS) for each in bound):
+            self._members(_Class(module, node, around, {rest[0]}, is_whole=False))
+            return
+        key = id(node), not annotated, False
+        if key in self._classes:
+            return
+        self._classes[key] = _Class(module, node, around, None, is_whole=not annotated)
+        if not annotated:
+            self._read(self._label(node.name, module), module, node, around)
+        self._bases(self._classes[key])
+
+    def _of_self(
+        self, module: _Module, around: tuple[Definition, ...], names: Iterable[str]
+    ) -> None:
+        """Follow attributes that a method reads of its instance or class."""
+        node = around[-1]
+        key = id(node), False, True
+        if key not in self._classes:
+            self._classes[key] = _Class(module, node, around[:-1], set(), is_whole=False)
+        known = self._classes[key].names
+        assert known is not None
+        known.update(names)
+
+    def _bases(self, cls: _Class) -> None:
+        for chain in bases(cls.node):
+            self._follow(chain, cls.module, cls.around, {}, annotated=not cls.is_whole)
+
+    def _follow_members(self) -> None:
+        """Follow the members of the classes until no further one is reached."""
+        before = -1
+        while before != len(self._met):
+            before = len(self._met)
+            for cls in [*self._classes.values()]:
+                self._members(cls)
+                if cls.names:
+                    for module, base in _project_bases(cls):
+                        self._of_self(module, (base,), cls.names)
+
+    def _members(self, cls: _Class) -> None:
+        wanted = self._attributes if cls.names is None else cls.names
+        for name, nodes in members(cls.node).items():
+            for node in nodes:
+                if isinstance(node, FUNCTIONS):
+                    counts = name in wanted or (cls.is_whole and _is_special(node))
+                else:
+                    counts = name in wanted and not cls.is_whole
+                if counts and not cls.module.is_recorded(node) and self._once(node):
+                    label = self._label(f"{cls.node.name}.{name}", cls.module)
+                    self._read(label, cls.module, node, (*cls.around, cls.node))
+
+
+def _is_special(node: Any) -> bool:
+    """Return whether Python or a decorator calls a method, not only code that names it."""
+    if node.name.startswith("__") and node.name.endswith("__"):
+        return True
+    names = [each.rpartition(".")[2] for each in decorators(node)]
+    return any(name not in (*_PLAIN, "setter") for name in names)
+
+
+def _project_bases(cls: _Class) -> Iterator[tuple[_Module, Definition]]:
+    """Yield the bases of a class that the same module or an imported one defines."""
+    for chain in bases(cls.node):
+        root, *rest = chain.split(".")
+        for node in cls.module.bindings.get(root, ()):
+            if isinstance(node, CLASSES):
+                yield cls.module, node
+            elif isinstance(node, IMPORTS):
+                name, inside, _ = imported(node)[root]
+                module = _imported_module(name)
+                found = module.bindings.get(inside or "".join(rest), ()) if module else ()
+                yield from ((module, e) for e in found if module and isinstance(e, CLASSES))

@@ -1,0 +1,304 @@
+"""Reading what a run says: ``Run.stream``, live and from any offset.
+
+A reader has an offset, which names everything that it has seen.  It never gets a withdrawn item
+whose withdrawal is recorded, and gets a ``reset`` only if it may have seen such an item.  While it
+waits, it looks whether the log has grown: a store on a server announces that, other stores leave a
+mark with each batch.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from stepwise._journal.journal import read_head
+from stepwise._journal.records import RunFacts
+from stepwise._journal.stream import (
+    ENDED,
+    PLAIN,
+    SAID,
+    TEXT,
+    WITHDRAWN,
+    StreamBatch,
+    StreamLog,
+    items_of,
+)
+from stepwise._runtime.facts import public
+from stepwise._runtime.messages import shell_word
+from stepwise._runtime.options import check_stream
+from stepwise._values.codec import decode
+from stepwise.errors import ConfigurationError, CorruptStoreError
+
+_PAUSE = 0.05  # seconds between two looks
+_LOOK_ANYWAY = 1.0  # seconds after which a reader looks although nothing has rung
+_SOME = 256  # items that an event loop gets at once
+_LARGE = 1 << 20  # bytes, beyond which it gets no more at once
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class StreamItem:
+    """One thing that a reader of a run's stream gets.
+
+    Args:
+        offset: its place in the stream; ``Run.stream(after=offset)`` continues behind it.
+        kind: ``item``; ``reset``: forget every item whose offset is ``value`` or more, since an
+            attempt was withdrawn; ``end``: the run has ended, and nothing follows.
+        value: what the run said; for a reset, the first offset to forget; at the end, the status
+            of the run: ``completed``, ``failed`` or ``cancelled``.
+    """
+
+    offset: int
+    kind: Literal["item", "reset", "end"]
+    value: Any
+
+
+@public
+class RunStream:
+    """The items of one stream of a run, for ``for`` and ``async for``; see ``Run.stream``.
+
+    Attributes:
+        load: returns the value of an item from its form and bytes.
+    """
+
+    def __init__(
+        self,
+        log: StreamLog,
+        facts: Callable[[], RunFacts],
+        name: str,
+        after: int | None,
+        *,
+        follow: bool,
+    ) -> None:
+        check_stream(name)
+        self._log, self._facts, self._name, self._follow = log, facts, name, follow
+        self._size = 0  # bytes of the items that were read lately
+        self._resets: list[tuple[int, int]] = []  # the offset of each, and the first it withdraws
+        self._stamp: object = None
+        self._found: tuple[int, dict[int, tuple[Any, bytes]]] = 0, {}
+        self.load = load
+        facts()  # raises for a run that does not exist
+        newest = self._newest()
+        self._check(after, newest)
+        self._last = -1 if after is None else after  # the reader has seen what is up to there
+        self._next = self._last + 1
+        self._find_resets(newest)
+        self._read = self._holding(self._next) - 1  # the last batch that was read
+        self._link: bytes | None = None
+        self._events = self._all()
+
+    def __iter__(self) -> Iterator[StreamItem]:
+        """Yield the items, and wait for those to come."""
+        for event in self._events:
+            if event is not None:
+                yield event
+            elif not self._follow:
+                return
+            else:
+                until = time.monotonic() + _LOOK_ANYWAY
+                time.sleep(0 if self._stamp else _PAUSE)
+                while not self._may_have_grown() and time.monotonic() < until:
+                    time.sleep(_PAUSE)
+
+    async def __aiter__(self) -> AsyncIterator[StreamItem]:
+        """Yield the items, and await those to come; the store is read in another thread."""
+        async with aclosing(self.groups()) as groups:
+            async for group in groups:
+                for event in group:
+                    yield event
+
+    async def groups(self) -> AsyncGenerator[list[StreamItem], None]:
+        """Yield lists of items that are there together, and await those to come."""
+        import asyncio  # on use: a synchronous program does not load it
+
+        loop = asyncio.get_running_loop()
+        while True:
+            found, is_over = await loop.run_in_executor(None, self._some)
+            items = [event for event in found if event is not None]
+            if items:
+                yield items
+            if is_over or (not self._follow and None in found):
+                return
+            until = time.monotonic() + _LOOK_ANYWAY * (None in found)
+            await asyncio.sleep(0 if self._stamp or None not in found else _PAUSE)
+            # Another process writes, so no event of this one tells it.
+            while not self._may_have_grown() and time.monotonic() < until:  # noqa: ASYNC110
+                await asyncio.sleep(_PAUSE)
+
+    def _some(self) -> tuple[list[StreamItem | None], bool]:
+        """Return the next events, up to ``None`` for nothing more now; and whether all are over."""
+        found: list[StreamItem | None] = []
+        self._size = 0
+        for event in self._events:
+            found.append(event)
+            if event is None or len(found) == _SOME or self._size > _LARGE:
+                return found, False
+        return found, True
+
+    # -- waiting ---------------------------------------------------------------------------------
+
+    def _may_have_grown(self) -> bool:
+        now = self._current_stamp()
+        return now != self._stamp or not now
+
+    def _current_stamp(self) -> object:
+        """Return what changes when the log grows; nothing where that is not known."""
+        store, name = self._log.store, self._log.name
+        changes = getattr(store, "changes", None)
+        return changes(name) if changes is not None else tuple(store.marks(name))
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def _all(self) -> Iterator[StreamItem | None]:
+        """Yield all events; ``None`` where there is nothing more now."""
+        while True:
+            self._stamp = self._current_stamp()  # first: what comes later rings again
+            head = read_head(self._log.store, self._log.seal, self._log.run_id)
+            status = (head[0] if head is not None else self._facts()).status
+            yield from self._available()
+            if status in ("completed", "failed", "cancelled"):
+                if self._log.gone(self._read):
+                    raise self._damaged(self._read + 1)
+                yield StreamItem(self._next - 1, "end", status)
+                return
+            yield None
+
+    def _available(self) -> Iterator[StreamItem]:
+        yield from self._jumped()
+        for number, batch in self._log.batches(self._read, self._link):
+            if batch is None:
+                raise self._damaged(number)
+            for first, op, items in items_of(batch):
+                if op[0] == ENDED or op[1] != self._name:
+                    continue
+                if op[0] == WITHDRAWN:
+                    if (first, op[2]) not in self._resets:
+                        self._resets.append((first, op[2]))
+                    yield from self._jumped()
+                    continue
+                said = enumerate(items, first) if op[0] == SAID else self._again(first, op[2])
+                for offset, (form, data) in said:
+                    if offset >= self._next:
+                        self._last, self._next = offset, offset + 1
+                        self._size += len(data)
+                        yield StreamItem(offset, "item", self.load(form, data))
+                        yield from self._jumped()
+            self._read, self._link = number, batch.link
+
+    def _jumped(self) -> Iterator[StreamItem]:
+        """Go behind what is withdrawn; yield one reset if the reader may have seen some of it."""
+        reset: tuple[int, int] | None = None
+        while True:
+            seen = [each for each in self._resets if each[1] <= self._last < each[0]]
+            if seen:
+                at, to = max(each[0] for each in seen), min(each[1] for each in seen)
+                reset = at, min(to, reset[1]) if reset is not None else to
+                self._last, self._next = at, max(self._next, at + 1)
+            unseen = [at for at, to in self._resets if to <= self._next <= at]
+            if unseen:
+                self._next = max(unseen) + 1
+            if not (seen or unseen):
+                break
+        if reset is not None:
+            yield StreamItem(reset[0], "reset", reset[1])
+
+    def _again(
+        self, first: int, said: list[tuple[int, int, Any]]
+    ) -> Iterator[tuple[int, tuple[Any, bytes]]]:
+        for count, source, _ in said:
+            for each in range(count):
+                if first + each >= self._next:
+                    yield first + each, self._item_at(source + each)
+            first += count
+
+    def _item_at(self, offset: int) -> tuple[Any, bytes]:
+        """Return an item that was said at an offset, even if it was withdrawn there."""
+        if offset not in self._found[1]:
+            batch = self._log.batch(self._holding(offset))
+            if batch is None:
+                raise self._damaged(self._holding(offset))
+            said = (
+                enumerate(items, first)
+                for first, op, items in items_of(batch)
+                if op[0] == SAID and op[1] == self._name
+            )
+            self._found = batch.number, {at: item for each in said for at, item in each}
+        return self._found[1][offset]
+
+    # -- finding ---------------------------------------------------------------------------------
+
+    def _newest(self) -> StreamBatch | None:
+        """Return the newest batch, which is found by halving."""
+        there, beyond = 0, 1
+        found = None
+        while (batch := self._log.batch(beyond)) is not None:
+            found, there, beyond = batch, batch.number, 2 * batch.number
+        while there + 1 < beyond:
+            middle = (there + beyond) // 2
+            batch = self._log.batch(middle)
+            if batch is None:
+                beyond = middle
+            else:
+                found, there = batch, batch.number
+        return found
+
+    def _holding(self, offset: int) -> int:
+        """Return the number of the batch that holds an offset, or of the newest batch before."""
+        newest = self._newest()
+        there, beyond = 1, newest.number + 1 if newest is not None else 1
+        while there + 1 < beyond:
+            middle = (there + beyond) // 2
+            batch = self._log.batch(middle)
+            if batch is not None and batch.firsts.get(self._name, 0) <= offset:
+                there = middle
+            else:
+                beyond = middle
+        return there
+
+    def _find_resets(self, batch: StreamBatch | None) -> None:
+        number = batch.last_withdrawing if batch is not None else 0
+        while number:
+            batch = self._log.batch(number)
+            if batch is None or batch.number != number:
+                raise self._damaged(number)
+            for first, op in batch.placed():
+                if op[0] == WITHDRAWN and op[1] == self._name:
+                    self._resets.append((first, op[2]))
+            number = batch.withdrew
+
+    # -- problems --------------------------------------------------------------------------------
+
+    def _check(self, after: int | None, newest: StreamBatch | None) -> None:
+        following = newest.after().get(self._name, 0) if newest is not None else 0
+        if after is None or (type(after) is int and -1 <= after < following):
+            return
+        last = f"its last offset is {following - 1}" if following else "nothing was said on it"
+        raise ConfigurationError(
+            f"after={after!r:.100}: the stream {self._name!r} of run {self._log.run_id!r} has no "
+            f"such offset; {last}. Give the offset of the last item that you have, or None for all"
+        )
+
+    def _damaged(self, number: int) -> CorruptStoreError:
+        log = self._log
+        return CorruptStoreError(
+            f"batch {number} of the streams of run {log.run_id!r} in {log.store.url} is damaged or "
+            "missing. What comes later can be read: give a later offset. "
+            f"stepwise verify {shell_word(log.run_id)} says more",
+            run_id=log.run_id,
+        )
+
+
+def load(form: Any, data: bytes) -> Any:
+    """Return the value of an item."""
+    if form == TEXT:
+        return data.decode()
+    return json.loads(data) if form == PLAIN else decode(data, form)
+
+
+def shown_item(form: Any, data: bytes) -> Any:
+    """Return the value of an item for a display, which loads plain data only."""
+    return load(form, data) if form in (TEXT, PLAIN) else f"<a value of {len(data):,} bytes>"

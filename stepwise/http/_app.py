@@ -1,0 +1,354 @@
+"""The application: addresses and answers.
+
+A request reads the store in a thread, never in the event loop.  Nothing is routed by Starlette: a
+run's id may hold a slash, which only the undecoded path tells from the slashes of an address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+import re
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from stepwise._journal.journal import facts_of, seal_for
+from stepwise._journal.records import RunFacts
+from stepwise._runs.run import Run, each_listed
+from stepwise._runs.streaming import RunStream
+from stepwise._runtime import settings
+from stepwise._workflows.handles import recover
+from stepwise._workflows.workflow import Workflow
+from stepwise.errors import (
+    ConfigurationError,
+    RunEndedError,
+    RunNotFoundError,
+    RunStopped,
+    StepwiseError,
+    StoreError,
+)
+from stepwise.http import _ai_sdk
+from stepwise.http._events import (
+    END,
+    Encode,
+    EventResponse,
+    NoJsonError,
+    cancelled,
+    encoder,
+    end_of_server,
+    json_text,
+    kept_alive,
+    problem_event,
+    server_ends,
+)
+from stepwise.http._following import Followers
+from stepwise.http._starting import Authorization, Startable, Visitor, check_id, json_object, no_run
+from stepwise.stores import open_store
+from stepwise.ui._access import place
+
+_LARGEST = 16_000_000  # bytes of a body
+_LONGEST_WAIT = 60.0  # seconds that a request for JSON may wait
+_ENDED = ("completed", "failed", "cancelled")
+
+_logger = logging.getLogger("stepwise.http")
+
+
+class HttpApp:
+    """The ASGI application; see :func:`stepwise.http.app`."""
+
+    def __init__(
+        self,
+        where: Any,
+        workflows: Iterable[Any],
+        authorize: Any,
+        form: Callable[[Any], Any] | None,
+        cancel_when_left: float | None,
+    ) -> None:
+        if cancel_when_left is not None and not 0 <= cancel_when_left < math.inf:
+            raise ConfigurationError(
+                f"cancel_when_left={cancel_when_left!r}: give seconds, 0 or more, or None for never"
+            )
+        self._access = Authorization(authorize)
+        self._store = open_store(where if where is not None else settings.store())
+        self._workflows = Startable(workflows, self._store)
+        self._followers = Followers(self._store, cancel_when_left)
+        self._form = form
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request; see ASGI."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000})
+        elif scope["type"] == "http":
+            answer = await self._answer(Request(scope, receive))
+            await answer(scope, receive, _closing(send))
+
+    async def _live(self, receive: Any, send: Any) -> None:
+        """Continue the crashed runs when the server starts, unless the application is mounted."""
+        while True:
+            kind = (await receive())["type"]
+            if kind == "lifespan.startup":
+                try:
+                    recover(store=self._store)
+                except (StepwiseError, RunStopped) as error:
+                    await send({"type": "lifespan.startup.failed", "message": str(error)})
+                    return
+            await send({"type": f"{kind}.complete"})
+            if kind == "lifespan.shutdown":
+                return
+
+    async def _answer(self, request: Request) -> Any:
+        try:
+            return await self._routed(request)
+        except HTTPException as error:
+            return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+        except StoreError:
+            _logger.exception("the store cannot be used: %s", request.url.path)
+            text = "the store of the runs cannot be used at the moment"
+            return JSONResponse({"error": text}, 503, {"retry-after": "1"})
+        except Exception:
+            _logger.exception("a request failed: %s", request.url.path)
+            return JSONResponse({"error": "this request failed; the server's log says more"}, 500)
+
+    async def _routed(self, request: Request) -> Any:
+        _, parts = place(request.scope)
+        match request.method, parts:
+            case "POST", ["start", label]:
+                return await self._start(request, label)
+            case "POST", ["ai-sdk", label]:
+                return await self._start_chat(request, label)
+            case "GET", ["ai-sdk", label, chat, "stream"]:
+                return await self._rejoin_chat(request, label, chat)
+            case "GET", ["runs", run_id]:
+                run, facts = await self._run(request, run_id, "read")
+                return await asyncio.to_thread(_state, run, facts)
+            case "GET", ["runs", run_id, "stream"]:
+                return await self._rejoin(request, run_id)
+            case "POST", ["runs", run_id, "cancel"]:
+                return await self._cancel(request, run_id)
+        raise HTTPException(404, "there is no such address, or not with this method")
+
+    async def _run(self, request: Request, run_id: str, action: str) -> tuple[Run, RunFacts]:
+        """Return a run that the sender of a request has.
+
+        Raises:
+            HTTPException: there is none with this id, or it is another user's.
+        """
+        check_id(run_id)
+        visitor = await self._access.visitor(request, run_id, action)
+        seal = seal_for(self._store)
+        facts = await asyncio.to_thread(facts_of, self._store, seal, run_id)
+        if facts is None or not visitor.has(facts):
+            raise no_run(run_id)
+        return Run(self._store, run_id, seal), facts
+
+    # -- runs ------------------------------------------------------------------------------------
+
+    async def _start(self, request: Request, label: str) -> Any:
+        run_id = request.query_params.get("run_id")
+        visitor = await self._access.visitor(request, run_id, "start")
+        workflow = self._workflows.workflow(label)
+        arguments = await json_object(request, _LARGEST)
+        run = await self._workflows.start(visitor, workflow, arguments, run_id)
+        if _wants_json(request):
+            answer = await asyncio.to_thread(_state, run, run._facts())
+            answer.status_code = 202
+            answer.headers["x-run-id"] = _header(run.id)
+            return answer
+        return await self._events(run, request.query_params.get("stream", "main"), None)
+
+    async def _rejoin(self, request: Request, run_id: str) -> Any:
+        run, _ = await self._run(request, run_id, "read")
+        asked = request.query_params
+        given = request.headers.get("last-event-id") or asked.get("after")
+        if given == END:
+            return Response(status_code=204)  # so that a browser does not reconnect
+        if given is not None and not re.fullmatch(r"-?\d{1,18}", given, re.ASCII):
+            raise _no_offset(given)
+        after, name = int(given) if given is not None else None, asked.get("stream", "main")
+        if not _wants_json(request):
+            return await self._events(run, name, after)
+        return await self._page(run, name, after, asked.get("wait", "0"))
+
+    async def _events(self, run: Run, name: str, after: int | None) -> EventResponse:
+        encode = encoder(self._form)
+        chunks = _chunks(await _stream(run, name, after), encode, problem_event, b"retry: 1000\n\n")
+        headers = {"x-run-id": _header(run.id)}
+        return EventResponse(chunks, self._followers.reading(run), headers)
+
+    async def _page(self, run: Run, name: str, after: int | None, wait: str) -> Response:
+        """Return items as JSON, as soon as there are some."""
+        seconds = float(wait) if re.fullmatch(r"\d{1,3}(\.\d+)?", wait, re.ASCII) else -1
+        if not 0 <= seconds <= _LONGEST_WAIT:
+            raise HTTPException(422, f"wait={wait:.50}: give seconds, at most {_LONGEST_WAIT:.0f}")
+        stream = await _stream(run, name, after, wait=seconds > 0)
+        with self._followers.reading(run):
+            items = await _first_group(stream, seconds or None)
+        shown = [{"offset": i.offset, "kind": i.kind, "value": i.value} for i in items]
+        answer = {
+            "run": run.id,
+            "items": shown,
+            "after": items[-1].offset if items else after,
+            "ended": bool(items) and items[-1].kind == END,
+        }
+        return _json(answer, f"an item of run {run.id!r}")
+
+    async def _cancel(self, request: Request, run_id: str) -> Response:
+        run, _ = await self._run(request, run_id, "cancel")
+        reason = (await json_object(request, _LARGEST)).get("reason", "")
+        if not isinstance(reason, str):
+            raise HTTPException(422, "the reason is a text")
+        try:
+            await asyncio.to_thread(run.cancel, reason)
+        except RunEndedError as error:
+            raise HTTPException(409, f"the run has ended: {error.status}") from error
+        except RunNotFoundError as error:
+            raise no_run(run_id) from error
+        except ConfigurationError as error:
+            raise HTTPException(409, str(error)) from error
+        return JSONResponse({"run": run_id}, 202)
+
+    # -- chats -----------------------------------------------------------------------------------
+
+    async def _start_chat(self, request: Request, label: str) -> Any:
+        workflow = self._workflows.workflow(label)
+        visitor = await self._access.visitor(request, None, "start")
+        body = await json_object(request, _LARGEST)
+        chat, run_id = _ai_sdk.run_ids(body)
+        if chat is None:
+            raise HTTPException(422, "the body is that of DefaultChatTransport: id, messages")
+        names = workflow.definition.parameters.names
+        arguments = {name: value for name, value in body.items() if name in names}
+        tags = {_ai_sdk.CHAT: chat}
+        try:
+            run = await self._workflows.start(visitor, workflow, arguments, run_id, tags)
+        except HTTPException as error:
+            if error.status_code != 409:  # the message was edited
+                raise
+            again = _ai_sdk.another(run_id)
+            run = await self._workflows.start(visitor, workflow, arguments, again, tags)
+        return await self._message(run)
+
+    async def _rejoin_chat(self, request: Request, label: str, chat: str) -> Any:
+        workflow = self._workflows.workflow(label)
+        visitor = await self._access.visitor(request, None, "read")
+        run = await asyncio.to_thread(self._active, visitor, workflow, chat)
+        return Response(status_code=204) if run is None else await self._message(run)
+
+    def _active(self, visitor: Visitor, workflow: Workflow[..., Any], chat: str) -> Run | None:
+        """Return the newest run of a chat if it has not ended."""
+        try:
+            listed = each_listed(
+                workflow, store=self._store, tags={_ai_sdk.CHAT: chat}, where=visitor.has
+            )
+        except ConfigurationError:  # the id of the chat can be no tag
+            return None
+        newest = next(itertools.islice(listed, 1), None)
+        return newest.run if newest is not None and newest.facts.status not in _ENDED else None
+
+    async def _message(self, run: Run) -> EventResponse:
+        message = _ai_sdk.UiMessage(run.id)
+        chunks = _chunks(await _stream(run, "main", None), message.encode, message.problem)
+        reading = self._followers.reading(run)
+        # The client takes a response that ends without a last chunk for whole.
+        return EventResponse(chunks, reading, _ai_sdk.HEADERS, says_end=False)
+
+
+# -- answers --------------------------------------------------------------------------------------
+
+
+def _closing(send: Any) -> Any:
+    """Return a ``send`` that closes the connections of a server that ends.
+
+    A client that reconnects at once on the same connection would keep the server from its end.
+    """
+
+    async def sent(message: Any) -> None:
+        if message["type"] == "http.response.start" and server_ends():
+            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+        await send(message)
+
+    return sent
+
+
+async def _stream(run: Run, name: str, after: int | None, *, wait: bool = True) -> RunStream:
+    try:
+        return await asyncio.to_thread(run.stream, after, name, follow=wait)
+    except ConfigurationError as error:
+        raise _no_offset(str(after)) from error
+    except RunNotFoundError as error:
+        raise no_run(run.id) from error
+
+
+async def _first_group(stream: RunStream, seconds: float | None) -> list[Any]:
+    """Return the next items; none if the time is over, or the server ends."""
+    async with aclosing(stream.groups()) as groups:
+        first = asyncio.ensure_future(anext(groups, []))
+        ending = asyncio.ensure_future(end_of_server())
+        try:
+            waits = {first, ending}
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            return first.result() if first.done() else []
+        finally:
+            await cancelled(first, ending)
+
+
+async def _chunks(
+    stream: RunStream, encode: Encode, problem: Callable[[str], bytes], first: bytes = b""
+) -> AsyncGenerator[bytes, None]:
+    """Yield the bytes of an event stream; a stream that cannot be read ends with a problem."""
+    yield first
+    try:
+        async with aclosing(kept_alive(stream.groups(), encode)) as chunks:
+            async for data in chunks:
+                yield data
+    except NoJsonError as error:
+        _logger.warning("the stream of a run cannot be sent: %s", error)
+        yield problem(str(error))
+    except (StepwiseError, RunStopped):
+        _logger.exception("the stream of a run cannot be read")
+        yield problem("the stream cannot be read; the server's log says more")
+
+
+def _state(run: Run, facts: RunFacts) -> Response:
+    """Return the status of a run, and its outcome."""
+    status = run._status(facts, run.owner)
+    answer: dict[str, Any] = {"run": run.id, "workflow": facts.label, "status": status}
+    if status == "completed":
+        answer["result"] = run.result
+    elif status == "failed":
+        answer["error"] = run._error_text()
+    return _json(answer, f"the result of run {run.id!r}")
+
+
+def _json(answer: Mapping[str, Any], what: str) -> Response:
+    try:
+        text = json_text(answer, what)
+    except NoJsonError as error:
+        _logger.warning("an answer cannot be sent: %s", error)
+        return JSONResponse({"error": str(error)}, 500)
+    return Response(text, media_type="application/json", headers={"cache-control": "no-store"})
+
+
+def _wants_json(request: Request) -> bool:
+    accepted = request.headers.get("accept", "")
+    return "application/json" in accepted and "text/event-stream" not in accepted
+
+
+def _no_offset(given: str) -> HTTPException:
+    return HTTPException(404, f"the stream has no offset {given:.100}")
+
+
+def _header(text: str) -> str:
+    """Return a text for a header, with the characters of an address."""
+    from urllib.parse import quote
+
+    return quote(text, safe="/:@!$&'()*+,;=~-._")

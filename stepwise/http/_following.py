@@ -1,0 +1,136 @@
+"""What a run gets from its readers: a process that continues it, and an end when nobody reads on.
+
+``recover()`` looks once, when a server starts.  A run whose server dies later is continued by the
+first server that a reader of it comes to.
+
+The readers that other processes serve are not known here, so ``cancel_when_left`` is for one
+process, or for several with each run's readers at one of them.  Rejected: a record in the store for
+each reader; a reader would cost writes, and that of a killed server would stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from stepwise._execution.process_memory import known_workflow
+from stepwise._journal.journal import facts_of, seal_for
+from stepwise._journal.summary import deaths_of
+from stepwise._runs.run import Run
+from stepwise._workflows.handles import Backlog, waker
+from stepwise.errors import RunBusyError, RunEndedError, RunStopped, StepwiseError
+from stepwise.http._events import server_ends
+from stepwise.stores import Store
+
+_LOOK = 1.0  # seconds between two looks whether a run has lost its process
+
+_logger = logging.getLogger("stepwise.http")
+
+
+class _RunReaders:
+    """The readers of one run."""
+
+    def __init__(self) -> None:
+        self.readers = self.arrivals = 0
+        self.left = asyncio.Event()
+        self.problem = ""  # that was logged last
+
+
+class Followers:
+    """The readers of all runs in this process.
+
+    Args:
+        store: the store of the runs.
+        cancel_when_left: the seconds after which a run is cancelled that its last reader has left;
+            ``None`` for never.
+    """
+
+    def __init__(self, store: Store, cancel_when_left: float | None) -> None:
+        self._store, self._grace = store, cancel_when_left
+        self._read: dict[str, _RunReaders] = {}
+        self._tasks: set[asyncio.Task[None]] = set()  # an event loop holds its tasks weakly
+
+    @contextmanager
+    def reading(self, run: Run) -> Iterator[None]:
+        """Count a reader of a run, as long as the context lasts."""
+        reading = self._read.get(run.id)
+        if reading is None:
+            reading = self._read[run.id] = _RunReaders()
+            task = asyncio.get_running_loop().create_task(self._tend(run, reading))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        reading.readers += 1
+        reading.arrivals += 1
+        reading.left.clear()
+        try:
+            yield
+        finally:
+            reading.readers -= 1
+            if not reading.readers:
+                reading.left.set()
+
+    async def _tend(self, run: Run, reading: _RunReaders) -> None:
+        try:
+            while reading.readers or not await self._is_over(run, reading):
+                await self._continue(run, reading)
+                with suppress(TimeoutError, asyncio.TimeoutError):
+                    await asyncio.wait_for(reading.left.wait(), _LOOK)
+        finally:
+            if self._read.get(run.id) is reading:
+                del self._read[run.id]
+
+    async def _is_over(self, run: Run, reading: _RunReaders) -> bool:
+        """Return whether nobody has come back; cancel the run then, if that is asked for."""
+        if self._grace is not None and not server_ends():
+            arrivals = reading.arrivals
+            await asyncio.sleep(self._grace)
+            if reading.arrivals != arrivals:
+                return False
+            if not server_ends():
+                await asyncio.to_thread(_cancel, run)
+        return not reading.readers
+
+    async def _continue(self, run: Run, reading: _RunReaders) -> None:
+        """Continue a run here if no process executes it."""
+        try:
+            dead = await asyncio.to_thread(self._dead, run)
+            if dead is None:
+                return
+            if known_workflow(dead.workflow).definition.is_coroutine:
+                dead.resume()  # as a task of this loop
+            else:
+                await asyncio.to_thread(dead.resume)
+        except RunBusyError:  # another process continues it
+            return
+        except (StepwiseError, RunStopped) as error:
+            if str(error) != reading.problem:
+                _logger.warning("run %s is not continued here: %s", run.id, error)
+            reading.problem = str(error)
+
+    def _dead(self, run: Run) -> Run | None:
+        """Return the run that must be continued here, or its parent that calls it."""
+        backlog = Backlog(self._store)
+        found = backlog.look_at(run.id)
+        if found is not None:
+            crashed = found.why() == "crashed"
+            is_deadly = crashed and deaths_of(self._store, found.seal, found.facts).are_deadly
+            return (
+                found.run if found.why() and not is_deadly and not _is_parked(found.run) else None
+            )
+        facts = facts_of(self._store, seal_for(self._store), run.id)
+        return run if facts is not None and facts.status == "interrupted" else None
+
+
+def _is_parked(run: Run) -> bool:
+    return (run.store.url, run.id) in waker.parked()
+
+
+def _cancel(run: Run) -> None:
+    try:
+        run.cancel("its last reader left")
+    except RunEndedError:
+        return
+    except (StepwiseError, RunStopped) as error:
+        _logger.warning("run %s is not cancelled: %s", run.id, error)
