@@ -31,6 +31,7 @@ TYPES = {  # private aliases, in words
     "Approve": "`True`, `False`, or a function",
     "Backoff": "seconds, a function, or a wait strategy",
     "Budget | None": "a `Budget`, or `None`",
+    "Limit | None": "a `Limit`, or `None`",
     "ClassFields | None": "fields by class",
     "Compensate": "a function, or `None`",
     "Executor | str | None": "an executor, a name, or `None`",

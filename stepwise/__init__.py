@@ -34,6 +34,7 @@ Running
   Budget, spend         a limit for what a run spends; says what was spent (Run.spent)
   RecoverableAgent      a step loop with explicit checkpoints (Checkpoint, CheckpointStore)
 Waiting
+  Limit                 what a provider allows, shared by all runs: requests, tokens, at a time
   sleep, sleep_until    a run waits for a time, which a resumed one does not begin anew
   wait_for              waits for a value that somebody sends to the run: Run.send
   approve               waits for a person's yes: Run.approve, Run.deny; a tool has ``approve=``
@@ -108,6 +109,7 @@ if TYPE_CHECKING:
     from stepwise._calls.approvals import approve
     from stepwise._calls.doubt import CompletedCall, DidNotHappen, Inconclusive, InDoubtCall, Landed
     from stepwise._calls.emitting import emit
+    from stepwise._calls.limited import Limit
     from stepwise._calls.parallel import map  # noqa: A004
     from stepwise._calls.steps import spend
     from stepwise._calls.waiting import sleep, sleep_until, wait_for
@@ -157,6 +159,7 @@ __all__ = [
     "InboxMessage",
     "Inconclusive",
     "Landed",
+    "Limit",
     "PendingWait",
     "PossibleStep",
     "Program",
@@ -230,6 +233,7 @@ _ON_USE = {
     **dict.fromkeys(("CodePlace", "FirstTrue", "VariableChange"), "_runs.why"),
     **dict.fromkeys(("VariableHistory", "VariableShown", "Why"), "_runs.why"),
     **dict.fromkeys(("RecordedFrame", "PossibleStep", "StoppedCall"), "_runs.steps"),
+    "Limit": "_calls.limited",
     "map": "_calls.parallel",
     **dict.fromkeys(("sleep", "sleep_until", "wait_for"), "_calls.waiting"),
     "spend": "_calls.steps",

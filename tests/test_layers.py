@@ -361,10 +361,10 @@ def test_typing_extensions_are_for_the_type_checker():
 
 
 WRITERS = """
-    _calls.approvals _calls.call _calls.compensation _calls.doubt _calls.edits _calls.streams
-    _calls.waiting _execution.account _execution.active_run _execution.outcomes _runs.fork
-    _runs.messages _runs.questions _runs.run _runs.verify _workflows.begin _workflows.execute
-    _workflows.host _workflows.resume testing.crashes
+    _calls.approvals _calls.call _calls.compensation _calls.doubt _calls.edits _calls.limited
+    _calls.streams _calls.waiting _execution.account _execution.active_run _execution.outcomes
+    _runs.fork _runs.messages _runs.questions _runs.run _runs.verify _workflows.begin
+    _workflows.execute _workflows.host _workflows.resume testing.crashes
 """
 
 
@@ -567,7 +567,7 @@ FRONT_DOOR = """
     ConfigurationError
     CorruptStoreError CurrentStep DidNotHappen DigestError Event FirstTrue Handle
     InDoubtCall InboxMessage
-    Inconclusive JournalLostError Landed LeaseLostError NotRecordableError OutsideRunError
+    Inconclusive JournalLostError Landed LeaseLostError Limit NotRecordableError OutsideRunError
     PendingWait PossibleStep Program Question RecordedFrame RecoverableAgent Recovered Run
     RunBusyError
     RunCancelled RunCheckpoint RunConflictError RunEndedError RunNotFoundError RunOwnedError

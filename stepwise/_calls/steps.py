@@ -17,7 +17,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, overload
 from weakref import WeakKeyDictionary
 
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from stepwise._calls.doubt import CompletedCall, InDoubt
+    from stepwise._calls.limited import Limit
+    from stepwise._calls.refusals import LeftOfLimit
 
 
 # -- caches ---------------------------------------------------------------------------------------
@@ -196,6 +198,9 @@ class Step(Performer):
     """The function whose code counts for the version; ``None`` for the step's own function."""
     unrecorded = ""
     """The reason why changes to the arguments of its bodies are not recorded."""
+    limit: Limit | None = None
+    _unkeyed: Mapping[str, Any] = MappingProxyType({})
+    """The defaults of the parameters that the key of the limit may ask for."""
 
     def __init__(
         self,
@@ -219,6 +224,7 @@ class Step(Performer):
         approvers: Iterable[str] = (),
         compensate: Compensate = None,
         record_arguments: bool | None = None,
+        limit: Limit | None = None,
         on_changed: OnChanged = None,
     ) -> None:
         self.function = function
@@ -249,14 +255,19 @@ class Step(Performer):
         self._is_lambda = self.name.endswith("<lambda>")
         self._is_checked = self._is_lambda or side_effect
         self._as_run = record_arguments is None
-        self._performance: type[Performance] = Performance
-        if approve:
-            from stepwise._calls.approvals import ApprovedCall  # on use: few tools ask
-
-            self._performance = ApprovedCall
-        if record_arguments:
-            self._performance = self._recording
+        self._performance = self._recording if record_arguments else self._plain
+        if limit is not None:
+            self.limit_calls(limit)
         self._make_known()
+
+    @property
+    def _plain(self) -> type[Performance]:
+        """The class of the calls that do not record their arguments."""
+        if not self.approve:
+            return Performance
+        from stepwise._calls.approvals import ApprovedCall  # on use: few tools ask
+
+        return ApprovedCall
 
     @cached
     def qualname(self) -> str:
@@ -284,6 +295,14 @@ class Step(Performer):
     @property
     def _recording(self) -> type[Performance]:
         """The class of the calls that record their arguments."""
+        if self.limit is not None:
+            from stepwise._calls.limited import limited
+
+            return limited(self._recording_unlimited)
+        return self._recording_unlimited
+
+    @property
+    def _recording_unlimited(self) -> type[Performance]:
         if self.approve:
             from stepwise._calls.approvals import RecordingApprovedCall
 
@@ -291,6 +310,16 @@ class Step(Performer):
         from stepwise._calls.recording import RecordingCall  # on use: few ask for it
 
         return RecordingCall
+
+    def limit_calls(self, limit: Limit) -> None:
+        """Let the calls wait for a limit."""
+        from stepwise._calls.limited import check_key, limited  # on use: few steps are limited
+
+        if limit.key is not None:
+            check_key(limit, limit.key, self.what, self.function)
+            parameters = inspect.signature(self.function).parameters.values()
+            self._unkeyed = {p.name: p.default for p in parameters if p.default is not p.empty}
+        self.limit, self._performance = limit, limited(self._performance)
 
     def _make_known(self) -> None:
         root, _, inner = self.qualname.partition(".")
@@ -351,6 +380,27 @@ class Step(Performer):
                 type_name="dict",
             )
         return encoded
+
+    # -- limits ----------------------------------------------------------------------------------
+
+    def limit_of(self, bound: Mapping[str, Any]) -> Limit | None:
+        """Return the limit of a call with these arguments."""
+        if self.limit is None or self.limit.key is None:
+            return self.limit
+        from stepwise._calls.limited import chosen_by_key
+
+        return chosen_by_key(self.limit, self.limit.key, {**self._unkeyed, **bound})
+
+    def tokens_of(self, bound: Mapping[str, Any]) -> int | None:
+        """Return an estimate of the tokens of a call, or ``None`` if nobody knows."""
+        return None if self.limit is None else self.limit.estimate
+
+    def left_of_limit(self, bound: Mapping[str, Any]) -> LeftOfLimit | None:
+        """Return what the answer to a call says is left of its limit."""
+
+    def repeats_refused(self, bound: Mapping[str, Any]) -> bool:
+        """Return whether an attempt that the provider refused can be made again in place."""
+        return True
 
     # -- calling ---------------------------------------------------------------------------------
 
@@ -667,6 +717,7 @@ def step(
     executor: Executor | str | None = None,
     resources: Mapping[str, Any] | None = None,
     record_arguments: bool | None = None,
+    limit: Limit | None = None,
     on_changed: OnChanged = None,
 ) -> Callable[[F], F]: ...
 def step(function: Any = _NOTHING, /, **options: Any) -> Any:
@@ -706,6 +757,7 @@ def step(function: Any = _NOTHING, /, **options: Any) -> Any:
             the run: as they were when the call began, without ``secret=``, ``ignore=`` and
             ``redact=``.  False not to.  ``None``: as :func:`configure` or
             ``STEPWISE_RECORD_ARGUMENTS`` says.
+        limit: a :class:`Limit`, which each attempt waits for; all processes share it.
         on_changed: what becomes of the results that the step recorded before its code, or what the
             code reads of the project, was edited: ``"keep"`` them and say so; ``"rerun"`` the step
             (not if it has side effects); or ``"ask"``, which stops the run until a person has
@@ -741,6 +793,7 @@ def tool(
     executor: Executor | str | None = None,
     resources: Mapping[str, Any] | None = None,
     record_arguments: bool | None = None,
+    limit: Limit | None = None,
     on_changed: OnChanged = None,
 ) -> Callable[[F], F]: ...
 def tool(function: Any = _NOTHING, /, **options: Any) -> Any:

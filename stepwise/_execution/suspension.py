@@ -32,8 +32,8 @@ class PendingWait(PlainFacts):
     Args:
         run_id: the run, or the child run, that makes the call.
         step: the number of the call.
-        kind: ``time``, ``signal`` or ``approval``.
-        name: the name of the signal, or the question of an approval.
+        kind: ``time``, ``signal``, ``approval`` or ``limit``.
+        name: the name of the signal or limit, or the question of an approval.
         since: when the wait began, in seconds since 1970.
         until: when the wait times out, in seconds since 1970; ``None`` for never.
         ticket: the ticket of an approval's question; else empty.
@@ -192,6 +192,7 @@ def _text(run_id: str, waits: list[PendingWait]) -> str:
     first = waits[0]
     how = {
         "time": "Start the program again then",
+        "limit": "Start the program again then",
         "signal": f"stepwise send {shell_word(first.run_id)} {shell_word(first.name)} JSON, and "
         "start the program again",
         "approval": f"stepwise approve {shell_word(first.run_id)} {first.step} {first.ticket}, and "

@@ -255,7 +255,7 @@ class Parked:
     @property
     def asks(self) -> bool:
         """True if the call waits for a message."""
-        return self.wait.kind != "time"
+        return self.wait.kind in ("signal", "approval")
 
 
 class Waits:

@@ -2,5 +2,6 @@
 
 The modules, each importing only from those before it::
 
-    seal versions records signatures projection course lease journal log inbox stream summary
+    seal versions records signatures projection course lease journal log inbox ledger
+    limit_store stream summary
 """

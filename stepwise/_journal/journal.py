@@ -565,6 +565,7 @@ def is_another_history(
 _TAG = 16  # bytes
 _MOST = 20  # calls in a note, the newest ones: a run may have thousands in progress
 _FIELD, _CALL = "\x1f", "\x1e"  # separators of the fields of a call, and of calls
+_LIMIT = "\x1d"  # around the name of the limit that a call waits for
 
 
 def shown_call(call: records.Call) -> str:
@@ -573,6 +574,11 @@ def shown_call(call: records.Call) -> str:
     at = int(call.at * 1e6) + 1  # formatting a float takes twenty times as long
     front = str(number), name, module, digest, str(ordinal), call.branch, str(at)
     return _FIELD.join((*front, call.site, call.arguments))
+
+
+def shown_waiting(call: records.Call, limit: str) -> str:
+    """Serialize a call that waits for a limit, for a note."""
+    return f"{_LIMIT}{limit}{_LIMIT}{shown_call(call)}"
 
 
 def noter(
@@ -619,9 +625,18 @@ def noted_calls(store: Store, seal: Seal, run_id: str, since: float) -> list[rec
     tag, data = note[:_TAG], note[_TAG:]
     if not seal.is_tag(_identity(run_id), data, tag):  # the note is torn, or of another run
         return []
-    calls = map(_call, data.decode("utf-8", "surrogatepass").split(_CALL))
-    begun = [each for each in calls if each is not None and each.at >= since]
-    return [records.Entry(0, records.Intent(each), b"") for each in begun]
+    calls = map(_noted, data.decode("utf-8", "surrogatepass").split(_CALL))
+    begun = [each for each in calls if each is not None and each.call.at >= since]
+    return [records.Entry(0, each, b"") for each in begun]
+
+
+def _noted(text: str) -> records.Intent | records.Waiting | None:
+    """Return the record that a call in progress would have."""
+    limit, text = text[1:].split(_LIMIT, 1) if text.startswith(_LIMIT) else ("", text)
+    call = _call(text)
+    if call is None:
+        return None
+    return records.Waiting(call, "limit", limit, at=call.at) if limit else records.Intent(call)
 
 
 def _call(text: str) -> records.Call | None:

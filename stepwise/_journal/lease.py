@@ -57,6 +57,11 @@ class Lease:
             raise
         return self
 
+    @property
+    def since(self) -> float:
+        """When the lease was acquired, in seconds since 1970; 0 before that."""
+        return self._owner.since if self._owner is not None else 0.0
+
     def is_ours(self) -> bool:
         """Return whether the store still has this owner of the lease."""
         return self._owner is not None and self.store.owner(self.run_id) == self._owner

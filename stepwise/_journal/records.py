@@ -20,7 +20,7 @@ from stepwise.errors import StoreError
 
 
 StepStatus = Literal["completed", "failed", "cancelled"]
-WaitKind = Literal["time", "signal", "approval"]
+WaitKind = Literal["time", "signal", "approval", "limit"]
 
 _NOTHING: Mapping[str, str] = {}
 _NO_USAGE: Mapping[str, Any] = {}
@@ -171,14 +171,15 @@ class Intent(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """A call waits: for a time, for a signal, or for a person.
+    """A call waits: for a time, for a signal, for a person, or for a limit.
 
     Payload of an approval: the arguments that the person sees, by name.  A later record of the same
     call replaces this one, for a wait that begins again or a question that is asked again.
 
     Args:
-        name: of the signal, or the question of an approval.
-        until: when the wait ends by itself, in seconds since 1970; ``None`` for never.
+        name: of the signal or limit, or the question of an approval.
+        until: when the wait ends by itself, in seconds since 1970; ``None`` for never.  For a
+            limit, when the run should ask again.
         seconds: the intended length of the wait at its beginning; ``None`` if only a moment was
             given.
         ticket: of this question; random; an answer has to name it.
@@ -273,6 +274,7 @@ class RunWait(NamedTuple):
             "time": "for its time",
             "signal": f"for the signal {self.name!r}",
             "approval": f"for an answer to {self.name!r}",
+            "limit": f"for the limit {self.name!r}",
         }[self.kind]
 
 
@@ -679,6 +681,12 @@ class Entry(NamedTuple):
     def waits(self) -> bool:
         """True if the record is a wait of a call, or a person's answer to the call."""
         return isinstance(self.record, (Waiting, Answered))
+
+    @property
+    def limit(self) -> str:
+        """The name of the limit that the call waits for; empty if it waits for none."""
+        record = self.record
+        return record.name if isinstance(record, Waiting) and record.kind == "limit" else ""
 
     @property
     def landed(self) -> bool:

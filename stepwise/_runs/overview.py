@@ -146,7 +146,7 @@ def _with_doing(seen: Overview, noted: list[Entry], place: run_steps.Place) -> O
     if not doing:
         return seen
     steps = sorted([*seen.steps, *doing], key=lambda step: step.number)
-    counts = Counter(seen.statuses) + Counter(started=len(doing))
+    counts = Counter(seen.statuses) + Counter(step.status for step in doing)
     total = seen.total + len(doing)
     return replace(seen, steps=steps, total=total, statuses=dict(counts), doing=doing)
 

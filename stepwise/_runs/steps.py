@@ -740,7 +740,7 @@ def step_record(
         name=call.name,
         status=derived or status,
         arguments=call.arguments,
-        preview=ended.preview if ended else "",
+        preview=ended.preview if ended else f"for the limit {entry.limit!r}" if entry.limit else "",
         attempts=outcome.attempts if outcome is not None else 1,
         started_at=call.at,
         finished_at=ended.at if ended else None,

@@ -722,11 +722,13 @@ class _RunReading:
         calls = f"step {step.number} {step.name}({step.arguments})" if step is not None else ""
         tries = f" after {step.attempts} tries" if step is not None and step.attempts > 1 else ""
         during = f", in {calls}" if calls else ""
+        name = step._entry.limit if step is not None else ""
+        limit = f" It waits for the limit {name!r}." if name else ""
         waits = "; and ".join(map(str, pending(self.facts)[:4]))
         told = {
             "failed": f"It failed{at}{during}{tries}: {error}",
             "completed": f"It completed in {duration_text(run_steps.duration_of(self.facts))}.",
-            "running": f"It is being executed {describe_owner(self.owner)}{during}.",
+            "running": f"It is being executed {describe_owner(self.owner)}{during}.{limit}",
             "suspended": f"It waits {waits}.",
             "interrupted": f"It was stopped by {self.facts.error}{at}.",
             "cancelling": f"It is to be cancelled, asked by {self.facts.cancelling}, and unwinds.",

@@ -207,7 +207,7 @@ def _is_text(value: Any) -> bool:
 # supervisors.
 _RESERVED = (
     *("bell:", "inbox:", "langgraph:", "langgraph-threads"),
-    *("openai-agents:", "openai-agents-sessions", "stream:", "up:"),
+    *("limit:", "limits:", "openai-agents:", "openai-agents-sessions", "stream:", "up:"),
 )
 _RUN_ID = f"a text, not empty, that does not begin with {', '.join(_RESERVED)}"
 
@@ -284,6 +284,10 @@ _OF_STEPS: dict[str, Allowed | None] = {
     "record_arguments": (
         _or_none(lambda value: isinstance(value, bool)),
         "True or False; None for what configure(record_arguments=...) says",
+    ),
+    "limit": (
+        _or_none(lambda value: hasattr(value, "concurrent")),
+        'a stepwise.Limit("openai", requests=500, per=60), or None',
     ),
     "on_changed": (
         _or_none(_one_of("keep", "rerun", "ask")),

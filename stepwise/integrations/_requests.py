@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from stepwise._calls.async_driver import adrive, aresume, auntil_body, in_task_of
 from stepwise._calls.driver import Core, Result, drive, resume, run, until_body
 from stepwise._calls.emitting import emissions_of
+from stepwise._calls.refusals import LeftOfLimit, left_of, plain_headers
 from stepwise._calls.steps import Step
 from stepwise._calls.streams import AsyncStreamed, Streamed, forget_beginning
 from stepwise._execution.account import amounts_of_usage
@@ -47,6 +48,10 @@ from stepwise.integrations._recorded_responses import (
     response_from,
     stream_class,
 )
+from stepwise.integrations._request_limits import limit_of, limits
+
+if TYPE_CHECKING:
+    from stepwise._calls.limited import Limit
 
 # -- request spending -----------------------------------------------------------------------------
 
@@ -253,6 +258,25 @@ class RequestStep(Step):
         named = {"method": read.method, "url": read.url, "headers": read.headers}
         return {**named, "body": read.body}
 
+    def limit_of(self, bound: Mapping[str, Any]) -> Limit | None:
+        """Return the limit of a request."""
+        limit: Limit | None = bound["exchange"].limit
+        return limit
+
+    def tokens_of(self, bound: Mapping[str, Any]) -> int | None:
+        """Return an estimate of the tokens of a request, if its limit counts them."""
+        limit = self.limit_of(bound)
+        return None if limit is None else limit.estimate
+
+    def left_of_limit(self, bound: Mapping[str, Any]) -> LeftOfLimit | None:
+        """Return what the headers of the answer say is left of the limit."""
+        response = bound["exchange"].response
+        return None if response is None else left_of(plain_headers(response.headers))
+
+    def repeats_refused(self, bound: Mapping[str, Any]) -> bool:
+        """Return whether a refused request is sent again here, not by the client."""
+        return not bound["exchange"].streamed  # the answer's reader has left the driver
+
     def may_change(self, bound: Mapping[str, Any]) -> bool:
         """Return that nothing changes: the arguments were made for this request alone."""
         return False
@@ -317,6 +341,7 @@ class Exchange:
         self.response: Any = None
         self.run: ActiveRun | None = None
         self.body: Callable[[], Any] = forward
+        self.limit = limit_of(request) if limits else None
         self._streams = stream_class(library_of(request))
         endpoint = endpoint_of(request.method, request.url.path)
         self.endpoint = endpoint or ""
@@ -348,6 +373,8 @@ class Exchange:
             tag = scope.run.journal.seal.tag("hidden in a request", hidden).hex()
             arguments["headers"] = {**read.headers, "masked": tag}
         step = _step(name, kind.sdk, self.effect, not kind.named)
+        if self.limit is not None and step.limit is None:
+            step.limit_calls(self.limit)
         return step.core(scope, (), arguments)
 
     def judged(self, response: Any) -> Any:

@@ -9,7 +9,7 @@ says so.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 import wrapt
 
+from stepwise._calls.limited import Limit
 from stepwise._checkpoints.resources import in_factory
 from stepwise._execution.active_run import Scope, current_scope
 from stepwise._execution.tasks import warn_if_unseen
@@ -29,6 +30,13 @@ from stepwise._runtime.messages import Once, notice, reports
 from stepwise._runtime.options import check_stream
 from stepwise.errors import ConfigurationError
 from stepwise.integrations._model_requests import SENDER, asks_model, endpoint_of
+from stepwise.integrations._request_limits import (
+    asend_limited,
+    check_limits,
+    limit_of,
+    send_limited,
+)
+from stepwise.integrations._request_limits import limits as known_limits
 from stepwise.integrations._requests import Exchange, RequestKind, asend, count_spending, send
 from stepwise.integrations._supported import does_not_fit, require
 
@@ -84,6 +92,7 @@ def _client_and_transport(frame: FrameType | None) -> tuple[str, str]:
 __all__ = ["answering", "instrument", "uninstrument"]
 
 _READS = ("GET", "HEAD", "OPTIONS", "TRACE")
+_NO_LIMITS: Mapping[str, Limit] = {}
 
 
 class _Method(NamedTuple):
@@ -122,6 +131,7 @@ def instrument(
     *,
     name: str | None = None,
     reads: Iterable[str] = _READS,
+    limits: Mapping[str, Limit] = _NO_LIMITS,
     emit: str | None = None,
 ) -> None:
     """Record the requests to models: each is made once per run, and answered after a crash.
@@ -145,11 +155,16 @@ def instrument(
         name: the name of a client of httpx, for its steps; required for such a client.
         reads: for a client of httpx, the methods that change nothing.  A request with another
             method is a side effect: announced before it is sent, never silently repeated.
+        limits: limits (:class:`Limit`) by model or address: ``{"gpt-5": ..., "api.openai.com":
+            ...}``; the model comes first.  All requests that are seen wait for them, outside runs
+            too.  What a provider refuses (429) is sent again when it allows that.
         emit: a stream of the run that gets the text of streamed answers, as :func:`emit` would.
 
     Raises:
         ConfigurationError: the client is of another kind, or the version of a library does not fit.
     """
+    check_limits(limits)
+    known_limits.update(limits)
     models = _MODELS._replace(emits=_checked_stream(emit))
     if client is None:
         if name is not None:
@@ -158,7 +173,12 @@ def instrument(
             )
         _everywhere.kind = models
         _wrap_all(*_HTTPX, *_UNSEEN)
-        return
+    else:
+        _instrument(client, name, reads, models)
+
+
+def _instrument(client: Any, name: str | None, reads: Iterable[str], models: RequestKind) -> None:
+    """Record the requests of one client; see :func:`instrument`."""
     sender, sdk = _sender(client)
     if not sdk and not name:
         raise ConfigurationError(
@@ -196,6 +216,7 @@ def uninstrument(client: Any = None, /) -> None:
         return
     _everywhere.kind = None
     _clients.clear()
+    known_limits.clear()
     with _mutex:
         for module, path in [] if _answers else list(_wrapped):
             _unwrap(module, path)
@@ -290,46 +311,52 @@ def _is_answered(client: Any, request: Any) -> bool:
     return _is_of_sdk(request) or _asks_model(request)
 
 
-def _recorded(client: Any, request: Any) -> tuple[RequestKind, Scope] | None:
+def _seen(client: Any, request: Any) -> tuple[RequestKind | None, Scope | None]:
     """Return the kind and scope of a recorded or counted request; ``None`` for others."""
     kind = _kind(client, request)
-    scope = _scope(kind) if kind is not None else None
-    return None if kind is None or scope is None else (kind, scope)
+    return kind, _scope(kind) if kind is not None else None
 
 
 def _send(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
     request = _request(args, kwargs)
     if _is_answered(client, request):
         wrapped = _answer
-    recorded = _recorded(client, request)
-    if recorded is None:
-        return wrapped(*args, **kwargs)
-    (kind, scope), streamed = recorded, bool(kwargs.get("stream", False))
-    if scope.call is not None:  # the step is recorded, not the request
-        response = wrapped(*args, **kwargs)
+    (kind, scope), streamed = _seen(client, request), bool(kwargs.get("stream", False))
+    forward = partial(wrapped, *args, **kwargs)
+    if kind is None or scope is None or scope.call is not None:  # the step is recorded, if any
+        limit = limit_of(request) if known_limits and kind is not None else None
+        if limit is not None:
+            response = send_limited(limit, forward, request, streamed=streamed)
+        else:
+            response = forward()
+        if scope is None or kind is None:
+            return response
         return count_spending(
             scope, request, response, kind.emits, streamed=streamed, asynchronous=False
         )
     request.read()
-    return send(scope, Exchange(kind, request, lambda: wrapped(*args, **kwargs), streamed=streamed))
+    return send(scope, Exchange(kind, request, forward, streamed=streamed))
 
 
 async def _asend(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
     request = _request(args, kwargs)
     if _is_answered(client, request):
         wrapped = _aanswer
-    recorded = _recorded(client, request)
-    if recorded is None:
-        return await wrapped(*args, **kwargs)
-    (kind, scope), streamed = recorded, bool(kwargs.get("stream", False))
-    if scope.call is not None:
-        response = await wrapped(*args, **kwargs)
+    (kind, scope), streamed = _seen(client, request), bool(kwargs.get("stream", False))
+    forward = partial(wrapped, *args, **kwargs)
+    if kind is None or scope is None or scope.call is not None:
+        limit = limit_of(request) if known_limits and kind is not None else None
+        if limit is not None:
+            response = await asend_limited(limit, forward, request, streamed=streamed)
+        else:
+            response = await forward()
+        if scope is None or kind is None:
+            return response
         return count_spending(
             scope, request, response, kind.emits, streamed=streamed, asynchronous=True
         )
     await request.aread()
-    exchange = Exchange(kind, request, lambda: wrapped(*args, **kwargs), streamed=streamed)
-    return await asend(scope, exchange)
+    return await asend(scope, Exchange(kind, request, forward, streamed=streamed))
 
 
 def _answer(*args: Any, **kwargs: Any) -> Any:

@@ -33,6 +33,7 @@ A store may have more methods:
   lacks these methods.
 - ``for_pages(*, to_read)`` returns the store object that the pages of ``stepwise ui`` read: it
   gives up early on a server that is away.  With ``to_read`` it cannot write, whoever wants that.
+- ``now()`` returns seconds by the clock of the store's server, for processes on several machines.
 - ``write_all(wanted)`` writes a batch for each of several runs at once.  It is marked by
   ``_group_commit.for_several``, and returns the error of each batch, or ``None``.
 

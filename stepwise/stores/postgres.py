@@ -604,6 +604,11 @@ class PostgresStore:
                 return
             cursor = found[-1][0]
 
+    def now(self) -> float:
+        """Return the time of the server's clock, in seconds since 1970."""
+        ((seconds,),) = self._rows("SELECT extract(epoch FROM clock_timestamp())::float8")
+        return float(seconds)
+
     # -- end -------------------------------------------------------------------------------------
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from stepwise._execution import process_memory
+from stepwise._execution.turns import settle
 from stepwise._execution.watching import watcher
 from stepwise._runtime import settings as _config
 from stepwise.stores import Store, open_store
@@ -58,6 +59,7 @@ class fresh_store:  # noqa: N801
         vars(_config._settings).update(settings)
         vars(process_memory.memory).update(memory)
         if store.persistent:
+            settle(store)
             watcher.finish_look()  # or it may recreate a folder that the caller deletes
             store.close()
 

@@ -260,7 +260,8 @@ class RunReader:
             waits=[*_signals(*place, row)] if waits else (),
         )
         # Of what a suspended run waits for, nothing is open any more.
-        has_come = row.status == "suspended" and any(each.kind != "time" for each in facts.waits)
+        asks = any(each.kind in ("signal", "approval") for each in facts.waits)
+        has_come = row.status == "suspended" and asks
         if not matters.total and row.can_resume and (has_come or row.status in _RESUMABLE):
             matters = Matters(resumable=[row])
         return row, matters

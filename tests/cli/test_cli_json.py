@@ -78,6 +78,7 @@ COMMANDS = {
     "locals": (dict, "locals RUN"),
     "bisect": (dict, "bisect RUN topic"),
     "diff": (dict, "diff RUN DOUBT"),
+    "limits": (list, "limits"),
     "in-doubt": (list, "in-doubt"),
     "resume": (dict, "resume RUN"),
     "resume all": (list, "resume --all-crashed"),

@@ -1026,6 +1026,44 @@ _RECORDED = [
     ),
 ]
 
+_LIMITS = [
+    _mutant(
+        "a request ceases to count before its window has ended",
+        "_journal/ledger.py",
+        "_add(self.over, math.ceil(at / self._slot), requests, tokens)",
+        "_add(self.over, int(at / self._slot), requests, tokens)",
+        "test_ledger.py::test_a_request_counts_for_a_whole_window",
+    ),
+    _mutant(
+        "a request in flight does not count",
+        "_journal/ledger.py",
+        "given = [*self.claims.values(), *self.over.values()]",
+        "given = [*self.over.values()]",
+        "test_ledger.py::test_no_window_has_more_than_the_limit",
+    ),
+    _mutant(
+        "a run that was served keeps its place before the others",
+        "_journal/ledger.py",
+        "return place._replace(wants=place.wants[many:], since=now) if many else place",
+        "return place._replace(wants=place.wants[many:]) if many else place",
+        "test_ledger.py::test_a_run_that_was_served_goes_behind_the_others",
+    ),
+    _mutant(
+        "what a dead process held is never given back",
+        "_journal/limit_store.py",
+        "return owner is None or (bool(owner.since) and repr(owner.since) != since)",
+        "return False",
+        "test_limited.py::test_holders",
+    ),
+    _mutant(
+        "a refused attempt of a side effect is made again",
+        "_calls/limited.py",
+        "return whole and not made and (clean or not call.effect)",
+        "return whole and not made",
+        "test_limited.py::test_a_refused_side_effect",
+    ),
+]
+
 _RERUNS = [
     _mutant(
         "a rerun does not notice a call that was left out",
@@ -1100,6 +1138,7 @@ MUTANTS = [
     *_WAITS,
     *_PAGE,
     *_RECORDED,
+    *_LIMITS,
     *_RERUNS,
     *_STREAMS,
 ]

@@ -1,0 +1,373 @@
+"""The ledger of a limit: what each process has taken, and who is next.  It does no input or output.
+
+A request is *open* from its grant until the process that made it says that it is over.  An open
+request counts in full; a request that is over counts for one more window, ``per`` seconds.  A grant
+needs room for all of these together.  So no window of that length, by the clock of any provider,
+sees more requests than the limit: take the request of the window that was granted last.  All others
+of the window were granted before it.  At its grant, each of them was open, or over for less than
+``per`` seconds, since it reached the provider inside the window.  Delays of the network, batches of
+grants and late reports make a request count for longer, never for shorter.
+
+The price: a call that takes a sixth of a window uses at most six sevenths of the limit.
+
+Rejected: counting from the moment a request is sent.  A request that is slow to arrive shares a
+window of the provider with requests that were granted after the window of its sending.
+
+Rejected: a bucket of tokens that refills.  It lets twice the limit through in one window.
+
+Times are seconds of one clock for all processes.  A clock that is set back makes requests count
+for at most one more window.
+
+Requests that are over are kept in slots of a hundredth of a window, each counted as over at its
+slot's end.  So a ledger has at most about a hundred slots, whatever the limit is.
+
+*Places* make the queue.  A run has one place, with the tokens that each of its waiting calls asks
+for.  Grants go round: each run gets one call, the longest waiting run first, then each a second
+one.  A run that was served and still waits moves to the end.  Room for a place of another process
+is left free for that process.  If the first call does not fit, none behind it is granted, so that a
+call with many tokens is served, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from stepwise._runtime.facts import NamedTuple
+
+_SLOTS = 100  # of a window
+_FIRST_MEAN, _WEIGHT = 1000.0, 0.1  # tokens of a call about which nothing is known
+_SHARES = 4  # parts of the free requests of which a process takes one in advance
+
+
+class Figures(NamedTuple):
+    """The figures of a limit; ``since`` is when a program stated them, in seconds since 1970."""
+
+    requests: int | None = None
+    tokens: int | None = None
+    per: float = 60.0
+    concurrent: int | None = None
+    since: float = 0.0
+
+
+class QueuePlace(NamedTuple):
+    """The place of a run in the queue.
+
+    Args:
+        run: its id.
+        since: when the run began to wait.
+        holder: the process that executes the run.
+        wants: the tokens of each waiting call, in order.
+        seen: when the process last confirmed the place.
+    """
+
+    run: str
+    since: float
+    holder: str
+    wants: tuple[int, ...]
+    seen: float
+
+
+class Over(NamedTuple):
+    """A number of requests that are over, or a correction of their tokens."""
+
+    at: float
+    requests: int
+    tokens: int
+
+
+class Ledger:
+    """The state of a limit.
+
+    Attributes:
+        figures: the newest figures.
+        claims: the open requests and their tokens, by process.
+        over: the requests that are over and their tokens, by slot.
+        places: the queue.
+        paused: until when nothing is granted, and for how long that was at the beginning.
+        mean: the usual tokens of a call.
+        at: the time of the last change.
+    """
+
+    def __init__(self, figures: Figures) -> None:
+        self.figures = figures
+        self.claims: dict[str, tuple[int, int]] = {}
+        self.over: dict[int, tuple[int, int]] = {}
+        self.places: list[QueuePlace] = []
+        self.paused: tuple[float, float] = (0.0, 0.0)
+        self.mean = _FIRST_MEAN
+        self.at = 0.0
+
+    # -- data ------------------------------------------------------------------------------------
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the state in a form that JSON can hold."""
+        return {
+            "figures": list(self.figures),
+            "claims": {holder: list(claim) for holder, claim in self.claims.items()},
+            "over": [[slot, *spent] for slot, spent in self.over.items()],
+            "places": [list(each) for each in self.places],
+            "paused": list(self.paused),
+            "mean": self.mean,
+            "at": self.at,
+        }
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Ledger:
+        """Return the ledger that :meth:`to_data` gave."""
+        made = cls(Figures(*data["figures"]))
+        made.claims = {holder: (r, t) for holder, (r, t) in data["claims"].items()}
+        made.over = {slot: (r, t) for slot, r, t in data["over"]}
+        made.places = [QueuePlace(a, b, c, tuple(d), e) for a, b, c, d, e in data["places"]]
+        made.paused = (data["paused"][0], data["paused"][1])
+        made.mean, made.at = data["mean"], data["at"]
+        return made
+
+    # -- time ------------------------------------------------------------------------------------
+
+    @property
+    def _slot(self) -> float:
+        return self.figures.per / _SLOTS
+
+    def tick(self, now: float) -> None:
+        """Drop the requests that no longer count; bring times that are still to come to now."""
+        first, last = (now - self.figures.per) / self._slot, math.ceil(now / self._slot)
+        kept: dict[int, tuple[int, int]] = {}
+        for slot, spent in self.over.items():
+            if slot > first:
+                _add(kept, min(slot, last), *spent)
+        self.over = kept
+        self.places = [
+            each._replace(since=min(each.since, now), seen=min(each.seen, now))
+            for each in self.places
+        ]
+        until, length = self.paused
+        ends = min(until, now + length)
+        self.paused = (ends, length) if ends > now else (0.0, 0.0)
+        self.at = now
+
+    def shift(self, seconds: float) -> None:
+        """Move all times, for another clock."""
+        slots = math.ceil(seconds / self._slot)
+        self.over = {slot + slots: spent for slot, spent in self.over.items()}
+        self.places = [
+            each._replace(since=each.since + seconds, seen=each.seen + seconds)
+            for each in self.places
+        ]
+        self.paused = (self.paused[0] + seconds, self.paused[1])
+        self.at += seconds
+
+    def state(self, figures: Figures) -> bool:
+        """Take figures, unless newer ones are known; return whether the figures differ from ours.
+
+        Args:
+            figures: the figures of a program.
+        """
+        ours = self.figures
+        if figures[:4] == ours[:4]:
+            return False
+        if figures.since >= ours.since:
+            old, self.figures = self._slot, figures
+            over, self.over = self.over, {}
+            for slot, spent in over.items():
+                _add(self.over, math.ceil(slot * old / self._slot), *spent)
+        return True
+
+    # -- what is taken ---------------------------------------------------------------------------
+
+    def room(self) -> tuple[float, float]:
+        """Return how many requests and tokens are free now."""
+        if self.paused[1]:
+            return 0, 0
+        requests, tokens = self._left()
+        if self.figures.concurrent is not None:
+            open_ = sum(requests for requests, _ in self.claims.values())
+            requests = min(requests, self.figures.concurrent - open_)
+        return requests, tokens
+
+    def used(self) -> tuple[int, int]:
+        """Return how many requests and tokens count now."""
+        given = [*self.claims.values(), *self.over.values()]
+        return sum(requests for requests, _ in given), sum(tokens for _, tokens in given)
+
+    def _left(self) -> tuple[float, float]:
+        """Return how many requests and tokens the window has left."""
+        figures, (requests, tokens) = self.figures, self.used()
+        return (
+            math.inf if figures.requests is None else figures.requests - requests,
+            math.inf if figures.tokens is None else figures.tokens - tokens,
+        )
+
+    def report(self, holder: str, now: float, over: Iterable[Over], claim: tuple[int, int]) -> None:
+        """Take the report of a process.
+
+        Args:
+            over: its requests that are over since its last report.
+            claim: its open requests and their tokens.
+        """
+        for each in over:
+            self._end(min(each.at, now), each.requests, each.tokens)
+        self._claim(holder, *claim)
+
+    def learn(self, tokens: int) -> None:
+        """Note what a call took, for the estimates of later calls."""
+        self.mean += _WEIGHT * (tokens - self.mean)
+
+    def bury(self, holder: str, now: float) -> None:
+        """End what a dead process has taken: it gives up its open requests and its places."""
+        requests, tokens = self.claims.pop(holder, (0, 0))
+        self._end(now, requests, tokens)
+        self.places = [each for each in self.places if each.holder != holder]
+
+    def _claim(self, holder: str, requests: int, tokens: int) -> None:
+        self.claims.pop(holder, None)
+        if requests:
+            self.claims[holder] = (requests, tokens)
+
+    def _end(self, at: float, requests: int, tokens: int) -> None:
+        figures = self.figures
+        if (requests or tokens) and (figures.requests is not None or figures.tokens is not None):
+            _add(self.over, math.ceil(at / self._slot), requests, tokens)
+
+    # -- the queue -------------------------------------------------------------------------------
+
+    def queue(
+        self, holder: str, now: float, waiting: Mapping[str, tuple[float, Sequence[int]]]
+    ) -> None:
+        """Replace the places of a process.
+
+        Args:
+            waiting: for each run, since when it waits and the tokens that its calls ask for.
+        """
+        known = {each.run: each for each in self.places if each.holder == holder}
+        self.places = [each for each in self.places if each.holder != holder]
+        for run, (since, wants) in waiting.items():
+            before = known[run].since if run in known else since
+            began = min(max(since, before), now)
+            self.places.append(QueuePlace(run, began, holder, tuple(wants), now))
+
+    def forget(self, now: float, patience: float) -> None:
+        """Drop the places that their processes have not confirmed for long."""
+        self.places = [each for each in self.places if now - each.seen <= patience]
+
+    def grant(self, holder: str, now: float) -> dict[str, list[int]]:
+        """Grant calls of a process; return the tokens of each, by run.
+
+        Room for calls of other processes that are first is left free.
+        """
+        granted: dict[str, list[int]] = {}
+        requests, tokens = self.room()
+        most = math.inf if self.figures.tokens is None else self.figures.tokens
+        line = deque((each, 0) for each in sorted(self.places, key=lambda each: each.since))
+        while line:
+            place, turn = line.popleft()
+            want = int(min(place.wants[turn], most))
+            if requests < 1 or tokens < want:
+                break
+            requests, tokens = requests - 1, tokens - want
+            if place.holder == holder:
+                granted.setdefault(place.run, []).append(want)
+            if turn + 1 < len(place.wants):
+                line.append((place, turn + 1))
+        open_, of_open = self.claims.get(holder, (0, 0))
+        more = [want for wants in granted.values() for want in wants]
+        self._claim(holder, open_ + len(more), of_open + sum(more))
+        served = [
+            _served(each, granted, now) if each.holder == holder else each for each in self.places
+        ]
+        self.places = [each for each in served if each.wants]
+        return granted
+
+    def advance(self, holder: str, most: int) -> int:
+        """Grant calls in advance, each of the usual tokens; return how many.
+
+        Nothing is granted in advance while anybody waits.
+        """
+        requests, tokens = self.room()
+        if self.places or requests < _SHARES:
+            return 0
+        shares = _SHARES * len({holder, *self.claims})
+        number = min(most, requests / shares, tokens / (shares * max(1.0, self.mean)))
+        open_, of_open = self.claims.get(holder, (0, 0))
+        number = int(max(0, number))
+        self._claim(holder, open_ + number, of_open + number * self.usual())
+        return number
+
+    def usual(self) -> int:
+        """Return the usual tokens of a call; 0 if the limit does not count tokens."""
+        return 0 if self.figures.tokens is None else math.ceil(self.mean)
+
+    # -- corrections -----------------------------------------------------------------------------
+
+    def pause(self, now: float, seconds: float) -> None:
+        """Grant nothing for some seconds, since the provider said so."""
+        if now + seconds > self.paused[0]:
+            self.paused = (now + seconds, seconds)
+
+    def correct(self, now: float, requests: int | None, tokens: int | None, seconds: float) -> None:
+        """Take what the provider says is left: others may use the same account.
+
+        Args:
+            requests, tokens: what is left; ``None`` if the provider does not say.
+            seconds: until it is whole again.
+        """
+        gone = [
+            max(0, int(free - left)) if left is not None and free < math.inf else 0
+            for free, left in zip(self._left(), (requests, tokens), strict=True)
+        ]
+        per = self.figures.per
+        self._end(now - per + min(seconds, per), *gone)
+
+    # -- outlook ---------------------------------------------------------------------------------
+
+    def soonest(self, now: float) -> float:
+        """Return when room appears by itself: as requests cease to count, or a pause ends."""
+        if self.paused[0]:
+            return self.paused[0]
+        first = min(self.over, default=None)
+        return math.inf if first is None else max(now, first * self._slot + self.figures.per)
+
+    def expected(self, run: str, now: float) -> float | None:
+        """Return when the next call of a run will probably be granted; ``None`` if unknown."""
+        line = sorted(self.places, key=lambda each: each.since)
+        ahead = next((n for n, each in enumerate(line) if each.run == run), None)
+        if ahead is None:
+            return None
+        figures, start = self.figures, max(now, self.paused[0])
+        slots = [(slot * self._slot + figures.per, *self.over[slot]) for slot in sorted(self.over)]
+        ends = slots + [(now + figures.per, *claim) for claim in self.claims.values()]
+        found = []
+        if figures.requests is not None:
+            parts = [(end, requests) for end, requests, _ in ends]
+            found.append(_moment(start, figures.per, ahead + 1, figures.requests, parts))
+        if figures.tokens is not None:
+            parts = [(end, tokens) for end, _, tokens in ends]
+            wanted = sum(each.wants[0] for each in line[: ahead + 1])
+            found.append(_moment(start, figures.per, wanted, figures.tokens, parts))
+        return max(found, default=start if self.paused[0] else None)
+
+
+def _add(over: dict[int, tuple[int, int]], slot: int, requests: int, tokens: int) -> None:
+    before = over.get(slot, (0, 0))
+    over[slot] = before[0] + requests, before[1] + tokens
+
+
+def _served(place: QueuePlace, granted: Mapping[str, Sequence[int]], now: float) -> QueuePlace:
+    """Return the place of a run after its grants: behind all others, if the run has any."""
+    many = len(granted.get(place.run, ()))
+    return place._replace(wants=place.wants[many:], since=now) if many else place
+
+
+def _moment(
+    start: float, per: float, needed: int, limit: int, ends: Sequence[tuple[float, int]]
+) -> float:
+    """Return when a number of requests, or of tokens, will have fit."""
+    cycles, needed = divmod(max(0, needed - 1), limit)
+    free, at = limit - sum(many for _, many in ends), start
+    for end, many in ends:
+        if free >= needed + 1:
+            break
+        free, at = free + many, max(start, end)
+    return at + cycles * per
