@@ -177,12 +177,15 @@ class Column(NamedTuple):
         whole: cells are never shortened, like the cells of the first column.
         wide: a narrow terminal does not show the column.
         right: cells are aligned to the right, for numbers.
+        least: the fewest characters that the column takes, so that the others keep their widths
+            from one showing to the next.
     """
 
     name: str
     whole: bool = False
     wide: bool = False
     right: bool = False
+    least: int = 0
 
 
 class Branch(NamedTuple):
@@ -290,7 +293,7 @@ class Terminal:
         """Lay out a table, part by part; a column becomes wider where a part needs it."""
         places = [n for n, each in enumerate(columns) if not (each.wide and self.is_narrow)]
         shown, waiting = [columns[n] for n in places], iter(rows)
-        widths = [len(each.name) for each in shown]
+        widths = [max(len(each.name), each.least) for each in shown]
         first = True
         while part := [*itertools.islice(waiting, _PART)]:
             chosen = [[row[n] for n in places] for row in part if not isinstance(row, Below)]
@@ -330,7 +333,7 @@ class Terminal:
         ]
         if self.width is None:
             return cells
-        widths = [len(each.name) for each in columns]
+        widths = [max(len(each.name), each.least) for each in columns]
         needed = [
             max([width, *map(_width, column)])
             for width, column in zip(widths, zip(*cells, strict=True), strict=True)

@@ -47,7 +47,7 @@ STEP_COLUMNS = [
     Column("STATUS", whole=True),
     Column("RESULT"),
     Column("TRIES", wide=True, right=True),
-    Column("TIME", whole=True, right=True),
+    Column("TIME", whole=True, right=True, least=len("999 ms")),
     Column("FROM", wide=True),
 ]
 
