@@ -218,15 +218,16 @@ class RunStream:
     def _item_at(self, offset: int) -> tuple[Any, bytes]:
         """Return an item that was said at an offset, even if it was withdrawn there."""
         if offset not in self._found[1]:
-            batch = self._log.batch(self._holding(offset))
-            if batch is None:
-                raise self._damaged(self._holding(offset))
+            number = self._holding(offset)
+            batch = self._log.batch(number)
             said = (
                 enumerate(items, first)
-                for first, op, items in items_of(batch)
+                for first, op, items in (items_of(batch) if batch is not None else ())
                 if op[0] == SAID and op[1] == self._name
             )
-            self._found = batch.number, {at: item for each in said for at, item in each}
+            self._found = number, {at: item for each in said for at, item in each}
+        if offset not in self._found[1]:
+            raise self._damaged(self._found[0])
         return self._found[1][offset]
 
     # -- finding ---------------------------------------------------------------------------------
