@@ -191,7 +191,7 @@ class HttpApp:
             raise HTTPException(422, f"wait={wait:.50}: give seconds, at most {_LONGEST_WAIT:.0f}")
         stream = await _stream(run, name, after, wait=seconds > 0)
         with self._followers.reading(run):
-            items = await _first_group(stream, seconds or None)
+            items = _sendable(await _first_group(stream, seconds or None))
         shown = [{"offset": i.offset, "kind": i.kind, "value": i.value} for i in items]
         answer = {
             "run": run.id,
@@ -301,6 +301,16 @@ async def _first_group(stream: RunStream, seconds: float | None) -> list[Any]:
             await cancelled(first, ending)
 
 
+def _sendable(items: list[Any]) -> list[Any]:
+    """Return the items before the first one that has no form in JSON, unless that comes first."""
+    for number, item in enumerate(items[1:], 1):
+        try:
+            json_text(item.value, "it")
+        except NoJsonError:
+            return items[:number]
+    return items
+
+
 async def _chunks(
     stream: RunStream, encode: Encode, problem: Callable[[str], bytes], first: bytes = b""
 ) -> AsyncGenerator[bytes, None]:
@@ -313,9 +323,9 @@ async def _chunks(
     except NoJsonError as error:
         _logger.warning("the stream of a run cannot be sent: %s", error)
         yield problem(str(error))
-    except (StepwiseError, RunStopped):
-        _logger.exception("the stream of a run cannot be read")
-        yield problem("the stream cannot be read; the server's log says more")
+    except (Exception, RunStopped):  # a function of the user has failed, too
+        _logger.exception("the stream of a run cannot be sent")
+        yield problem("the stream cannot be sent; the server's log says more")
 
 
 def _state(run: Run) -> Response:

@@ -34,7 +34,9 @@ async def listen(name: str) -> str:
 
 
 @workflow
-def odd() -> None:
+def odd(*, before: int = 0) -> None:
+    for number in range(before):
+        emit(number)
     emit({"a": object()})
 
 
@@ -349,6 +351,26 @@ def test_a_value_without_json(client, caplog):
     assert "the item 0 has no form in JSON" in text
     answer = page.get("/runs/r/stream", headers={"accept": "application/json"})
     assert answer.status_code == 500
+
+
+def test_what_precedes_a_value_without_json(client, caplog):
+    """The items before a value that JSON cannot hold are sent, as events and as a page."""
+    caplog.set_level(logging.CRITICAL, "stepwise.http")
+    page = client()
+    found = events(page.post("/start/odd?run_id=r", json={"before": 2}))
+    assert [kind for kind, *_ in found] == ["item", "item", "problem"]
+    asked = {"headers": {"accept": "application/json"}}
+    answer = page.get("/runs/r/stream", **asked).json()
+    assert ([each["value"] for each in answer["items"]], answer["after"]) == ([0, 1], 1)
+    assert page.get("/runs/r/stream?after=1", **asked).status_code == 500
+
+
+def test_a_format_that_fails(client, caplog):
+    """A ``format`` that raises ends the stream with a problem, so that nobody reconnects to it."""
+    caplog.set_level(logging.CRITICAL, "stepwise.http")
+    page = client(format=lambda item: {"n": 1 // item.value})
+    found = events(page.post("/start/count?run_id=r", json={"to": 1}))
+    assert [kind for kind, *_ in found] == ["problem"]
 
 
 def test_a_format_of_ones_own(client):
