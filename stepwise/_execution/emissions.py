@@ -46,6 +46,7 @@ from stepwise._journal.stream import (
     items_of,
 )
 from stepwise._runtime import settings
+from stepwise._runtime.interrupts import Uninterrupted
 from stepwise._runtime.messages import notice, shell_word
 from stepwise._values.codec import Codec
 from stepwise._values.unpickling import Data
@@ -267,7 +268,7 @@ class Emissions:
             NotRecordableError: the value cannot be recorded, or the streams have reached the limit.
         """
         form, data = self._encoded(value, name)
-        with self._lock:
+        with Uninterrupted(), self._lock:
             stream = self._streams.get(name)
             if stream is None:
                 stream = self._streams[name] = _Stream()
@@ -337,7 +338,7 @@ class Emissions:
 
     def withdraw(self, number: int) -> None:
         """Withdraw what a step has said in an attempt that failed, with the steps inside it."""
-        with self._lock:
+        with Uninterrupted(), self._lock:
             self._spoke.add(number)
             for name, stream in self._streams.items():
                 gone = {id(each) for each in stream.spans if number in each.around}
@@ -346,7 +347,7 @@ class Emissions:
 
     def answered(self, number: int, inner: Iterable[int], around: Around) -> None:
         """Keep what a recorded call and the calls inside it have said, since the record answers."""
-        with self._lock:
+        with Uninterrupted(), self._lock:
             unsaid: dict[str, list[_Span]] = {}
             for each in (number, *inner):
                 path = (*around, each) if each == number else (*around, number, each)
@@ -423,7 +424,7 @@ class Emissions:
         """
         with self._writing:
             self._log.settle()
-            with self._lock:
+            with Uninterrupted(), self._lock:
                 if not self._ops:
                     return
                 payload = b"".join(self._pieces)
@@ -440,12 +441,12 @@ class Emissions:
             contextvars.Context().run(timer.start)
 
     def _flush_by_itself(self) -> None:
-        with self._lock:
+        with Uninterrupted(), self._lock:
             self._timer = None
         try:
             self.flush()
         except (Exception, RunStopped):  # the next record of the run raises it
-            with self._lock:
+            with Uninterrupted(), self._lock:
                 self._rouse(_AGAIN_LATER)
 
     def state(self) -> Sequence[Any]:
@@ -453,7 +454,7 @@ class Emissions:
 
         While old items wait to be kept, it is where they begin; they must be the last ones.
         """
-        with self._writing, self._lock:
+        with Uninterrupted(), self._writing, self._lock:
             for name, stream in self._streams.items():
                 first = next((n for n, each in enumerate(stream.spans) if each.old), None)
                 if first is not None and not all(each.old for each in stream.spans[first:]):
@@ -480,13 +481,13 @@ class Emissions:
 
     def end(self) -> None:
         """Withdraw what nothing has kept, since the run ends."""
-        with self._lock:
+        with Uninterrupted(), self._lock:
             for name, stream in self._streams.items():
                 self._withdraw_old(name, stream, set())
 
     def close(self, *, ended: bool) -> None:
         """Write what waits, wake the readers of a run that has ended, and release the lease."""
-        with self._lock:
+        with Uninterrupted(), self._lock:
             if self._timer is not None:
                 self._timer.cancel()
             if ended and self._streams:

@@ -45,7 +45,7 @@ from stepwise._execution.concurrency import Worker
 from stepwise._runtime import asyncio_state, settings
 from stepwise._runtime.asyncio_state import TaskReference
 from stepwise._runtime.forks import Carrier, process_lock, works_for_a_run
-from stepwise._runtime.interrupts import AFTER_SIGTERM, sigterms
+from stepwise._runtime.interrupts import AFTER_SIGTERM, raise_from_signal, sigterms
 from stepwise._runtime.messages import count, notice, reports, warn
 from stepwise.errors import OutsideRunError, UnrecordedCallWarning
 
@@ -341,7 +341,7 @@ def drain(at_end: Callable[[], None]) -> None:
     _report(grace)
     _let_all_go()
     if _executes_here() and not asyncio_state.loop_runs():
-        raise SystemExit(AFTER_SIGTERM)
+        raise_from_signal(SystemExit(AFTER_SIGTERM))
 
 
 def _let_all_go() -> None:

@@ -28,6 +28,7 @@ Rejected:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from stepwise._journal.journal import Position, identity, marker, newest_mark, stream_name, verified
@@ -120,12 +121,10 @@ class StreamLog:
             yield number, _batch(number, opened) if opened is not None else None
 
     def batch(self, number: int) -> StreamBatch | None:
-        """Return the first batch from a number on, or ``None`` if there is none that verifies."""
+        """Return the first batch from a number on that verifies, or ``None`` if there is none."""
         for found, data in self.store.read(self.name, after=number - 1):
-            try:
+            with suppress(DamagedError):  # who reads across it gets an error
                 return _batch(found, self.seal.open(identity(self.name, found), data))
-            except DamagedError:
-                return None
         return None
 
     def gone(self, last: int) -> range:

@@ -202,6 +202,8 @@ class Run:
         return self._status(self._facts(), self.owner)
 
     def _status(self, facts: RunFacts, owner: Owner | None) -> run_steps.RunStatus:
+        if owner is None and facts.status == "running":  # it may have ended since
+            facts = journals.facts_of(self.store, self._seal, self.id) or facts
         return run_steps.status_of(self.store, self._seal, facts, owned=owner is not None)
 
     @property

@@ -31,7 +31,7 @@ from stepwise._runtime.facts import public
 from stepwise._runtime.messages import shell_word
 from stepwise._runtime.options import check_stream
 from stepwise._values.codec import decode
-from stepwise.errors import ConfigurationError, CorruptStoreError
+from stepwise.errors import ConfigurationError, CorruptStoreError, RunStopped
 
 _PAUSE = 0.05  # seconds between two looks
 _LOOK_ANYWAY = 1.0  # seconds after which a reader looks although nothing has rung
@@ -79,6 +79,7 @@ class RunStream:
         self._size = 0  # bytes of the items that were read lately
         self._resets: list[tuple[int, int]] = []  # the offset of each, and the first it withdraws
         self._stamp: object = None
+        self._problem: BaseException | None = None
         self._found: tuple[int, dict[int, tuple[Any, bytes]]] = 0, {}
         self.load = load
         facts()  # raises for a run that does not exist
@@ -133,11 +134,16 @@ class RunStream:
         """Return the next events, up to ``None`` for nothing more now; and whether all are over."""
         found: list[StreamItem | None] = []
         self._size = 0
-        for event in self._events:
-            found.append(event)
-            if event is None or len(found) == _SOME or self._size > _LARGE:
-                return found, False
-        return found, True
+        if self._problem is not None:
+            raise self._problem
+        try:
+            for event in self._events:
+                found.append(event)
+                if event is None or len(found) == _SOME or self._size > _LARGE:
+                    return found, False
+        except (Exception, RunStopped) as error:  # raised once the items before it are given
+            self._problem = error
+        return found, self._problem is None
 
     # -- waiting ---------------------------------------------------------------------------------
 
@@ -218,15 +224,16 @@ class RunStream:
     def _item_at(self, offset: int) -> tuple[Any, bytes]:
         """Return an item that was said at an offset, even if it was withdrawn there."""
         if offset not in self._found[1]:
-            batch = self._log.batch(self._holding(offset))
-            if batch is None:
-                raise self._damaged(self._holding(offset))
+            number = self._holding(offset)
+            batch = self._log.batch(number)
             said = (
                 enumerate(items, first)
-                for first, op, items in items_of(batch)
+                for first, op, items in (items_of(batch) if batch is not None else ())
                 if op[0] == SAID and op[1] == self._name
             )
-            self._found = batch.number, {at: item for each in said for at, item in each}
+            self._found = number, {at: item for each in said for at, item in each}
+        if offset not in self._found[1]:
+            raise self._damaged(self._found[0])
         return self._found[1][offset]
 
     # -- finding ---------------------------------------------------------------------------------

@@ -127,7 +127,8 @@ class _MainThread:
         os.register_at_fork(after_in_child=self._in_child)
 
     def _in_child(self) -> None:
-        self.ident = get_ident()
+        if self.ident != get_ident():  # a block of the thread that is gone
+            self.ident, Uninterrupted.current = get_ident(), None
 
 
 _main = _MainThread()
@@ -138,30 +139,44 @@ def _in_main_thread() -> bool:
 
 
 class Uninterrupted:
-    """A block in which Ctrl-C is only noted; ``KeyboardInterrupt`` is raised at its end.
+    """A block in which a signal raises nothing; what it would raise is raised at its end.
 
-    The block works only if Python's own handler is installed, and only in the main thread, which
-    alone can be interrupted.  It costs about a microsecond.  Blocking the signal with
-    ``pthread_sigmask`` was rejected: Python's C handler runs in any thread that does not block the
-    signal, and the main thread raises all the same.
+    That holds for Ctrl-C if Python's own handler is installed, and for :func:`raise_from_signal`;
+    the main thread alone can be interrupted.  It costs about a microsecond.  Blocking the signal
+    with ``pthread_sigmask`` was rejected: Python's C handler runs in any thread that does not block
+    the signal, and the main thread raises all the same.
     """
 
-    __slots__ = ("_installed", "_noted")
+    __slots__ = ("_installed", "_outermost", "error")
+    current: Uninterrupted | None = None  # the outermost block of the main thread
 
     def __enter__(self) -> None:
-        self._noted = self._installed = False
-        if get_ident() == _main.ident and _handler_of(_SIGINT) is _INTERRUPTS:
-            _handle(_SIGINT, self._note)
-            self._installed = True
+        self.error: BaseException | None = None
+        self._installed = self._outermost = False
+        if get_ident() == _main.ident:
+            if _handler_of(_SIGINT) is _INTERRUPTS:
+                _handle(_SIGINT, self._note)
+                self._installed = True
+            if Uninterrupted.current is None:
+                self._outermost, Uninterrupted.current = True, self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._noted = True
+        self.error = KeyboardInterrupt()
 
     def __exit__(self, *exception: object) -> None:
+        if self._outermost:
+            Uninterrupted.current = None
         if self._installed:
             _handle(_SIGINT, _INTERRUPTS)
-            if self._noted:
-                raise KeyboardInterrupt
+        if self.error is not None:
+            raise self.error
+
+
+def raise_from_signal(error: BaseException) -> None:
+    """Raise an error from a signal handler; in an uninterrupted block, at its end."""
+    if Uninterrupted.current is None:
+        raise error
+    Uninterrupted.current.error = error
 
 
 _handler_of, _handle = _signal.getsignal, _signal.signal

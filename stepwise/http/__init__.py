@@ -53,7 +53,7 @@ def app(
         format: called with each ``StreamItem`` of an event stream; returns the ``bytes`` to send,
             the text or the plain data of an event, or ``None`` to leave the item out.
         cancel_when_left: the seconds after which a run is cancelled when the last reader that this
-            process has served left it; ``None`` for never.
+            application has served left it; ``None`` for never.
 
     Raises:
         ConfigurationError: the extra ``http`` is not installed, the store cannot be opened, or a

@@ -14,7 +14,7 @@ begins a new text.  A page leaves out texts that are marked.  A client that come
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stepwise._identity.identity import random_id
@@ -70,14 +70,16 @@ class UiMessage:
         self._current: _TextPart | None = None
         self._data: list[int] = []  # the offsets of values that are no chunks
 
-    def encode(self, items: list[Any]) -> bytes:
-        """Return the events for items."""
-        chunks = [self._begun] * bool(self._begun)
-        self._begun = ""
+    def encode(self, items: list[Any]) -> Iterator[bytes]:
+        """Yield the events for items."""
+        if self._begun:
+            yield event(self._begun)
+            self._begun = ""
         for item in items:
-            chunks += [json_text(each, f"the item {item.offset}") for each in self._chunks(item)]
-        written = b"".join(map(event, chunks))
-        return written + _DONE if items and items[-1].kind == END else written
+            for chunk in self._chunks(item):
+                yield event(json_text(chunk, f"the item {item.offset}"))
+            if item.kind == END:
+                yield _DONE
 
     def problem(self, text: str) -> bytes:
         """Return the last events of a message that cannot go on."""

@@ -20,10 +20,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from stepwise._journal.journal import facts_of, seal_for
-from stepwise._journal.records import RunFacts
 from stepwise._runs.run import Run, each_listed
 from stepwise._runs.streaming import RunStream
 from stepwise._runtime import settings
+from stepwise._runtime.options import check_stream
 from stepwise._workflows.handles import recover
 from stepwise._workflows.workflow import Workflow
 from stepwise.errors import (
@@ -128,15 +128,15 @@ class HttpApp:
             case "GET", ["ai-sdk", label, chat, "stream"]:
                 return await self._rejoin_chat(request, label, chat)
             case "GET", ["runs", run_id]:
-                run, facts = await self._run(request, run_id, "read")
-                return await asyncio.to_thread(_state, run, facts)
+                run = await self._run(request, run_id, "read")
+                return await asyncio.to_thread(_state, run)
             case "GET", ["runs", run_id, "stream"]:
                 return await self._rejoin(request, run_id)
             case "POST", ["runs", run_id, "cancel"]:
                 return await self._cancel(request, run_id)
         raise HTTPException(404, "there is no such address, or not with this method")
 
-    async def _run(self, request: Request, run_id: str, action: str) -> tuple[Run, RunFacts]:
+    async def _run(self, request: Request, run_id: str, action: str) -> Run:
         """Return a run that the sender of a request has.
 
         Raises:
@@ -148,32 +148,32 @@ class HttpApp:
         facts = await asyncio.to_thread(facts_of, self._store, seal, run_id)
         if facts is None or not visitor.has(facts):
             raise no_run(run_id)
-        return Run(self._store, run_id, seal), facts
+        return Run(self._store, run_id, seal)
 
     # -- runs ------------------------------------------------------------------------------------
 
     async def _start(self, request: Request, label: str) -> Any:
-        run_id = request.query_params.get("run_id")
+        run_id, name = request.query_params.get("run_id"), _stream_name(request)
         visitor = await self._access.visitor(request, run_id, "start")
         workflow = self._workflows.workflow(label)
         arguments = await json_object(request, _LARGEST)
         run = await self._workflows.start(visitor, workflow, arguments, run_id)
         if _wants_json(request):
-            answer = await asyncio.to_thread(_state, run, run._facts())
+            answer = await asyncio.to_thread(_state, run)
             answer.status_code = 202
             answer.headers["x-run-id"] = _header(run.id)
             return answer
-        return await self._events(run, request.query_params.get("stream", "main"), None)
+        return await self._events(run, name, None)
 
     async def _rejoin(self, request: Request, run_id: str) -> Any:
-        run, _ = await self._run(request, run_id, "read")
+        run = await self._run(request, run_id, "read")
         asked = request.query_params
         given = request.headers.get("last-event-id") or asked.get("after")
         if given == END:
             return Response(status_code=204)  # so that a browser does not reconnect
         if given is not None and not re.fullmatch(r"-?\d{1,18}", given, re.ASCII):
             raise _no_offset(given)
-        after, name = int(given) if given is not None else None, asked.get("stream", "main")
+        after, name = int(given) if given is not None else None, _stream_name(request)
         if not _wants_json(request):
             return await self._events(run, name, after)
         return await self._page(run, name, after, asked.get("wait", "0"))
@@ -191,7 +191,7 @@ class HttpApp:
             raise HTTPException(422, f"wait={wait:.50}: give seconds, at most {_LONGEST_WAIT:.0f}")
         stream = await _stream(run, name, after, wait=seconds > 0)
         with self._followers.reading(run):
-            items = await _first_group(stream, seconds or None)
+            items = _sendable(await _first_group(stream, seconds or None))
         shown = [{"offset": i.offset, "kind": i.kind, "value": i.value} for i in items]
         answer = {
             "run": run.id,
@@ -202,7 +202,7 @@ class HttpApp:
         return _json(answer, f"an item of run {run.id!r}")
 
     async def _cancel(self, request: Request, run_id: str) -> Response:
-        run, _ = await self._run(request, run_id, "cancel")
+        run = await self._run(request, run_id, "cancel")
         reason = (await json_object(request, _LARGEST)).get("reason", "")
         if not isinstance(reason, str):
             raise HTTPException(422, "the reason is a text")
@@ -301,6 +301,16 @@ async def _first_group(stream: RunStream, seconds: float | None) -> list[Any]:
             await cancelled(first, ending)
 
 
+def _sendable(items: list[Any]) -> list[Any]:
+    """Return the items before the first one that has no form in JSON, unless that comes first."""
+    for number, item in enumerate(items[1:], 1):
+        try:
+            json_text(item.value, "it")
+        except NoJsonError:
+            return items[:number]
+    return items
+
+
 async def _chunks(
     stream: RunStream, encode: Encode, problem: Callable[[str], bytes], first: bytes = b""
 ) -> AsyncGenerator[bytes, None]:
@@ -313,13 +323,14 @@ async def _chunks(
     except NoJsonError as error:
         _logger.warning("the stream of a run cannot be sent: %s", error)
         yield problem(str(error))
-    except (StepwiseError, RunStopped):
-        _logger.exception("the stream of a run cannot be read")
-        yield problem("the stream cannot be read; the server's log says more")
+    except (Exception, RunStopped):  # a function of the user has failed, too
+        _logger.exception("the stream of a run cannot be sent")
+        yield problem("the stream cannot be sent; the server's log says more")
 
 
-def _state(run: Run, facts: RunFacts) -> Response:
+def _state(run: Run) -> Response:
     """Return the status of a run, and its outcome."""
+    facts = run._facts()
     status = run._status(facts, run.owner)
     answer: dict[str, Any] = {"run": run.id, "workflow": facts.label, "status": status}
     if status == "completed":
@@ -336,6 +347,15 @@ def _json(answer: Mapping[str, Any], what: str) -> Response:
         _logger.warning("an answer cannot be sent: %s", error)
         return JSONResponse({"error": str(error)}, 500)
     return Response(text, media_type="application/json", headers={"cache-control": "no-store"})
+
+
+def _stream_name(request: Request) -> str:
+    name = request.query_params.get("stream", "main")
+    try:
+        check_stream(name)
+    except ConfigurationError as error:
+        raise HTTPException(422, str(error)) from error
+    return name
 
 
 def _wants_json(request: Request) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractContextManager, aclosing, suppress
 from typing import Any
 
@@ -24,8 +24,8 @@ END = "end"
 _ALIVE = 15.0  # seconds without an item after which a reader gets a comment
 _LOOK = 0.2  # seconds between two looks whether the server ends
 
-Encode = Callable[[list[Any]], bytes]
-"""Return the bytes to send for some items."""
+Encode = Callable[[list[Any]], Iterator[bytes]]
+"""Yields the bytes to send for some items."""
 
 
 class NoJsonError(Exception):
@@ -59,11 +59,7 @@ def encoder(form: Callable[[Any], Any] | None) -> Encode:
     Args:
         form: the user's function, or ``None`` for the value of each item as JSON.
     """
-
-    def encode(items: list[Any]) -> bytes:
-        return b"".join(_event_of(item, form) for item in items)
-
-    return encode
+    return lambda items: (_event_of(item, form) for item in items)
 
 
 def _event_of(item: Any, form: Callable[[Any], Any] | None) -> bytes:
@@ -113,8 +109,15 @@ async def kept_alive(
                     items = following.result()
                 except StopAsyncIteration:
                     return
-                following = None
-                yield encode(items)
+                following, written, problem = None, list[bytes](), None
+                try:
+                    for data in encode(items):
+                        written.append(data)  # what precedes a problem is sent
+                except Exception as error:
+                    problem = error
+                yield b"".join(written)
+                if problem is not None:
+                    raise problem
         finally:
             await cancelled(following)
 

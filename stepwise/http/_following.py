@@ -3,9 +3,10 @@
 ``recover()`` looks once, when a server starts.  A run whose server dies later is continued by the
 first server that a reader of it comes to.
 
-The readers that other processes serve are not known here, so ``cancel_when_left`` is for one
-process, or for several with each run's readers at one of them.  Rejected: a record in the store for
-each reader; a reader would cost writes, and that of a killed server would stay.
+The readers that other processes and applications serve are not known here, so
+``cancel_when_left`` is for one process, or for several with each run's readers at one of them.
+Rejected: a record in the store for each reader; a reader would cost writes, and that of a killed
+server would stay.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ BY = "by"
 """The tag of a run with the name of the user who started it."""
 
 _NOTHING = object()
+_AGAIN = 0.05  # seconds until a run that another request is beginning is looked at again
+_TRIES = 200
 
 
 class Authorization:
@@ -169,20 +172,21 @@ class Startable:
             chosen = workflow.options(**options)
         except ConfigurationError as error:  # the id or a tag
             raise HTTPException(422, str(error)) from error
-        found = await asyncio.to_thread(self._existing, visitor, workflow, values, run_id)
-        if found is not None:
-            return found
-        _, args, kwargs = workflow.definition.parameters.call_of(values, "")
-        try:
-            if workflow.definition.is_coroutine:
-                return chosen.start(*args, **kwargs).run
-            handle = await asyncio.to_thread(chosen.start, *args, **kwargs)
-            return handle.run
-        except (RunBusyError, RunConflictError):  # the same request came twice
+        for _ in range(_TRIES):
             found = await asyncio.to_thread(self._existing, visitor, workflow, values, run_id)
-            if found is None:
-                raise
-            return found
+            if found is not None:
+                return found
+            _, args, kwargs = workflow.definition.parameters.call_of(values, "")
+            with suppress(RunBusyError, RunConflictError):  # the same request came twice
+                if workflow.definition.is_coroutine:
+                    run = chosen.start(*args, **kwargs).run
+                else:
+                    run = (await asyncio.to_thread(chosen.start, *args, **kwargs)).run
+                if not visitor.has(await asyncio.to_thread(run._facts)):
+                    raise no_run(run.id)
+                return run
+            await asyncio.sleep(_AGAIN)
+        raise HTTPException(503, f"the run {run_id!r:.200} is just beginning: ask again")
 
     def _existing(
         self,

@@ -1,6 +1,9 @@
 """What a run says, killed and resumed at any moment: a simulation of runs, and a small model."""
 
+import contextlib
 import random
+import signal
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -8,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepwise
+from stepwise._execution import emissions as emissions_module
 from stepwise._execution.emissions import Emissions
 from stepwise._journal.seal import ephemeral_seal
 from stepwise._journal.stream import StreamLog
 from stepwise._runs.streaming import RunStream
+from stepwise._runtime.interrupts import raise_from_signal
 from stepwise._values.codec import Codec
 from stepwise.stores.memory import MemoryStore
 
@@ -265,3 +270,49 @@ def test_the_limit():
 
     with pytest.raises(stepwise.NotRecordableError, match=r"5 bytes, and 7 more .* limit of 10"):
         agent()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_any_line(number):
+    """Ctrl-C or SIGTERM while something is said leaves no item half said."""
+    place, places = 0, 1
+
+    def trace(frame, event, _):
+        nonlocal place
+        if frame.f_code.co_filename != emissions_module.__file__:
+            return None
+        if event == "line":
+            place += 1
+            if place == at:
+                signal.raise_signal(number)
+        return trace
+
+    def said(emissions):
+        emissions.emit("before", "main", ())
+        with contextlib.suppress(KeyboardInterrupt, SystemExit):
+            sys.settrace(trace)
+            try:
+                emissions.emit("maybe", "main", (1,))
+            finally:
+                sys.settrace(None)
+        emissions.emit("after", "main", ())
+        emissions.flush()
+
+    known = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda *_: raise_from_signal(SystemExit()))
+    try:
+        for at in range(1, 1000):
+            run, place = SimulatedRun(lambda options: options[0]), 0
+            run.begin()
+            said(run.emissions)
+            run.status = "completed"
+            *items, _ = run.stream()
+            values = [each.value for each in items]
+            assert [each for each in values if each != "maybe"] == ["before", "after"], at
+            assert [each.offset for each in items] == [*range(len(values))]
+            places = max(places, place)
+            if place < at:
+                break
+    finally:
+        signal.signal(signal.SIGTERM, known)
+    assert places > 20

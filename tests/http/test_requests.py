@@ -13,7 +13,11 @@ from starlette.testclient import TestClient
 import stepwise
 import stepwise.http
 from stepwise import emit, step, wait_for, workflow
+from stepwise._journal.lease import Lease
+from stepwise._runtime import settings
 from stepwise.errors import ConfigurationError
+from stepwise.http._starting import Startable
+from stepwise.stores import open_store
 
 
 @workflow
@@ -30,7 +34,9 @@ async def listen(name: str) -> str:
 
 
 @workflow
-def odd() -> None:
+def odd(*, before: int = 0) -> None:
+    for number in range(before):
+        emit(number)
     emit({"a": object()})
 
 
@@ -177,6 +183,48 @@ def test_each_user_has_her_runs(client):
     assert page.get("/ai-sdk/count/c/stream").status_code == 403
 
 
+@pytest.mark.parametrize("first", ["ann", "bob"])
+def test_two_requests_begin_the_same_run(client, monkeypatch, first):
+    """Who comes second while a run begins gets it if it is hers, and else 404."""
+    here = client(authorize=lambda *_: "ann")
+    lease = Lease(open_store(settings.store()), "r")
+    lease.acquire()  # the first request begins the run, and has recorded nothing yet
+    find, looks = Startable._existing, []
+
+    def existing(*given):
+        looks.append(given)
+        if len(looks) == 2:
+            lease.release()
+            count.options(run_id="r", tags={"by": first})(2)
+        return find(*given)
+
+    monkeypatch.setattr(Startable, "_existing", existing)
+    answer = here.post("/start/count?run_id=r", json={"to": 2})
+    assert answer.status_code == (200 if first == "ann" else 404)
+    assert len(looks) == 2
+
+
+def test_a_run_of_somebody_else_that_ends_meanwhile(client, monkeypatch):
+    """A run that another user begins and ends between two looks is not shown."""
+
+    def existing(*_):
+        count.options(run_id="r", tags={"by": "bob"})(2)
+
+    monkeypatch.setattr(Startable, "_existing", existing)
+    here = client(authorize=lambda *_: "ann")
+    answer = here.post("/start/count?run_id=r", json={"to": 2})
+    assert answer.status_code == 404
+
+
+def test_a_stream_without_a_name_begins_no_run(client):
+    """The name of a stream is checked before a run begins."""
+    here = client()
+    answer = here.post("/start/count?run_id=r&stream=", json={"to": 1})
+    assert answer.status_code == 422
+    assert "cannot be the name of a stream" in answer.json()["error"]
+    assert here.get("/runs/r").status_code == 404
+
+
 def test_authorize_decides_for_each_run(client):
     """The function gets the run and the action, may be a coroutine, and may raise an answer."""
     seen = []
@@ -303,6 +351,26 @@ def test_a_value_without_json(client, caplog):
     assert "the item 0 has no form in JSON" in text
     answer = page.get("/runs/r/stream", headers={"accept": "application/json"})
     assert answer.status_code == 500
+
+
+def test_what_precedes_a_value_without_json(client, caplog):
+    """The items before a value that JSON cannot hold are sent, as events and as a page."""
+    caplog.set_level(logging.CRITICAL, "stepwise.http")
+    page = client()
+    found = events(page.post("/start/odd?run_id=r", json={"before": 2}))
+    assert [kind for kind, *_ in found] == ["item", "item", "problem"]
+    asked = {"headers": {"accept": "application/json"}}
+    answer = page.get("/runs/r/stream", **asked).json()
+    assert ([each["value"] for each in answer["items"]], answer["after"]) == ([0, 1], 1)
+    assert page.get("/runs/r/stream?after=1", **asked).status_code == 500
+
+
+def test_a_format_that_fails(client, caplog):
+    """A ``format`` that raises ends the stream with a problem, so that nobody reconnects to it."""
+    caplog.set_level(logging.CRITICAL, "stepwise.http")
+    page = client(format=lambda item: {"n": 1 // item.value})
+    found = events(page.post("/start/count?run_id=r", json={"to": 1}))
+    assert [kind for kind, *_ in found] == ["problem"]
 
 
 def test_a_format_of_ones_own(client):

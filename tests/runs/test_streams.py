@@ -1,5 +1,6 @@
 """Reading what a run says: offsets, resets and ends; copies, forks, damage."""
 
+import asyncio
 import contextvars
 import sqlite3
 import threading
@@ -11,6 +12,10 @@ from stepwise import emit, step, workflow
 from stepwise._journal.journal import seal_for
 from stepwise._journal.stream import SAID, StreamWriter
 from stepwise.stores import open_store
+
+
+class Mark:
+    pass
 
 
 @step(retries=2, backoff=0)
@@ -271,7 +276,7 @@ def test_a_stale_owner_is_fenced():
 
 @pytest.mark.parametrize("lost", ["a batch", "the end"])
 def test_damage_is_noticed(lost):
-    """A damaged or lost part is an error for who reads across it, and verify says it."""
+    """A damaged or lost part is an error for who reads across it only, and verify says it."""
 
     @workflow(run_id="r")
     def agent():
@@ -294,7 +299,29 @@ def test_damage_is_noticed(lost):
     run = stepwise.get_run("r")
     with pytest.raises(stepwise.CorruptStoreError, match="of the streams of run 'r'"):
         read(run)
+    if lost == "a batch":
+        assert read(run, 1) == [(2, "item", 2), (2, "end", "completed")]
     assert "of its streams damaged or gone" in str(run.verify().problems)
+
+
+def test_a_value_that_cannot_be_loaded(monkeypatch):
+    """An asynchronous reader gets what precedes the value first, and then the error."""
+
+    @workflow
+    def agent():
+        emit("before")
+        emit(Mark())
+
+    stream, found = agent.execute().stream(), []
+    monkeypatch.delattr(f"{__name__}.Mark")
+
+    async def follow():
+        async for each in stream:
+            found.append(each.value)
+
+    with pytest.raises(stepwise.UnreadableValueError):
+        asyncio.run(follow())
+    assert found == ["before"]
 
 
 def test_a_run_that_says_nothing_has_no_log():
