@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import importlib
 import itertools
@@ -495,6 +496,37 @@ def test_waits_and_approvals(program):
     assert (again.difference.path, again.difference.now) == ("amount", "11")
 
 
+SLOTS = """
+from dataclasses import dataclass
+from stepwise import step, workflow
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    name: str
+
+
+@step
+def read(name: str) -> Line:
+    return Line(name)
+
+
+@workflow(retention="all")
+def agent() -> str:
+    line = read("tea")
+    other = read(line.name)
+    return other.name
+"""
+
+
+def test_variables_with_slots(program):
+    """An instance without a ``__dict__`` is compared like another one."""
+    run = program(SLOTS).agent.execute()
+    rerun(run, program(SLOTS).agent).assert_same()
+    again = rerun(run, program(edited(SLOTS, ("read(line.name)", "Line(line.name)"))).agent)
+    assert "returns" in again.difference.text
+
+
 def test_a_method(program):
     """The run of a method gets its recorded instance."""
     module = program(KINDS)
@@ -635,6 +667,59 @@ def test_secrets_are_masked(program, tmp_path):
     assert "masked in the file" in str(again)
 
 
+DEEP = """
+from dataclasses import dataclass
+from stepwise import step, workflow
+
+PASSWORD = "hunter-two"
+KEY = "sk-proj-abcdefghijklmnop1234"
+
+
+@dataclass
+class Account:
+    password: str
+
+
+@step
+def look(account: Account) -> dict:
+    return {
+        "password": [PASSWORD],
+        "token": {"value": "swordfish", KEY: 1},
+        "headers": [{"name": "Authorization", "value": "secret words"}],
+    }
+
+
+@step
+def encoded() -> bytes:
+    return b"password " + KEY.encode()
+
+
+@step
+def quote() -> str:
+    return f"you wrote {PASSWORD}, swordfish and secret words"
+
+
+@workflow(retention="all", codec=CODEC)
+def agent(options: dict) -> str:
+    look(Account(PASSWORD))
+    if CODEC is None:
+        encoded()
+    return quote()
+"""
+
+
+@pytest.mark.parametrize("codec", ["None", "'json'"])
+def test_secrets_at_any_depth(program, tmp_path, codec):
+    """A value below a secret's name is masked, and wherever else it is; so are keys and bytes."""
+    module = program(f"CODEC = {codec}\n{DEEP}")
+    run = module.agent.execute({"api_key": ["open sesame"], "text": "open sesame"})
+    data, _ = export(run, tmp_path / "test_it.py")
+    pickles = [base64.b64decode(each) for each in re.findall(r'"pickle": "(.*?)"', data)]
+    for secret in ("hunter-two", "sk-proj-abc", "swordfish", "secret words", "open sesame"):
+        assert secret not in data
+        assert not any(secret.encode() in each for each in pickles)
+
+
 def test_pickles_are_counted(program, tmp_path):
     """Values that JSON cannot hold are pickles, which the file and the test announce."""
     module = program(HOLDING)
@@ -761,6 +846,47 @@ def test_arguments_that_the_command_cannot_load(tmp_path):
     test.write_text(given)
     done = pytest_in(folder, tmp_path)
     assert "2 passed" in done.stdout, done.stdout
+
+
+LACKING = """
+from stepwise import step, workflow
+
+
+class Order:
+    def __init__(self, api_key: str) -> None:
+        self.api_key = api_key
+
+
+@step
+def one() -> int:
+    return 1
+
+
+@workflow
+def agent(order: Order) -> int:
+    return one()
+
+
+if __name__ == "__main__":
+    agent(Order("some key"))
+"""
+
+
+def test_a_call_that_lacks_arguments(tmp_path):
+    """Arguments that are not in the file, or that only today's code wants, are named with a way."""
+    (tmp_path / "orders.py").write_text(LACKING)
+    subprocess.run([sys.executable, "-m", "orders"], check=True, timeout=60, cwd=tmp_path)
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    words = ("export", "agent", "--format", "test", "-o", "test_it.py")
+    assert stepwise_command(*words, cwd=folder).returncode == 0
+    done = pytest_in(folder, tmp_path)
+    assert "inputs=dict(order=...)" in done.stdout, done.stdout
+    text = edited(LACKING, ("order: Order", "order: Order, size: int"))
+    (tmp_path / "orders.py").write_text(text)
+    done = stepwise_command("rerun", "agent", cwd=tmp_path)
+    assert "missing a required argument: 'size'" in " ".join(done.stdout.split())
+    assert "inputs=dict(NAME=...)" in done.stdout
 
 
 def test_many_runs_from_the_terminal(tmp_path):
