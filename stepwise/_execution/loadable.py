@@ -358,11 +358,12 @@ def _attribute(seen: Loadable, args: tuple[Any, ...], made: Any) -> Any:
     return made
 
 
-def _argument(seen: Loadable, args: tuple[Any, ...], made: Any) -> Any:
-    return object.__new__(args[1]) if isinstance(args[1], _StandIn) else made
+def _argument(_: Loadable, args: tuple[Any, ...], made: Any) -> Any:
+    is_class = isinstance(args[1], _StandIn)
+    return object.__new__(args[1]) if is_class else made
 
 
-def _refill(seen: Loadable, args: tuple[Any, ...], made: Any) -> Any:
+def _refill(_: Loadable, args: tuple[Any, ...], made: Any) -> Any:
     live, content = args
     if isinstance(type(live), _StandIn) and isinstance(content, tuple):
         type(live).refill(live, content[0])

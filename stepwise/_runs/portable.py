@@ -121,7 +121,7 @@ class _RunFile:
     def _clean_items(
         self, held: dict[str, Any], where: str, *, secret: bool
     ) -> Iterator[tuple[str, Any]]:
-        """Yield the items without secrets; ``value`` may have its name beside it, as in a header."""
+        """Yield the items without secrets; the name of a ``value`` may stand beside it."""
         named = held.get("name", held.get("key"))
         for key, value in held.items():
             names = [key, named] if key == "value" and isinstance(named, str) else [key]

@@ -763,7 +763,7 @@ _MOST_PLAIN = 1_000_000  # parts of a value; one that holds itself has no end
 
 
 def texts_in(data: bytes) -> Iterator[str]:
-    """Yield the texts in a pickle, and in the bytes and pickles that it holds, without loading it."""
+    """Yield the texts in a pickle, and in bytes and pickles in it, without loading it."""
     import pickletools  # on use
 
     for _, held, _ in pickletools.genops(data):
@@ -772,7 +772,7 @@ def texts_in(data: bytes) -> Iterator[str]:
         elif isinstance(held, (bytes, bytearray)):
             yield held.decode("utf-8", "replace")
             with contextlib.suppress(ValueError):  # it is no pickle
-                yield from texts_in(held) if held[:1] == b"\x80" else ()
+                yield from texts_in(bytes(held)) if held[:1] == b"\x80" else ()
 
 
 # -- naming the part that does not pickle --------------------------------------------------------

@@ -243,8 +243,8 @@ def call_again(
         inputs = load_inputs(run.store, run._seal, facts)
     except errors.UnreadableValueError as error:
         if not given and way:
-            names = ", ".join(f"{name}=..." for name in workflow.parameters.names)
-            raise errors.UnreadableValueError(f"{error}, or give them: {way}({names})") from error
+            all_of = ", ".join(f"{name}=..." for name in workflow.parameters.names)
+            raise errors.UnreadableValueError(f"{error}, or give them: {way}({all_of})") from error
         if not given:
             raise
         inputs = RunInputs({}, "self" if "self" in given else "")

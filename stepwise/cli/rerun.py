@@ -13,12 +13,12 @@ from typing import Any
 
 import click
 
-import stepwise
 from stepwise import Run
 from stepwise._display.terminal import Below, Column, Terminal, Word
 from stepwise._execution.process_memory import memory
 from stepwise._runs.run import listed
 from stepwise._runtime.messages import count
+from stepwise._values.preview import error_text
 from stepwise._workflows.rerun import rerun as rerun_one
 from stepwise.cli._child import answers_of
 from stepwise.cli._command import PROBLEMS, command, echo_json, find_run, say, show_table
@@ -118,8 +118,11 @@ def _rerun(run: Run, at: str | None) -> Iterator[dict[str, Any]]:
     where: Any = int(at) if at is not None and at.isdecimal() else at
     try:
         again = rerun_one(run, at=where)
-    except (*PROBLEMS, stepwise.RunStopped) as problem:
+    except PROBLEMS as problem:
         yield _impossible(run, str(problem))
+        return
+    except BaseException as error:  # the code of the workflow may raise anything
+        yield _impossible(run, f"it raises {type(error).__name__}: {error_text(error)}")
         return
     yield {"verdict": _SAME if again.same else _DIFFERS, **again.to_dict()}
 
