@@ -13,7 +13,7 @@ import json
 import os
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from stepwise._execution.outcomes import RunInputs, load_inputs
@@ -27,7 +27,7 @@ from stepwise._runtime.messages import shell_word
 from stepwise._values.codec import JSON, Codec, encode, is_plain, plain_value, texts_in
 from stepwise._values.credentials import MASK, is_secret_name, masked_prose
 from stepwise._values.unpickling import check_trust
-from stepwise.errors import ConfigurationError, UnreadableValueError
+from stepwise.errors import ConfigurationError, StepFailedError, UnreadableValueError
 from stepwise.stores.base import FORMAT
 
 _DROPPED = ("command", "cwd", "trace", "file", "traceback", "tries", "by", "preview")
@@ -46,11 +46,12 @@ class _RunFile:
     """The writer of one file, which notes what it masks.
 
     Args:
+        names: the names of the run's secrets, beside those that say it by themselves.
         secrets: values with a secret's name; the writer adds those that it meets.
     """
 
-    def __init__(self, secrets: set[str]) -> None:
-        self.secrets = secrets
+    def __init__(self, names: Container[str], secrets: set[str]) -> None:
+        self._names, self.secrets = names, secrets
         self.masked: list[str] = []
         self.pickles = 0
 
@@ -71,12 +72,16 @@ class _RunFile:
 
     def pickle(self, data: bytes, form: str | None, where: str) -> dict[str, Any]:
         """Return a pickle, unless it holds a text that is masked."""
-        if any(is_secret_name(text) or self.text(text) != text for text in texts_in(data)):
+        if any(self.hides(text) or self.text(text) != text for text in texts_in(data)):
             self.masked.append(where)
             return {_LEFT_OUT: True}
         self.pickles += 1
         named = {"form": form} if form is not None else {}
         return {"pickle": base64.b64encode(data).decode(), **named}
+
+    def hides(self, name: str) -> bool:
+        """Return whether a value of this name is a secret."""
+        return name in self._names or is_secret_name(name)
 
     def text(self, text: str) -> str:
         """Return a text without secrets."""
@@ -128,7 +133,7 @@ class _RunFile:
             name = self.text(key)
             if name != key:
                 self.masked.append(f"{where}.{name}")
-            hides = secret or any(map(is_secret_name, names))
+            hides = secret or any(map(self.hides, names))
             yield name, self.clean(value, f"{where}.{name}", secret=hides)
 
     def add(self, value: Any) -> None:
@@ -149,9 +154,9 @@ def to_data(replica: Replica, run: Run) -> dict[str, Any]:
             f"run {facts.run_id!r} cannot be a test: its first records were pruned "
             "(prune_journal=True), and a test begins at the top"
         )
-    secrets = set[str]()
-    _data(_RunFile(secrets), replica, run)  # finds the secrets
-    return _data(_RunFile(secrets), replica, run)
+    names, secrets = facts.secrets.split(), set[str]()
+    _data(_RunFile(names, secrets), replica, run)  # finds the secrets
+    return _data(_RunFile(names, secrets), replica, run)
 
 
 def _data(writer: _RunFile, replica: Replica, run: Run) -> dict[str, Any]:
@@ -180,7 +185,7 @@ def _beginning(writer: _RunFile, entry: Entry, *, apart: bool) -> dict[str, Any]
     payload = b"" if apart else bytes(entry.payload)
     if record.form == JSON:
         about = json.loads(payload)
-        for name in [each for each in about["values"] if is_secret_name(each)]:
+        for name in [each for each in about["values"] if writer.hides(each)]:
             writer.masked.append(f"the argument {name}")
             about["missing"][name] = "it is masked in the file"
             writer.add(json.loads(about["values"].pop(name)))
@@ -203,7 +208,7 @@ def _record(writer: _RunFile, entry: Entry, what: str = "the result") -> dict[st
     failed = getattr(record, "status", "completed") in ("failed", "cancelled")
     if failed and payload and form != JSON:
         error = view(entry).error
-        if error is not None:
+        if error is not None and type(error) is not StepFailedError:  # its class is known here
             encoded = Codec(JSON).encode_error(error)
             payload, form, fields["form"] = bytes(encoded.data), JSON, JSON
     opaque = outcome is not None and outcome.changed
@@ -230,7 +235,7 @@ def _arguments(writer: _RunFile, run: Run) -> dict[str, Any] | None:
         return None
     values, missing = dict[str, Any](), dict(inputs.missing)
     for name, value in inputs.values.items():
-        if is_secret_name(name):
+        if writer.hides(name):
             writer.masked.append(f"the argument {name}")
             writer.add(value)
             missing[name] = "it is masked in the file"
@@ -253,7 +258,7 @@ def _moments(writer: _RunFile, replica: Replica) -> Iterator[dict[str, Any]]:
         before = len(writer.masked)
         plain = {name: value for name, value in found.items() if is_plain(value)}
         clean = {
-            name: writer.clean(value, name, secret=is_secret_name(name))
+            name: writer.clean(value, name, secret=writer.hides(name))
             for name, value in plain.items()
         }
         del writer.masked[before:]  # a masked variable is not compared

@@ -720,6 +720,33 @@ def test_secrets_at_any_depth(program, tmp_path, codec):
         assert not any(secret.encode() in each for each in pickles)
 
 
+DECLARED = """
+from stepwise import step, workflow
+
+
+@step
+def look(name: str, vault: str) -> dict:
+    return {"vault": vault, "text": f"{name} has {vault}"}
+
+
+@workflow(secret=("vault",))
+def agent(name: str, vault: str) -> str:
+    return look(name, vault)["text"]
+"""
+
+
+@pytest.mark.filterwarnings("ignore:the result of")
+def test_a_declared_secret(program, tmp_path):
+    """A declared secret is not in the file, and the test gets it as an input."""
+    module = program(DECLARED)
+    run = module.agent.execute("ann", "open sesame")
+    data, _ = export(run, tmp_path / "test_it.py")
+    assert "open sesame" not in data
+    answers = {"look": lambda name, vault: {"text": f"{name} has ***"}}
+    given = {"vault": "***"}
+    rerun(tmp_path / "test_it.json", module.agent, inputs=given, answers=answers).assert_same()
+
+
 def test_pickles_are_counted(program, tmp_path):
     """Values that JSON cannot hold are pickles, which the file and the test announce."""
     module = program(HOLDING)
@@ -846,6 +873,47 @@ def test_arguments_that_the_command_cannot_load(tmp_path):
     test.write_text(given)
     done = pytest_in(folder, tmp_path)
     assert "2 passed" in done.stdout, done.stdout
+
+
+RAISING = """
+from stepwise import step, workflow
+
+
+class Refused(Exception):
+    def __init__(self, who: str, code: int) -> None:
+        super().__init__(who)
+        self.code = code
+
+
+@step
+def ask() -> str:
+    raise Refused("ann", 3)
+
+
+@workflow
+def agent() -> int:
+    try:
+        return ask()
+    except Refused as error:
+        return error.code
+
+
+if __name__ == "__main__":
+    agent()
+"""
+
+
+@pytest.mark.parametrize("how", [["orders.py"], ["-c", "import orders; orders.agent()"]])
+def test_errors_that_the_command_cannot_load(tmp_path, how):
+    """The command exports errors of classes of the program, which it does not import."""
+    (tmp_path / "orders.py").write_text(RAISING)
+    subprocess.run([sys.executable, *how], check=True, timeout=60, cwd=tmp_path)
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    words = ("export", "agent", "--format", "test", "-o", "test_it.py")
+    assert stepwise_command(*words, cwd=folder).returncode == 0
+    done = pytest_in(folder, tmp_path)
+    assert "1 passed" in done.stdout, done.stdout
 
 
 LACKING = """
