@@ -14,7 +14,6 @@ from stepwise._display.terminal import Column
 from stepwise._execution.process_memory import memory
 from stepwise._runs.replica import Replica
 from stepwise._runtime.messages import count
-from stepwise._values.preview import error_text
 from stepwise._workflows.preflight import Forecast, Forecasts, Replayed, replay, words_for
 from stepwise._workflows.up import stores_for
 from stepwise.cli._child import answers_of
@@ -111,11 +110,7 @@ def _in_child(replica: Replica) -> Replayed:
 
     def execute() -> Iterator[Replayed]:
         memory.only_looks = False
-        try:
-            yield replay(replica)
-        except BaseException as error:  # the code of the workflow may raise anything
-            told = f"not replayed: it raises {type(error).__name__}: {error_text(error)}"
-            yield Replayed("", told)
+        yield replay(replica)
 
     for said in answers_of(execute, seconds=_SECONDS, silent=True):
         return Replayed(*said) if isinstance(said, list) else Replayed("", f"not replayed: {said}")

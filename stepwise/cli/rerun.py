@@ -6,6 +6,7 @@ import itertools
 import os
 import sys
 import textwrap
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -18,7 +19,6 @@ from stepwise._display.terminal import Below, Column, Terminal, Word
 from stepwise._execution.process_memory import memory
 from stepwise._runs.run import listed
 from stepwise._runtime.messages import count
-from stepwise._values.preview import error_text
 from stepwise._workflows.rerun import rerun as rerun_one
 from stepwise.cli._child import answers_of
 from stepwise.cli._command import PROBLEMS, command, echo_json, find_run, say, show_table
@@ -122,7 +122,7 @@ def _rerun(run: Run, at: str | None) -> Iterator[dict[str, Any]]:
         yield _impossible(run, str(problem))
         return
     except BaseException as error:  # the code of the workflow may raise anything
-        yield _impossible(run, f"it raises {type(error).__name__}: {error_text(error)}")
+        yield _impossible(run, f"it raises {traceback.format_exception_only(error)[-1].strip()}")
         return
     yield {"verdict": _SAME if again.same else _DIFFERS, **again.to_dict()}
 

@@ -916,6 +916,41 @@ def test_errors_that_the_command_cannot_load(tmp_path, how):
     assert "1 passed" in done.stdout, done.stdout
 
 
+ENDING = """
+from stepwise import step, workflow
+
+
+class Stop(BaseException):
+    pass
+
+
+@step
+def one() -> int:
+    return 1
+
+
+@workflow
+def agent() -> int:
+    one()
+    raise Stop("enough")
+
+
+if __name__ == "__main__":
+    agent()
+"""
+
+
+def test_code_that_ends_its_process(tmp_path):
+    """What the code of a workflow raises is said, also if it is no ``Exception``."""
+    (tmp_path / "orders.py").write_text(ENDING)
+    program = [sys.executable, "orders.py"]
+    subprocess.run(program, check=False, timeout=60, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    done = stepwise_command("rerun", "agent", cwd=tmp_path)
+    assert "Stop: enough" in done.stdout
+    done = stepwise_command("preflight", "orders.py", "--replay", "--json", cwd=tmp_path)
+    assert "not replayed: it raises Stop: enough" in json.loads(done.stdout)[0]["notes"]
+
+
 LACKING = """
 from stepwise import step, workflow
 
