@@ -34,7 +34,6 @@ _TAKES_CLASSES = frozenset(
         "functools.partial",
         "collections.defaultdict",
         "stepwise._values.reducers._made_exception",
-        "stepwise._checkpoints.variables._argument",
         "stepwise._checkpoints.variables._function",
     }
 )
@@ -359,6 +358,18 @@ def _attribute(seen: Loadable, args: tuple[Any, ...], made: Any) -> Any:
     return made
 
 
+def _argument(_: Loadable, args: tuple[Any, ...], made: Any) -> Any:
+    is_class = isinstance(args[1], _StandIn)
+    return object.__new__(args[1]) if is_class else made
+
+
+def _refill(_: Loadable, args: tuple[Any, ...], made: Any) -> Any:
+    live, content = args
+    if isinstance(type(live), _StandIn) and isinstance(content, tuple):
+        type(live).refill(live, content[0])
+    return made
+
+
 def _variable(seen: Loadable, args: tuple[Any, ...], made: Any) -> Any:
     if args[0] not in seen.variables:
         seen.fail(f"the workflow shares no variable {args[0].removeprefix('.')} any more")
@@ -378,6 +389,8 @@ def _deciding(text: str) -> Callable[[Loadable, tuple[Any, ...], Any], Any]:
 _SPECIAL: dict[str, Callable[[Loadable, tuple[Any, ...], Any], Any]] = {
     "stepwise._values.codec.from_module": _from_module,
     "builtins.getattr": _attribute,
+    "stepwise._checkpoints.variables._argument": _argument,
+    "stepwise._checkpoints.variables._refill": _refill,
     "stepwise._checkpoints.variables._cell": _variable,
     "stepwise._checkpoints.variables._global": _variable,
     "stepwise._checkpoints.variables._taken": _deciding("the call, which gives {0}"),

@@ -2,8 +2,8 @@
 
 The file holds the records, and the variables at the kept checkpoints as far as they are plain data.
 Other values are pickles, which are code: a test that loads them executes what the repository holds,
-like the test itself.  Values with a secret's name or shape are masked.  A pickle with such a text
-is left out as a whole.
+like the test itself.  Values with a secret's name or shape are masked, and the former wherever else
+they are.  A pickle with such a text is left out as a whole.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import os
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from stepwise._execution.outcomes import RunInputs, load_inputs
@@ -27,24 +27,31 @@ from stepwise._runtime.messages import shell_word
 from stepwise._values.codec import JSON, Codec, encode, is_plain, plain_value, texts_in
 from stepwise._values.credentials import MASK, is_secret_name, masked_prose
 from stepwise._values.unpickling import check_trust
-from stepwise.errors import ConfigurationError, UnreadableValueError
+from stepwise.errors import ConfigurationError, StepFailedError, UnreadableValueError
 from stepwise.stores.base import FORMAT
 
-_DROPPED = ("command", "cwd", "trace", "file", "traceback", "tries", "by")
+_DROPPED = ("command", "cwd", "trace", "file", "traceback", "tries", "by", "preview")
 _FACTS = (
     "run_id", "label", "status", "arguments", "digest", "code", "codec", "created_at", "updated_at",
     "hidden", "secrets", "parts", "undone",
 )  # fmt: skip
 _LEFT_OUT = "left out"  # the form of a value that the file does not hold
+_LEAST = 6  # characters of a secret that is masked in other texts
 
 
 # -- writing ---------------------------------------------------------------------------------------
 
 
 class _RunFile:
-    """The writer of one file, which notes what it masks."""
+    """The writer of one file, which notes what it masks.
 
-    def __init__(self) -> None:
+    Args:
+        names: the names of the run's secrets, beside those that say it by themselves.
+        secrets: values with a secret's name; the writer adds those that it meets.
+    """
+
+    def __init__(self, names: Container[str], secrets: set[str]) -> None:
+        self._names, self.secrets = names, secrets
         self.masked: list[str] = []
         self.pickles = 0
 
@@ -65,29 +72,74 @@ class _RunFile:
 
     def pickle(self, data: bytes, form: str | None, where: str) -> dict[str, Any]:
         """Return a pickle, unless it holds a text that is masked."""
-        if any(is_secret_name(text) or masked_prose(text) != text for text in texts_in(data)):
+        if any(self.hides(text) or self.text(text) != text for text in texts_in(data)):
             self.masked.append(where)
             return {_LEFT_OUT: True}
         self.pickles += 1
         named = {"form": form} if form is not None else {}
         return {"pickle": base64.b64encode(data).decode(), **named}
 
-    def clean(self, value: Any, where: str, name: str = "") -> Any:
-        """Return plain data without secrets."""
+    def hides(self, name: str) -> bool:
+        """Return whether a value of this name is a secret."""
+        return name in self._names or is_secret_name(name)
+
+    def text(self, text: str) -> str:
+        """Return a text without secrets."""
+        for each in sorted(self.secrets, key=len, reverse=True):
+            text = text.replace(each, MASK)
+        return masked_prose(text)
+
+    def facts(self, value: Any) -> Any:
+        """Return the facts of a record without secrets."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {name: self.facts(each) for name, each in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.facts(each) for each in value]
+        return value
+
+    def clean(self, value: Any, where: str, *, secret: bool = False) -> Any:
+        """Return plain data without secrets.
+
+        Args:
+            secret: the name of the value, or of what holds it, is a secret's.
+        """
         if isinstance(value, dict):
-            return {key: self.clean(each, f"{where}.{key}", key) for key, each in value.items()}
+            return dict(self._clean_items(value, where, secret=secret))
         if isinstance(value, list):
-            return [self.clean(each, f"{where}[{at}]") for at, each in enumerate(value)]
+            return [
+                self.clean(each, f"{where}[{at}]", secret=secret) for at, each in enumerate(value)
+            ]
         if value in (None, "", MASK) or isinstance(value, bool):
             return value
         cleaned = value
-        if name and is_secret_name(name):
+        if secret:
             cleaned = MASK
+            self.add(value)
         elif isinstance(value, str):
-            cleaned = masked_prose(value)
+            cleaned = self.text(value)
         if cleaned != value:
             self.masked.append(where)
         return cleaned
+
+    def _clean_items(
+        self, held: dict[str, Any], where: str, *, secret: bool
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield the items without secrets; the name of a ``value`` may stand beside it."""
+        named = held.get("name", held.get("key"))
+        for key, value in held.items():
+            names = [key, named] if key == "value" and isinstance(named, str) else [key]
+            name = self.text(key)
+            if name != key:
+                self.masked.append(f"{where}.{name}")
+            hides = secret or any(map(self.hides, names))
+            yield name, self.clean(value, f"{where}.{name}", secret=hides)
+
+    def add(self, value: Any) -> None:
+        """Note a secret, which is masked wherever it is."""
+        if isinstance(value, str) and len(value) >= _LEAST:
+            self.secrets.add(value)
 
 
 def to_data(replica: Replica, run: Run) -> dict[str, Any]:
@@ -96,12 +148,19 @@ def to_data(replica: Replica, run: Run) -> dict[str, Any]:
     Raises:
         ConfigurationError: a file cannot hold the run; the message says why.
     """
-    facts, writer = replica.facts, _RunFile()
+    facts = replica.facts
     if facts.pruned:
         raise ConfigurationError(
             f"run {facts.run_id!r} cannot be a test: its first records were pruned "
             "(prune_journal=True), and a test begins at the top"
         )
+    names, secrets = facts.secrets.split(), set[str]()
+    _data(_RunFile(names, secrets), replica, run)  # finds the secrets
+    return _data(_RunFile(names, secrets), replica, run)
+
+
+def _data(writer: _RunFile, replica: Replica, run: Run) -> dict[str, Any]:
+    facts = replica.facts
     arguments = _arguments(writer, run)
     first, *others = replica.entries
     records = [_beginning(writer, first, apart=arguments is not None)]
@@ -109,7 +168,7 @@ def to_data(replica: Replica, run: Run) -> dict[str, Any]:
     moments = [*_moments(writer, replica)]
     return {
         "stepwise": FORMAT,
-        "run": {name: _without_credentials(getattr(facts, name)) for name in _FACTS},
+        "run": {name: writer.facts(getattr(facts, name)) for name in _FACTS},
         "workflow": os.path.basename(facts.workflow),
         "arguments": arguments,
         "masked": sorted(set(writer.masked)),
@@ -126,10 +185,13 @@ def _beginning(writer: _RunFile, entry: Entry, *, apart: bool) -> dict[str, Any]
     payload = b"" if apart else bytes(entry.payload)
     if record.form == JSON:
         about = json.loads(payload)
-        for name in [each for each in about["values"] if is_secret_name(each)]:
+        for name in [each for each in about["values"] if writer.hides(each)]:
             writer.masked.append(f"the argument {name}")
             about["missing"][name] = "it is masked in the file"
-            del about["values"][name]
+            writer.add(json.loads(about["values"].pop(name)))
+        for name, text in about["values"].items():
+            cleaned = writer.clean(json.loads(text), f"the argument {name}")
+            about["values"][name] = json.dumps(cleaned)
         payload = json.dumps(about).encode()
     record = record._replace(
         workflow=os.path.basename(record.workflow), form=None if apart else record.form
@@ -146,25 +208,17 @@ def _record(writer: _RunFile, entry: Entry, what: str = "the result") -> dict[st
     failed = getattr(record, "status", "completed") in ("failed", "cancelled")
     if failed and payload and form != JSON:
         error = view(entry).error
-        if error is not None:
+        if error is not None and type(error) is not StepFailedError:  # its class is known here
             encoded = Codec(JSON).encode_error(error)
             payload, form, fields["form"] = bytes(encoded.data), JSON, JSON
     opaque = outcome is not None and outcome.changed
     held = writer.pickle if opaque else writer.value
     content = held(bytes(payload), form, where)
-    shown = _without_credentials(fields)
-    return {"entry": entry.number, **shown, **({"content": content} if content else {})}
-
-
-def _without_credentials(value: Any) -> Any:
-    """Return the facts of a record with everything masked that has the shape of a credential."""
-    if isinstance(value, str):
-        return masked_prose(value)
-    if isinstance(value, Mapping):
-        return {name: _without_credentials(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_credentials(each) for each in value]
-    return value
+    return {
+        "entry": entry.number,
+        **writer.facts(fields),
+        **({"content": content} if content else {}),
+    }
 
 
 def _arguments(writer: _RunFile, run: Run) -> dict[str, Any] | None:
@@ -181,8 +235,9 @@ def _arguments(writer: _RunFile, run: Run) -> dict[str, Any] | None:
         return None
     values, missing = dict[str, Any](), dict(inputs.missing)
     for name, value in inputs.values.items():
-        if is_secret_name(name):
+        if writer.hides(name):
             writer.masked.append(f"the argument {name}")
+            writer.add(value)
             missing[name] = "it is masked in the file"
             continue
         data, form = encode(value, f"the argument {name!r}")
@@ -202,7 +257,10 @@ def _moments(writer: _RunFile, replica: Replica) -> Iterator[dict[str, Any]]:
             continue
         before = len(writer.masked)
         plain = {name: value for name, value in found.items() if is_plain(value)}
-        clean = {name: writer.clean(value, name, name) for name, value in plain.items()}
+        clean = {
+            name: writer.clean(value, name, secret=writer.hides(name))
+            for name, value in plain.items()
+        }
         del writer.masked[before:]  # a masked variable is not compared
         variables = {name: each for name, each in clean.items() if each == plain[name]}
         yield {"step": moment.step, "position": moment.position, "values": variables}

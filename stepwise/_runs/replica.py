@@ -158,7 +158,7 @@ def in_memory(replica: Replica, workflow: str, function: Callable[..., Any]) -> 
 
 def _begun_with(first: Entry, function: Callable[..., Any], given: RunInputs) -> Entry:
     """Return the record of the beginning with arguments that a file held."""
-    values, missing = {**given.values}, given.missing
+    values, missing = {**given.values}, dict.fromkeys(given.missing)
     instance = values.pop(given.method, None)
     payload, form = record_inputs(
         Codec(), function, {**missing, **values}, given.method, instance, missing

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import builtins
 import collections
+import contextlib
 import functools
 import inspect
 import io
@@ -762,12 +763,16 @@ _MOST_PLAIN = 1_000_000  # parts of a value; one that holds itself has no end
 
 
 def texts_in(data: bytes) -> Iterator[str]:
-    """Yield the texts in a pickle, without loading it."""
+    """Yield the texts in a pickle, and in bytes and pickles in it, without loading it."""
     import pickletools  # on use
 
-    for _, text, _ in pickletools.genops(data):
-        if isinstance(text, str):
-            yield text
+    for _, held, _ in pickletools.genops(data):
+        if isinstance(held, str):
+            yield held
+        elif isinstance(held, (bytes, bytearray)):
+            yield held.decode("utf-8", "replace")
+            with contextlib.suppress(ValueError):  # it is no pickle
+                yield from texts_in(bytes(held)) if held[:1] == b"\x80" else ()
 
 
 # -- naming the part that does not pickle --------------------------------------------------------

@@ -241,7 +241,10 @@ def call_again(
         )
     try:
         inputs = load_inputs(run.store, run._seal, facts)
-    except errors.UnreadableValueError:
+    except errors.UnreadableValueError as error:
+        if not given and way:
+            all_of = ", ".join(f"{name}=..." for name in workflow.parameters.names)
+            raise errors.UnreadableValueError(f"{error}, or give them: {way}({all_of})") from error
         if not given:
             raise
         inputs = RunInputs({}, "self" if "self" in given else "")
@@ -254,6 +257,13 @@ def call_again(
             f"parameters are {names}"
         )
     instance, args, kwargs = workflow.parameters.call_of(values, inputs.method)
+    try:
+        workflow.parameters.bind(args if instance is None else (instance, *args), kwargs)
+    except TypeError as error:
+        raise errors.ConfigurationError(
+            f"run {run.id!r}: its recorded call does not fit {workflow.label!r} any more: {error}. "
+            f"Give the argument: {way or f'stepwise.get_run({run.id!r}).resume'}(NAME=...)"
+        ) from None
     if facts.codec:
         options["codec"] = "json"
     chosen = workflow.options.changed(

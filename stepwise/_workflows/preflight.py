@@ -51,6 +51,7 @@ from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count
 from stepwise._values.codec import JSON, decode
 from stepwise._values.data import parameter_types
+from stepwise._values.preview import error_text
 from stepwise._workflows.begin import counted_here, is_call_of
 from stepwise._workflows.definition import BoundCall, Definition
 from stepwise._workflows.rerun import replayed
@@ -506,6 +507,9 @@ def replay(replica: Replica) -> Replayed:
         return Replayed("", str(error), stops=True)
     except StepwiseError as error:
         return Replayed("", f"not replayed: {error}")
+    except BaseException as error:  # the code of the workflow may raise anything
+        told = f"{type(error).__name__}: {error_text(error)}"
+        return Replayed("", f"not replayed: it raises {told}")
     answered = sum(each.answers for each in pool_of(replica.entries, set()).all)
     if again.difference is not None:
         return Replayed(again.start, f"replayed: {again.difference}", answered=answered)

@@ -47,6 +47,7 @@ from stepwise._runtime import asyncio_state
 from stepwise._runtime.facts import PlainFacts
 from stepwise._runtime.messages import count
 from stepwise._values.preview import NotShown, error_text
+from stepwise._values.trees import attributes
 from stepwise._workflows.execute import Invocation
 from stepwise._workflows.frame import WorkflowFrame
 from stepwise._workflows.resume import WorkflowRun
@@ -460,7 +461,7 @@ def _is_data(value: Any) -> bool:
         elif isinstance(each, (list, tuple, set, frozenset, deque)):
             waiting += each
         elif hasattr(type(each), "__dataclass_fields__") or hasattr(type(each), "model_fields"):
-            waiting += vars(each).values()
+            waiting += attributes(each).values()
         else:
             return False
     return not waiting

@@ -6,6 +6,7 @@ import itertools
 import os
 import sys
 import textwrap
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -13,7 +14,6 @@ from typing import Any
 
 import click
 
-import stepwise
 from stepwise import Run
 from stepwise._display.terminal import Below, Column, Terminal, Word
 from stepwise._execution.process_memory import memory
@@ -118,8 +118,11 @@ def _rerun(run: Run, at: str | None) -> Iterator[dict[str, Any]]:
     where: Any = int(at) if at is not None and at.isdecimal() else at
     try:
         again = rerun_one(run, at=where)
-    except (*PROBLEMS, stepwise.RunStopped) as problem:
+    except PROBLEMS as problem:
         yield _impossible(run, str(problem))
+        return
+    except BaseException as error:  # the code of the workflow may raise anything
+        yield _impossible(run, f"it raises {traceback.format_exception_only(error)[-1].strip()}")
         return
     yield {"verdict": _SAME if again.same else _DIFFERS, **again.to_dict()}
 

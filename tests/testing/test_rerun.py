@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import importlib
 import itertools
@@ -495,6 +496,37 @@ def test_waits_and_approvals(program):
     assert (again.difference.path, again.difference.now) == ("amount", "11")
 
 
+SLOTS = """
+from dataclasses import dataclass
+from stepwise import step, workflow
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    name: str
+
+
+@step
+def read(name: str) -> Line:
+    return Line(name)
+
+
+@workflow(retention="all")
+def agent() -> str:
+    line = read("tea")
+    other = read(line.name)
+    return other.name
+"""
+
+
+def test_variables_with_slots(program):
+    """An instance without a ``__dict__`` is compared like another one."""
+    run = program(SLOTS).agent.execute()
+    rerun(run, program(SLOTS).agent).assert_same()
+    again = rerun(run, program(edited(SLOTS, ("read(line.name)", "Line(line.name)"))).agent)
+    assert "returns" in again.difference.text
+
+
 def test_a_method(program):
     """The run of a method gets its recorded instance."""
     module = program(KINDS)
@@ -635,6 +667,86 @@ def test_secrets_are_masked(program, tmp_path):
     assert "masked in the file" in str(again)
 
 
+DEEP = """
+from dataclasses import dataclass
+from stepwise import step, workflow
+
+PASSWORD = "hunter-two"
+KEY = "sk-proj-abcdefghijklmnop1234"
+
+
+@dataclass
+class Account:
+    password: str
+
+
+@step
+def look(account: Account) -> dict:
+    return {
+        "password": [PASSWORD],
+        "token": {"value": "swordfish", KEY: 1},
+        "headers": [{"name": "Authorization", "value": "secret words"}],
+    }
+
+
+@step
+def encoded() -> bytes:
+    return b"password " + KEY.encode()
+
+
+@step
+def quote() -> str:
+    return f"you wrote {PASSWORD}, swordfish and secret words"
+
+
+@workflow(retention="all", codec=CODEC)
+def agent(options: dict) -> str:
+    look(Account(PASSWORD))
+    if CODEC is None:
+        encoded()
+    return quote()
+"""
+
+
+@pytest.mark.parametrize("codec", ["None", "'json'"])
+def test_secrets_at_any_depth(program, tmp_path, codec):
+    """A value below a secret's name is masked, and wherever else it is; so are keys and bytes."""
+    module = program(f"CODEC = {codec}\n{DEEP}")
+    run = module.agent.execute({"api_key": ["open sesame"], "text": "open sesame"})
+    data, _ = export(run, tmp_path / "test_it.py")
+    pickles = [base64.b64decode(each) for each in re.findall(r'"pickle": "(.*?)"', data)]
+    for secret in ("hunter-two", "sk-proj-abc", "swordfish", "secret words", "open sesame"):
+        assert secret not in data
+        assert not any(secret.encode() in each for each in pickles)
+
+
+DECLARED = """
+from stepwise import step, workflow
+
+
+@step
+def look(name: str, vault: str) -> dict:
+    return {"vault": vault, "text": f"{name} has {vault}"}
+
+
+@workflow(secret=("vault",))
+def agent(name: str, vault: str) -> str:
+    return look(name, vault)["text"]
+"""
+
+
+@pytest.mark.filterwarnings("ignore:the result of")
+def test_a_declared_secret(program, tmp_path):
+    """A declared secret is not in the file, and the test gets it as an input."""
+    module = program(DECLARED)
+    run = module.agent.execute("ann", "open sesame")
+    data, _ = export(run, tmp_path / "test_it.py")
+    assert "open sesame" not in data
+    answers = {"look": lambda name, vault: {"text": f"{name} has ***"}}
+    given = {"vault": "***"}
+    rerun(tmp_path / "test_it.json", module.agent, inputs=given, answers=answers).assert_same()
+
+
 def test_pickles_are_counted(program, tmp_path):
     """Values that JSON cannot hold are pickles, which the file and the test announce."""
     module = program(HOLDING)
@@ -761,6 +873,123 @@ def test_arguments_that_the_command_cannot_load(tmp_path):
     test.write_text(given)
     done = pytest_in(folder, tmp_path)
     assert "2 passed" in done.stdout, done.stdout
+
+
+RAISING = """
+from stepwise import step, workflow
+
+
+class Refused(Exception):
+    def __init__(self, who: str, code: int) -> None:
+        super().__init__(who)
+        self.code = code
+
+
+@step
+def ask() -> str:
+    raise Refused("ann", 3)
+
+
+@workflow
+def agent() -> int:
+    try:
+        return ask()
+    except Refused as error:
+        return error.code
+
+
+if __name__ == "__main__":
+    agent()
+"""
+
+
+@pytest.mark.parametrize("how", [["orders.py"], ["-c", "import orders; orders.agent()"]])
+def test_errors_that_the_command_cannot_load(tmp_path, how):
+    """The command exports errors of classes of the program, which it does not import."""
+    (tmp_path / "orders.py").write_text(RAISING)
+    subprocess.run([sys.executable, *how], check=True, timeout=60, cwd=tmp_path)
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    words = ("export", "agent", "--format", "test", "-o", "test_it.py")
+    assert stepwise_command(*words, cwd=folder).returncode == 0
+    done = pytest_in(folder, tmp_path)
+    assert "1 passed" in done.stdout, done.stdout
+
+
+ENDING = """
+from stepwise import step, workflow
+
+
+class Stop(BaseException):
+    pass
+
+
+@step
+def one() -> int:
+    return 1
+
+
+@workflow
+def agent() -> int:
+    one()
+    raise Stop("enough")
+
+
+if __name__ == "__main__":
+    agent()
+"""
+
+
+def test_code_that_ends_its_process(tmp_path):
+    """What the code of a workflow raises is said, also if it is no ``Exception``."""
+    (tmp_path / "orders.py").write_text(ENDING)
+    program = [sys.executable, "orders.py"]
+    subprocess.run(program, check=False, timeout=60, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    done = stepwise_command("rerun", "agent", cwd=tmp_path)
+    assert "Stop: enough" in done.stdout
+    done = stepwise_command("preflight", "orders.py", "--replay", "--json", cwd=tmp_path)
+    assert "not replayed: it raises Stop: enough" in json.loads(done.stdout)[0]["notes"]
+
+
+LACKING = """
+from stepwise import step, workflow
+
+
+class Order:
+    def __init__(self, api_key: str) -> None:
+        self.api_key = api_key
+
+
+@step
+def one() -> int:
+    return 1
+
+
+@workflow
+def agent(order: Order) -> int:
+    return one()
+
+
+if __name__ == "__main__":
+    agent(Order("some key"))
+"""
+
+
+def test_a_call_that_lacks_arguments(tmp_path):
+    """Arguments that are not in the file, or that only today's code wants, are named with a way."""
+    (tmp_path / "orders.py").write_text(LACKING)
+    subprocess.run([sys.executable, "-m", "orders"], check=True, timeout=60, cwd=tmp_path)
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    words = ("export", "agent", "--format", "test", "-o", "test_it.py")
+    assert stepwise_command(*words, cwd=folder).returncode == 0
+    done = pytest_in(folder, tmp_path)
+    assert "inputs=dict(order=...)" in done.stdout, done.stdout
+    text = edited(LACKING, ("order: Order", "order: Order, size: int"))
+    (tmp_path / "orders.py").write_text(text)
+    done = stepwise_command("rerun", "agent", cwd=tmp_path)
+    assert "missing a required argument: 'size'" in " ".join(done.stdout.split())
+    assert "inputs=dict(NAME=...)" in done.stdout
 
 
 def test_many_runs_from_the_terminal(tmp_path):

@@ -304,6 +304,19 @@ def test_a_class_with_code_of_its_own(folder):
     assert what_is_said(row) == what_happened()
 
 
+def test_an_argument_of_a_changed_class(folder):
+    """A call with an instance that has other attributes now may mean another run."""
+    text = AGENT.replace("    text: str\n", "    text: str\n    size: int = 1\n")
+    text = text.replace('agent("poem")', 'agent(Note("poem"))')
+    die(text=text)
+    row, _ = preflight()
+    assert (row["verdict"], row["unknown"]) == ("resumes", [])
+    edit(("    size: int = 1\n", ""), text=text)
+    row, _ = preflight()
+    assert row["unknown"] == ["the program's own call, which makes agent.Note anew"]
+    assert "unfinished beside it" in start()
+
+
 def test_a_side_effect_whose_result_is_lost(folder):
     """A side effect whose recorded result no longer loads stops the run, as a doubt."""
     die()
