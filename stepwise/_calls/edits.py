@@ -14,7 +14,7 @@ from stepwise._calls.edited import EditedStep, asks, is_of, tell
 from stepwise._calls.steps import defined_steps
 from stepwise._identity.versions import Version, changed
 from stepwise._journal.journal import read_entries
-from stepwise._journal.projection import Calls, RecordedCall
+from stepwise._journal.projection import Calls, RecordedCall, to_run_again
 from stepwise._journal.records import Forgotten
 from stepwise._journal.seal import Seal
 from stepwise._journal.versions import RecordedVersion, recorded_versions
@@ -64,7 +64,9 @@ def _in_use(store: Store, seal: Seal, run_id: str, edits: list[EditedStep]) -> I
                 in_use = is_of(each, recorded)
             calls += [each] if in_use else []
         if calls:
-            yield edit._replace(calls=(*calls,))
+            yield edit._replace(
+                calls=(*calls,), again=to_run_again((e.call.number for e in calls), known)
+            )
 
 
 def take_up(active: ActiveRun) -> None:
@@ -99,5 +101,5 @@ def take_up(active: ActiveRun) -> None:
 
 def forgotten_by(edits: Iterable[EditedStep]) -> Forgotten | None:
     """Return the record by which results of older versions are dropped; None if all are kept."""
-    again = [call.call.number for each in edits if each.policy == "rerun" for call in each.calls]
+    again = {number for each in edits if each.policy == "rerun" for number in each.again}
     return Forgotten((*sorted(again),), time.time()) if again else None
