@@ -5,7 +5,6 @@ This module is loaded on use: a run whose files have not changed need not look i
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import inspect
@@ -29,6 +28,7 @@ from stepwise._rewrite.reading import (
     bindings,
     decorators,
     definition_at,
+    docstring,
     imported,
     literal,
     members,
@@ -396,7 +396,7 @@ class _Follower:
             return self._imported(imported(node)[name], rest, module, annotated=annotated)
         label = self._label(name, module)
         if rest == ["__doc__"] and isinstance(node, (*FUNCTIONS, *CLASSES)):
-            self.texts[f"{label}.__doc__"] = [ast.get_docstring(node) or ""]
+            self.texts[f"{label}.__doc__"] = [docstring(node)]
         if isinstance(node, CLASSES):
             self._class(node, module, around, rest, annotated=annotated)
         elif not annotated and not module.is_recorded(node) and self._once(node, label):

@@ -252,7 +252,7 @@ class CodeRead:
         parts = [self._write(node.decorator_list), self._write(node.bases)]
         parts.append(self._write(node.keywords))
         body = [each for each in node.body if is_whole or not isinstance(each, FUNCTIONS)]
-        doc = ast.get_docstring(node)
+        doc = docstring(node)
         if doc and node.bases and any(isinstance(each, ast.AnnAssign) for each in body):
             parts.append(repr(doc))  # a model's description, which is sent along with its schema
         # The annotations of a dataclass or of a model define its fields.
@@ -423,6 +423,11 @@ def chain_of(node: ast.AST) -> str:
             names.append(node.attr)
         node = node.func if isinstance(node, ast.Call) else node.value
     return ".".join([node.id, *reversed(names)]) if isinstance(node, ast.Name) else ""
+
+
+def docstring(node: Definition) -> str:
+    """Return the docstring of a function or class; empty if it has none."""
+    return ast.get_docstring(node) or ""
 
 
 def decorators(node: Definition) -> list[str]:
