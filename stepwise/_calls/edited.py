@@ -28,7 +28,7 @@ class EditedStep(NamedTuple):
         differs: the parts that differ.
         calls: the recorded calls whose results are in use; none of a child run.
         again: numbers of the calls that ``rerun`` drops: these, and the steps around them; empty
-            for a result that a side effect around it keeps.
+            if a side effect around them or a pruned journal keeps the results.
     """
 
     recorded: RecordedVersion
@@ -95,13 +95,14 @@ def _used(edit: EditedStep) -> str:
     own = len(edit.calls) - children
     results = [count(own, "recorded result")] if own else []
     results += [f"the results in {count(children, 'completed child run')}"] if children else []
+    results = results or ["pruned results"]
     used = f"{' and '.join(results)} {'is' if len(edit.calls) == own == 1 else 'are'}"
     if edit.policy == "rerun":
         return f"{used} not used, it runs again"
     if edit.step.effect or edit.is_kept:
         return f"{used} used"
     if edit.chosen == "rerun":
-        return f"{used} used, since a recorded call around or inside keeps it"
+        return f"{used} used: a recorded call around or inside, or a pruned journal, keeps it"
     return f'{used} used; on_changed="rerun" runs it again'
 
 

@@ -485,10 +485,13 @@ def settle_edited(
             calls[number] = each
     chosen = {number: each for number, each in calls.items() if step in (number, each.name)}
     effects = [number for number in chosen if known[number].effect and not known[number].child]
-    again = to_run_again(chosen, answers)
-    if not chosen or ((effects or not again) and not same):
+    is_pruned = facts_of(store, seal, journal.run_id).pruned > 0
+    again = () if is_pruned else to_run_again(chosen, answers)
+    gone = [each for each in older if is_pruned and each.name == step]
+    versions = {each.key: each for each in (*chosen.values(), *gone)}
+    if not versions or ((effects or not again) and not same):
         return None
-    for version in {each.key: each for each in chosen.values()}.values():
+    for version in versions.values():
         kept, used_by = (this_person(), version.used_by) if same else ("", "")
         said = version._replace(kept=kept, used_by=used_by)
         journal.put(said.key, [*said], b"", durable=True)

@@ -325,6 +325,37 @@ def test_an_edited_step_inside_a_side_effect(program, policy):
     assert killed.done() == []
 
 
+PRUNED = """
+@workflow(prune_journal=True)
+def w():
+    results = [price(1), price(2)]
+    for number in range(1100):
+        other(number)
+    crash("here")
+    return results
+
+@step
+def other(number):
+    return number
+
+print(w())
+"""
+
+
+@pytest.mark.parametrize("policy", ["keep", "rerun", "ask"])
+def test_a_pruned_journal_keeps_its_results(program, policy):
+    """A run whose journal was pruned cannot be replayed: it keeps old results, and says so."""
+    killed = program(PRUNED, policy)
+    killed.edit()
+    if policy == "ask":
+        assert "--another" not in killed.run(code=1)
+        run_of().resolve("price", same=True)
+    said = killed.run()
+    assert "has changed since its result was recorded (RATE): pruned results are used" in said
+    assert said.endswith("[2, 3]\n")
+    assert killed.done() == []
+
+
 GRAPH = """
 from stepwise.graph import CheckpointManager, Edge, Graph, GraphExecutor, Node
 
