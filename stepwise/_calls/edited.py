@@ -27,18 +27,27 @@ class EditedStep(NamedTuple):
         step: the step as it is now.
         differs: the parts that differ.
         calls: the recorded calls whose results are in use; none of a child run.
+        again: numbers of the calls that ``rerun`` drops: these, and the steps around them; empty
+            if a side effect around them or a pruned journal keeps the results.
     """
 
     recorded: RecordedVersion
     step: Any
     differs: tuple[str, ...]
     calls: tuple[RecordedCall, ...] = ()
+    again: tuple[int, ...] = ()
+
+    @property
+    def chosen(self) -> str:
+        """``keep``, ``rerun`` or ``ask``, as the step or the configuration has it."""
+        chosen: str = self.step.on_changed or settings.on_changed()
+        return chosen
 
     @property
     def policy(self) -> str:
-        """``keep``, ``rerun`` or ``ask``; a side effect never runs again by itself."""
-        chosen = self.step.on_changed or settings.on_changed()
-        return "keep" if chosen == "rerun" and self.step.effect else chosen
+        """What becomes of the results; a side effect never runs again by itself."""
+        is_fixed = self.step.effect or not self.again
+        return "keep" if self.chosen == "rerun" and is_fixed else self.chosen
 
     @property
     def is_kept(self) -> bool:
@@ -75,8 +84,9 @@ def _by_step(edits: Iterable[EditedStep]) -> list[EditedStep]:
     for each in edits:
         known = found.get(each.step, each)
         differs = (*dict.fromkeys((*known.differs, *each.differs)),)
-        calls = (*known.calls, *each.calls) if known is not each else each.calls
-        found[each.step] = known._replace(differs=differs, calls=calls)
+        more = each if known is not each else each._replace(calls=(), again=())
+        calls, again = (*known.calls, *more.calls), (*known.again, *more.again)
+        found[each.step] = known._replace(differs=differs, calls=calls, again=again)
     return [*found.values()]
 
 
@@ -85,11 +95,14 @@ def _used(edit: EditedStep) -> str:
     own = len(edit.calls) - children
     results = [count(own, "recorded result")] if own else []
     results += [f"the results in {count(children, 'completed child run')}"] if children else []
+    results = results or ["pruned results"]
     used = f"{' and '.join(results)} {'is' if len(edit.calls) == own == 1 else 'are'}"
     if edit.policy == "rerun":
         return f"{used} not used, it runs again"
     if edit.step.effect or edit.is_kept:
         return f"{used} used"
+    if edit.chosen == "rerun":
+        return f"{used} used: a recorded call around or inside, or a pruned journal, keeps it"
     return f'{used} used; on_changed="rerun" runs it again'
 
 
@@ -110,11 +123,13 @@ def runs_again(active: ActiveRun, step: Any, recorded: RecordedCall) -> bool:
         if (version.name, version.child) != (recorded.call.name, ""):
             continue
         calls = (recorded, *(each for each in active.pool.all if is_of(each, version)))
-        edit = EditedStep(version, step, changed(version.parts, step.version.parts), calls)
+        again = recorded.outcome is not None and not recorded.outcome.inner
+        numbers = (recorded.call.number,) if again else ()
+        edit = EditedStep(version, step, changed(version.parts, step.version.parts), calls, numbers)
         if not edit.differs:
             continue
         if edit.policy == "rerun":
-            return recorded.outcome is not None and not recorded.outcome.inner
+            return True
         used = version._replace(used_by=step.code, differs=edit.differs)
         active.journal.put_with_next(used.key, [*used], b"")
         error = asks(active.run_id, [edit])
@@ -138,5 +153,6 @@ def asks(run_id: str, edits: Iterable[EditedStep]) -> CodeChangedError | None:
     for each in _by_step(asked):
         answer = f"  stepwise resolve {run} {shell_word(each.step.name)}"
         lines.append(f"{answer} --same       (they stay in use)")
-        lines += [] if each.step.effect else [f"{answer} --another    (it runs again)"]
+        can_run = each.again and not each.step.effect
+        lines += [f"{answer} --another    (it runs again)"] if can_run else []
     return CodeChangedError("\n".join(lines), run_id=run_id)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from stepwise._calls.edited import EditedStep, asks, is_of, tell
 from stepwise._calls.steps import defined_steps
 from stepwise._identity.versions import Version, changed
-from stepwise._journal.journal import read_entries
-from stepwise._journal.projection import Calls, RecordedCall
+from stepwise._journal.journal import facts_of, read_entries
+from stepwise._journal.projection import Calls, RecordedCall, to_run_again
 from stepwise._journal.records import Forgotten
 from stepwise._journal.seal import Seal
 from stepwise._journal.versions import RecordedVersion, recorded_versions
@@ -48,7 +48,12 @@ def edited_among(recorded: Sequence[RecordedVersion]) -> list[EditedStep]:
 
 
 def _in_use(store: Store, seal: Seal, run_id: str, edits: list[EditedStep]) -> Iterator[EditedStep]:
-    """Yield the edits whose results are in use, with their calls."""
+    """Yield the edits whose results are in use, with their calls.
+
+    A run whose journal was pruned has results of records that are gone.  It cannot be replayed, so
+    it keeps all of them.
+    """
+    is_pruned = facts_of(store, seal, run_id).pruned > 0
     known = [each for each in Calls(read_entries(store, seal, run_id)) if each.answers]
     children = any(each.recorded.child for each in edits) and {
         each.call.number: {(e.recorded.id, e.step) for e in edits_in(store, seal, each.call.child)}
@@ -63,8 +68,9 @@ def _in_use(store: Store, seal: Seal, run_id: str, edits: list[EditedStep]) -> I
             else:
                 in_use = is_of(each, recorded)
             calls += [each] if in_use else []
-        if calls:
-            yield edit._replace(calls=(*calls,))
+        if calls or (is_pruned and not recorded.child):
+            numbers = [] if is_pruned else [each.call.number for each in calls]
+            yield edit._replace(calls=(*calls,), again=to_run_again(numbers, known))
 
 
 def take_up(active: ActiveRun) -> None:
@@ -99,5 +105,5 @@ def take_up(active: ActiveRun) -> None:
 
 def forgotten_by(edits: Iterable[EditedStep]) -> Forgotten | None:
     """Return the record by which results of older versions are dropped; None if all are kept."""
-    again = [call.call.number for each in edits if each.policy == "rerun" for call in each.calls]
+    again = {number for each in edits if each.policy == "rerun" for number in each.again}
     return Forgotten((*sorted(again),), time.time()) if again else None

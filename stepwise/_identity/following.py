@@ -28,6 +28,7 @@ from stepwise._rewrite.reading import (
     bindings,
     decorators,
     definition_at,
+    docstring,
     imported,
     literal,
     members,
@@ -40,6 +41,8 @@ from stepwise._values.trees import ATOMS
 
 _READS = {"read", "read_text", "read_bytes", "readlines"}
 _PLAIN = ("classmethod", "staticmethod", "property", "cached_property")
+_OF_MODULES = ("__file__", "__name__", "__package__", "__path__", "__spec__", "__cached__")
+_CONSTRUCTION = ("__init__", "__new__", "__post_init__", "__init_subclass__")
 _MISSING = object()
 
 
@@ -70,7 +73,7 @@ def version_of(function: Any, source: Source | None = None, *, is_tool: bool = F
         parts["bound arguments"] = [bound]
     if hasattr(reading.node, "name"):
         parts["signature"] = [reading.signature(annotations=is_tool)]
-    if is_tool and inner.__doc__:
+    if inner.__doc__ and (is_tool or "__doc__" in reading.attributes):
         parts["docstring"] = [inspect.cleandoc(inner.__doc__)]
     return _version(parts, {} if bound or follower.values else follower.files)
 
@@ -215,6 +218,43 @@ def _imported_module(name: str) -> _Module | None:
     return _module(vars(module), file)
 
 
+def _absolute(origin: tuple[str, str, int], here: _Module) -> str:
+    """Return the full name of the module that an ``import`` in another module names."""
+    name, _, level = origin
+    if not level:
+        return name
+    package = str(here.namespace.get("__package__") or "").split(".")
+    return ".".join(filter(None, [*package[: len(package) + 1 - level], name]))
+
+
+def _resolved(
+    origin: tuple[str, str, int], rest: Sequence[str], here: _Module
+) -> tuple[str, _Module | None, list[str]]:
+    """Return the full name that an ``import`` names, its module, and the attributes in there."""
+    inside, name = origin[1], _absolute(origin, here)
+    full = ".".join(filter(None, [name, inside]))
+    way = [inside, *rest] if inside else [*rest]
+    module = _imported_module(name)
+    while way and f"{name}.{way[0]}" in sys.modules:
+        if module is not None and way[0] in module.bindings:
+            break
+        name, way = f"{name}.{way[0]}", way[1:]
+        module = _imported_module(name)
+    return full, module, way
+
+
+def _definitions(chain: str, here: _Module) -> Iterator[tuple[_Module, Definition]]:
+    """Yield the statements of the project that bind a name of a module."""
+    root, *rest = chain.split(".")
+    for node in here.bindings.get(root, ()):
+        if not isinstance(node, IMPORTS):
+            yield here, node
+            continue
+        _, module, way = _resolved(imported(node)[root], rest, here)
+        if module is not None and way:
+            yield from _definitions(".".join(way), module)
+
+
 # -- following ------------------------------------------------------------------------------------
 
 
@@ -256,7 +296,7 @@ class _Follower:
     ) -> CodeRead:
         """Follow a function to the end."""
         own = getattr(node, "name", "")
-        self._met.add((id(node), ""))
+        self._met.add((id(node), self._label(own, self._home)))
         reading = self._read("body", self._home, node, around, own=own)
         if is_tool:
             self._annotations(reading, around)
@@ -354,13 +394,15 @@ class _Follower:
         """Follow a statement that binds a name."""
         if isinstance(node, IMPORTS):
             return self._imported(imported(node)[name], rest, module, annotated=annotated)
+        label = self._label(name, module)
+        if rest == ["__doc__"] and isinstance(node, (*FUNCTIONS, *CLASSES)):
+            self.texts[f"{label}.__doc__"] = [docstring(node)]
         if isinstance(node, CLASSES):
             self._class(node, module, around, rest, annotated=annotated)
-        elif not annotated and not module.is_recorded(node) and self._once(node):
-            label = self._label(name, module)
+        elif not annotated and not module.is_recorded(node) and self._once(node, label):
             reading = self._read(label, module, node, around)
             value = module.namespace.get(name)
-            if isinstance(value, (str, bytes)) and not reading.attributes.isdisjoint(_READS):
+            if isinstance(value, (str, bytes)) and _reads_a_file(reading, module):
                 self.texts[label].append(repr(value))
                 self.values = True
         return []
@@ -373,18 +415,7 @@ class _Follower:
         *,
         annotated: bool,
     ) -> list[str]:
-        name, inside, level = origin
-        if level:  # from . import name
-            package = str(here.namespace.get("__package__") or "").split(".")
-            name = ".".join(filter(None, [*package[: len(package) + 1 - level], name]))
-        origin_text = ".".join(filter(None, [name, inside]))
-        way = [inside, *rest] if inside else [*rest]
-        module = _imported_module(name)
-        while way and f"{name}.{way[0]}" in sys.modules:
-            if module is not None and way[0] in module.bindings:
-                break
-            name, way = f"{name}.{way[0]}", way[1:]
-            module = _imported_module(name)
+        origin_text, module, way = _resolved(origin, rest, here)
         further = (
             self._follow(".".join(way), module, (), {}, annotated=annotated)
             if (module is not None and way)
@@ -397,14 +428,25 @@ class _Follower:
     def _by_value(
         self, name: str, rest: Sequence[str], module: _Module, *, annotated: bool
     ) -> list[str]:
-        """Follow a name that the text does not bind: by ``import *``, or in another cell."""
+        """Follow a name that the text does not bind: by ``import *``, or in another cell.
+
+        Names that Python gives each module, such as ``__file__``, tell where the code is, not what
+        it does.
+        """
+        if name in _OF_MODULES:
+            return []
         value = module.namespace.get(name, _MISSING)
         self.values = self.values or value is not _MISSING
-        stars = [each.module for each in module.bindings.get("*", ())]
-        for each in stars:
-            other = _imported_module(each or "")
-            if other is not None and name in other.bindings:
-                return self._follow(".".join([name, *rest]), other, (), {}, annotated=annotated)
+        for each in reversed(module.bindings.get("*", ())):
+            other = (
+                _imported_module(_absolute(imported(each)["*"], module))
+                if isinstance(each, IMPORTS)
+                else None
+            )
+            if other is not None and name in other.namespace:
+                chain = ".".join([name, *rest])
+                is_new = self._once(each, f"{chain} {annotated}")
+                return self._follow(chain, other, (), {}, annotated=annotated) if is_new else []
         if value is _MISSING or annotated:
             return []
         if plain_function(value) is not None:
@@ -425,8 +467,9 @@ class _Follower:
             return
         module = _module(inner.__globals__, code.co_filename)
         found = definition_at(module.tree, code.co_name, code.co_firstlineno) if module else None
-        if module is not None and found is not None and self._once(found[0]):
-            self._read(self._label(name, module), module, *found)
+        label = self._label(name, module) if module else name
+        if module is not None and found is not None and self._once(found[0], label):
+            self._read(label, module, *found)
 
     def _class_by_value(self, cls: type, module: _Module, rest: Sequence[str]) -> None:
         """Follow a class of another notebook cell: the last one that defines the name."""
@@ -483,45 +526,47 @@ class _Follower:
 
     def _follow_members(self) -> None:
         """Follow the members of the classes until no further one is reached."""
-        before = -1
-        while before != len(self._met):
-            before = len(self._met)
+        before, now = -1, 0
+        while before != now:
+            before = now
             for cls in [*self._classes.values()]:
                 self._members(cls)
                 if cls.names:
-                    for module, base in _project_bases(cls):
-                        self._of_self(module, (base,), cls.names)
+                    for chain in bases(cls.node):
+                        for module, base in _definitions(chain, cls.module):
+                            if isinstance(base, CLASSES):
+                                self._of_self(module, (base,), cls.names)
+            now = len(self._met) + sum(1 + len(e.names or ()) for e in self._classes.values())
 
     def _members(self, cls: _Class) -> None:
         wanted = self._attributes if cls.names is None else cls.names
         for name, nodes in members(cls.node).items():
             for node in nodes:
                 if isinstance(node, FUNCTIONS):
-                    counts = name in wanted or (cls.is_whole and _is_special(node))
+                    counts = name in wanted or (
+                        cls.names is None and _is_special(node, cls.is_whole)
+                    )
                 else:
                     counts = name in wanted and not cls.is_whole
                 if counts and not cls.module.is_recorded(node) and self._once(node):
                     label = self._label(f"{cls.node.name}.{name}", cls.module)
-                    self._read(label, cls.module, node, (*cls.around, cls.node))
+                    reading = self._read(label, cls.module, node, (*cls.around, cls.node))
+                    if not isinstance(node, FUNCTIONS):  # it reads other names of the class
+                        self._members(cls._replace(names={*reading.names}))
 
 
-def _is_special(node: Any) -> bool:
+def _reads_a_file(reading: CodeRead, module: _Module) -> bool:
+    """Return whether an assignment reads a file, itself or by a function that it calls."""
+    found = [each for chain in reading.names for each in _definitions(chain, module)]
+    called = [home.read(node) for home, node in found if isinstance(node, FUNCTIONS)]
+    return any(not each.attributes.isdisjoint(_READS) for each in (reading, *called))
+
+
+def _is_special(node: Any, is_constructed: bool) -> bool:
     """Return whether Python or a decorator calls a method, not only code that names it."""
     if node.name.startswith("__") and node.name.endswith("__"):
-        return True
+        return is_constructed or node.name not in _CONSTRUCTION
+    if not is_constructed:
+        return False
     names = [each.rpartition(".")[2] for each in decorators(node)]
     return any(name not in (*_PLAIN, "setter") for name in names)
-
-
-def _project_bases(cls: _Class) -> Iterator[tuple[_Module, Definition]]:
-    """Yield the bases of a class that the same module or an imported one defines."""
-    for chain in bases(cls.node):
-        root, *rest = chain.split(".")
-        for node in cls.module.bindings.get(root, ()):
-            if isinstance(node, CLASSES):
-                yield cls.module, node
-            elif isinstance(node, IMPORTS):
-                name, inside, _ = imported(node)[root]
-                module = _imported_module(name)
-                found = module.bindings.get(inside or "".join(rest), ()) if module else ()
-                yield from ((module, e) for e in found if module and isinstance(e, CLASSES))

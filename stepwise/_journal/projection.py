@@ -312,6 +312,24 @@ class Calls(Projection):
         return [self.known[number] for number in numbers if number in self.known]
 
 
+def to_run_again(numbers: Iterable[int], known: Iterable[RecordedCall]) -> tuple[int, ...]:
+    """Return the numbers of the calls to forget so that some calls run again.
+
+    The steps around a call are forgotten, too.  A side effect around a call keeps its result, so
+    that call is left out.
+    """
+    around: dict[int, list[records.Call]] = {}
+    for each in known:
+        for number in each.outcome.inner if each.outcome is not None else ():
+            around.setdefault(number, []).append(each.call)
+    found: set[int] = set()
+    for number in numbers:
+        outer = around.get(number, ())
+        if not any(call.effect for call in outer):
+            found |= {number, *(call.number for call in outer)}
+    return (*sorted(found),)
+
+
 class Places(Projection):
     """The places of each call's records, in little memory for any number of calls.
 

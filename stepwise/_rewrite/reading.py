@@ -19,6 +19,8 @@ IMPORTS = (ast.Import, ast.ImportFrom)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _SCOPES = (*FUNCTIONS, ast.ClassDef, ast.Lambda, *_COMPREHENSIONS)
 _LEFT_OUT = ("ctx", "kind", "type_comment", "type_params", "returns")
+_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+_CONDITIONS = ("test", "subject", "pattern", "guard")
 _ITSELF = "@"  # replaces the definition's own name; no identifier equals it
 Definition = Any
 """A node that defines something: a function, a lambda, a class, an assignment."""
@@ -39,6 +41,7 @@ class CodeRead:
         annotated: names in annotations, which are no part of the text.
         attributes: all attributes that are read, of whatever value.
         of_self: the attributes that are read of the instance or the class.
+        defaults: the text of the defaults of a function's parameters.
         imports: names that an ``import`` inside binds: the module, the name in it, the level.
     """
 
@@ -60,6 +63,7 @@ class CodeRead:
         self._scopes: list[dict[str, str]] = []
         self._count = 0
         self._self = ""
+        self.defaults = ""
         self.node = node
         self.text = self._definition(node)
 
@@ -69,11 +73,6 @@ class CodeRead:
         if isinstance(node, ast.ClassDef):
             return self._class_head(node)
         return self._write(node)
-
-    @property
-    def defaults(self) -> str:
-        """The text of the defaults of a function's parameters."""
-        return self._write([*self.node.args.defaults, *self.node.args.kw_defaults])
 
     def signature(self, *, annotations: bool) -> str:
         """Return the text of a function's parameters: names, kinds, defaults."""
@@ -194,7 +193,9 @@ class CodeRead:
             e for e in node.decorator_list if not (is_whole and self._left_out(chain_of(e)))
         ]
         outside = [self._write(decorators)]
-        if not is_whole:
+        if is_whole:
+            self.defaults = self._write([*node.args.defaults, *node.args.kw_defaults])
+        else:
             outside += [self._name(node.name), self._write(node.args.defaults)]
             outside.append(self._write(node.args.kw_defaults))
         self._annotation(node.returns)
@@ -251,7 +252,7 @@ class CodeRead:
         parts = [self._write(node.decorator_list), self._write(node.bases)]
         parts.append(self._write(node.keywords))
         body = [each for each in node.body if is_whole or not isinstance(each, FUNCTIONS)]
-        doc = ast.get_docstring(node)
+        doc = docstring(node)
         if doc and node.bases and any(isinstance(each, ast.AnnAssign) for each in body):
             parts.append(repr(doc))  # a model's description, which is sent along with its schema
         # The annotations of a dataclass or of a model define its fields.
@@ -359,7 +360,10 @@ def imported(node: ast.Import | ast.ImportFrom) -> dict[str, tuple[str, str, int
 
 
 def bindings(body: Iterable[ast.stmt]) -> dict[str, list[Definition]]:
-    """Return the statements of a block that bind each name; ``*`` for ``from m import *``."""
+    """Return the statements of a block that bind each name; ``*`` for ``from m import *``.
+
+    The conditions under which a statement is executed count, too.
+    """
     found: dict[str, list[Definition]] = {}
     waiting: list[Any] = [*body]
     for node in waiting:
@@ -372,8 +376,11 @@ def bindings(body: Iterable[ast.stmt]) -> dict[str, list[Definition]]:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names = _bound(targets)
         else:
-            inside = ("body", "orelse", "finalbody", "handlers", "cases")
-            waiting += (each for block in inside for each in getattr(node, block, ()))
+            inside = [each for block in _BLOCKS for each in getattr(node, block, ())]
+            decides = [e for field in _CONDITIONS if (e := getattr(node, field, None)) is not None]
+            for name in bindings(inside) if decides else ():
+                found.setdefault(name, []).extend(decides)
+            waiting += inside
         for name in names:
             found.setdefault(name, []).append(node)
     return found
@@ -416,6 +423,11 @@ def chain_of(node: ast.AST) -> str:
             names.append(node.attr)
         node = node.func if isinstance(node, ast.Call) else node.value
     return ".".join([node.id, *reversed(names)]) if isinstance(node, ast.Name) else ""
+
+
+def docstring(node: Definition) -> str:
+    """Return the docstring of a function or class; empty if it has none."""
+    return ast.get_docstring(node) or ""
 
 
 def decorators(node: Definition) -> list[str]:

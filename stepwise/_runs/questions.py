@@ -16,7 +16,7 @@ from stepwise._journal import signatures
 from stepwise._journal.course import Asked, Questions, Stop, open_questions, stops_in
 from stepwise._journal.inbox import Inbox, Message, this_person
 from stepwise._journal.journal import Journal, Position, facts_of, read_entries
-from stepwise._journal.projection import Calls, RecordedCall
+from stepwise._journal.projection import Calls, RecordedCall, to_run_again
 from stepwise._journal.records import Entry, Forgotten, Record, Resumed, Ruled, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.versions import RecordedVersion, recorded_versions
@@ -476,7 +476,8 @@ def settle_edited(
     store, seal = journal.store, journal.seal
     older = [e for e in recorded_versions(store, seal, journal.run_id) if e.used_by]
     calls: dict[int, RecordedVersion] = {}
-    known = {each.call.number: each.call for each in Calls(entries) if each.answers}
+    answers = [each for each in Calls(entries) if each.answers]
+    known = {each.call.number: each.call for each in answers}
     for each, number in itertools.product(older, known):
         call, inside = known[number], each._replace(child="")
         own = (call.code, call.name) == (each.id, each.name) and not each.child
@@ -484,15 +485,19 @@ def settle_edited(
             calls[number] = each
     chosen = {number: each for number, each in calls.items() if step in (number, each.name)}
     effects = [number for number in chosen if known[number].effect and not known[number].child]
-    if not chosen or (effects and not same):
+    is_pruned = facts_of(store, seal, journal.run_id).pruned > 0
+    again = () if is_pruned else to_run_again(chosen, answers)
+    gone = [each for each in older if is_pruned and each.name == step]
+    versions = {each.key: each for each in (*chosen.values(), *gone)}
+    if not versions or ((effects or not again) and not same):
         return None
-    for version in {each.key: each for each in chosen.values()}.values():
+    for version in versions.values():
         kept, used_by = (this_person(), version.used_by) if same else ("", "")
         said = version._replace(kept=kept, used_by=used_by)
         journal.put(said.key, [*said], b"", durable=True)
     if same:
         return []
-    return [(Forgotten((*sorted(chosen),), time.time(), this_person()), b"")]
+    return [(Forgotten(again, time.time(), this_person()), b"")]
 
 
 # -- stopped calls -------------------------------------------------------------------------------

@@ -470,10 +470,10 @@ def resolve(
 
 
 _ANSWERED = {
-    "same": "the stopped call is step {step} of {run}; the next run of the program returns its "
+    "same": "step {step} of {run} answers the call; the next run of the program returns its "
     "recorded result",
-    "another": "the stopped call and step {step} of {run} are two acts; the next run of the "
-    "program makes the call, once",
+    "another": "step {step} of {run} does not answer the call; the next run of the program makes "
+    "the call, once",
     "did_not_happen": "step {step} of {run} did not happen; the next run of the program makes it",
     "landed": "step {step} of {run} landed; the next run of the program continues with {landed}",
 }

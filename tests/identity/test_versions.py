@@ -289,6 +289,119 @@ def test_moved_functions_are_silent(before, tmp_path):
     assert {n: v.id for n, v in after.items()} == {n: v.id for n, v in before.items()}
 
 
+# -- what a step reads ---------------------------------------------------------------------------
+
+
+MODULE = '''
+import logging
+from pathlib import Path
+from stepwise import step
+from pieces.all import *
+from pieces import base
+
+HERE = Path(__file__).parent
+log = logging.getLogger(__name__)
+MODE = 1
+if MODE == 1:
+    CHOSEN = "one"
+else:
+    CHOSEN = "two"
+SCALE = 10
+
+
+def load(name):
+    return (HERE / name).read_text()
+
+
+PROMPT = load("prompt.txt")
+
+
+def scaled(x, scale=SCALE):
+    return x * scale
+
+
+def prompt():
+    """Be kind."""
+
+
+class Note:
+    def __init__(self):
+        self.text = "made elsewhere"
+
+    def __str__(self):
+        return "a note"
+
+
+class Reader(base.Reader):
+    FIRST = 3
+    SECOND = FIRST + 1
+
+    @step
+    def read(self, x, note: Note = None):
+        """Read."""
+        log.info("reading")
+        said = [prompt.__doc__, self.read.__doc__, Reader.SECOND, CHOSEN, PROMPT, TABLE["a"]]
+        return said + [scaled(x), self.inherited(x), f"{note}"]
+'''
+ALL = "from .tables import *\n"
+TABLES = 'TABLE = {"a": 1}\n'
+BASE = """
+class Reader:
+    def inherited(self, x):
+        return x + 7
+"""
+
+
+def version_of_module(folder, name="reader", edit=("", "")):
+    """Return the version of the step of a package, imported from a folder of its own."""
+    here = folder / str(next(NUMBERS))
+    (here / "pieces").mkdir(parents=True)
+    texts = {
+        f"{name}.py": MODULE,
+        "prompt.txt": "be short",
+        "pieces/__init__.py": "",
+        "pieces/all.py": ALL,
+        "pieces/tables.py": TABLES,
+        "pieces/base.py": BASE,
+    }
+    for path, text in texts.items():
+        (here / path).write_text(text.replace(*edit) if edit[0] else text)
+    sys.path.insert(0, str(here))
+    importlib.invalidate_caches()
+    try:
+        return step_of(importlib.import_module(name).Reader.read).version
+    finally:
+        sys.path.remove(str(here))
+        for each in (name, "pieces", "pieces.all", "pieces.tables", "pieces.base"):
+            sys.modules.pop(each, None)
+
+
+@pytest.mark.parametrize(
+    ("edit", "part"),
+    [
+        (("SCALE = 10", "SCALE = 20"), "SCALE"),
+        (("MODE == 1", "MODE == 2"), "CHOSEN"),
+        (("FIRST = 3", "FIRST = 4"), "Reader.FIRST"),
+        (("Be kind.", "Be rude."), "prompt.__doc__"),
+        (('"""Read."""', '"""Read it."""'), "docstring"),
+        (("be short", "be long"), "PROMPT"),
+        (('"a": 1', '"a": 2'), "TABLE in pieces/tables.py"),
+        (('"a note"', '"the note"'), "Note.__str__"),
+        (("x + 7", "x + 8"), "Reader.inherited in pieces/base.py"),
+    ],
+)
+def test_what_a_step_reads_by_a_detour(tmp_path, edit, part):
+    """Defaults, conditions, docstrings, files, stars and inherited methods count."""
+    before, after = version_of_module(tmp_path), version_of_module(tmp_path, edit=edit)
+    assert part in changed(before.parts, after.parts)
+
+
+def test_another_folder_or_module_name_is_silent(tmp_path):
+    """A release in a folder of its own has the same versions, also under another module name."""
+    before, after = version_of_module(tmp_path), version_of_module(tmp_path, "renamed")
+    assert before.parts == after.parts
+
+
 # -- random programs ----------------------------------------------------------------------------
 
 

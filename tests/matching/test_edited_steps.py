@@ -296,6 +296,66 @@ def test_a_side_effect_inside_a_step_that_runs_again(program):
     assert killed.done() == []
 
 
+@pytest.mark.parametrize("policy", ["rerun", "ask"])
+def test_an_edited_step_inside_a_step(program, policy):
+    """A step runs again with the step around it, whose result was made of the old one."""
+    killed = program(NESTED, policy)
+    killed.edit("return x + RATE", "return x + RATE * 100")
+    if policy == "ask":
+        killed.run(code=1)
+        run_of().resolve("price", another=True)
+    assert "101" in killed.run()
+    assert killed.done() == ["price 1"]
+
+
+@pytest.mark.parametrize("policy", ["rerun", "ask"])
+def test_an_edited_step_inside_a_side_effect(program, policy):
+    """A side effect keeps its result, so an edited step inside it is not made again; it is said."""
+    text = NESTED.replace("@step\ndef outer", "@tool(side_effect=True)\ndef outer")
+    killed = program(text, policy)
+    killed.edit("return x + RATE", "return x + RATE * 100")
+    if policy == "ask":
+        assert "--another" not in killed.run(code=1)
+        with pytest.raises(stepwise.StepNotFoundError):
+            run_of().resolve("price", another=True)
+        run_of().resolve("price", same=True)
+    said = killed.run()
+    assert "1 recorded result is used" in said
+    assert said.endswith("2\n")
+    assert killed.done() == []
+
+
+PRUNED = """
+@workflow(prune_journal=True)
+def w():
+    results = [price(1), price(2)]
+    for number in range(1100):
+        other(number)
+    crash("here")
+    return results
+
+@step
+def other(number):
+    return number
+
+print(w())
+"""
+
+
+@pytest.mark.parametrize("policy", ["keep", "rerun", "ask"])
+def test_a_pruned_journal_keeps_its_results(program, policy):
+    """A run whose journal was pruned cannot be replayed: it keeps old results, and says so."""
+    killed = program(PRUNED, policy)
+    killed.edit()
+    if policy == "ask":
+        assert "--another" not in killed.run(code=1)
+        run_of().resolve("price", same=True)
+    said = killed.run()
+    assert "has changed since its result was recorded (RATE): pruned results are used" in said
+    assert said.endswith("[2, 3]\n")
+    assert killed.done() == []
+
+
 GRAPH = """
 from stepwise.graph import CheckpointManager, Edge, Graph, GraphExecutor, Node
 

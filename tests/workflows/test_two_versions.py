@@ -158,7 +158,7 @@ def status(run_id):
 def ticket(run_id):
     """The ticket of the approval that a suspended run waits for."""
     waits = stepwise.get_run(run_id)._facts().waits
-    return status(run_id) == "suspended" and waits[0].ticket
+    return status(run_id) == "suspended" and waits and waits[0].ticket
 
 
 @pytest.fixture
@@ -425,7 +425,8 @@ def test_a_rolling_deployment(versions):
             until(lambda: [status(each) for each in runs] == ["completed"] * 3)
             assert "Traceback" not in new.said
     assert both.lines()[3] == "old a"
-    assert Counter(both.lines()[4:]) == {"new b!": 2, "new bill": 3}
+    # The edit is above the place of the first run, which asks its plain step anew.
+    assert Counter(both.lines()[4:]) == {"new a!": 1, "new b!": 2, "new bill": 3}
 
 
 def test_each_run_is_executed_once(versions):
