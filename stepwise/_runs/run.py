@@ -754,6 +754,12 @@ class Run:
             Run(self.store, child, self._seal)._delete(children)
         delete_run(self.store, self._seal, self.id)
 
+    def _with_children(self, children: ChildRuns) -> Iterator[str]:
+        """Yield the id of the run, and those of its child runs."""
+        yield self.id
+        for child in children.of(self.id):
+            yield from Run(self.store, child, self._seal)._with_children(children)
+
     @contextmanager
     def _journal(self) -> Iterator[tuple[journals.Journal, list[Entry]]]:
         self._facts()  # raises for a missing run, which must not be created here

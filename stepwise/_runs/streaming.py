@@ -87,6 +87,7 @@ class RunStream:
         self._last = -1 if after is None else after  # the reader has seen what is up to there
         self._next = self._last + 1
         self._find_resets(newest)
+        self._check_there(self._log.batch(1))
         self._read = self._holding(self._next) - 1  # the last batch that was read
         self._link: bytes | None = None
         self._events = self._all()
@@ -172,6 +173,7 @@ class RunStream:
         for number, batch in self._log.batches(self._read, self._link):
             if batch is None:
                 raise self._damaged(number)
+            self._check_there(batch)
             for first, op, items in items_of(batch):
                 if op[0] == ENDED or op[1] != self._name:
                     continue
@@ -281,6 +283,18 @@ class RunStream:
             f"after={after!r:.100}: the stream {self._name!r} of run {self._log.run_id!r} has no "
             f"such offset; {last}. Give the offset of the last item that you have, or None for all"
         )
+
+    def _check_there(self, batch: StreamBatch | None) -> None:
+        """Refuse a reader that lacks items which were deleted before a batch without operations."""
+        first = batch.firsts.get(self._name, 0) if batch is not None and not batch.ops else 0
+        if self._next < first and not any(
+            to <= self._next < first <= at for at, to in self._resets
+        ):
+            raise ConfigurationError(
+                f"what run {self._log.run_id!r} said on the stream {self._name!r} up to offset "
+                f"{first - 1} was deleted (stepwise prune --streams). What follows can be read: "
+                f"give after={first - 1}"
+            )
 
     def _damaged(self, number: int) -> CorruptStoreError:
         log = self._log
