@@ -140,6 +140,21 @@ class StreamLog:
                 return None
         return None
 
+    def newest(self) -> StreamBatch | None:
+        """Return the newest batch, which is found by halving."""
+        there, beyond = 0, 1
+        found = None
+        while (batch := self.batch(beyond)) is not None:
+            found, there, beyond = batch, batch.number, 2 * batch.number
+        while there + 1 < beyond:
+            middle = (there + beyond) // 2
+            batch = self.batch(middle)
+            if batch is None:
+                beyond = middle
+            else:
+                found, there = batch, batch.number
+        return found
+
     def gone(self, last: int) -> range:
         """Return the numbers of acknowledged batches after the last one that is there."""
         return range(last + 1, newest_mark(self.store, self.seal, self.name).last + 1)
