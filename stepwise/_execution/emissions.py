@@ -39,6 +39,7 @@ from stepwise._journal.stream import (
     ENDED,
     PLAIN,
     SAID,
+    SKIPPED,
     TEXT,
     WITHDRAWN,
     StreamBatch,
@@ -54,7 +55,6 @@ from stepwise.errors import NotRecordableError, RunStopped
 
 GROUP = 0.05  # seconds in which emissions share a write
 _MUCH = 1 << 20  # bytes that wait; beyond that, an emission waits for the store
-_SKIPPED = 1 << 20  # offsets that a lost batch may have had
 _FEW = 64  # spans that are kept without a look whether they may still be withdrawn
 _LARGE = 64  # bits
 _UNKNOWN = b"?"  # the digest of an item that is lost: no item equals it
@@ -174,6 +174,8 @@ class Emissions:
             self._begin_anew()
             self._base = state or self._base
             last, link, self._log.withdrew, self._total, table, unsaid = self._base
+            if last < self._log.start().last:
+                unsaid = ()  # deleted by stepwise prune --streams
             for name, first, count, source, around in unsaid:
                 span = _Span(first, count, source, (*around,))
                 self._unsaid.setdefault(span.step, []).append((name, span))
@@ -200,6 +202,10 @@ class Emissions:
                 continue
             for name, following in batch.firsts.items():
                 stream = self._streams.setdefault(name, _Stream())
+                if not batch.ops:  # what was deleted before it, which no item equals
+                    first = max(stream.next, self._base[4].get(name, (0, 0))[1])
+                    stream.next = first
+                    stream.add(following - first, first, (), _UNKNOWN)
                 stream.next = max(stream.next, following)
             self._take_in(batch, digests)
             self._log.at, self._log.withdrew = Position(number, batch.link), batch.last_withdrawing
@@ -208,7 +214,7 @@ class Emissions:
             lost, self._log.at = lost + len(gone), Position(gone[-1], None)
         if lost:
             for stream in self._streams.values():
-                stream.next += _SKIPPED * lost
+                stream.next += SKIPPED * lost
             notice(
                 f"run {self.run_id}: {lost} batches of its streams cannot be read. It goes on "
                 "after them; whoever reads across them gets an error. "

@@ -15,6 +15,10 @@ can be told exactly what it lacks, and what it has to forget.  The header of a b
 offset of each stream before it, so that a reader finds an offset by halving, and the number of the
 last batch that withdraws something, so that a reader learns all withdrawals without reading items.
 
+``stepwise prune --streams`` rewrites the log: a batch without operations replaces all others, so
+that offsets go on from where they were.  A run that is executed again then withdraws those it says
+again.
+
 Rejected:
 
 - Records of the journal: a resume and a listing would read a stream of 100 MB.
@@ -29,10 +33,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 from stepwise._journal.journal import Position, identity, marker, newest_mark, stream_name, verified
 from stepwise._journal.lease import Lease
+from stepwise._journal.log import LogEnd, SealedLog, start_of_log
 from stepwise._journal.seal import NO_LINK, DamagedError, Envelope, Seal
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.interrupts import Uninterrupted
@@ -40,6 +46,8 @@ from stepwise._values.unpickling import Data
 from stepwise.stores import Batch, Store
 
 SAID, WITHDRAWN, AGAIN, ENDED = "+", "-", "=", "."
+SKIPPED = 1 << 20
+"""The offsets that a lost batch may have had."""
 
 
 class StreamBatch(NamedTuple):
@@ -115,8 +123,12 @@ class StreamLog:
         Args:
             link: the link to that record; ``None`` if it is not known.
         """
-        rows = self.store.read(self.name, after=after)
-        start = Position(after, link)
+        start, rows = Position(after, link), self.store.read(self.name, after=after)
+        for first in rows:
+            if first[0] > after + 1:
+                start = max(start, self.start(), key=lambda at: at.last)
+            rows = chain([first], rows)
+            break
         for number, opened, _ in verified(self.store, self.seal, self.name, rows, start):
             yield number, _batch(number, opened) if opened is not None else None
 
@@ -127,14 +139,56 @@ class StreamLog:
                 return _batch(found, self.seal.open(identity(self.name, found), data))
         return None
 
+    def newest(self) -> StreamBatch | None:
+        """Return the newest batch, which is found by halving."""
+        there, beyond = 0, 1
+        found = None
+        while (batch := self.batch(beyond)) is not None:
+            found, there, beyond = batch, batch.number, 2 * batch.number
+        while there + 1 < beyond:
+            middle = (there + beyond) // 2
+            batch = self.batch(middle)
+            if batch is None:
+                beyond = middle
+            else:
+                found, there = batch, batch.number
+        return found
+
     def gone(self, last: int) -> range:
         """Return the numbers of acknowledged batches after the last one that is there."""
         return range(last + 1, newest_mark(self.store, self.seal, self.name).last + 1)
 
+    def start(self) -> Position:
+        """Return the position after which the log begins."""
+        return start_of_log(self.store, self.seal, self.name)
+
     def holds(self, last: int, link: str) -> bool:
-        """Return whether the log has the record with this number and link."""
-        batch = self.batch(last) if last else None
-        return not last or (batch is not None and batch.number == last and batch.link.hex() == link)
+        """Return whether the log has the record with this number and link, or has deleted it."""
+        if last <= self.start().last:
+            return True
+        batch = self.batch(last)
+        return batch is not None and batch.number == last and batch.link.hex() == link
+
+    def has_items(self) -> bool:
+        """Return whether there is something that :meth:`empty` would delete."""
+        return any(batch is None or batch.ops for _, batch in self.batches())
+
+    def empty(self) -> None:
+        """Delete all items, and keep the next offset of each stream.
+
+        The caller holds the lease of the run.
+        """
+        log, at, lost, firsts = SealedLog(self.store, self.seal, self.name), Position(), 0, {}
+        with log.owned() as epoch:
+            for number, batch in self.batches():
+                if batch is None:
+                    at, lost = Position(number, None), lost + 1
+                else:
+                    at, lost, firsts = Position(number, batch.link), 0, batch.after()
+            for number in self.gone(at.last):
+                at, lost = Position(number, None), lost + 1
+            firsts = {name: following + SKIPPED * lost for name, following in firsts.items()}
+            log.append(epoch, LogEnd(at), [([firsts, 0, []], b"")], instead=True)
 
 
 def _batch(number: int, opened: Envelope) -> StreamBatch:

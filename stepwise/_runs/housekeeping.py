@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from stepwise._journal.journal import seal_for
+from stepwise._journal.stream import StreamLog
 from stepwise._runs.copying import Copier
 from stepwise._runs.run import Listed, each_listed, listed
 from stepwise._runs.steps import RunStatus
-from stepwise._runs.verify import ChildRuns, erase, note_restored
+from stepwise._runs.verify import ChildRuns, empty_streams, erase, note_restored
 from stepwise._runtime import settings
 from stepwise._runtime.store_urls import public_url
 from stepwise.errors import ConfigurationError, RunStopped, StepwiseError, StoreError
@@ -58,7 +59,9 @@ def hand_down(url: str) -> str:
     return shown
 
 
-def old_runs(before: float, keep: int, limit: int | None = None) -> Iterator[Listed]:
+def old_runs(
+    before: float, keep: int, limit: int | None = None, *, streams: bool = False
+) -> Iterator[Listed]:
     """Yield the completed and cancelled runs that were not updated since a time, one by one.
 
     Child runs are left out: they are deleted with their parents.
@@ -67,8 +70,10 @@ def old_runs(before: float, keep: int, limit: int | None = None) -> Iterator[Lis
         before: the time, in seconds since 1970.
         keep: the number of newest completed and cancelled runs of each workflow to leave out.
         limit: the maximum number of runs; if ``keep`` is 0, these are roughly the oldest runs.
+        streams: only the runs that have said something, themselves or in child runs.
     """
-    return itertools.islice(_old(before, keep), limit)
+    found = _old(before, keep)
+    return itertools.islice(_with_streams(found) if streams else found, limit)
 
 
 def _old(before: float, keep: int) -> Iterator[Listed]:
@@ -81,18 +86,37 @@ def _old(before: float, keep: int) -> Iterator[Listed]:
             yield each
 
 
+def _with_streams(found: Iterable[Listed]) -> Iterator[Listed]:
+    """Yield the runs whose streams, or whose child runs' streams, hold something to delete."""
+    children = None
+    for each in found:
+        run = each.run
+        children = children or ChildRuns(run.store, run._seal)
+        ids = run._with_children(children)
+        if any(StreamLog(run.store, run._seal, run_id).has_items() for run_id in ids):
+            yield each
+
+
 def delete_each(
-    found: Iterable[Listed],
+    found: Iterable[Listed], *, streams: bool = False
 ) -> Iterator[tuple[Listed, StepwiseError | RunStopped | None]]:
     """Delete runs; yield each run with the problem that prevented its deletion, or ``None``.
 
     A run that is being executed stays.  The first failure of the store itself is the last item.
+
+    Args:
+        found: the runs.
+        streams: delete only what the runs and their child runs have said.
     """
     children = None
     for each in found:
         children = children or ChildRuns(each.run.store, each.run._seal)
         try:
-            each.run._delete(children)
+            if streams:
+                for run_id in each.run._with_children(children):
+                    empty_streams(each.run.store, each.run._seal, run_id)
+            else:
+                each.run._delete(children)
         except (StepwiseError, RunStopped) as problem:
             yield each, problem
             if isinstance(problem, StoreError):

@@ -47,7 +47,7 @@ from stepwise._runs.overview import (
     overview,
     shown,
 )
-from stepwise._runs.streaming import RunStream
+from stepwise._runs.streaming import RunStream, shown_text
 from stepwise._runs.verify import ChildRuns, Verification, delete_run, erase, repair, verify
 from stepwise._runtime import options, settings
 from stepwise._runtime.facts import public
@@ -296,6 +296,20 @@ class Run:
         """
         log = StreamLog(self.store, self._seal, self.id)
         return RunStream(log, self._facts, stream, after, follow=follow)
+
+    def _newest_said(self, size: int) -> Iterator[tuple[str, str, bool]]:
+        """Yield each stream's name, the end of what it says, and whether that is all.
+
+        Nothing is unpickled.
+
+        Args:
+            size: the bytes of a text, roughly; a single item may be longer.
+        """
+        newest = StreamLog(self.store, self._seal, self.id).newest()
+        for name, following in newest.after().items() if newest is not None else ():
+            found, is_all = self.stream(following - 1, name).newest(size)
+            if found:
+                yield name, shown_text(found), is_all
 
     @property
     def checkpoints(self) -> list[run_steps.RunCheckpoint]:
@@ -755,6 +769,12 @@ class Run:
         for child in children.of(self.id):
             Run(self.store, child, self._seal)._delete(children)
         delete_run(self.store, self._seal, self.id)
+
+    def _with_children(self, children: ChildRuns) -> Iterator[str]:
+        """Yield the id of the run, and those of its child runs."""
+        yield self.id
+        for child in children.of(self.id):
+            yield from Run(self.store, child, self._seal)._with_children(children)
 
     @contextmanager
     def _journal(self) -> Iterator[tuple[journals.Journal, list[Entry]]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -35,7 +35,8 @@ from stepwise.errors import ConfigurationError, CorruptStoreError, RunStopped
 
 _PAUSE = 0.05  # seconds between two looks
 _LOOK_ANYWAY = 1.0  # seconds after which a reader looks although nothing has rung
-_SOME = 256  # items that an event loop gets at once
+_SOME = 256  # items that an event loop gets at once, or that are read backwards
+_LOOKS = 50  # batches that are read backwards
 _LARGE = 1 << 20  # bytes, beyond which it gets no more at once
 
 
@@ -83,11 +84,12 @@ class RunStream:
         self._found: tuple[int, dict[int, tuple[Any, bytes]]] = 0, {}
         self.load = load
         facts()  # raises for a run that does not exist
-        newest = self._newest()
+        newest = self._log.newest()
         self._check(after, newest)
         self._last = -1 if after is None else after  # the reader has seen what is up to there
         self._next = self._last + 1
         self._find_resets(newest)
+        self._check_there(self._log.batch(1))
         self._read = self._holding(self._next) - 1  # the last batch that was read
         self._link: bytes | None = None
         self._events = self._all()
@@ -178,6 +180,7 @@ class RunStream:
         for number, batch in self._log.batches(self._read, self._link):
             if batch is None:
                 raise self._damaged(number)
+            self._check_there(batch)
             for first, op, items in items_of(batch):
                 if op[0] == ENDED or op[1] != self._name:
                     continue
@@ -186,8 +189,7 @@ class RunStream:
                         self._resets.append((first, op[2]))
                     yield from self._jumped()
                     continue
-                said = enumerate(items, first) if op[0] == SAID else self._again(first, op[2])
-                for offset, (form, data) in said:
+                for offset, (form, data) in self._said(first, op, items, self._next):
                     if offset >= self._next:
                         self._last, self._next = offset, offset + 1
                         self._size += len(data)
@@ -212,14 +214,57 @@ class RunStream:
         if reset is not None:
             yield StreamItem(reset[0], "reset", reset[1])
 
-    def _again(
-        self, first: int, said: list[tuple[int, int, Any]]
+    def _said(
+        self, first: int, op: list[Any], items: list[tuple[Any, bytes]], start: int
     ) -> Iterator[tuple[int, tuple[Any, bytes]]]:
-        for count, source, _ in said:
-            for each in range(count):
-                if first + each >= self._next:
-                    yield first + each, self._item_at(source + each)
+        """Yield the items of an operation with their offsets, those said again from a start on."""
+        if op[0] == SAID:
+            yield from enumerate(items, first)
+            return
+        for count, source, _ in op[2]:
+            for each in range(max(0, start - first), count):
+                yield first + each, self._item_at(source + each)
             first += count
+
+    def newest(self, size: int) -> tuple[list[tuple[Any, bytes]], bool]:
+        """Return the newest items as forms with bytes, and whether these are all.
+
+        Args:
+            size: the bytes after which it looks no further back.
+        """
+        newest = self._log.newest()
+        at = newest.after().get(self._name, 0) if newest is not None else 0
+        number = newest.number + 1 if newest is not None else 1
+        found: list[tuple[Any, bytes]] = []
+        for _ in range(_LOOKS):
+            while (to := min((r for w, r in self._resets if r < at <= w + 1), default=at)) < at:
+                at = to  # behind it, all was withdrawn
+            if at == 0 or size <= 0:
+                break
+            batch = self._log.batch(number - 1)
+            if batch is None or batch.firsts.get(self._name, 0) >= at:
+                batch = self._log.batch(self._holding(at - 1))
+            if batch is None or (batch.ops and batch.firsts.get(self._name, 0) >= at):
+                raise self._damaged(number - 1)
+            if not batch.ops:
+                break  # what came before was deleted
+            start = max(batch.firsts.get(self._name, 0), at - _SOME)
+            items = self._there(batch, start, at)
+            found[:0] = items
+            size -= sum(len(data) for _, data in items)
+            number, at = batch.number + (start > batch.firsts.get(self._name, 0)), start
+        return found, at == 0
+
+    def _there(self, batch: StreamBatch, start: int, end: int) -> list[tuple[Any, bytes]]:
+        """Return the items of a batch from an offset up to another that were not withdrawn."""
+        gone = [each for each in self._resets if each[1] < end and start <= each[0]]
+        return [
+            item
+            for first, op, items in items_of(batch)
+            if op[1:2] == [self._name] and op[0] != WITHDRAWN
+            for offset, item in self._said(first, op, items, start)
+            if start <= offset < end and not any(to <= offset <= at for at, to in gone)
+        ]
 
     def _item_at(self, offset: int) -> tuple[Any, bytes]:
         """Return an item that was said at an offset, even if it was withdrawn there."""
@@ -238,24 +283,9 @@ class RunStream:
 
     # -- finding ---------------------------------------------------------------------------------
 
-    def _newest(self) -> StreamBatch | None:
-        """Return the newest batch, which is found by halving."""
-        there, beyond = 0, 1
-        found = None
-        while (batch := self._log.batch(beyond)) is not None:
-            found, there, beyond = batch, batch.number, 2 * batch.number
-        while there + 1 < beyond:
-            middle = (there + beyond) // 2
-            batch = self._log.batch(middle)
-            if batch is None:
-                beyond = middle
-            else:
-                found, there = batch, batch.number
-        return found
-
     def _holding(self, offset: int) -> int:
         """Return the number of the batch that holds an offset, or of the newest batch before."""
-        newest = self._newest()
+        newest = self._log.newest()
         there, beyond = 1, newest.number + 1 if newest is not None else 1
         while there + 1 < beyond:
             middle = (there + beyond) // 2
@@ -289,6 +319,17 @@ class RunStream:
             f"such offset; {last}. Give the offset of the last item that you have, or None for all"
         )
 
+    def _check_there(self, batch: StreamBatch | None) -> None:
+        """Refuse a reader that lacks items which were deleted before a batch without operations."""
+        first = batch.firsts.get(self._name, 0) if batch is not None and not batch.ops else 0
+        withdrawn = any(to <= self._next and first <= at for at, to in self._resets)
+        if self._next < first and not withdrawn:
+            raise ConfigurationError(
+                f"what run {self._log.run_id!r} said on the stream {self._name!r} up to offset "
+                f"{first - 1} was deleted (stepwise prune --streams). What follows can be read: "
+                f"give after={first - 1}"
+            )
+
     def _damaged(self, number: int) -> CorruptStoreError:
         log = self._log
         return CorruptStoreError(
@@ -304,6 +345,16 @@ def load(form: Any, data: bytes) -> Any:
     if form == TEXT:
         return data.decode()
     return json.loads(data) if form == PLAIN else decode(data, form)
+
+
+def shown_text(items: Iterable[tuple[Any, bytes]]) -> str:
+    """Return items as a display has them: texts joined, any other item on a line of its own."""
+    text = ""
+    for form, data in items:
+        line = data.decode() if form in (TEXT, PLAIN) else shown_item(form, data)
+        alone = form != TEXT
+        text += "\n" * (alone and text[-1:] not in ("", "\n")) + line + "\n" * alone
+    return text
 
 
 def shown_item(form: Any, data: bytes) -> Any:

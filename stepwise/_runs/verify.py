@@ -98,6 +98,18 @@ def delete_run(store: Store, seal: Seal, run_id: str) -> None:
         inbox.delete()  # messages that arrived since
 
 
+def empty_streams(store: Store, seal: Seal, run_id: str) -> None:
+    """Delete what a run has said, without its child runs; the run itself stays.
+
+    Raises:
+        RunBusyError: the run is being executed.
+    """
+    log = StreamLog(store, seal, run_id)
+    if log.has_items():
+        with Lease(store, run_id).acquire(child=current_scope() is not None):
+            log.empty()
+
+
 def _delete_streams(store: Store, seal: Seal, run_id: str) -> None:
     log = SealedLog(store, seal, journals.stream_name(run_id))
     if journals.is_begun(store, log.name):

@@ -170,7 +170,8 @@ def _effect(step: StepRecord) -> str:
 
 @cli.command(
     "Keep",
-    "stepwise prune --dry-run  # what would be deleted\nstepwise prune --older-than 7d --keep 10",
+    "stepwise prune --dry-run  # what would be deleted\nstepwise prune --older-than 7d --keep 10\n"
+    "stepwise prune --older-than 7d --streams",
     short_help="Delete completed runs that are old.",
 )
 @click.option(
@@ -188,13 +189,21 @@ def _effect(step: StepRecord) -> str:
 @click.option(
     "-n", "--limit", type=click.IntRange(1), help="Delete at most this many, about the oldest."
 )
+@click.option("--streams", is_flag=True, help="Delete what they said (emit); the runs stay.")
 @click.option("--dry-run", is_flag=True, help="Only list them.")
 def prune(
-    seconds: float, *, keep: int, limit: int | None = None, dry_run: bool, as_json: bool
+    seconds: float,
+    *,
+    keep: int,
+    limit: int | None = None,
+    streams: bool,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Delete completed runs; called again, their workflows start afresh.
 
-    A run that is being executed again stays; the exit code is then 1.
+    A run that is being executed again stays; the exit code is then 1.  With ``--streams``, the runs
+    and their results stay, and what they and their child runs said is deleted.
     """
     facts: dict[str, Any] = {}
 
@@ -203,9 +212,10 @@ def prune(
             facts[each.run.id] = each.to_dict()
         return each
 
-    found = housekeeping.old_runs(time.time() - seconds, keep, limit)
+    found = housekeeping.old_runs(time.time() - seconds, keep, limit, streams=streams)
     old = map(noted, found) if as_json else found
-    done = ((each, None) for each in old) if dry_run else housekeeping.delete_each(old)
+    deleting = housekeeping.delete_each(old, streams=streams)
+    done = ((each, None) for each in old) if dry_run else deleting
     deleted: list[Listed] = []
     skipped = []
     for each, problem in done:
@@ -219,12 +229,12 @@ def prune(
         rows = [facts[each.run.id] for each in deleted if each.run.id in facts]
         cli.echo_json({"runs": rows, "skipped": skipped, "dry_run": dry_run})
     else:
-        _show_pruned(deleted, seconds, dry_run=dry_run)
+        _show_pruned(deleted, seconds, "streams " * streams, dry_run=dry_run)
     if skipped:
         sys.exit(1)
 
 
-def _show_pruned(deleted: list[Listed], seconds: float, *, dry_run: bool) -> None:
+def _show_pruned(deleted: list[Listed], seconds: float, what: str, *, dry_run: bool) -> None:
     if deleted:
         rows = [
             [each.run.id, cli.ago(each.facts.updated_at), cli.call_text(each.facts)]
@@ -233,7 +243,7 @@ def _show_pruned(deleted: list[Listed], seconds: float, *, dry_run: bool) -> Non
         cli.show_table([Column("RUN"), Column("UPDATED", whole=True), Column("CALL")], rows)
     verb = "would be deleted" if dry_run else "deleted"
     which = f"completed more than {_in_words(seconds)} ago" if seconds else "completed so far"
-    cli.say(f"{count(len(deleted), 'run')} {which}: {verb}")
+    cli.say(f"{count(len(deleted), 'run')} {which}: {what}{verb}")
     _tell_free()
 
 

@@ -1,7 +1,7 @@
 """Changes of runs as they happen, for the pages that are open.
 
 A run does nothing for its readers: they look at its marks, which each batch of records leaves in
-the store, at the note of its steps in progress, at the heads, and at the bell, which messages ring.
+the store, at those of its streams and inbox, at the note of its steps in progress, and at heads.
 One thread looks for all pages, as long as there are any; it pauses longer if looking takes long.
 
 Rejected: a notification at each step, which every run would pay, looked at or not.
@@ -17,11 +17,11 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Iterable
 
-from stepwise._journal.journal import inbox_name, open_head
+from stepwise._journal.journal import inbox_name, open_head, stream_name
 from stepwise._runs.run import newest_heads
 from stepwise._runtime.facts import NamedTuple
 from stepwise.errors import RunStopped, StepwiseError
-from stepwise.stores import Head
+from stepwise.stores import Head, Store
 from stepwise.ui._reading import OpenMatters, RunReader
 
 _PAUSE = 0.1  # seconds between two looks
@@ -166,8 +166,8 @@ class RunWatcher:
         for run_id in wanted - {""}:
             head_now = store.head(run_id)
             state = self._state(head_now) if head_now is not None else _SeenState(b"")
-            messages = store.marks(inbox_name(run_id))
-            found[run_id] = state._replace(moves=(*state.moves, *messages))
+            beside = *store.marks(inbox_name(run_id)), *_marks(store, stream_name(run_id))
+            found[run_id] = state._replace(moves=(*state.moves, *beside))
         self._parents = {i: known for i, known in self._parents.items() if i in found}
         return found
 
@@ -183,6 +183,9 @@ class RunWatcher:
             return _SeenState(head.data, (), parent)
         owner, noted = store.owner(run_id), getattr(store, "noted", None)
         note = noted(run_id) if noted is not None else b""
-        # A store in memory has no marks.
-        marks: list[object] = [*store.marks(run_id)] or [sum(1 for _ in store.read(run_id))]
-        return _SeenState(head.data, (owner, note, *marks), parent)
+        return _SeenState(head.data, (owner, note, *_marks(store, run_id)), parent)
+
+
+def _marks(store: Store, name: str) -> list[object]:
+    """Return what each write to a run or a log changes; a store in memory has no marks."""
+    return [*store.marks(name)] or [sum(1 for _ in store.read(name))]

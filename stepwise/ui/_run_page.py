@@ -31,6 +31,8 @@ from stepwise._runs.paths import find, same_value
 from stepwise._runs.questions import Question
 from stepwise._runs.run import Run
 from stepwise._runs.steps import UNFINISHED, StepRecord, checkpoint_at, newest_checkpoint
+from stepwise._runtime.messages import shell_word
+from stepwise._values.credentials import masked_prose
 from stepwise.errors import UnreadableValueError
 from stepwise.integrations._model_calls import answer_of, request_of
 from stepwise.ui import _shell as ui
@@ -157,6 +159,7 @@ _CHILDREN = 5  # child runs in a timeline, of _CHILD_STEPS each
 _CHILD_STEPS = 40
 _VALUE = 600  # characters of a variable
 _VALUES = 40_000  # characters of all variables
+_SAID = 4000  # bytes of a stream
 _WHOLE = 1_000_000  # characters of a value on a page of its own
 _RESUMABLE = (*UNFINISHED, "cancelling")
 _NONE: Mapping[str, str] = {}
@@ -272,6 +275,7 @@ def run_page(view: View, run: Run, step: int | None) -> Markup:
         tag("div", _head(view, at), data_live="head"),
         tag("div", _asked(view, at), data_live="asked"),
         tag("div", section("Timeline", _timeline(view, at, rules)), data_live="timeline"),
+        tag("div", _streams(at), data_live="streams"),
         tag("div", _slider(view, at), data_live="slider"),
         tag(
             "div",
@@ -450,6 +454,27 @@ def _asked(view: View, at: _Moment) -> Markup:
         [doubt(view, run.id, each, "") for each in at.seen.in_doubt],
         [stopped(view, run.id, each, "") for each in at.seen.stops if each.said is None],
     )
+
+
+# -- streams --------------------------------------------------------------------------------------
+
+
+def _streams(at: _Moment) -> Markup:
+    """Return the end of what the run says on its streams; nothing at an earlier step."""
+    shown: list[Content] = []
+    try:
+        for name, text, is_all in at.run._newest_said(_SAID) if at.step is None else ():
+            end = masked_prose(text[-4 * _SAID :])[-_SAID:]
+            whole = f"stepwise watch {shell_word(at.run.id)} --stream {shell_word(name)}"
+            cut = not is_all or len(text) > _SAID
+            shown += [
+                tag("h3", tag("code", name)),
+                block(end, ("…" * cut, end), role="region", aria_label=name[:80], cls="said"),
+                tag("p", tag("small", "all of it: ", tag("code", whole))) if cut else None,
+            ]
+    except errors.CorruptStoreError as error:
+        shown.append(tag("p", str(error), cls="note bad"))
+    return section("Streams", shown)
 
 
 # -- timeline and slider --------------------------------------------------------------------------

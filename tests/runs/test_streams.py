@@ -2,15 +2,19 @@
 
 import asyncio
 import contextvars
+import itertools
 import sqlite3
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import stepwise
 from stepwise import emit, step, workflow
 from stepwise._journal.journal import seal_for
-from stepwise._journal.stream import SAID, StreamWriter
+from stepwise._journal.stream import AGAIN, SAID, WITHDRAWN, StreamLog, StreamWriter
+from stepwise._runs.streaming import RunStream
 from stepwise.stores import open_store
 
 
@@ -333,3 +337,71 @@ def test_a_run_that_says_nothing_has_no_log():
 
     run = agent.execute()
     assert run.store.marks(f"stream:{run.id}:") == []
+
+
+class _InProgress:
+    """The facts of a run that only has streams."""
+
+    status = "running"
+
+
+run_ids = (f"run-{number}" for number in itertools.count())
+NAMES = st.sampled_from(["main", "progress"])
+OPS = st.tuples(st.sampled_from([SAID, WITHDRAWN, AGAIN]), NAMES, st.integers(1, 5))
+
+
+@given(st.lists(st.lists(OPS, min_size=1, max_size=3), max_size=8), st.integers(1, 20))
+def test_the_newest_items_are_the_end_of_all(batches, size):
+    """Backwards, a stream has the same items as forwards, withdrawn and said again or not."""
+    store = open_store("memory:backwards")
+    log = StreamWriter(store, seal_for(store), next(run_ids), fsync=False)
+    following, first_said, words = {}, {}, itertools.count()
+    for wanted in batches:
+        firsts, ops, payload = dict(following), [], b""
+        for kind, name, number in wanted:
+            at, many = following.get(name, 0), number
+            if kind == SAID or not at:
+                texts = [f"{next(words)} " for _ in range(number)]
+                payload += "".join(texts).encode()
+                ops.append([SAID, name, [[number, []]], [*map(len, texts)]])
+                first_said.setdefault(name, at)
+            elif kind == WITHDRAWN:
+                many = 1
+                ops.append([WITHDRAWN, name, max(0, at - number), []])
+            else:
+                ops.append([AGAIN, name, [[1, first_said[name], []]] * number])
+            following[name] = at + many
+        log.prepare(firsts, ops, payload, durable=False)
+        log.settle()
+    for name in ("main", "progress"):
+        stream = RunStream(log, _InProgress, name, None, follow=False)
+        items = [each.value for each in stream]
+        for most, is_whole in ((1 << 30, True), (size, False)):
+            found, is_all = stream.newest(most)
+            values = [data.decode() for _, data in found]
+            assert values == items[len(items) - len(values) :]
+            assert is_all or not is_whole
+            assert values == items or not is_all
+            assert sum(map(len, values)) >= min(most, sum(map(len, items)))
+    log.release()
+
+
+def test_a_long_stream_is_not_read_whole(monkeypatch):
+    """The newest items of a long stream take as many looks as those of a short one."""
+
+    @workflow
+    def agent():
+        for number in range(2000):
+            emit(f"{number} ")
+            if number % 4 == 0:
+                emissions().flush()
+
+    run = agent.execute()
+    looks = []
+    batch = StreamLog.batch
+    monkeypatch.setattr(StreamLog, "batch", lambda *given: looks.append(1) or batch(*given))
+    ((name, text, is_all),) = run._newest_said(100)
+    assert (name, is_all) == ("main", False)
+    assert "".join(f"{number} " for number in range(2000)).endswith(text)
+    assert 100 <= len(text) < 200
+    assert len(looks) < 150

@@ -74,6 +74,34 @@ def test_each_step_of_a_run_in_progress_is_heard(store):
     asyncio.run(story())
 
 
+def test_the_page_of_a_run_hears_of_its_streams(store):
+    """What a run says between its steps is heard on its page."""
+
+    async def story():
+        began, go = asyncio.Event(), asyncio.Event()
+
+        @workflow(run_id="saying")
+        async def saying():
+            began.set()
+            await go.wait()
+            stepwise.emit("a word")
+            await asyncio.Event().wait()
+
+        task = asyncio.create_task(saying())
+        await began.wait()
+        reading = await Reading(watching(store), "saying").open()
+        go.set()
+        assert await reading.until("saying") == {"saying"}
+        assert [each.value for each in stepwise.get_run("saying").stream(follow=False)] == [
+            "a word"
+        ]
+        await reading.close()
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(story())
+
+
 def test_the_page_of_a_run_hears_of_its_child_runs(store):
     """What a child run does is heard on the page of the run that called it."""
 

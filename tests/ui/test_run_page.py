@@ -329,6 +329,106 @@ def test_a_model_call_is_a_conversation():
     assert "<script>document" not in page
 
 
+# -- streams ---------------------------------------------------------------------------------------
+
+
+def streams_of(run, step=None):
+    """The part of a page that has the streams."""
+    page = _run_page.run_page(view(), run, step)
+    return re.search(r'<div data-live="streams">(.*?)</div>', page, re.DOTALL)[1]
+
+
+def test_streams():
+    """Texts of a stream are joined, other items have a line each, and withdrawn items are gone."""
+
+    @stepwise.step(retries=1, backoff=0)
+    def draft():
+        stepwise.emit("not this " if stepwise.current_step().attempt == 1 else "the moon ")
+        if stepwise.current_step().attempt == 1:
+            raise ValueError("cut off")
+
+    @stepwise.workflow
+    def flow():
+        stepwise.emit({"asked": "why?"})
+        draft()
+        stepwise.emit("pulls")
+        stepwise.emit(OWNED)
+        stepwise.emit(0.5, "progress")
+        stepwise.emit({"a": {1}}, "progress")
+        think(1)
+
+    run = flow.execute()
+    part = streams_of(run)
+    assert "<script>" not in part
+    (main, progress) = (
+        html.unescape(each) for each in re.findall(r"<pre[^>]*>(.*?)</pre>", part, re.DOTALL)
+    )
+    assert main == f'{{"asked":"why?"}}\nthe moon pulls{OWNED}'
+    assert re.fullmatch(r"0.5\n<a value of [0-9,]+ bytes>\n", progress)
+    assert "all of it" not in part
+    assert streams_of(run, 1) == ""
+
+
+def test_a_run_that_says_nothing():
+    """A run without streams has no such section."""
+    assert streams_of(agent.execute("tides")) == ""
+
+
+def test_a_long_stream():
+    """Only the end of a long stream is shown, with the command for all of it."""
+
+    @stepwise.workflow(run_id="long")
+    def flow():
+        for number in range(3000):
+            stepwise.emit(f"{number} ", "my words")
+
+    part = streams_of(flow.execute())
+    assert "2998 2999 </pre>" in part
+    assert " 1000 " not in part
+    assert len(part) < 6000
+    assert (
+        "stepwise watch long --stream &#x27;my words&#x27;" in part
+        or "--stream 'my words'" in html.unescape(part)
+    )
+
+
+def test_what_a_stream_shows_of_secrets():
+    """Values that look like credentials are masked, also where an item holds only a part."""
+
+    @stepwise.workflow
+    def flow():
+        stepwise.emit({"password": "hunter2-77"})
+        for part in ("sk-proj-", "abcdEFGH1234", "ijklMNOP5678", "qrstUVWX9012"):
+            stepwise.emit(part)
+
+    part = streams_of(flow.execute())
+    assert "hunter2" not in part
+    assert "MNOP5678" not in part
+
+
+def test_streams_that_are_damaged_or_changed(monkeypatch):
+    """Nothing of a stream is unpickled; one that is damaged has a note, and the page is there."""
+
+    @stepwise.workflow(store="memory:")
+    def flow():
+        stepwise.emit(Tripwire())
+        stepwise.emit("words")
+
+    run = flow.execute()
+    tripped.clear()
+    assert "words" in streams_of(run)
+    read = run.store.read
+
+    def changed(name, *given, **more):
+        rows = read(name, *given, **more)
+        spoilt = name.startswith("stream:")
+        return ((n, data[:-1] + bytes([data[-1] ^ spoilt])) for n, data in rows)
+
+    monkeypatch.setattr(run.store, "read", changed)
+    assert "words" not in streams_of(run)
+    assert tripped == []
+
+
 # -- what cannot be trusted ------------------------------------------------------------------------
 
 

@@ -41,6 +41,20 @@ class Story:
         return subprocess.run(command, check=False, capture_output=True, **given).returncode
 
     @contextmanager
+    def begun(self, name):
+        """Begin one program of the story, which reads lines; yield what sends it one."""
+        command = [sys.executable, "story.py", name]
+        given = {"cwd": self.folder, "env": self.environment, "text": True}
+        with subprocess.Popen(command, stdin=subprocess.PIPE, **given) as program:
+
+            def tell(line):
+                program.stdin.write(f"{line}\n")
+                program.stdin.flush()
+
+            yield tell
+        assert program.returncode == 0
+
+    @contextmanager
     def served(self, *options):
         """Serve the page of the store."""
         command = [sys.executable, "-m", "stepwise", "ui", "--port", "0", "--no-open", *options]

@@ -110,6 +110,8 @@ def hostile(values):
         deep = [deep]
     huge = HOSTILE + "x" * 10_000_000
     named = {HOSTILE: HOSTILE}
+    stepwise.emit(OWNED + ODD.replace("\ud800", ""), stream="a </pre>")
+    stepwise.emit(named)
     for each in [*values, huge, named, deep[:0]]:
         think(each, note=HOSTILE)
     try:
@@ -124,7 +126,22 @@ def raise_it(text):
     raise ValueError(text)
 
 
+@step(retries=1, backoff=0)
+def speak():
+    while word := input():
+        stepwise.emit(word + " ")
+    if stepwise.current_step().attempt == 1:
+        raise ConnectionError("cut off")
+
+
+@workflow
+def talk():
+    stepwise.emit({"asked": "why are there tides?"})
+    speak()
+
+
 PROGRAMS = {
+    "says": talk,
     "hostile": lambda: hostile([HOSTILE, OWNED, ODD, b"\xff\x00<b>", 10**4000]),
     "killed": lambda: write_article("Tides", ["tides", "winds", "currents", "waves", "moon"]),
     "asked": lambda: answer_ticket("A-1041 came late"),

@@ -233,6 +233,31 @@ def test_a_run_looked_at_while_it_runs(story, visit):
     expect(page.locator(".facts")).to_have_attribute("open", "")
 
 
+def test_what_a_run_says_is_seen_at_once(story, visit, accessible):
+    """Words come while the run says them, those of a failed attempt go; a reload has the same."""
+    with story.begun("says") as tell:
+        page = visit(story)
+        run_at(page, "talk")
+        said = page.locator("[data-live=streams] pre")
+        for word in ("the", "moon"):
+            tell(word)
+            expect(said).to_contain_text(word)
+        tell("")
+        expect(said).to_have_text('{"asked":"why are there tides?"}')
+        tell("gravity " * 400)
+        expect(page.locator("[data-live=streams]")).to_contain_text("gravity")
+        tell("pulls")
+        expect(said).to_contain_text("pulls")
+        expect(said).not_to_contain_text("moon")
+        assert said.evaluate("e => e.scrollHeight > e.clientHeight && Math.abs(e.scrollTop) < 2")
+        plain = visit(story, javascript=False)
+        plain.goto(page.url)
+        expect(plain.locator("[data-live=streams] pre")).to_contain_text("pulls")
+        tell("")
+        status(page, "completed")
+    accessible(page)
+
+
 def test_bars_are_seen(shown, visit):
     """No bar of a timeline is thinner than six pixels; answered ones are hollow, attempts apart."""
     page = visit(shown, width=360)
