@@ -53,7 +53,8 @@ def _in_use(store: Store, seal: Seal, run_id: str, edits: list[EditedStep]) -> I
     A run whose journal was pruned has results of records that are gone.  It cannot be replayed, so
     it keeps all of them.
     """
-    is_pruned = facts_of(store, seal, run_id).pruned > 0
+    facts = facts_of(store, seal, run_id)
+    is_pruned = facts is not None and facts.pruned > 0
     known = [each for each in Calls(read_entries(store, seal, run_id)) if each.answers]
     children = any(each.recorded.child for each in edits) and {
         each.call.number: {(e.recorded.id, e.step) for e in edits_in(store, seal, each.call.child)}

@@ -485,7 +485,8 @@ def settle_edited(
             calls[number] = each
     chosen = {number: each for number, each in calls.items() if step in (number, each.name)}
     effects = [number for number in chosen if known[number].effect and not known[number].child]
-    is_pruned = facts_of(store, seal, journal.run_id).pruned > 0
+    facts = facts_of(store, seal, journal.run_id)
+    is_pruned = facts is not None and facts.pruned > 0
     again = () if is_pruned else to_run_again(chosen, answers)
     gone = [each for each in older if is_pruned and each.name == step]
     versions = {each.key: each for each in (*chosen.values(), *gone)}
