@@ -300,16 +300,20 @@ class Run:
     def _newest_said(self, size: int) -> Iterator[tuple[str, str, bool]]:
         """Yield each stream's name, the end of what it says, and whether that is all.
 
-        Nothing is unpickled.
+        Nothing is unpickled, and what looks like a credential is masked.
 
         Args:
-            size: the bytes of a text, roughly; a single item may be longer.
+            size: the characters of a text at most.
         """
+        from stepwise._values.credentials import masked_prose  # on use
+
         newest = StreamLog(self.store, self._seal, self.id).newest()
         for name, following in newest.after().items() if newest is not None else ():
             found, is_all = self.stream(following - 1, name).newest(size)
             if found:
-                yield name, shown_text(found), is_all
+                text = shown_text(found)
+                end = masked_prose(text[-4 * size :])[-size:]
+                yield name, end, is_all and len(text) <= size
 
     @property
     def checkpoints(self) -> list[run_steps.RunCheckpoint]:

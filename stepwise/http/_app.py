@@ -364,7 +364,7 @@ def _wants_json(request: Request) -> bool:
 
 
 def _no_offset(given: str) -> HTTPException:
-    return HTTPException(404, f"the stream has no offset {given:.100}")
+    return HTTPException(404, f"the stream has no offset {given:.100}, or what follows was deleted")
 
 
 def _header(text: str) -> str:

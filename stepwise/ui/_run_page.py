@@ -32,7 +32,6 @@ from stepwise._runs.questions import Question
 from stepwise._runs.run import Run
 from stepwise._runs.steps import UNFINISHED, StepRecord, checkpoint_at, newest_checkpoint
 from stepwise._runtime.messages import shell_word
-from stepwise._values.credentials import masked_prose
 from stepwise.errors import UnreadableValueError
 from stepwise.integrations._model_calls import answer_of, request_of
 from stepwise.ui import _shell as ui
@@ -463,14 +462,14 @@ def _streams(at: _Moment) -> Markup:
     """Return the end of what the run says on its streams; nothing at an earlier step."""
     shown: list[Content] = []
     try:
-        for name, text, is_all in at.run._newest_said(_SAID) if at.step is None else ():
-            end = masked_prose(text[-4 * _SAID :])[-_SAID:]
+        for name, end, is_all in at.run._newest_said(_SAID) if at.step is None else ():
             whole = f"stepwise watch {shell_word(at.run.id)} --stream {shell_word(name)}"
-            cut = not is_all or len(text) > _SAID
             shown += [
                 tag("h3", tag("code", name)),
-                block(end, ("…" * cut, end), role="region", aria_label=name[:80], cls="said"),
-                tag("p", tag("small", "all of it: ", tag("code", whole))) if cut else None,
+                block(
+                    end, ("…" * (not is_all), end), role="region", aria_label=name[:80], cls="said"
+                ),
+                tag("p", tag("small", "all of it: ", tag("code", whole))) if not is_all else None,
             ]
     except errors.CorruptStoreError as error:
         shown.append(tag("p", str(error), cls="note bad"))

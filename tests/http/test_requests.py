@@ -3,6 +3,7 @@
 import asyncio
 import datetime as dt
 import logging
+import time
 
 import pytest
 import talking
@@ -14,6 +15,7 @@ import stepwise
 import stepwise.http
 from stepwise import emit, step, wait_for, workflow
 from stepwise._journal.lease import Lease
+from stepwise._runs.housekeeping import delete_each, old_runs
 from stepwise._runtime import settings
 from stepwise.errors import ConfigurationError
 from stepwise.http._starting import Startable
@@ -125,6 +127,20 @@ def test_forged_offsets_get_404(client, offset, accept):
     page.post("/start/count?run_id=r", json={"to": 5})
     answer = page.get(f"/runs/r/stream?after={offset}", headers={"accept": accept})
     assert (answer.status_code, [*answer.json()]) == (404, ["error"])
+
+
+def test_items_that_were_deleted_get_404(client):
+    """A reader that lacks deleted items gets status 404; one that has all of them gets the end."""
+    count.options(run_id="r")(3)
+    ended = old_runs(time.time() + 1, keep=0, streams=True)
+    assert [problem for _, problem in delete_each(ended, streams=True)] == [None]
+    page = client()
+    for asked in ("", "?after=1"):
+        answer = page.get(f"/runs/r/stream{asked}", headers={"accept": "application/json"})
+        assert answer.status_code == 404
+        assert "deleted" in answer.json()["error"]
+    answer = page.get("/runs/r/stream?after=2", headers={"accept": "application/json"})
+    assert [each["kind"] for each in answer.json()["items"]] == ["end"]
 
 
 NO_RUNS = ["x", "stream:r:", "inbox:r", "r%00", "%2E%2E", "~2E~2E", "r%2F", "%FF", "R", "r:"]

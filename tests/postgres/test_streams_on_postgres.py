@@ -1,6 +1,7 @@
 """What a run says, on a server: announced to readers, and killed with them."""
 
 import threading
+import time
 
 import pytest
 from listening import applied, check, check_reconnects, killed_while_listened_to
@@ -9,6 +10,7 @@ from sweeping import WHOLE
 
 import stepwise
 from stepwise import emit, workflow
+from stepwise._runs.housekeeping import delete_each, old_runs
 
 
 @pytest.fixture
@@ -50,3 +52,24 @@ def test_what_is_said_is_announced(place):
     assert [(each.kind, each.value) for each in items] == [("item", "after"), ("end", "completed")]
     until(lambda: run.store.changes("stream:quiet:") > known, "a note")
     thread.join()
+
+
+@pytest.mark.usefixtures("place")
+def test_streams_are_deleted_and_the_run_stays():
+    """``prune --streams`` deletes the rows of what a run said; the run and its offsets stay."""
+
+    @workflow(run_id="old")
+    def old():
+        for number in range(3):
+            emit(f"word {number}")
+        return number
+
+    run = old.execute()
+    ended = old_runs(time.time() + 1, keep=0, streams=True)
+    assert [problem for _, problem in delete_each(ended, streams=True)] == [None]
+    assert b"word" not in b"".join(data for _, data in run.store.read("stream:old:"))
+    with pytest.raises(stepwise.ConfigurationError, match="give after=2"):
+        run.stream()
+    assert [(each.offset, each.kind) for each in run.stream(2)] == [(2, "end")]
+    assert run.verify().ok
+    assert run.result == 2
