@@ -1089,7 +1089,7 @@ _RERUNS = [
     _mutant(
         "a pickle with a secret is in an exported test",
         "_runs/portable.py",
-        "if any(is_secret_name(text) or masked_prose(text) != text for text in texts_in(data)):",
+        "if any(self.hides(text) or self.text(text) != text for text in texts_in(data)):",
         "if False:",
         "test_rerun.py::test_a_masked_result",
     ),
