@@ -38,7 +38,9 @@ FIGURES = (  # key, what it is called, unit
 )
 
 
-def _measured(python: pathlib.Path, who: str, place: str, rate: int, tokens: int) -> dict:
+def _measured(
+    python: pathlib.Path, who: str, place: str, rate: int, tokens: int
+) -> throughput.Figures:
     """One run of a library on a database of its own."""
     with postgres.database() as name:
         job = {"url": postgres.url(name), "place": place, "rate": rate, "tokens": tokens}
@@ -68,7 +70,9 @@ def _kept(name: str) -> tuple[int, int]:
     return sum(rows for rows, _ in found), sum(size for _, size in found)
 
 
-def _rows(called: str, ours: list[dict], theirs: list[dict]) -> list[common.Row]:
+def _rows(
+    called: str, ours: list[throughput.Figures], theirs: list[throughput.Figures]
+) -> list[common.Row]:
     rows = []
     for key, name, unit in FIGURES:
         mine, ratio, other = [each[key] for each in ours], None, ""
@@ -83,7 +87,7 @@ def _rows(called: str, ours: list[dict], theirs: list[dict]) -> list[common.Row]
 def measure(arguments: argparse.Namespace) -> list[common.Row]:
     """All cases, round after round, the libraries each in the other order than before."""
     contenders = {"stepwise": pathlib.Path(sys.executable), "dbos": throughput.dbos()}
-    found: dict[tuple[str, str], list[dict]] = {}
+    found: dict[tuple[str, str], list[throughput.Figures]] = {}
     postgres.start()
     try:
         assert postgres.query("SHOW synchronous_commit") == "on"
