@@ -4,11 +4,13 @@
 
 ``JOB`` is JSON with the ``kind``: ``throughput`` makes ``runs`` runs of ``steps`` steps at the same
 time; ``hold`` makes one run and waits in its last step, to be killed there; ``survive`` waits until
-that has happened, and takes the run over.  What came of it is one line of JSON on stdout.
+that has happened, and takes the run over; ``stream`` makes one run that says ``tokens`` tokens, and
+reads them back.  What came of it is one line of JSON on stdout.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -51,6 +53,21 @@ class Bodies:
 body = Bodies()
 
 
+def words(tokens):
+    """Return texts of five letters that no compression makes smaller."""
+    return [_TEXT[at : at + 5] for at in range(0, 5 * tokens, 5)]
+
+
+def say(emit, tokens, rate) -> None:
+    """Say tokens, ``rate`` of them a second, or as fast as possible if it is 0."""
+    began = time.monotonic()
+    for number, word in enumerate(words(tokens), 1):
+        emit(word)
+        ahead = began + number / rate - time.monotonic() if rate else 0
+        if ahead > 0:
+            time.sleep(ahead)
+
+
 def of_stepwise():
     import stepwise
 
@@ -62,6 +79,14 @@ def of_stepwise():
     def loop(run, count):
         for number in range(count):
             step(run, number)
+
+    @stepwise.step
+    def speak(tokens, rate):
+        say(stepwise.emit, tokens, rate)
+
+    @stepwise.workflow
+    def talk(place, tokens, rate):
+        (speak if place == "step" else functools.partial(say, stepwise.emit))(tokens, rate)
 
     class Stepwise:
         def __init__(self, job):
@@ -76,6 +101,12 @@ def of_stepwise():
 
         def take_over(self, run, count):
             return loop.options(run_id=run, on_owned="wait").start(run, count)
+
+        def talk(self, run, *given):
+            talk.options(run_id=run)(*given)
+
+        def heard(self, run):
+            return [item.value for item in stepwise.get_run(run).stream() if item.kind == "item"]
 
         def close(self):
             pass
@@ -94,6 +125,17 @@ def of_dbos():
     def loop(run, count):
         for number in range(count):
             step(run, number)
+
+    def write(token):
+        DBOS.write_stream("main", token)
+
+    @DBOS.step()
+    def speak(tokens, rate):
+        say(write, tokens, rate)
+
+    @DBOS.workflow()
+    def talk(place, tokens, rate):
+        (speak if place == "step" else functools.partial(say, write))(tokens, rate)
 
     class Dbos:
         """With its defaults: a pool of 20 connections, a thread for each workflow."""
@@ -114,6 +156,13 @@ def of_dbos():
             """Someone has to say which executor is dead: here it is said at once."""
             sys.stdin.readline()
             DBOS._recover_pending_workflows(["hold"])
+
+        def talk(self, run, *given):
+            with SetWorkflowID(run):
+                talk(*given)
+
+        def heard(self, run):
+            return list(DBOS.read_stream(run, "main"))
 
         def close(self):
             DBOS.destroy()
@@ -140,6 +189,23 @@ def throughput(library, job) -> dict[str, object]:
         "p50_ms": gaps[len(gaps) // 2] * 1e3,
         "p99_ms": gaps[int(len(gaps) * 0.99)] * 1e3,
     }
+
+
+def stream(library, job) -> dict[str, object]:
+    """Say tokens in one run, and read them back when it has ended: seconds of both."""
+    place, tokens, rate = job["place"], job["tokens"], job["rate"]
+    library.talk("warm", place, 20, rate)
+    library.heard("warm")
+    print(json.dumps({"warm": os.getpid()}), flush=True)
+    sys.stdin.readline()
+    began, cpu = time.monotonic(), time.process_time()
+    library.talk("talk", place, tokens, rate)
+    said, cpu = time.monotonic() - began, time.process_time() - cpu
+    began = time.monotonic()
+    heard = library.heard("talk")
+    if heard != words(tokens):
+        raise SystemExit(f"{len(heard)} of {tokens} tokens can be read")
+    return {"said": said, "cpu_ms": cpu / tokens * 1e3, "read": time.monotonic() - began}
 
 
 def hold(library, job) -> None:
@@ -188,6 +254,7 @@ def take_many(library, job) -> dict[str, object]:
 
 KINDS = {
     "throughput": throughput,
+    "stream": stream,
     "hold": hold,
     "survive": survive,
     "hold_many": hold_many,
@@ -200,7 +267,7 @@ def main(who: str, given: str) -> None:
     library = {"stepwise": of_stepwise, "dbos": of_dbos}[who]()(job)
     found = KINDS[job["kind"]](library, job)
     print(json.dumps(found), flush=True)
-    if job["kind"] == "throughput":
+    if job["kind"] in ("throughput", "stream"):
         library.close()
     os._exit(0)  # what remains in threads of a library is none of our business
 

@@ -46,7 +46,7 @@ def server_of_benchmarks(shared_server, free_port, tmp_path):
         }
 
 
-@pytest.mark.parametrize("script", ["postgres_step", "postgres_throughput"])
+@pytest.mark.parametrize("script", ["postgres_step", "postgres_streams", "postgres_throughput"])
 def test_each_script_measures_and_the_page_shows_its_figures(
     script, server_of_benchmarks, tmp_path
 ):
