@@ -35,7 +35,7 @@ from stepwise._rewrite.reading import (
 )
 from stepwise._rewrite.source import Source, parsed
 from stepwise._runtime.facts import NamedTuple
-from stepwise._runtime.forks import cached
+from stepwise._runtime.forks import cached, process_lock
 from stepwise._runtime.messages import is_ours
 from stepwise._values.trees import ATOMS
 
@@ -44,6 +44,7 @@ _PLAIN = ("classmethod", "staticmethod", "property", "cached_property")
 _OF_MODULES = ("__file__", "__name__", "__package__", "__path__", "__spec__", "__cached__")
 _CONSTRUCTION = ("__init__", "__new__", "__post_init__", "__init_subclass__")
 _MISSING = object()
+_reading = process_lock()  # what was read of modules and definitions is kept, and completed later
 
 
 def version_of(function: Any, source: Source | None = None, *, is_tool: bool = False) -> Version:
@@ -60,6 +61,14 @@ def version_of(function: Any, source: Source | None = None, *, is_tool: bool = F
         return UNKNOWN
     if "-packages" in code.co_filename or is_ours(code.co_filename):
         return UNKNOWN
+    with _reading:
+        return _version_of(inner, bound, source, is_tool=is_tool)
+
+
+def _version_of(
+    inner: types.FunctionType, bound: str, source: Source | None, *, is_tool: bool
+) -> Version:
+    code = inner.__code__
     lines = source.lines if source is not None and source.filename == code.co_filename else None
     module = _module(inner.__globals__, code.co_filename, lines)
     found = definition_at(module.tree, code.co_name, code.co_firstlineno) if module else None
