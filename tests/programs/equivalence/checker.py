@@ -247,7 +247,7 @@ def kinds_of_statements(program):
         for run_id, run in moment.runs.items():
             function = nodes[run_id.rpartition("/")[2].partition("-")[0]]
             for name in run.objects:
-                if (run_id, name) in seen:
+                if (run_id, name) in seen or not name.startswith("checkpoint/"):
                     continue
                 seen.add((run_id, name))
                 header = seal.open(named(name, run_id), run.objects[name]).header
