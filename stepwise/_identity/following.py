@@ -446,7 +446,8 @@ class _Follower:
             return []
         value = module.namespace.get(name, _MISSING)
         self.values = self.values or value is not _MISSING
-        for each in reversed(module.bindings.get("*", ())):
+        stars = module.bindings.get("*", [])
+        for each in reversed(stars):
             other = (
                 _imported_module(_absolute(imported(each)["*"], module))
                 if isinstance(each, IMPORTS)
