@@ -68,15 +68,17 @@ class RunStream:
 
     def __init__(
         self,
-        log: StreamLog,
-        facts: Callable[[], RunFacts],
+        log: Any,  # a StreamLog: annotations of public classes name no private ones
+        facts: Callable[[], Any],
         name: str,
         after: int | None,
         *,
         follow: bool,
     ) -> None:
         check_stream(name)
-        self._log, self._facts, self._name, self._follow = log, facts, name, follow
+        self._log: StreamLog = log
+        self._facts: Callable[[], RunFacts] = facts
+        self._name, self._follow = name, follow
         self._size = 0  # bytes of the items that were read lately
         self._resets: list[tuple[int, int]] = []  # the offset of each, and the first it withdraws
         self._stamp: object = None
