@@ -45,7 +45,7 @@ class EditedStep(NamedTuple):
 
     @property
     def policy(self) -> str:
-        """What becomes of the results; a side effect never runs again by itself."""
+        """The policy for the results; a side effect never runs again by itself."""
         is_fixed = self.step.effect or not self.again
         return "keep" if self.chosen == "rerun" and is_fixed else self.chosen
 
@@ -56,7 +56,7 @@ class EditedStep(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What has changed, in words."""
+        """The step and its changed parts, in words."""
         source = self.step.source
         place = f" ({os.path.basename(source.filename)}:{source.first_line})" if source else ""
         return (

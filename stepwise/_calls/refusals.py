@@ -18,7 +18,7 @@ _UNKNOWN = 60.0  # seconds until a limit is whole again, if the provider does no
 
 
 class LeftOfLimit(NamedTuple):
-    """What a provider says is left of a limit, and the seconds until it is whole again."""
+    """The rest of a limit as a provider states it, and the seconds until it is whole again."""
 
     requests: int | None
     tokens: int | None

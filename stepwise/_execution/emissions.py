@@ -1,4 +1,4 @@
-"""What a run says: its emissions, grouped into batches, and withdrawn where they do not hold.
+"""The emissions of a run, grouped into batches, and withdrawn where they do not hold.
 
 The contents of a stream are what the run has said in its one logical execution, in order.  So
 

@@ -45,7 +45,7 @@ _MISSING = object()
 
 
 class Loadable:
-    """What is known about the loading of some pickles.
+    """The findings about the loading of some pickles.
 
     Args:
         main: the module that a started script is here, for the names of ``__main__``.

@@ -1,4 +1,4 @@
-"""What would become of a recorded run if today's code took it up; nothing is executed or written.
+"""A forecast for a recorded run that today's code takes up; nothing is executed or written.
 
 The code that resumes a run (``resume``) also decides here: which checkpoint fits, which holds, and
 what the journal answers.  Where the outcome depends on code that a preflight does not execute, the
@@ -72,7 +72,7 @@ _SHOWN = 4  # names in a note
 _PLAIN = (Any, str, int, float, bool, list, dict)  # types of arguments that are data themselves
 
 Verdict = Literal["resumes", "replays", "begins", "recalls", "refuses", "elsewhere"]
-"""What a start makes of a run.
+"""The outcome of a start of a run.
 
     resumes    continues inside its function, at a checkpoint
     replays    begins at the top of its function, and the journal answers
