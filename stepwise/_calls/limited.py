@@ -63,7 +63,7 @@ _NAME = 100  # characters
 @public
 @dataclass(frozen=True)
 class Limit:
-    """What a provider allows: requests and tokens in a window of time, and requests at a time.
+    """A provider's limit: requests and tokens in a window of time, and requests at a time.
 
     All processes whose runs are in one store share the limit, by its name.  In no window of ``per``
     seconds are there more requests than ``requests``.  Tokens exceed ``tokens`` at most by the

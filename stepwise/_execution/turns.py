@@ -31,6 +31,7 @@ from stepwise._journal.limit_store import HolderLease, StoredLedger, is_dead
 from stepwise._journal.seal import Seal
 from stepwise._runtime.clock import elapsed
 from stepwise._runtime.messages import Once, notice, reports
+from stepwise.errors import StoreError
 from stepwise.stores import Store
 
 _LOOK, _LOOK_AT_SERVER = 0.1, 0.25  # seconds between two looks at a ledger
@@ -435,7 +436,7 @@ class Clerk:
             left = any(key[0] == id(store) for key in self._desks)
             holder = None if left else self._holders.pop(id(store), None)
         if holder is not None:
-            with contextlib.suppress(Exception):  # a lease that stays costs nothing
+            with contextlib.suppress(StoreError):  # a lease that stays costs nothing
                 holder.release()
 
     def settle(self, store: Store | None = None) -> None:

@@ -76,9 +76,3 @@ def recorded_versions(
         recorded = RecordedVersion(*header)
         found.append(recorded._replace(differs=(*recorded.differs,)))
     return found
-
-
-def recorded_version(store: Store, seal: Seal, run_id: str, version: str) -> Mapping[str, str]:
-    """Return the parts of the version of a step, by name; none if they are not known."""
-    found = recorded_versions(store, seal, run_id, version)
-    return found[0].parts if found and version else {}

@@ -84,7 +84,7 @@ Verdict = Literal["resumes", "replays", "begins", "recalls", "refuses", "elsewhe
 
 
 class Forecast(NamedTuple):
-    """What a start with today's code makes of a run.
+    """The outcome of a start of a run with today's code.
 
     Args:
         facts: the recorded facts of the run.
@@ -480,7 +480,7 @@ _DONE = re.compile(r"(\d+) steps?")
 
 
 class Replayed(NamedTuple):
-    """What happened when the code of a workflow was executed with the recorded results.
+    """The outcome of executing the code of a workflow with the recorded results.
 
     Args:
         start: where the execution began, in words; empty if there was none.

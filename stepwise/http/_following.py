@@ -1,4 +1,4 @@
-"""What a run gets from its readers: a process that continues it, and an end when nobody reads on.
+"""Readers of a run: they give it a process that continues it, and an end when nobody reads on.
 
 ``recover()`` looks once, when a server starts.  A run whose server dies later is continued by the
 first server that a reader of it comes to.

@@ -1,4 +1,4 @@
-"""What a request may start, with arguments that are checked, and whose run that is."""
+"""The workflows that a request may start, the check of its arguments, and the owner of a run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _TRIES = 200
 
 
 class Authorization:
-    """Who may do what; see ``authorize`` of :func:`stepwise.http.app`."""
+    """The permissions of users; see ``authorize`` of :func:`stepwise.http.app`."""
 
     def __init__(self, authorize: Any) -> None:
         if not callable(authorize):
