@@ -199,8 +199,27 @@ def _canonical(node: Any, *, in_class: bool = False) -> str:
         if name in _NOT_CODE:
             continue
         content = _without_docstring(value) if name == "body" and is_definition else value
+        if isinstance(node, ast.JoinedStr):
+            content = f_string_parts(node)
         parts.append(f"{name}={_canonical(content, in_class=in_class)}")
     return f"{type(node).__name__}({','.join(parts)})"
+
+
+def f_string_parts(node: ast.JoinedStr) -> list[ast.expr | str]:
+    """Return texts and fields in turn, beginning and ending with a text, which may be empty.
+
+    Versions of Python divide the constant text in different ways: 3.12.1 ends the format in
+    ``f"{number:{width}}"`` with an empty text, 3.11 does not.
+    """
+    parts: list[ast.expr | str] = []
+    text = ""
+    for each in node.values:
+        if isinstance(each, ast.Constant):
+            text += str(each.value)
+        else:
+            parts += [text, each]
+            text = ""
+    return [*parts, text]
 
 
 def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:

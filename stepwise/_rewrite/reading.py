@@ -11,6 +11,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from stepwise._rewrite.positions import f_string_parts
 from stepwise._rewrite.source import children, walk
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -148,16 +149,11 @@ class CodeRead:
         return repr(node.value)
 
     def _write_joinedstr(self, node: ast.JoinedStr) -> str:
-        # Versions of Python divide the constant text of an f-string in different ways.
-        parts: list[str] = []
-        constant = ""
-        for each in node.values:
-            if isinstance(each, ast.Constant):
-                constant += str(each.value)
-                continue
-            parts += [repr(constant), self._write(each)]
-            constant = ""
-        return f"JoinedStr({','.join([*parts, repr(constant)])})"
+        parts = [
+            repr(part) if isinstance(part, str) else self._write(part)
+            for part in f_string_parts(node)
+        ]
+        return f"JoinedStr({','.join(parts)})"
 
     # -- statements without a meaning ------------------------------------------------------------
 

@@ -32,8 +32,8 @@ VALUES = [
 
 
 def defined(text):
-    """Make the module ``program`` of this text."""
-    module = sys.modules["program"] = types.ModuleType("program")
+    """Make the module ``edited_program`` of this text."""
+    module = sys.modules["edited_program"] = types.ModuleType("edited_program")
     exec(compile(text, "program", "exec", dont_inherit=True), vars(module))
     return module
 
@@ -41,7 +41,7 @@ def defined(text):
 @pytest.fixture(autouse=True)
 def no_program():
     yield
-    sys.modules.pop("program", None)
+    sys.modules.pop("edited_program", None)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -57,7 +57,7 @@ def test_what_is_said_is_what_happens(seed):
             defined(head)
         except Exception:
             continue
-        said = Loadable("program")
+        said = Loadable("edited_program")
         said.look(data)
         try:
             pickle.loads(data)
@@ -81,10 +81,10 @@ def test_no_code_of_the_program_is_called():
     )
     data = pickle.dumps([module.Loud(), module.make])
     del module.called[:]
-    said = Loadable("program")
+    said = Loadable("edited_program")
     said.look(data)
     assert module.called == []
-    assert said.unknown[0] == "program.make(), which is called"
+    assert said.unknown[0] == "edited_program.make(), which is called"
 
 
 def test_a_class_that_is_gone_is_named():
@@ -93,13 +93,13 @@ def test_a_class_that_is_gone_is_named():
     data = {name: pickle.dumps(eval(name, vars(module))) for name in ("Note('a')", "Color.RED")}
     defined(HEAD.replace("class Note", "class Remark").replace("RED = 1", "RED = 5"))
     for name, why in (
-        ("Note('a')", "program has no Note any more"),
-        ("Color.RED", "program.Color has no member 1 any more"),
+        ("Note('a')", "edited_program has no Note any more"),
+        ("Color.RED", "edited_program.Color has no member 1 any more"),
     ):
-        said = Loadable("program")
+        said = Loadable("edited_program")
         said.look(data[name])
         assert said.fails == why
-    del sys.modules["program"]
-    said = Loadable("program")
+    del sys.modules["edited_program"]
+    said = Loadable("edited_program")
     said.look(data["Note('a')"])
-    assert said.fails.startswith("program cannot be imported: ModuleNotFoundError: ")
+    assert said.fails.startswith("edited_program cannot be imported: ModuleNotFoundError: ")

@@ -257,6 +257,7 @@ def agent(task, limit=3, *rest, mode="fast", **more):
                 inner(held)
     while total:
         total -= 1
+    print(f"{total:{limit}}{mode!r:>{limit}} left" "over", f"{total:{limit}.{limit}}")
     return None
 """
 
