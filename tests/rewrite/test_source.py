@@ -255,9 +255,9 @@ def agent(task, limit=3, *rest, mode="fast", **more):
                 return str(x)
             with lock as held:
                 inner(held)
+    print(f"{total:{limit}}{mode!r:>{limit}} left" "over", f"{total:{limit}.{limit}}")
     while total:
         total -= 1
-    print(f"{total:{limit}}{mode!r:>{limit}} left" "over", f"{total:{limit}.{limit}}")
     return None
 """
 
