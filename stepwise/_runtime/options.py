@@ -207,7 +207,7 @@ def _is_text(value: Any) -> bool:
 # supervisors.
 _RESERVED = (
     *("bell:", "inbox:", "langgraph:", "langgraph-threads"),
-    *("limit:", "limits:", "openai-agents:", "openai-agents-sessions", "stream:", "up:"),
+    *("limit:", "limits:", "openai-agents:", "openai-agents-sessions", "queue:", "stream:", "up:"),
 )
 _RUN_ID = f"a text, not empty, that does not begin with {', '.join(_RESERVED)}"
 
