@@ -1201,6 +1201,7 @@ class Supervisor:
                 for key in [key for key in known if key[0] == url and key not in there]:
                     del known[key]
         self._draw()
+        self._draws = [time.monotonic() + _DRAW_AGAIN]  # a ring before this look may cover others
         self._sweep()
 
     def _draw(self) -> None:
