@@ -420,9 +420,8 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
         name: the workflow's name in run ids and listings; by default the qualified name of the
             function.  It is part of the identity of a run: keep it when you rename the function.
         checkpoint_every: how many steps there are from one checkpoint of position and variables to
-            the next.  There is always a checkpoint before and after a side effect.  After a crash,
-            the code since the last checkpoint is executed again, with the variables of that
-            moment, and the journal answers its steps.
+            the next; there is always one before and after a side effect.  After a crash, the code
+            since then is executed again, with its variables, and the journal answers its steps.
         retention: which checkpoints are kept: ``"latest_only"``, ``"prune_old"`` (the newest
             ``keep``), ``"thinned"`` (the newest 20, ever fewer older ones), or ``"all"``.
         keep: how many checkpoints ``"prune_old"`` keeps.
@@ -432,10 +431,9 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
             these arguments; the n-th equal call of a process is the n-th such run.  A killed
             script thus resumes, and a completed script gets its results again.
             ``"unfinished"``: the newest unfinished run of these arguments that no process
-            executes, otherwise a new run (a bot, a job that never runs twice at once).  ``"new"``:
-            always a new run (a server).  ``None``: as ``STEPWISE_START`` says, otherwise
-            ``"same"``.  An explicit ``"same"`` silences the warning that a run of another process
-            answered a later call.
+            executes, otherwise a new run (a bot).  ``"new"``: always a new run (a server).
+            ``None``: as ``STEPWISE_START`` says, otherwise ``"same"``.  An explicit ``"same"``
+            silences the warning that another process's run answered a later call.
         compensate_on_failure: when the workflow raises, undo the completed tools that have a
             ``compensate=``, the newest first.  Another call of the workflow repeats them.
         progress: show on the terminal, or in the notebook, the current step, the number of steps
@@ -450,17 +448,15 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
         durability: ``"fsync"``, the default: acknowledged records survive a power cut; ``"os"``:
             they survive a killed process, not a power cut.  A child workflow has the durability of
             its caller.
-        on_owned: what a call does if another thread or process executes its run.  ``"raise"``: it
-            raises ``RunBusyError``.  ``"wait"``: it waits for the result or the exception, and
-            takes the run over if its owner dies.  ``"skip"``: it raises ``RunSkipped``, while
-            ``execute()`` returns the run.
+        on_owned: what a call does if another thread or process executes its run.  ``"raise"``:
+            ``RunBusyError``.  ``"wait"``: it waits for the result, and takes the run over if its
+            owner dies.  ``"skip"``: it raises ``RunSkipped``, while ``execute()`` returns the run.
         tags: texts by name, ``{"customer": "ann"}``, recorded when the run starts, to find the run
             with ``stepwise.runs(tags=...)``.  Tags hold no secrets, and do not distinguish runs.
         timeout: seconds that a run may take since it began, waits and downtime included.  Then the
             run unwinds, its clean-up code runs, and it fails with :class:`RunTimeoutError`.
-        concurrent: how many runs of the workflow may be executed at once, by all processes and
-            machines of the store; ``None`` for any number.  A call waits for its turn.  Child runs
-            do not count, and a suspended run does not count meanwhile.
+        concurrent: how many runs are executed at once, by all processes and machines of the store;
+            a call waits for its turn.  Child runs and suspended runs do not count.
         budget: what a run may spend: a :class:`stepwise.Budget`.
         key: the values that distinguish two runs, instead of all arguments: names of parameters, or
             a function that receives the arguments and returns a value.
