@@ -1040,6 +1040,7 @@ class Supervisor:
             for backlog in self._backlogs.values()
             for names in {names_of(each.definition) for each in known_workflows()}
         ]
+        self._behind = _behind()  # fixed, so that the order of moments stays
         self._draws: list[float] = []  # moments, by the monotonic clock, of looks at the queues
         self._terms, self._report = terms, report
         self._bells: dict[str, Bell] = {}
@@ -1448,9 +1449,9 @@ class Supervisor:
             self._held.append(plan)
             return True
         del self._plans[key]
-        waited = max(0.0, clock.now() - plan.at)
+        since = plan.at + self._behind
         place, ring = (run.store, run.seal), functools.partial(self._news.put, None)
-        turn = ask_for_run(place, workflow.full_name, most, run.facts.run_id, ring, waited)
+        turn = ask_for_run(place, workflow.full_name, most, run.facts.run_id, ring, since)
         self._asked[key] = plan, turn
         return True
 

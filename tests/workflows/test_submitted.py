@@ -197,6 +197,9 @@ def test_a_submitted_run_is_recorded_and_has_not_begun():
     assert "not before" not in str(wait)
     assert [each.id for each in stepwise.runs(status="suspended")] == [run.id]
     assert "to be begun" in str(run.why())
+    assert f"stepwise up {__name__}" in str(run.why())
+    shown = python("stepwise", "show", run.id)
+    assert f"begins    by stepwise up {__name__}" in shown.stdout
 
 
 def test_a_submission_is_rows_only(home):
@@ -417,7 +420,8 @@ def test_a_run_that_somebody_began_is_not_begun_again(monkeypatch):
 def test_cancelled_before_it_begins():
     """A submitted run that is cancelled has ended, and none of its code is called."""
     run = job.submit("a", run_id="r")
-    run.cancel("a mistake")
+    said = python("stepwise", "cancel", "r", "--reason", "a mistake")
+    assert said.stdout == "r is cancelled: it had not begun\n"
     assert (run.status, run.waits) == ("cancelled", [])
     assert "a mistake" in str(run.error)
     with pytest.raises(stepwise.RunEndedError):
