@@ -87,6 +87,23 @@ def _version_of(
     return _version(parts, {} if bound or follower.values else follower.files)
 
 
+def versions_of(classes: Iterable[type]) -> dict[str, str]:
+    """Return the versions of the project's classes, by their full names: of what makes instances.
+
+    The version of a class whose definition is not found in its module is empty.
+    """
+    found = {}
+    for cls in classes:
+        module = _imported_module(cls.__module__)
+        if module is None:
+            continue
+        follower = _Follower(module)
+        with _reading:
+            follower.follow_class(cls.__qualname__)
+        found[f"{cls.__module__}.{cls.__qualname__}"] = _version(follower.texts).id
+    return found
+
+
 def _version(texts: Mapping[str, Iterable[str]], files: Mapping[str, str] | None = None) -> Version:
     parts = {name: digest_of("\n".join(each)) for name, each in texts.items()}
     told = "\n".join(sorted(f"{name} {digest}" for name, digest in parts.items()))
@@ -318,6 +335,11 @@ class _Follower:
                 continue  # a cell without a value yet
         self._follow_members()
         return reading
+
+    def follow_class(self, name: str) -> None:
+        """Follow a class of the module that is constructed."""
+        self._follow(name, self._home, (), {})
+        self._follow_members()
 
     def _annotations(self, reading: CodeRead, around: tuple[Definition, ...]) -> None:
         for chain in reading.annotated:
