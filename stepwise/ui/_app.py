@@ -284,6 +284,8 @@ class App:
         match asked.parts:
             case ["marked"]:
                 problems = self._actions.do_marked(asked.who, asked.fields)
+                for run_id in asked.fields.all("id"):
+                    self.reader.acted_on(run_id)
                 if problems:
                     raise _ProblemError(409, "Not all could be done", "\n".join(problems))
                 return RedirectResponse(view.at(), 303, headers(asked.nonce))
@@ -298,6 +300,7 @@ class App:
                     given = asked.fields.below("")
                     page = _run_page.fork_page(view, run, step, str(error), given)
                     return _html(page, asked, 409)
+                self.reader.acted_on(run_id)
                 return RedirectResponse(view.at(*parts), 303, headers(asked.nonce))
         raise _no_page()
 

@@ -201,6 +201,12 @@ class RunReader:
             facts = open_head(self.seal, head)
         return head.data, facts or RunFacts(head.run_id, "", "", "running", "", "")
 
+    def acted_on(self, run_id: str) -> None:
+        """Note that the page has changed a run, without waiting for the store to tell it."""
+        with self._lock:
+            self._forget(run_id)
+            self._looked = float("-inf")
+
     def _forget(self, run_id: str) -> None:
         """Read a run, and those above it, at the next look: its inbox has a new message."""
         for each in self._above(run_id):
