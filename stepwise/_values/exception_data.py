@@ -27,10 +27,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from stepwise._runtime.limits import ran_out
-from stepwise._runtime.messages import Once, linked_to, members, notice
+from stepwise._runtime.messages import (
+    Once,
+    link,
+    link_facts,
+    linked_to,
+    members,
+    notice,
+    summary_of,
+)
 from stepwise._values.comparison import alike, held_twice
 from stepwise._values.preview import NO_SECRETS, Secrets, error_text
-from stepwise.errors import StepFailedError, UnreadableValueError
+from stepwise.errors import UnreadableValueError
 
 # -- tagged json ----------------------------------------------------------------------------------
 
@@ -248,13 +256,13 @@ def decode_raised(data: bytes, *, whole: bool) -> BaseException:
     Raises:
         UnreadableValueError: the exception cannot be restored.
     """
-    revived = _Revived(json.loads(data))
-    return revived.of(0) if whole else revived.of_or_summary(0)
-
-
-def tracebacks_in(data: bytes) -> list[str]:
-    """Return the tracebacks of an exception that :func:`encode_raised` encoded and its links."""
-    return [each["traceback"] for each in json.loads(data)]
+    facts = json.loads(data)
+    revived = _Revived(facts)
+    if whole:
+        revived.of(0)
+    made = [revived.of_or_summary(number) for number in range(len(facts))]
+    link(made, facts)
+    return made[0]
 
 
 # -- out -----------------------------------------------------------------------------------------
@@ -275,15 +283,11 @@ def _facts(
     cls, inside = type(error), members(error)
     cleaned: Callable[[Any], Any] = (lambda it: it) if secrets is None else secrets.cleaned
     facts: dict[str, Any] = {
+        **link_facts(error, index),
         "module": cls.__module__,
-        "type": cls.__qualname__,
         "message": cleaned(error_text(error)),
         "traceback": traceback,
         "why": "",
-        "cause": index.get(id(error.__cause__)),
-        "context": index.get(id(error.__context__)),
-        "suppress": error.__suppress_context__,
-        "members": [index[id(each)] for each in inside],
     }
 
     def written(what: str, value: Any) -> Any:
@@ -377,45 +381,20 @@ class _Revived:
         self._facts = facts
         self._made: dict[int, BaseException | None] = {}
 
+    def of_or_summary(self, number: int) -> BaseException:
+        """Return an exception, or a summary of it."""
+        try:
+            return self.of(number)
+        except UnreadableValueError:
+            made = self._made[number] = summary_of(self._facts[number])
+            return made
+
     def of(self, number: int) -> BaseException:
-        """Return the exception with its links.
+        """Return an exception without its links.
 
         Raises:
             UnreadableValueError: the exception cannot be restored.
         """
-        error = self._bare(number)
-        self._link()
-        return error
-
-    def of_or_summary(self, number: int) -> BaseException:
-        """Return the exception, or a summary of it, with its links."""
-        error = self._bare_or_summary(number)
-        self._link()
-        return error
-
-    def _bare_or_summary(self, number: int) -> BaseException:
-        try:
-            return self._bare(number)
-        except UnreadableValueError:
-            made = self._made[number] = _summary(self._facts[number])
-            return made
-
-    def _link(self) -> None:
-        """Set the causes and contexts of all restored exceptions, and restore these as well."""
-        linked: set[int] = set()
-        while waiting := self._made.keys() - linked:
-            for number in waiting:
-                linked.add(number)
-                error, facts = self._made[number], self._facts[number]
-                links = {
-                    f"__{name}__": self._bare_or_summary(facts[name])
-                    for name in ("cause", "context")
-                    if facts[name] is not None
-                }
-                for name, value in {**links, "__suppress_context__": facts["suppress"]}.items():
-                    BaseException.__setattr__(cast("BaseException", error), name, value)
-
-    def _bare(self, number: int) -> BaseException:
         if number in self._made:
             made = self._made[number]
             if made is None:
@@ -451,7 +430,7 @@ class _Revived:
             )
         arguments = [self._part(each) for each in facts["args"]]
         if facts["members"]:
-            arguments = [*arguments, [self._bare(each) for each in facts["members"]]]
+            arguments = [*arguments, [self.of(each) for each in facts["members"]]]
         base: Any = _builtin_base(cls)
         error: BaseException = base.__new__(cls, *arguments)
         base.__init__(error, *arguments)
@@ -465,7 +444,7 @@ class _Revived:
 
     def _part(self, written: Any) -> Any:
         if isinstance(written, dict) and written.get("$") == _ERROR:
-            return self._bare(written["is"])
+            return self.of(written["is"])
         return load_tagged(written)
 
 
@@ -475,11 +454,3 @@ def _builtin_base(cls: type) -> type:
     while getattr(builtins, base.__name__, None) is not base:
         base = base.__base__
     return cast("type", base)
-
-
-def _summary(facts: Mapping[str, Any]) -> StepFailedError:
-    return StepFailedError(
-        f"{facts['type']}: {facts['message']}",
-        type_name=facts["type"],
-        traceback_text=facts["traceback"],
-    )
