@@ -691,48 +691,16 @@ def decode_with(load: Callable[[], Any], python: str | None) -> Any:
         ) from error
 
 
-_PLAIN_CODES = frozenset(
-    {
-        "PROTO",
-        "FRAME",
-        "STOP",
-        "MARK",
-        "NONE",
-        "NEWTRUE",
-        "NEWFALSE",
-        "BININT",
-        "BININT1",
-        "BININT2",
-        "LONG1",
-        "BINFLOAT",
-        "SHORT_BINUNICODE",
-        "BINUNICODE",
-        "EMPTY_LIST",
-        "APPEND",
-        "APPENDS",
-        "EMPTY_DICT",
-        "SETITEM",
-        "SETITEMS",
-        "MEMOIZE",
-        "BINPUT",
-        "BINGET",
-        "LONG_BINPUT",
-        "LONG_BINGET",
-    }
-)
-
-
 def plain_value(data: bytes) -> Any:
     """Return the value of a pickle that holds plain data only; nothing else is loaded.
 
     Raises:
         ValueError: the pickle holds anything that JSON would not give back as it is.
     """
-    import pickletools  # on use
-
-    if not all(code.name in _PLAIN_CODES for code, _, _ in pickletools.genops(data)):
-        raise ValueError("it holds more than plain data")
-    value = loads(data)
+    try:
+        [(value, _)] = load_trees((data,))  # names no class and no function
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"it holds more than plain data: {error}") from None
     if not is_plain(value):
         raise ValueError("JSON would not give it back as it is")
     return value
