@@ -20,7 +20,6 @@ A body is part of no identity, but its fingerprint recognises a renamed step.
 from __future__ import annotations
 
 import collections
-import dis
 import functools
 import hashlib
 import inspect
@@ -45,7 +44,7 @@ from stepwise._identity.module_names import canonical_module
 from stepwise._identity.sights import MISSING, Holder, leaves_of
 from stepwise._runtime.forks import cached
 from stepwise._values import digest
-from stepwise._values.digest import assigned_in, cell_content
+from stepwise._values.digest import assigned_in, cell_content, shape_of
 from stepwise._values.reducers import is_lock
 from stepwise._values.trees import ATOMS, attributes
 
@@ -262,8 +261,6 @@ def _reached(function: Any, met: set[int]) -> Iterator[types.FunctionType]:
 
 # -- the body -------------------------------------------------------------------------------------
 
-_OWN = "@"  # replaces the function's own name; no identifier equals it
-
 
 def shape_digest(function: Any) -> str:
     """Return 8 characters for the code that the interpreter executes for a function.
@@ -272,51 +269,13 @@ def shape_digest(function: Any) -> str:
     version of Python gives another digest.
     """
     code = function.__code__
-    shape = _shape(code, code.co_name, f"{getattr(function, '__qualname__', '')}.<locals>.")
+    shape = shape_of(code, code.co_name, f"{getattr(function, '__qualname__', '')}.<locals>.")
     return hashlib.sha256(repr(shape).encode("utf-8", "backslashreplace")).hexdigest()[:8]
 
 
 def same_code(one: types.CodeType, other: types.CodeType) -> bool:
     """Return whether two code objects do the same, wherever they are in their files."""
-    return one.co_name == other.co_name and _shape(one, "", "@") == _shape(other, "", "@")
-
-
-def _shape(code: types.CodeType, own: str, inside: str) -> tuple[Any, ...]:
-    """Return plain data that is equal for two functions that do the same.
-
-    Args:
-        code: the code of the function.
-        own: the name of the outermost function.
-        inside: the prefix of the qualified names of functions inside the function.
-    """
-    names = [
-        [_OWN if each == own and _calls_itself(code, own) else each for each in held]
-        for held in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
-    ]
-    counts = code.co_argcount, code.co_kwonlyargcount, code.co_posonlyargcount, code.co_flags
-    constants = [_constant(each, own, inside) for each in code.co_consts]
-    return code.co_code, getattr(code, "co_exceptiontable", b""), counts, names, constants
-
-
-def _calls_itself(code: types.CodeType, own: str) -> bool:
-    """Return whether a name means the function itself wherever the code uses that name.
-
-    The name does as a global or captured variable, but not as an attribute: ``client.search()``.
-    """
-    used = {each.opname for each in dis.get_instructions(code) if each.argval == own}
-    return all("GLOBAL" in each or "DEREF" in each or "CLOSURE" in each for each in used)
-
-
-def _constant(value: Any, own: str, inside: str) -> Any:
-    if isinstance(value, types.CodeType):
-        return value.co_name, _shape(value, own, inside)
-    if isinstance(value, str) and value.startswith(inside):  # Python 3.10 keeps such names here
-        return _OWN, value.removeprefix(inside)
-    if isinstance(value, frozenset):  # its order differs between processes
-        return "frozenset", sorted(repr(_constant(each, own, inside)) for each in value)
-    if isinstance(value, tuple):
-        return "tuple", [_constant(each, own, inside) for each in value]
-    return repr(value)
+    return one.co_name == other.co_name and shape_of(one, "", "@") == shape_of(other, "", "@")
 
 
 # -- call parts -----------------------------------------------------------------------------------
