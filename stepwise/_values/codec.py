@@ -508,12 +508,8 @@ def dump_code(value: object) -> bytes:
 
 def pickled_by_value() -> bool:
     """Return whether cloudpickle, or a framework's own copy of it, is the caller."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        if "cloudpickle" in str(frame.f_globals.get("__name__")):
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+    stack = traceback.walk_stack(sys._getframe(2))
+    return any("cloudpickle" in str(frame.f_globals.get("__name__")) for frame, _ in stack)
 
 
 # -- codec ----------------------------------------------------------------------------------------
