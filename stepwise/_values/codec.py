@@ -202,11 +202,7 @@ class _NamesDicts(pickle._Pickler):
 
 class _PlainDeep(_NamesDicts):
     forms: Forms | None = None
-
-    def reducer_override(self, obj: Any) -> Any:
-        if self.forms is None:
-            self.forms = Forms()
-        return self.forms.of(obj)
+    reducer_override = _Plain.reducer_override
 
 
 def dump_plain(value: object) -> Data:
@@ -406,34 +402,28 @@ def _code_dispatch() -> Any:
 def _picklers(identifies: bool, identifies_all: bool) -> tuple[Any, Any]:
     import cloudpickle  # on use: most values never need it
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    class Reducing:
         dispatch_table = _code_dispatch()
 
         def __init__(self, sink: _Sink, reducers: Reducers) -> None:
-            takes = reducers.takes
-            super().__init__(sink, PROTOCOL, lambda buffer: not takes(buffer))
+            takes, inherited = reducers.takes, cast("Any", super())
+            inherited.__init__(sink, PROTOCOL, buffer_callback=lambda buffer: not takes(buffer))
             self._reduce = reducers.reduce
             self._identity = reducers.identity
+            self.globals_ref: dict[int, Any] = {}
 
+    class Pickler(Reducing, cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             if type(obj) in _OVER_CONTAINERS or id(obj) in _BUILTINS:
                 return NotImplemented
             form = self._reduce(obj)
             return _named(obj, super().reducer_override(obj)) if form is NotImplemented else form
 
-    class Deep(_NamesDicts):
-        dispatch_table = _code_dispatch()
+    class Deep(Reducing, _NamesDicts):
         _cloud = cloudpickle.Pickler.reducer_override
         _function_reduce = cloudpickle.Pickler._function_reduce
         _dynamic_function_reduce = cloudpickle.Pickler._dynamic_function_reduce
         _function_getnewargs = cloudpickle.Pickler._function_getnewargs
-
-        def __init__(self, sink: _Sink, reducers: Reducers) -> None:
-            takes = reducers.takes
-            super().__init__(sink, PROTOCOL, buffer_callback=lambda buffer: not takes(buffer))
-            self._reduce = reducers.reduce
-            self._identity = reducers.identity
-            self.globals_ref: dict[int, Any] = {}
 
         def reducer_override(self, obj: Any) -> Any:
             form = self._reduce(obj)
