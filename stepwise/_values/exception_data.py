@@ -26,16 +26,8 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from stepwise._runtime import messages
 from stepwise._runtime.limits import ran_out
-from stepwise._runtime.messages import (
-    Once,
-    link,
-    link_facts,
-    linked_to,
-    members,
-    notice,
-    summary_of,
-)
 from stepwise._values.comparison import alike, held_twice
 from stepwise._values.preview import NO_SECRETS, Secrets, error_text
 from stepwise.errors import UnreadableValueError
@@ -212,7 +204,7 @@ _FIELDS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _LINKED = {"__cause__", "__context__", "__suppress_context__", "__traceback__"}
 # ``obj``: the object that lacks an attribute; Python sets it for the hint "did you mean".
 _NOT_FIELDS = frozenset({"__dict__", "__weakref__", "args", "obj", *_LINKED})
-_is_first = Once()
+_is_first = messages.Once()
 _OF_GROUPS = frozenset({"message", "exceptions"})
 
 
@@ -230,7 +222,7 @@ def encode_raised(
         secrets: masked in the exception's text and data, like anything that looks like a
             credential.
     """
-    chain, index = linked_to(error, _held)
+    chain, index = messages.linked_to(error, _held)
     texts = [traceback(each) for each in chain]
     facts = [_facts(each, index, text) for each, text in zip(chain, texts, strict=True)]
     _verify(chain, facts)
@@ -239,7 +231,7 @@ def encode_raised(
         fact.update(_facts(each, index, text, secrets), why=secrets.cleaned_text(fact["why"]))
     if why and then and _is_first((type(error), then)):
         # Not a warning: a warning turned into an error would match another ``except``.
-        notice(
+        messages.notice(
             f"the {type(error).__qualname__} that was raised cannot be recorded as data "
             f"(codec='json'): {why}. {then}. Raise an exception of a class that a module holds, "
             "whose arguments and attributes are plain data"
@@ -261,7 +253,7 @@ def decode_raised(data: bytes, *, whole: bool) -> BaseException:
     if whole:
         revived.of(0)
     made = [revived.of_or_summary(number) for number in range(len(facts))]
-    link(made, facts)
+    messages.link(made, facts)
     return made[0]
 
 
@@ -270,7 +262,7 @@ def decode_raised(data: bytes, *, whole: bool) -> BaseException:
 
 def _held(error: BaseException) -> list[BaseException]:
     """Return the members of a group, and the exceptions among arguments and attributes."""
-    held = [*error.args, *vars(error).values(), *members(error)]
+    held = [*error.args, *vars(error).values(), *messages.members(error)]
     return [each for each in held if isinstance(each, BaseException)]
 
 
@@ -280,10 +272,10 @@ def _facts(
     traceback: str,
     secrets: Secrets | None = None,
 ) -> dict[str, Any]:
-    cls, inside = type(error), members(error)
+    cls, inside = type(error), messages.members(error)
     cleaned: Callable[[Any], Any] = (lambda it: it) if secrets is None else secrets.cleaned
     facts: dict[str, Any] = {
-        **link_facts(error, index),
+        **messages.link_facts(error, index),
         "module": cls.__module__,
         "message": cleaned(error_text(error)),
         "traceback": traceback,
@@ -355,7 +347,7 @@ def _same(one: BaseException, other: BaseException) -> bool:
     if type(one) is not type(other) or error_text(one) != error_text(other):
         return False
     fields = _fields(type(one)).values()
-    parts = members(one) or one.args, members(other) or other.args
+    parts = messages.members(one) or one.args, messages.members(other) or other.args
     return (
         len(parts[0]) == len(parts[1])
         and all(map(_same_part, *parts))
@@ -386,7 +378,7 @@ class _Revived:
         try:
             return self.of(number)
         except UnreadableValueError:
-            made = self._made[number] = summary_of(self._facts[number])
+            made = self._made[number] = messages.summary_of(self._facts[number])
             return made
 
     def of(self, number: int) -> BaseException:
