@@ -18,6 +18,7 @@ from typing import Any
 from stepwise._identity.call_parts import plain_function, shape_digest
 from stepwise._identity.clients import is_foreign_module
 from stepwise._identity.versions import UNKNOWN, Version, digest_of, lines_of
+from stepwise._rewrite.build import codes_within
 from stepwise._rewrite.reading import (
     CLASSES,
     FUNCTIONS,
@@ -216,7 +217,7 @@ def _module(
 def _is_executed(module: _Module) -> bool:
     """Return whether a module was made of the text that its file has now."""
     namespace = module.namespace
-    codes = _codes(compile(module.text, module.file, "exec", dont_inherit=True))
+    codes = {*codes_within(compile(module.text, module.file, "exec", dont_inherit=True))}
     inside = [*namespace.values()]
     inside += [e for v in inside if isinstance(v, type) for e in tuple(vars(v).values())]
     functions = [plain_function(each) for each in inside]
@@ -225,14 +226,6 @@ def _is_executed(module: _Module) -> bool:
     return all(each in codes for each in made if each.co_filename == module.file) and all(
         value is _MISSING or namespace.get(name, value) == value for name, value in literals
     )
-
-
-def _codes(code: types.CodeType) -> set[types.CodeType]:
-    found = {code}
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType):
-            found |= _codes(each)
-    return found
 
 
 def _imported_module(name: str) -> _Module | None:
