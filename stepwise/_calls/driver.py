@@ -54,16 +54,23 @@ class Result:
             self.error = None  # no cycle through the traceback
 
 
-class Attempt(NamedTuple):
+class Attempt:
     """One try of a body, inside the scope of its call; ``kind`` is the kind of the callee."""
 
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    scope: Scope | None
-    name: str
-    timeout: float | None = None
-    kind: str = ""
+    __slots__ = ("args", "function", "kind", "kwargs", "name", "scope", "timeout")
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        scope: Scope | None,
+        name: str,
+        timeout: float | None = None,
+        kind: str = "",
+    ) -> None:
+        self.function, self.args, self.kwargs = function, args, kwargs
+        self.scope, self.name, self.timeout, self.kind = scope, name, timeout, kind
 
 
 class Sleep(NamedTuple):
