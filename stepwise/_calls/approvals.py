@@ -421,7 +421,7 @@ class ApprovedCall(Performance):
         """Return this call with other objects as its arguments."""
         args, kwargs = self._tool.parameters.replaced(self.args, self.kwargs, self.bound, arguments)
         bound = {**self.bound, **arguments}
-        return type(self)(self._tool, self.scope, self.identity, bound, args, kwargs)
+        return type(self)(self.performer, self.scope, self.identity, bound, args, kwargs)
 
     def _differs(self, asked: Asked, terms: Mapping[str, bytes]) -> list[str]:
         seal, waiting = self.scope.run.journal.seal, asked.waiting
