@@ -111,7 +111,7 @@ class Ready(NamedTuple):
     """The point at which the journal has been asked, and nothing was done yet."""
 
 
-class Write(NamedTuple):
+class Write:
     """The append of a record with its payload to the journal of a run.
 
     The value of the result is the record's number.  An error beside a value is a cancellation of
@@ -122,10 +122,16 @@ class Write(NamedTuple):
             meanwhile.
     """
 
-    run: ActiveRun
-    item: tuple[Record, Data]
-    durable: bool = True
-    at_once: bool = False
+    __slots__ = ("at_once", "durable", "item", "run")
+
+    def __init__(
+        self,
+        run: ActiveRun,
+        item: tuple[Record, Data],
+        durable: bool = True,
+        at_once: bool = False,
+    ) -> None:
+        self.run, self.item, self.durable, self.at_once = run, item, durable, at_once
 
 
 READY = Ready()

@@ -250,11 +250,12 @@ class Checkpoints:
         The third value says whether the whole journal is needed.
         """
         # The second was taken in a loop that has ended.
-        replaced = {name, name + _READS_FILES}.intersection(self._names)
-        names = [each for each in self._names if each not in replaced] + [name]
+        replaced = [each for each in (name, name + _READS_FILES) if each in self._names]
+        names = [each for each in self._names if each not in replaced] if replaced else self._names
+        names = [*names, name]
         pruned = names[: -self._keep] if self._keep else thinned_out(names) if self._thins else []
         needed: set[str] = set()
-        kept = [each for each in names if each not in pruned]
+        kept = [each for each in names if each not in pruned] if pruned else names
         if reads_files or self._before:
             self._before.pop(name, None)
             if reads_files:
@@ -439,7 +440,11 @@ class _Chunks:
         Args:
             pruning: True if checkpoints are deleted.
         """
-        if self._needs is None and not pruning:
+        if self._needs is None:
+            idle = not pruning
+        else:
+            idle = not (self._needs or self._spare or needs.all_chunks or needs.lowest)
+        if idle:
             return []
         known = self.read(each for each in kept if each != name)
         still = {*kept} - {name}

@@ -286,7 +286,8 @@ class Position(NamedTuple):
 
     def kept(self) -> list[Any]:
         """Return the position in a form that JSON can hold."""
-        return [self.last, (self.link or b"").hex(), self.effects, self.sums]
+        last, link, effects, sums = self
+        return [last, (link or b"").hex(), effects, sums]
 
     @classmethod
     def from_kept(cls, kept: Sequence[Any]) -> Position:
