@@ -91,7 +91,7 @@ def outcome(
         _tell_of_secret(call, name)
     masks = failed or not secrets.are_none
     text, usage = shown or (secrets.preview(value) if masks else preview(value), _NOTHING)
-    record = Outcome(  # by position, like a Call
+    facts = (  # the constructor is a Python function
         call,
         status,
         attempts,
@@ -109,7 +109,7 @@ def outcome(
         _NOTHING,
         tries,
     )
-    return record, encoded.data
+    return tuple.__new__(Outcome, facts), encoded.data
 
 
 def _encoded(codec: Codec, call: Call, value: Any, kind: Any, *, failed: bool) -> Encoded:

@@ -798,6 +798,8 @@ SHRINKING = frozenset({type(iter([])), type(iter(bytearray())), _BACKWARDS})
 def few(values: Collection[Any]) -> bool:
     """Return whether these are few small objects of plain data, or iterators over such objects.
 
+    Each iterator is one of the values, and nothing else holds it.
+
     Any pickler handles such objects, and none of them is worth a reference.
     """
     waiting: list[Collection[Any]] = [values]
@@ -815,6 +817,8 @@ def few(values: Collection[Any]) -> bool:
                 continue
             if cls in _LEAVES:
                 size += len(value)
+            elif cls in ITERATORS and (inside is not values or id(value) in met):
+                return False
             elif id(value) not in met:
                 met.add(id(value))
                 held = _held_in(value, cls)
