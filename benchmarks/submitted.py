@@ -42,14 +42,15 @@ SUBMIT = textwrap.dedent(
 
     many, threads, hours = map(int, sys.argv[1:])
     at = datetime.timedelta(hours=hours)
-    began = time.perf_counter()
+    began, used = time.perf_counter(), time.process_time()
     if threads == 1:
         for number in range(many):
             jobs.job.submit(number, at=at)
     else:
         with concurrent.futures.ThreadPoolExecutor(threads) as pool:
             list(pool.map(lambda number: jobs.job.submit(number, at=at), range(many)))
-    print(json.dumps((time.perf_counter() - began) / many * 1e3))
+    took = time.perf_counter() - began, time.process_time() - used
+    print(json.dumps([seconds / many * 1e3 for seconds in took]))
     """
 )
 DBOS = textwrap.dedent(
@@ -68,15 +69,16 @@ DBOS = textwrap.dedent(
     if what == "submit":
         DBOS.listen_queues([])  # this process executes none
     DBOS.launch()
-    began = time.perf_counter()
+    began, used = time.perf_counter(), time.process_time()
     if what == "submit":
         for number in range(many):
             queue.enqueue(job, number)
-        print(json.dumps((time.perf_counter() - began) / many * 1e3))
+        took = time.perf_counter() - began, time.process_time() - used
+        print(json.dumps([seconds / many * 1e3 for seconds in took]))
     else:
         while DBOS.list_queued_workflows(queue_name="jobs", limit=1):
             time.sleep(0.1)
-        print(json.dumps(time.perf_counter() - began))
+        print(json.dumps([time.perf_counter() - began, time.process_time() - used]))
     sys.stdout.flush()
     DBOS.destroy()
     """
@@ -104,18 +106,21 @@ class Place:
         done = subprocess.run(command, cwd=self.folder, env=env, check=True, capture_output=True)
         return done.stdout.decode()
 
-    def submit(self, many: int, threads: int, hours: int) -> float:
-        """Submit runs; return the milliseconds for each."""
-        return float(json.loads(self.run("-c", SUBMIT, str(many), str(threads), str(hours))))
+    def submit(self, many: int, threads: int, hours: int) -> tuple[float, float]:
+        """Submit runs; return the milliseconds for each, and those of processor time."""
+        words = SUBMIT, str(many), str(threads), str(hours)
+        took, used = json.loads(self.run("-c", *words))
+        return took, used
 
     def listed(self) -> float:
-        """Return the milliseconds that ``stepwise runs`` takes, beyond those of its start."""
+        """Return the processor time of ``stepwise runs -n 50`` in ms, beyond that of its start."""
         took = []
-        for words in (["--version"], ["runs"]):
-            began = time.perf_counter()
+        for words in (["--version"], ["runs", "-n", "50"]):
+            before = os.times()
             self.run("-m", "stepwise", *words)
-            took.append((time.perf_counter() - began) * 1e3)
-        return took[1] - took[0]
+            after = os.times()
+            took.append(after.children_user - before.children_user)
+        return (took[1] - took[0]) * 1e3
 
     def up(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "stepwise", "up", "jobs", "--max", "8"]
@@ -149,7 +154,8 @@ def ours(store: str, many: int, drained: int, span: float) -> dict[str, float]:
     """One round of stepwise."""
     with tempfile.TemporaryDirectory(prefix="stepwise-submitted-") as folder:
         place = Place(folder, store or f"disk:{folder}/store")
-        found = {"submit, one loop": place.submit(many, 1, 1), "list": place.listed()}
+        found = dict(zip(SUBMITTED, place.submit(many, 1, 1), strict=True))
+        found["list"] = place.listed()
         up = place.up()
         try:
             _until(lambda: "waiting" in (place.folder / "errors").read_text())
@@ -160,12 +166,14 @@ def ours(store: str, many: int, drained: int, span: float) -> dict[str, float]:
             found["idle memory"] = _megabytes(up, "VmRSS")
             up.terminate()
             up.wait()
-            found["submit, 8 threads"] = place.submit(drained, 8, 0)
+            found["submit, 8 threads"] = place.submit(drained, 8, 0)[0]
             up = place.up()
             _until(lambda: place.ended() > 0)
-            began, before_count = time.perf_counter(), place.ended()
+            began, used, before_count = time.perf_counter(), _seconds(up), place.ended()
             _until(lambda: place.ended() == drained)
-            found["drained"] = (drained - before_count) / (time.perf_counter() - began)
+            done = drained - before_count
+            found["drained"] = done / (time.perf_counter() - began)
+            found["drained, cpu"] = (_seconds(up) - used) / done * 1e3
             found["draining memory"] = _megabytes(up, "VmHWM")
         finally:
             up.terminate()
@@ -173,24 +181,29 @@ def ours(store: str, many: int, drained: int, span: float) -> dict[str, float]:
     return found
 
 
-def theirs(python: pathlib.Path, url: str, many: int, drained: int) -> dict[str, float]:
+def theirs(python: pathlib.Path, url: str, drained: int) -> dict[str, float]:
     """One round of DBOS."""
     url = url.replace("postgresql://", "postgresql+psycopg://", 1)
     found = {}
-    for what, number in (("submit", drained), ("drain", drained)):
-        command = [str(python), "-c", DBOS, what, url, str(number)]
+    for what in ("submit", "drain"):
+        command = [str(python), "-c", DBOS, what, url, str(drained)]
         done = subprocess.run(command, check=True, capture_output=True)
-        found[what] = float(json.loads(done.stdout.decode().splitlines()[-1]))
-    return {"submit, one loop": found["submit"], "drained": drained / found["drain"]}
+        found[what] = json.loads(done.stdout.decode().splitlines()[-1])
+    took, used = found["drain"]
+    drains = {"drained": drained / took, "drained, cpu": used / drained * 1e3}
+    return {**dict(zip(SUBMITTED, found["submit"], strict=True)), **drains}
 
 
+SUBMITTED = "submit, one loop", "submit, cpu"
 UNITS = {
     "submit, one loop": "ms each",
+    "submit, cpu": "ms of processor time each",
     "submit, 8 threads": "ms each",
-    "list": "ms for the first page",
+    "list": "ms of processor time for the newest 50",
     "idle cpu": "ms of processor time a second",
     "idle memory": "MB",
     "drained": "runs a second, eight at a time",
+    "drained, cpu": "ms of processor time each",
     "draining memory": "MB at most",
 }
 
@@ -215,7 +228,7 @@ def main() -> None:
                     figures = ours(postgres.url(name), many, given.drained, 10.0)
             elif python is not None:
                 with postgres.database() as name:
-                    figures = theirs(python, postgres.url(name), many, given.drained)
+                    figures = theirs(python, postgres.url(name), given.drained)
             else:
                 continue
             for key, value in figures.items():

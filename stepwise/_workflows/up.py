@@ -1120,7 +1120,8 @@ class Supervisor:
             now, plans = clock.now(), self._plans.values()
             waiting = sum(p.at > now and p.run.facts.status == "suspended" for p in plans)
             due = count(len(plans) - waiting, "run")
-            self._say("ready", None, f"{due} to continue, {waiting} waiting")
+            more = "at least " if any(each.has_more for each in self._queues) else ""
+            self._say("ready", None, f"{more}{due} to continue, {waiting} waiting")
         scanned, behind = time.monotonic(), _behind()
         while not self._is_ending:
             self._begin_due()
@@ -1432,8 +1433,12 @@ class Supervisor:
             if plan is None or plan.at != at or key in self._jobs or self._is_held(plan):
                 continue
             del self._plans[key]
-            if self._is_still_next(plan.run) and not self._is_left_to_another_version(plan.run):
+            if self._is_ours(plan.run):
                 self._begin(plan)
+
+    def _is_ours(self, run: UnfinishedRun) -> bool:
+        """Return whether to begin a run whose moment has come."""
+        return self._is_still_next(run) and not self._is_left_to_another_version(run)
 
     def _is_held(self, plan: _Plan) -> bool:
         """Ask for the turn of a run whose workflow has ``concurrent=``; return whether it waits."""
@@ -1467,7 +1472,7 @@ class Supervisor:
             elif len(self._jobs) >= self._terms.most:  # others took the places here meanwhile
                 turn.desk.leave(turn)
                 self._plan(plan)
-            elif self._is_still_next(plan.run) and not self._is_left_to_another_version(plan.run):
+            elif self._is_ours(plan.run):
                 self._begin(plan, turn)
             else:
                 turn.desk.leave(turn)
@@ -1482,10 +1487,10 @@ class Supervisor:
             return True
         backlog = self._backlogs[run.store.url]
         line = next((each for each in self._queues if each.planned.pop(run.key, None)), None)
-        if line is not None and line.has_more and len(line.planned) < self._terms.most:
-            self._refill(line)
         # The execution reports an error.
         with contextlib.suppress(errors.StepwiseError, errors.RunStopped):
+            if line is not None and line.has_more and len(line.planned) < self._terms.most:
+                self._refill(line)
             return backlog.look_at(run.facts.run_id) == run
         return True
 
