@@ -568,7 +568,7 @@ FRONT_DOOR = """
     CorruptStoreError CurrentStep DidNotHappen DigestError Event FirstTrue Handle
     InDoubtCall InboxMessage
     Inconclusive JournalLostError Landed LeaseLostError Limit NotRecordableError OutsideRunError
-    PendingWait PossibleStep Program Question RecordedFrame RecoverableAgent Recovered Run
+    PendingWait PossibleStep Program Question RecordedFrame RecoverableAgent Recovered Retain Run
     RunBusyError
     RunCancelled RunCheckpoint RunConflictError RunEndedError RunNotFoundError RunOwnedError
     RunSkipped RunStopped RunStream RunSuspended RunTimeoutError RunWarning SignalRefusedError Spent

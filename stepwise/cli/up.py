@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
+import math
 import os
 import shlex
 import signal
@@ -86,7 +88,8 @@ def up(
     manager starts it again.
 
     With --once, the exit code is 1 if a run failed or stopped.  With --json, each line is one
-    event, and what runs print goes to stderr.
+    event, and what runs print goes to stderr.  With both, the last line says what was continued,
+    what was left, and when to start this command again.
     """
     with RunOutput(os.path.abspath(logs) if logs else "") as output:
         url = cli.chosen_store()
@@ -114,6 +117,8 @@ def up(
         _stopped_by_signals(supervisor)
         supervisor.run()
         code = supervisor.exit_code
+        if once and as_json:
+            show.sum_up(supervisor)
     if supervisor.is_executing:  # threads of unfinished runs would keep the process alive
         sys.stdout.flush()
         sys.stderr.flush()
@@ -157,12 +162,28 @@ class _Reporter:
     ) -> None:
         self._as_json, self._out, self._quiet = as_json, out, not logs
         self._modules = ", ".join(modules)
+        self._left: dict[str, dict[str, Any]] = {}
         self._words = [
             *(("--json",) if as_json else ()),
             *(("--logs", logs) if logs else ()),
             *(("--store", hand_down(url)) if url is not None else ()),
             *modules,
         ]
+
+    def sum_up(self, supervisor: Supervisor) -> None:
+        """Print what was done, what was left and why, and when to start again, as the last line."""
+        at, wake = supervisor.wake, None
+        if at is not None:
+            moment = dt.datetime.fromtimestamp(math.ceil(at)).astimezone()
+            wake = {"at": moment.isoformat(), "seconds": max(0, math.ceil(at - time.time()))}
+        line = {
+            "event": "done",
+            "continued": [{"id": each, "status": end} for each, end in supervisor.ends.items()],
+            "left": list(self._left.values()),
+            "wake": wake,
+            "exit_code": supervisor.exit_code,
+        }
+        click.echo(json.dumps(line), file=self._out)
 
     def alone(self, run: Run) -> tuple[str, ...]:
         """Return the command that executes one run in a separate process."""
@@ -195,14 +216,14 @@ class _Reporter:
     def _put_json(self, what: Happening) -> None:
         run = what.run
         facts = {} if run is None else {"id": run.id, "workflow": run.workflow}
-        line = {
-            "event": what.kind,
-            **facts,
+        said = {
             "status": what.status or None,
             "detail": what.detail or None,
             "command": list(what.command) or None,
-            "at": time.time(),
         }
+        if run is not None and what.kind in ("left", "problem"):
+            self._left[run.id] = {**facts, **said}
+        line = {"event": what.kind, **facts, **said, "at": time.time()}
         click.echo(json.dumps(line), file=self._out)
 
 

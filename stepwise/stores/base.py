@@ -26,7 +26,9 @@ A store may have more methods:
   that run; without such a head, it yields none.
 - ``last_owner(run_id)`` returns the process that last took the lease, even if it is gone, so that
   displays can name the process and the machine that died; ``None`` if it is unknown.
-- ``count_heads()`` returns the number of heads.
+- ``count_heads(words=())`` returns the number of heads that have these words.
+- ``used(above)`` returns the bytes of all data, without the free space that deleted runs left; or
+  any number up to ``above`` if the data are not larger than that.
 - ``note(run_id, epoch, data)`` replaces the run's note, a few sealed bytes that need not survive
   anything; ``noted(run_id)`` returns the note, or ``b""`` if there is none.  Displays read the
   steps in progress from it.  ``note`` is called before each step, so a store on another machine

@@ -270,6 +270,7 @@ class StoreContract:
         assert [head.run_id for head in newest_heads(unfinished=True)] == unfinished
         assert [head.run_id for head in newest_heads(before=order[120])] == order[121:]
         assert [*newest_heads(before="a run that is gone")] == []
+        assert [head.run_id for head in store.heads()] == order[::-1]
         assert store.count_heads() == len(ids)  # type: ignore[attr-defined]
 
     def test_words_of_heads(self, tmp_path: Path) -> None:
