@@ -70,6 +70,7 @@ ONLY_IN = {
     "referencing": {"stepwise._values.data"},
     "starlette": {"stepwise.http", "stepwise.ui"},
     "sqlite3": {"stepwise._runs.doctor", "stepwise.stores"},
+    "prometheus_client": {"stepwise.integrations"},
     "psycopg": {"stepwise.stores"},
     "ray": {"stepwise._calls.ray_executor"},
     "tenacity": {"stepwise._runtime.retries"},
@@ -88,9 +89,9 @@ MAY_IMPORT = {
     ),
     "integrations": (
         "_calls _checkpoints.resources _execution.account _execution.active_run "
-        "_execution.outcomes _execution.tasks _identity.clients _runs.run _runs.steps _runtime "
-        "_values _workflows.handles _workflows.up _workflows.host "
-        "stores._files stores._locks stores._postgres_presence"
+        "_execution.outcomes _execution.tasks _identity.clients _journal.lease _runs.census "
+        "_runs.run _runs.steps _runtime _values _workflows.handles _workflows.up _workflows.host "
+        "stores._files stores._group_commit stores._locks stores._postgres_presence"
     ),
     "cli": (
         "_display _execution.process_memory _journal.signatures _runs _runtime.limits "
@@ -107,7 +108,8 @@ MAY_IMPORT = {
     ),
     "http": (
         "_execution.outcomes _execution.process_memory _identity.identity _journal _runs.run "
-        "_runs.streaming _runtime _values.data _workflows.handles _workflows.workflow ui._access"
+        "_runs.streaming _runtime _values.data _workflows.handles _workflows.workflow ui._access "
+        "integrations._health"
     ),
     "testing": (
         "_calls _execution _journal _matching _runs _runtime _values integrations._model_calls "

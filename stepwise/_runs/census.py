@@ -12,16 +12,19 @@ from collections.abc import Mapping
 
 from stepwise._journal import journal as journals
 from stepwise._journal.records import RunFacts
+from stepwise._journal.summary import deaths_of
 from stepwise._runtime.facts import NamedTuple
 from stepwise.stores import Store
 from stepwise.stores.base import Words
+
+_JUDGED = 100  # crashed runs whose journals one count reads; the others are read later
 
 
 class Counted(NamedTuple):
     """The runs of a store, child runs included.
 
     Args:
-        by_status: their number; a run whose process is gone is ``crashed``, also if it is stuck.
+        by_status: their number.
         late: seconds for which the longest due run has been due; 0 for none.  A crashed run is due
             since it was first counted as such.
     """
@@ -39,6 +42,8 @@ class Census:
     def __init__(self, store: Store) -> None:
         self._store, self._seal = store, journals.seal_for(store)
         self._opened: dict[str, tuple[bytes, RunFacts | None]] = {}
+        self._stuck: dict[str, tuple[RunFacts, bool]] = {}
+        self._judged = 0  # crashed runs whose journal was read by this count
         self._dead: dict[str, float] = {}  # when a run was first found to be crashed
 
     def count(self) -> Counted:
@@ -47,7 +52,7 @@ class Census:
         Raises:
             StoreError: the store cannot be used.
         """
-        before, self._opened = self._opened, {}
+        before, self._opened, self._judged = self._opened, {}, 0
         found, due, now = Counter[str](), dict[str, float](), time.time()
         for head in self._store.heads(unfinished=True):
             known = before.get(head.run_id)
@@ -59,6 +64,7 @@ class Census:
             if since is not None and since <= now:
                 due[head.run_id] = since
         self._dead = {each: at for each, at in self._dead.items() if each in due}
+        self._stuck = {each: at for each, at in self._stuck.items() if each in self._opened}
         words = journals.words_for(self._seal, None, "cancelled", {})
         total, found["cancelled"] = self._number(), self._number(words)
         found["completed"] = max(0, total - sum(found.values()))
@@ -79,4 +85,17 @@ class Census:
             return facts.status, None
         if journals.is_ready(facts):
             return "ready", None
+        if self._is_stuck(facts):
+            return "stuck", None
         return "crashed", self._dead.setdefault(facts.run_id, now)
+
+    def _is_stuck(self, facts: RunFacts) -> bool:
+        """Return whether a crashed run is given up; its journal is read once for each attempt."""
+        known = self._stuck.get(facts.run_id)
+        if known is None or known[0] != facts:
+            if self._judged >= _JUDGED:
+                return False
+            self._judged += 1
+            known = facts, deaths_of(self._store, self._seal, facts).are_deadly
+        self._stuck[facts.run_id] = known
+        return known[1]

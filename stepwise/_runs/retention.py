@@ -131,8 +131,9 @@ class Housekeeper:
             self.deleted += deleted
             if deleted or emptied:
                 erase(self._store)
-                runs, streams = count(deleted, "run"), count(emptied, "run")
-                self._tell(f"retention: {runs} deleted, and what {streams} said")
+                said_by = f"what {count(emptied, 'run')} said" if emptied else ""
+                told = [count(deleted, "run")] * bool(deleted) + [said_by] * bool(emptied)
+                self._tell(f"retention: deleted {' and '.join(told)}")
 
     def _ended(self) -> Iterator[tuple[Head, RunFacts | None]]:
         """Yield all heads, oldest first, with the facts of top-level runs that may be deleted."""

@@ -1044,6 +1044,11 @@ class Supervisor:
         self._news.put(None)
 
     @property
+    def is_stopped(self) -> bool:
+        """True if the supervisor begins no further run."""
+        return self._is_ending
+
+    @property
     def is_stopped_twice(self) -> bool:
         """True if the supervisor no longer waits for anything."""
         return self._stops > 1

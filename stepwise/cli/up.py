@@ -23,6 +23,7 @@ from stepwise._runs.starting import start_command
 from stepwise._workflows.up import Happening, RunOutput, Supervisor, Terms, stores_for
 from stepwise.cli import _command as cli
 from stepwise.cli._modules import import_modules
+from stepwise.stores import Store
 
 _HERE, _ON_CLUSTER = 8, 1000  # runs that are executed at the same time
 
@@ -59,9 +60,15 @@ _HERE, _ON_CLUSTER = 8, 1000  # runs that are executed at the same time
 )
 @click.option(
     "--ray",
-    "address",
+    "cluster",
     metavar="ADDRESS",
     help="Let the Ray cluster there execute the runs: HOST:PORT, or auto for that of this machine.",
+)
+@click.option(
+    "--metrics",
+    "address",
+    metavar="[HOST:]PORT",
+    help="Serve /metrics for Prometheus, /healthz and /readyz; to this machine by default.",
 )
 def up(
     modules: tuple[str, ...],
@@ -71,6 +78,7 @@ def up(
     until_edited: bool,
     only: tuple[str, ...],
     logs: str,
+    cluster: str | None,
     address: str | None,
     as_json: bool,
 ) -> None:
@@ -99,10 +107,10 @@ def up(
         show = _Reporter(modules, url, as_json=as_json, logs=logs, out=output.terminal)
         stores = stores_for(modules)
         engine = None
-        if address is not None:
+        if cluster is not None:
             from stepwise.integrations.ray import RayEngine  # on use: few have Ray
 
-            engine = RayEngine(address, modules, os.path.abspath(logs) if logs else "")
+            engine = RayEngine(cluster, modules, os.path.abspath(logs) if logs else "")
             engine.check(stores)
         terms = Terms(
             most=most or (_ON_CLUSTER if engine else _HERE),
@@ -114,6 +122,8 @@ def up(
             until_edited=until_edited,
         )
         supervisor = Supervisor(stores, terms, show.report, output)
+        if address is not None:
+            _serve(address, stores, supervisor)
         _stopped_by_signals(supervisor)
         supervisor.run()
         code = supervisor.exit_code
@@ -124,6 +134,15 @@ def up(
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _serve(address: str, stores: Sequence[Store], supervisor: Supervisor) -> None:
+    """Serve the metrics and the health of this process."""
+    from stepwise.integrations._health import PageServer  # on use: few ask for them
+    from stepwise.integrations.prometheus import pages
+
+    server = PageServer(address, pages(stores, supervisor))
+    cli.note(f"up: metrics at {server.url}/metrics, health at /healthz and /readyz")
 
 
 # -- signals ---------------------------------------------------------------------------------------
