@@ -24,7 +24,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from stepwise._journal.lease import Lease
@@ -134,21 +134,17 @@ class StoredLedger:
         Raises:
             RunBusyError: another process has the lease.
         """
-        found = self.read()
-        if found is not None and not found.is_idle() and not self._dead(found):
-            return
         with self._log.owned(_PATIENCE) as epoch:
             found = self.read()
-            dead = self._dead(found) if found is not None else []
+            if found is None and self.store.get(self._log.name, _LEDGER) is not None:
+                return  # damaged: it counts as used up for the processes that use it
+            dead = self._dead(found) if found is not None else ()
             if found is not None and dead:
                 for each in dead:
                     found.bury(each, found.at)
                 self._write(epoch, found)
             elif found is None or found.is_idle():
-                if found is not None:
-                    self._log.delete(epoch)
-                elif self.store.get(self._log.name, _LEDGER) is not None:
-                    return  # damaged: it counts as used up for the processes that use it
+                self._log.delete(epoch)
                 LogIndex(self.store, self._seal, LIMITS).remove(self.name)
 
     def _dead(self, ledger: Ledger) -> list[str]:
@@ -169,13 +165,18 @@ def ledgers(store: Store, seal: Seal) -> Iterator[tuple[str, Ledger]]:
             yield name, ledger
 
 
-def drop_idle_ledgers(store: Store, seal: Seal) -> Iterator[None]:
-    """Delete the ledgers of values of a ``key=`` that nobody uses any more; yield after each."""
+def drop_idle_ledgers(store: Store, seal: Seal, goes_on: Callable[[], bool]) -> None:
+    """Delete the ledgers of values of a ``key=`` that nobody uses any more.
+
+    Args:
+        goes_on: called before each; returns whether to go on.
+    """
     for name in filter(None, LogIndex(store, seal, LIMITS).ids()):
+        if not goes_on():
+            return
         if name.endswith("]"):  # the others are few, and have learned the usual tokens of a call
             with suppress(RunBusyError):
                 StoredLedger(store, seal, name).drop_if_idle()
-        yield
 
 
 class HolderLease:

@@ -20,7 +20,7 @@ from stepwise.stores.base import Words
 _JUDGED = 100  # crashed runs whose journals one count reads; the others are read later
 
 
-class Counted(NamedTuple):
+class RunsByStatus(NamedTuple):
     """The runs of a store, child runs included.
 
     Args:
@@ -46,7 +46,7 @@ class Census:
         self._judged = 0  # crashed runs whose journal was read by this count
         self._dead: dict[str, float] = {}  # when a run was first found to be crashed
 
-    def count(self) -> Counted:
+    def count(self) -> RunsByStatus:
         """Count the runs.
 
         Raises:
@@ -68,7 +68,7 @@ class Census:
         words = journals.words_for(self._seal, None, "cancelled", {})
         total, found["cancelled"] = self._number(), self._number(words)
         found["completed"] = max(0, total - sum(found.values()))
-        return Counted(found, max([0.0, *(now - at for at in due.values())]))
+        return RunsByStatus(found, max([0.0, *(now - at for at in due.values())]))
 
     def _number(self, words: Words = ()) -> int:
         count_heads = getattr(self._store, "count_heads", None)

@@ -6,7 +6,6 @@ import datetime as dt
 from dataclasses import dataclass
 
 from stepwise._runtime.facts import public
-from stepwise._runtime.retries import is_seconds
 from stepwise.errors import ConfigurationError
 
 
@@ -37,7 +36,8 @@ class Retain:
         for name in ("age", "streams"):
             value = getattr(self, name)
             seconds = value.total_seconds() if isinstance(value, dt.timedelta) else value
-            if value is not None and not is_seconds(seconds):
+            is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+            if value is not None and not (is_number and seconds >= 0):
                 raise ConfigurationError(
                     f"Retain({name}={value!r}): it must be seconds, 0 or more, or a timedelta"
                 )

@@ -68,7 +68,7 @@ from stepwise._journal.lease import Lease, describe_owner
 from stepwise._journal.log import Bell
 from stepwise._journal.records import RunFacts
 from stepwise._journal.summary import DEADLY, deaths_of
-from stepwise._runs.retention import RetentionThread
+from stepwise._runs.retention import Retention
 from stepwise._runs.run import Run
 from stepwise._runs.steps import error_line
 from stepwise._runtime import clock, settings
@@ -1030,7 +1030,7 @@ class Supervisor:
         self.deaths: Counter[str] = Counter()
         self.looked, self.most = time.monotonic(), terms.most
         stores = [each.store for each in self._backlogs.values()]
-        self.retention = RetentionThread(stores, lambda what: self._say("pruned", None, what))
+        self.retention = Retention(stores, lambda what: self._say("pruned", None, what))
 
     # -- the loop --------------------------------------------------------------------------------
 

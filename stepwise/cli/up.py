@@ -20,10 +20,9 @@ from stepwise import Run
 from stepwise._display.terminal import Word
 from stepwise._runs.housekeeping import hand_down
 from stepwise._runs.starting import start_command
-from stepwise._workflows.up import Happening, RunOutput, Supervisor, Terms, stores_for
+from stepwise._workflows.up import Engine, Happening, RunOutput, Supervisor, Terms, stores_for
 from stepwise.cli import _command as cli
 from stepwise.cli._modules import import_modules
-from stepwise.stores import Store
 
 _HERE, _ON_CLUSTER = 8, 1000  # runs that are executed at the same time
 
@@ -106,12 +105,7 @@ def up(
             stepwise.configure(store=url)  # the command line has precedence
         show = _Reporter(modules, url, as_json=as_json, logs=logs, out=output.terminal)
         stores = stores_for(modules)
-        engine = None
-        if cluster is not None:
-            from stepwise.integrations.ray import RayEngine  # on use: few have Ray
-
-            engine = RayEngine(cluster, modules, os.path.abspath(logs) if logs else "")
-            engine.check(stores)
+        engine = _cluster(cluster, modules, logs, stores) if cluster is not None else None
         terms = Terms(
             most=most or (_ON_CLUSTER if engine else _HERE),
             once=once,
@@ -126,23 +120,32 @@ def up(
             _serve(address, stores, supervisor)
         _stopped_by_signals(supervisor)
         supervisor.run()
-        code = supervisor.exit_code
         if once and as_json:
             show.sum_up(supervisor)
+    _exit(supervisor)
+
+
+def _exit(supervisor: Supervisor) -> None:
     if supervisor.is_executing:  # threads of unfinished runs would keep the process alive
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+        os._exit(supervisor.exit_code)
+    sys.exit(supervisor.exit_code)
 
 
-def _serve(address: str, stores: Sequence[Store], supervisor: Supervisor) -> None:
-    """Serve the metrics and the health of this process."""
-    from stepwise.integrations._health import PageServer  # on use: few ask for them
-    from stepwise.integrations.prometheus import pages
+def _serve(address: str, stores: Sequence[Any], supervisor: Supervisor) -> None:
+    from stepwise.integrations.prometheus import serve  # on use: few ask for it
 
-    server = PageServer(address, pages(stores, supervisor))
-    cli.note(f"up: metrics at {server.url}/metrics, health at /healthz and /readyz")
+    at = serve(address, stores, supervisor)
+    cli.note(f"up: metrics at {at}/metrics, health at /healthz and /readyz")
+
+
+def _cluster(address: str, modules: Sequence[str], logs: str, stores: Sequence[Any]) -> Engine:
+    from stepwise.integrations.ray import RayEngine  # on use: few have Ray
+
+    engine = RayEngine(address, modules, os.path.abspath(logs) if logs else "")
+    engine.check(stores)
+    return engine
 
 
 # -- signals ---------------------------------------------------------------------------------------

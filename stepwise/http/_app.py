@@ -50,7 +50,6 @@ from stepwise.http._events import (
 )
 from stepwise.http._following import Followers
 from stepwise.http._starting import Authorization, Startable, Visitor, check_id, json_object, no_run
-from stepwise.integrations._health import Page
 from stepwise.stores import open_store
 from stepwise.ui._access import place
 
@@ -83,7 +82,7 @@ class HttpApp:
         self._workflows = Startable(workflows, self._store)
         self._followers = Followers(self._store, cancel_when_left)
         self._form = form
-        self._pages: Mapping[str, Callable[[], Page]] = {}
+        self._pages: Mapping[str, Callable[[], Any]] = {}
         if metrics:
             from stepwise.integrations.prometheus import pages  # the extra may be missing
 

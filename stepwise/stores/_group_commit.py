@@ -259,10 +259,10 @@ class Commits:
                 share.error = of_run
 
 
-def observe_writes(note: Callable[[float], object]) -> Callable[[], None]:
-    """Call a function with the seconds of each write of a group, and return the end of that.
+def observe_writes(note: Callable[[float], object]) -> None:
+    """Call a function with the seconds of each write of a group, from now on.
 
-    The class gets another method meanwhile, so that writes that nobody observes take no longer.
+    The class gets another method, so that writes that nobody observes take no longer.
     """
     plain = Commits._write_waiting
 
@@ -273,11 +273,7 @@ def observe_writes(note: Callable[[float], object]) -> Callable[[], None]:
         finally:
             note(time.perf_counter() - began)
 
-    def end() -> None:
-        Commits._write_waiting = plain  # type: ignore[method-assign]
-
     Commits._write_waiting = timed  # type: ignore[method-assign]
-    return end
 
 
 def refused(where: str) -> StoreError:

@@ -243,8 +243,9 @@ def test_json(place):
     """With ``--json``, stdout is one JSON object a line, and what runs print is on stderr."""
     run_id = crash("a", "family")
     done = python("stepwise", "up", "--once", "--json", "jobs")
-    events = [json.loads(line) for line in done.stdout.splitlines()]
+    *events, last = [json.loads(line) for line in done.stdout.splitlines()]
     assert [each["event"] for each in events] == ["ready", "begun", "ended"]
+    assert (last["event"], last["wake"]) == ("done", None)
     assert [each.get("id") for each in events[1:]] == [run_id] * 2
     assert events[-1]["status"] == "completed"
     assert f"{run_id} | a-child begins" not in done.stdout
