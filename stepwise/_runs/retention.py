@@ -31,7 +31,7 @@ from stepwise.stores import Head, Store
 
 _NAME = "up:retention"  # of the lease
 _COUNTED, _SWEPT = 60.0, 600.0  # seconds between two counts, and between two looks at all old runs
-_AT_ONCE, _REST = 0.1, 0.4  # seconds of work, and of rest after it
+_AT_ONCE, _REST = 0.1, 0.3  # seconds of work, and of rest after it
 _END = 5.0  # seconds to wait for the deletion in progress
 _YOUNG = 1000  # runs in a row that are too young: all others are, too
 _MEASURED = 4  # the size is measured again once this part of the excess is gone
