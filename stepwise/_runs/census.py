@@ -1,7 +1,7 @@
-"""How many runs of a store are in which status, without reading their journals.
+"""How many runs of a store are in which status, mostly without reading their journals.
 
-Runs that may go on are few, or are in the cache of the last look; the others are counted by the
-words of their heads.
+The heads of unfinished runs are opened once.  The others are counted by the words of their heads.
+The journal of a crashed run is read once for each of its attempts.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ from stepwise._runtime.facts import NamedTuple
 from stepwise.stores import Store
 from stepwise.stores.base import Words
 
-_JUDGED = 100  # crashed runs whose journals one count reads; the others are read later
-
 
 class RunsByStatus(NamedTuple):
     """The runs of a store, child runs included.
 
     Args:
         by_status: their number.
-        late: seconds for which the longest due run has been due; 0 for none.  A crashed run is due
-            since it was first counted as such.
+        late: seconds since the longest due run became due; 0 for none.  A crashed run is due since
+            its last sign of life.
     """
 
     by_status: Mapping[str, int]
@@ -34,17 +32,12 @@ class RunsByStatus(NamedTuple):
 
 
 class Census:
-    """Counts the runs of one store, again and again.
-
-    A head that is unchanged since the last count is not opened again.
-    """
+    """Counts the runs of one store, again and again."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._seal = store, journals.seal_for(store)
         self._opened: dict[str, tuple[bytes, RunFacts | None]] = {}
-        self._stuck: dict[str, tuple[RunFacts, bool]] = {}
-        self._judged = 0  # crashed runs whose journal was read by this count
-        self._dead: dict[str, float] = {}  # when a run was first found to be crashed
+        self._crashed: dict[str, tuple[RunFacts, tuple[str, float | None]]] = {}
 
     def count(self) -> RunsByStatus:
         """Count the runs.
@@ -52,30 +45,29 @@ class Census:
         Raises:
             StoreError: the store cannot be used.
         """
-        before, self._opened, self._judged = self._opened, {}, 0
-        found, due, now = Counter[str](), dict[str, float](), time.time()
+        before, self._opened = self._opened, {}
+        found, now = Counter[str](), time.time()
+        late = 0.0
         for head in self._store.heads(unfinished=True):
             known = before.get(head.run_id)
             if known is None or known[0] != head.data:
                 known = head.data, journals.open_head(self._seal, head)
             self._opened[head.run_id] = known
-            status, since = self._state(known[1], now)
+            status, since = self._state(known[1])
             found[status] += 1
-            if since is not None and since <= now:
-                due[head.run_id] = since
-        self._dead = {each: at for each, at in self._dead.items() if each in due}
-        self._stuck = {each: at for each, at in self._stuck.items() if each in self._opened}
+            late = max(late, now - since) if since is not None else late
+        self._crashed = {each: of for each, of in self._crashed.items() if each in self._opened}
         words = journals.words_for(self._seal, None, "cancelled", {})
         total, found["cancelled"] = self._number(), self._number(words)
         found["completed"] = max(0, total - sum(found.values()))
-        return RunsByStatus(found, max([0.0, *(now - at for at in due.values())]))
+        return RunsByStatus(found, late)
 
     def _number(self, words: Words = ()) -> int:
         count_heads = getattr(self._store, "count_heads", None)
         return int(count_heads(words)) if count_heads is not None else 0
 
-    def _state(self, facts: RunFacts | None, now: float) -> tuple[str, float | None]:
-        """Return the status of an unfinished run, and since when it has been due, if at all."""
+    def _state(self, facts: RunFacts | None) -> tuple[str, float | None]:
+        """Return the status of an unfinished run, and since when it is due, if at all."""
         if facts is None:
             return "unreadable", None
         if facts.status == "suspended":
@@ -85,17 +77,9 @@ class Census:
             return facts.status, None
         if journals.is_ready(facts):
             return "ready", None
-        if self._is_stuck(facts):
-            return "stuck", None
-        return "crashed", self._dead.setdefault(facts.run_id, now)
-
-    def _is_stuck(self, facts: RunFacts) -> bool:
-        """Return whether a crashed run is given up; its journal is read once for each attempt."""
-        known = self._stuck.get(facts.run_id)
+        known = self._crashed.get(facts.run_id)
         if known is None or known[0] != facts:
-            if self._judged >= _JUDGED:
-                return False
-            self._judged += 1
-            known = facts, deaths_of(self._store, self._seal, facts).are_deadly
-        self._stuck[facts.run_id] = known
+            deaths = deaths_of(self._store, self._seal, facts)
+            known = facts, ("stuck", None) if deaths.are_deadly else ("crashed", deaths.at)
+            self._crashed[facts.run_id] = known
         return known[1]

@@ -33,22 +33,19 @@ class Retain:
     streams: float | dt.timedelta | None = None
 
     def __post_init__(self) -> None:
-        for name in ("age", "streams"):
-            value = getattr(self, name)
+        for name, value in vars(self).copy().items():
             seconds = value.total_seconds() if isinstance(value, dt.timedelta) else value
-            is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-            if value is not None and not (is_number and seconds >= 0):
-                raise ConfigurationError(
-                    f"Retain({name}={value!r}): it must be seconds, 0 or more, or a timedelta"
-                )
+            allowed, least, meaning = _ALLOWED[name]
+            good = isinstance(seconds, allowed) and not isinstance(seconds, bool)
+            if value is not None and not (good and seconds >= least):
+                raise ConfigurationError(f"Retain({name}={value!r}): it must be {meaning}")
             object.__setattr__(self, name, seconds)
-        for name in ("runs", "bytes"):
-            value = getattr(self, name)
-            if value is not None and not (type(value) is int and value >= 1):
-                raise ConfigurationError(
-                    f"Retain({name}={value!r}): it must be a number, 1 or more"
-                )
         if self.age is self.runs is self.bytes is self.streams is None:
             raise ConfigurationError(
                 "Retain() deletes nothing: give it age=, runs=, bytes= or streams="
             )
+
+
+_SECONDS = (int, float), 0, "seconds, 0 or more, or a timedelta"
+_NUMBER = (int,), 1, "a number, 1 or more"
+_ALLOWED = {"age": _SECONDS, "runs": _NUMBER, "bytes": _NUMBER, "streams": _SECONDS}

@@ -673,16 +673,18 @@ def test_after_a_death_it_is_woken_for_the_retry(place):
 
 def test_what_a_signal_cut_short_is_due_at_once(place):
     """After SIGTERM the runs that were cut short are to be continued now."""
-    run_id = crash("a")
+    suspend("a")
+    stepwise.get_run("a").send("go", "a")
     pathlib.Path("shut a").touch()
-    with staying("--once", "--json", "jobs") as (process, errors):
-        until(lambda: len(lines()) == 3)
+    with staying("--once", "--json", "jobs") as (process, _):
+        until(lambda: "work a" in lines())
         process.kill(signal.SIGTERM)
-        until(lambda: "1 run in progress" in errors.read_text() or len(lines()) == 3)
+        while json.loads(process.stdout.readline())["event"] != "draining":
+            pass
         pathlib.Path("shut a").unlink()
         said = json.loads(process.stdout.read().splitlines()[-1])
-    left = status(run_id) != "completed"
-    assert (said["wake"] is not None and said["wake"]["seconds"] == 0) is left
+    assert said["continued"] == [{"id": "a", "status": "crashed"}]
+    assert (said["wake"]["seconds"], said["exit_code"]) == (0, 143)
 
 
 # -- what is kept ----------------------------------------------------------------------------------
