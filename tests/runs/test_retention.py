@@ -3,7 +3,6 @@
 import datetime as dt
 import itertools
 import os
-import time
 
 import pytest
 from harness import Watched, python
