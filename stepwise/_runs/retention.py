@@ -117,6 +117,8 @@ class _Keeper:
         """
         retain, before, began = settings.retain(), self.deleted, time.monotonic()
         sweeps, emptied = began >= self._swept + _SWEPT, 0
+        if retain is None and not sweeps:
+            return ""
         with Lease(self._store, _NAME).acquire():
             if sweeps:
                 drop_idle_ledgers(self._store, self._seal, goes_on)

@@ -42,7 +42,6 @@ Page = tuple[int, str, bytes]  # status, type of the content, content
 _NAME = "up:ready"  # of the lease by which a store shows that it takes writes
 _ANSWERS = 3.0  # seconds in which a store has to answer
 _LOOKS = 30.0  # seconds in which the loop of a supervisor has to come round
-_SILENT = f"it has not answered within {_ANSWERS:.0f} seconds"
 TEXT = "text/plain; charset=utf-8"
 _STEPS = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)  # seconds
 _WRITES = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2, 10)  # seconds
@@ -199,13 +198,13 @@ class Health:
             if asking is None or not asking.is_alive():  # else an earlier question is open
                 asking = threading.Thread(target=self._ask, args=(store,), daemon=True)
                 self._asking[store.url] = asking
-                self._answers[store.url] = _SILENT
+                self._answers[store.url] = f"the store {store.url} has not answered yet"
                 asking.start()
         until = time.monotonic() + _ANSWERS
         for url, asking in list(self._asking.items()):
             asking.join(max(0.0, until - time.monotonic()))
             if self._answers[url]:
-                yield f"the store {url}: {self._answers[url]}"
+                yield self._answers[url]
 
     def _ask(self, store: Store) -> None:
         answer = ""
