@@ -144,6 +144,7 @@ class FrameReducers(Reducers):
 
     def special(self, obj: Any) -> Any:
         cls = type(obj)
+        self.around.classes.add(cls)
         self.note(obj)
         if cls is types.CellType:
             return self.cell(obj)

@@ -878,22 +878,6 @@ class Watch:
     hash of its bytes, a view by the array under it and its form.
     """
 
-    __slots__ = (
-        "_arrays",
-        "_attributes",
-        "_contents",
-        "_counts",
-        "_dicts",
-        "_inside",
-        "_lengths",
-        "_others",
-        "_owners",
-        "_shown",
-        "_sized",
-        "_values",
-        "_views",
-    )
-
     def __init__(self, nodes: Iterable[Any] = ()) -> None:
         mutable = [each for each in nodes if changes(each)]
         try:
@@ -922,7 +906,7 @@ class Watch:
 
     def extend(self, other: Watch) -> None:
         """Watch the objects of another watch as well."""
-        for name in self.__slots__:
+        for name in vars(self):
             getattr(self, name).extend(getattr(other, name))
 
     def holds(self) -> bool:
