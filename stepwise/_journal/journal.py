@@ -717,9 +717,10 @@ class Records(Share):
         self.journal.enter(self, commits)
 
     def ended(self) -> None:
-        super().ended()
         if self.error is None:
             self.journal.reached(self)
+        else:
+            super().ended()
 
 
 class Journal:

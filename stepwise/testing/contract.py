@@ -318,6 +318,7 @@ class StoreContract:
         assert found(texts[:1], texts[1:2]) == ["run 200", "run 100", "run 0"]
         assert found(texts[:1], texts[1:]) == ["run 200", "run 150", "run 100", "run 0"]
         assert found(texts[:1], ["\nunknown\n"]) == []
+        assert store.count_heads([texts[:1]]) == 5  # type: ignore[attr-defined]
 
     # -- marks -----------------------------------------------------------------------------------
 
