@@ -107,6 +107,7 @@ def outcome(
         0,
         _NOTHING,
         tries,
+        _NOTHING,
     )
     return record, encoded.data
 

@@ -1,0 +1,239 @@
+"""Calls that results of other runs may answer: ``@step(cache=...)`` and instrumented requests.
+
+The cache is asked when the journal does not answer: before a limit is taken, and before an attempt.
+Its answer becomes a record of this run, so that a resumed run needs no cache.  A result is kept
+once its record is written, and only if it is all that the call did: the call changed nothing that
+it was given, made no other recorded call, and said nothing.
+
+The class of a cached call is chosen when its step is decorated, as that of a limited call.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from stepwise._calls.call import Performance, record_outcome
+from stepwise._calls.driver import Core, Result
+from stepwise._execution.account import amounts_of_usage
+from stepwise._execution.active_run import ActiveRun, Scope
+from stepwise._execution.location import Origin
+from stepwise._journal.cache import CacheEntry, CallCache, cache_of
+from stepwise._journal.records import Call, Outcome
+from stepwise._journal.seal import Seal
+from stepwise._matching.held import Held
+from stepwise._matching.pool import Match
+from stepwise._runtime import settings
+from stepwise._runtime.messages import Once, notice, reports
+from stepwise._values.codec import JSON
+from stepwise._values.trees import changes, walk
+from stepwise._values.unpickling import Data
+from stepwise.errors import UnreadableValueError
+from stepwise.stores import Store
+
+_is_first = Once()
+_taken: WeakKeyDictionary[ActiveRun, dict[str, set[int]]] = WeakKeyDictionary()
+
+
+class Lookup:
+    """A look into the cache for one call.
+
+    Args:
+        cache: of the store.
+        name: of the step.
+        key: all that distinguishes the call.
+        age: the highest age of an answer, in seconds.
+        run: the outermost run, if its equal calls are several answers.  The n-th one is answered by
+            the n-th one of another run, and never by an answer of the run itself: whoever asks a
+            model again wants another answer.
+
+    Attributes:
+        entry: the answer, or ``None``.
+    """
+
+    def __init__(
+        self, cache: CallCache, name: str, key: str, age: float, run: ActiveRun | None = None
+    ) -> None:
+        self._cache, self._name, self._key, self._age, self._run = cache, name, key, age, run
+        self.number = 0
+        self.entry: CacheEntry | None = None
+        while True:
+            self.number = self._next()
+            self.entry = cache.get(name, self._place, age)
+            if run is None or self.entry is None or self.entry.run != run.run_id:
+                return
+
+    @property
+    def _place(self) -> str:
+        return f"{self._key} {self.number}"
+
+    def _next(self) -> int:
+        if self._run is None:
+            return 0
+        with self._run.lock:
+            taken = _taken.setdefault(self._run, {}).setdefault(self._key, set())
+            number = next(n for n in range(len(taken) + 1) if n not in taken)
+            taken.add(number)
+            return number
+
+    def release(self) -> None:
+        """Note that the call has no result: a retry takes its place."""
+        if self._run is not None:
+            with self._run.lock:
+                _taken[self._run][self._key].discard(self.number)
+
+    def keep(self, entry: CacheEntry) -> None:
+        """Keep the result of the call."""
+        self._cache.put(self._name, self._place, entry, self._age)
+
+
+def usable_cache(store: Store, seal: Seal, cache: settings.Cache) -> tuple[CallCache, float] | None:
+    """Return the cache of a store with the highest age of its answers; ``None`` if it is off."""
+    age = settings.cache_age(cache)
+    if age is None or not settings.cache_size():
+        return None
+    place = cache_of(store, seal)
+    return (place, age) if place is not None else None
+
+
+class Cached(Performance):
+    """One call of a step with ``cache=``.
+
+    Attributes:
+        ended: the record of the call's outcome, with its payload.
+        cost: the US dollars and tokens that the call took.
+        changed: whether the call changed what it was given, or may have.
+    """
+
+    performer: Any
+    ended: tuple[Outcome, Data] | None = None
+    cost = 0.0, 0.0
+    changed = False
+
+    def conduct(self, call: Call, origin: Origin, match: Match) -> Core:
+        """Answer the call from the cache, or make it, and record its outcome."""
+        lookup = None if call.effect else self._look_up()
+        if lookup is None:
+            return (yield from super().conduct(call, origin, match))
+        kept = False
+        try:
+            if lookup.entry is not None:
+                answer = yield from self._answered(lookup.entry, call, origin)
+                if answer is not None:
+                    kept = True
+                    return answer
+            said = self._said()
+            result = yield from super().conduct(call, origin, match)
+            kept = result.error is None and self._keep(lookup, result, said)
+            return result
+        finally:
+            if not kept:
+                lookup.release()
+
+    def _look_up(self) -> Lookup | None:
+        performer, active = self.performer, self.scope.run
+        journal = active.journal
+        found = usable_cache(journal.store, journal.seal, performer.cache_for(self.bound))
+        if found is None:
+            return None
+        key, why = performer.cache_key(self)
+        if not key:
+            _tell_untold(performer.what, why)
+            return None
+        again = active.root if performer.says_again else None
+        return Lookup(found[0], performer.name, key, found[1], again)
+
+    def _answered(self, entry: CacheEntry, call: Call, origin: Origin) -> Core:
+        """Record the answer of the cache; return ``None`` in its place if it cannot be loaded."""
+        performer, scope, active = self.performer, self.scope, self.scope.run
+        try:
+            value = active.codec.decode(bytes(entry.payload), entry.form, performer.returns)
+        except UnreadableValueError:
+            return None  # type: ignore[return-value]
+        self.takes_off(call)
+        try:
+            inner = Scope(active, call, (*scope.around, call.number), 0, [], scope.branch, scope)
+            value = performer.from_cache(value, self.bound, inner)
+            looked = active.look(scope, value) if performer.hands_out else None
+            record, payload = self._completed(call, value, inner, ())
+            record = record._replace(usage={}, cached=entry.saved)
+            yield from record_outcome(
+                scope,
+                (record, payload),
+                looked=looked,
+                helper=origin.helper,
+                awaited=entry.awaited,
+            )
+            return Result(value, awaited=entry.awaited)
+        finally:
+            self.landed(call)
+
+    def _completed(self, call: Call, value: object, inner: Scope, tries: Any) -> Any:
+        self.ended = super()._completed(call, value, inner, tries)
+        account = self.scope.run.account
+        usd, tokens = amounts_of_usage(self.ended[0].usage)
+        spent, saved = account.open.get(call.number), account.cached.get(call.number, {})
+        more = (spent.usd, spent.tokens) if spent is not None else (0.0, 0)
+        self.cost = (
+            usd + more[0] + saved.get("usd", 0.0),
+            tokens + more[1] + saved.get("tokens", 0),
+        )
+        return self.ended
+
+    def _changes(self, call: Call, value: object = None) -> Any:
+        found = super()._changes(call, value)
+        self.changed = found is not None
+        return found
+
+    def _said(self) -> int:
+        emissions = self.scope.run.emissions
+        return emissions.total if emissions is not None else 0
+
+    def _keep(self, lookup: Lookup, result: Result, said: int) -> bool:
+        """Keep the result if it is all that the call did; return whether it is kept."""
+        performer, active = self.performer, self.scope.run
+        if self.ended is None or self.changed:
+            return False
+        (record, payload), value = self.ended, performer.to_cache(result.value)
+        more = record.inner or (self._said() != said and not performer.says_again)
+        is_whole = value is not None or result.value is None
+        if more or not is_whole or _holds(self.identity.held, value):
+            return False
+        form = record.form
+        if value is not result.value:
+            payload, form = active.codec.encode(value, f"the answer of {record.call.name!r}")
+        if form not in (None, JSON) or active.codec.secrets.found_in(payload):
+            return False
+        seconds, root = max(0.0, record.at - record.call.at), active.root.run_id
+        made = CacheEntry(root, time.time(), seconds, *self.cost, result.awaited, form, payload)
+        lookup.keep(made)
+        return True
+
+
+def _holds(held: Held | None, value: object) -> bool:
+    """Return whether a result shares an object with what the call was given, or may do so.
+
+    A copy from the cache would not show later changes of that object.
+    """
+    if held is None or held.snapshot is None:
+        return False
+    tree = walk(value)
+    return tree is None or any(held.holds(node) for node in tree.nodes if changes(node))
+
+
+@reports
+def _tell_untold(what: str, why: str) -> None:
+    if _is_first((what, why)):
+        notice(f"calls of {what} are made, and not answered by the cache, since {why}")
+
+
+def cached(kind: type[Performance]) -> type[Performance]:
+    """Return the class of cached calls that are otherwise calls of this class."""
+    if kind not in _classes:
+        bases = (Cached,) if kind is Performance else (kind, Cached)
+        _classes[kind] = type(f"Cached{kind.__name__}", bases, {})
+    return _classes[kind]
+
+
+_classes: dict[type[Performance], type[Performance]] = {}
