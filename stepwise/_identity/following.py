@@ -176,11 +176,13 @@ def _followed_class(cls: type) -> _Follower | None:
     module = _module(vars(home), str(getattr(home, "__file__", ""))) if home else None
     if module is None:
         return None
-    root, *rest = cls.__qualname__.split(".")
-    found, around = module.bindings.get(root, []), ()
+    root, *rest = cls.__qualname__.replace(".<locals>", "").split(".")
+    found: Sequence[Definition] = module.bindings.get(root, [])
+    around: tuple[Definition, ...] = ()
     for name in rest:
         around = (*around, *found[:1])
-        found = members(found[0]).get(name, []) if found and isinstance(found[0], CLASSES) else []
+        body = found[0].body if found and isinstance(found[0], (*CLASSES, *FUNCTIONS)) else []
+        found = bindings(body).get(name, [])
     follower = _Follower(module)
     for node in found:
         if not isinstance(node, CLASSES):

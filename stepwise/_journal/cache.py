@@ -86,9 +86,9 @@ class CallCache:
                 return None
             opened = self._seal.open(f"cache/{place}", data)
         except StoreError as error:
-            return _tell(self._place.folder, str(error))
+            return _tell(str(error))
         except DamagedError as error:
-            return _tell(self._place.folder, f"an entry of {name} does not verify ({error})")
+            return _tell(f"an entry of {name} in {self._place.folder} does not verify ({error})")
         facts: list[Any] = [*opened.header[1:], opened.payload]
         entry = CacheEntry(*facts)
         return entry if time.time() - entry.at < age else None
@@ -101,7 +101,7 @@ class CallCache:
             try:
                 self._place.put(place, data, limit, age if age < math.inf else None)
             except StoreError as error:
-                _tell(self._place.folder, str(error))
+                _tell(str(error))
 
     def steps(self) -> Iterator[tuple[str, int]]:
         """Yield the steps that have entries, and how many."""
@@ -121,15 +121,16 @@ class CallCache:
         """The size on the disk, in bytes."""
         return self._place.size
 
-    def clear(self, name: str | None = None) -> None:
-        """Delete all entries, or those of one step."""
+    def clear(self, name: str | None = None) -> int:
+        """Delete all entries, or those of one step; return how many they were."""
         mine = None if name is None else set(self._seal.indexes(name))
         try:
-            self._place.clear(lambda key: mine is None or key.rpartition("/")[0] in mine)
+            return self._place.clear(lambda key: mine is None or key.rpartition("/")[0] in mine)
         except StoreError:
             if mine is not None:
                 raise
             self._place.destroy()
+            return 0
 
     def _key(self, name: str, key: str) -> str:
         tag = self._seal.tag("cached call", key.encode("utf-8", "surrogatepass"))
@@ -150,6 +151,6 @@ def cache_of(store: Store, seal: Seal) -> CallCache | None:
 
 
 @reports
-def _tell(folder: str, why: str) -> None:
-    if _is_first((folder, why)):
-        notice(f"the cache in {folder} does not answer: {why}. The call is made")
+def _tell(why: str) -> None:
+    if _is_first(why):
+        notice(f"{why}. Its calls are made")

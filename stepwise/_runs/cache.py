@@ -21,11 +21,10 @@ def cache_facts() -> dict[str, Any]:
     }
 
 
-def clear_cache(name: str | None = None) -> None:
-    """Delete all entries of the cache, or those of one step."""
+def clear_cache(name: str | None = None) -> int:
+    """Delete all entries of the cache, or those of one step; return how many they were."""
     cache = _cache()
-    if cache is not None:
-        cache.clear(name)
+    return cache.clear(name) if cache is not None else 0
 
 
 def _cache() -> CallCache | None:

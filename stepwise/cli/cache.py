@@ -25,16 +25,14 @@ def cache(*, stats: bool, clear: bool, step: str | None, as_json: bool) -> None:
         raise click.UsageError("--stats shows the cache and --clear empties it: give one of them")
     if step is not None and not clear:
         raise click.UsageError("--step says what to clear: add --clear")
-    before = cache_facts()
-    if clear:
-        clear_cache(step)
-    facts = cache_facts() if clear else before
+    deleted = clear_cache(step) if clear else 0
+    facts = cache_facts()
     if as_json:
-        echo_json(facts)
+        echo_json({**facts, "deleted": deleted})
         return
     held = sum(each["entries"] for each in facts["steps"])
     if clear:
-        note(f"{sum(each['entries'] for each in before['steps']) - held} entries deleted")
+        note(f"{deleted} entries deleted")
     if facts["steps"]:
         columns = [Column("STEP"), Column("ENTRIES", whole=True, right=True)]
         show_table(columns, [[each["name"], each["entries"]] for each in facts["steps"]])

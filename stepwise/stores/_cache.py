@@ -16,7 +16,7 @@ import diskcache
 
 from stepwise._runtime.forks import process_lock
 from stepwise.errors import StoreError
-from stepwise.stores._files import make_folder, store_error
+from stepwise.stores._files import make_folder
 
 T = TypeVar("T")
 
@@ -151,8 +151,9 @@ class ByteCache:
 
 
 def _unusable(folder: str, error: Exception) -> StoreError:
-    if isinstance(error, diskcache.Timeout):
-        return StoreError(f"{folder} is in use by other processes", path=folder)
-    if isinstance(error, (sqlite3.Error, OSError)):
-        return store_error(folder, error)
-    return StoreError(f"{folder} is damaged ({type(error).__name__}: {error})", path=folder)
+    busy = isinstance(error, diskcache.Timeout)
+    why = "other processes use it" if busy else f"{type(error).__name__}: {error}"
+    return StoreError(
+        f"the cache {folder} cannot be used ({why}); stepwise cache --clear empties it",
+        path=folder,
+    )
