@@ -20,17 +20,17 @@ from stepwise._execution.account import amounts_of_usage
 from stepwise._execution.active_run import ActiveRun, Scope
 from stepwise._execution.location import Origin
 from stepwise._journal.cache import CacheEntry, CallCache, cache_of
-from stepwise._journal.records import Call, Outcome
+from stepwise._journal.journal import seal_for
+from stepwise._journal.records import Call
 from stepwise._journal.seal import Seal
 from stepwise._matching.held import Held
 from stepwise._matching.pool import Match
 from stepwise._runtime import settings
 from stepwise._runtime.messages import Once, notice, reports
-from stepwise._values.codec import JSON
+from stepwise._values.codec import JSON, Encoded
 from stepwise._values.trees import changes, walk
-from stepwise._values.unpickling import Data
 from stepwise.errors import UnreadableValueError
-from stepwise.stores import Store
+from stepwise.stores import Store, open_store
 
 _is_first = Once()
 _taken: WeakKeyDictionary[ActiveRun, dict[str, set[int]]] = WeakKeyDictionary()
@@ -47,15 +47,17 @@ class Lookup:
         run: the outermost run, if its equal calls are several answers.  The n-th one is answered by
             the n-th one of another run, and never by an answer of the run itself: whoever asks a
             model again wants another answer.
+        made_by: the id of the outermost run, if ``run`` is ``None``.
 
     Attributes:
         entry: the answer, or ``None``.
     """
 
     def __init__(
-        self, cache: CallCache, name: str, key: str, age: float, run: ActiveRun | None = None
+        self, cache: CallCache, name: str, key: str, age: float, run: ActiveRun | None, made_by: str
     ) -> None:
         self._cache, self._name, self._key, self._age, self._run = cache, name, key, age, run
+        self._made_by = made_by
         self.number = 0
         self.entry: CacheEntry | None = None
         while True:
@@ -83,18 +85,41 @@ class Lookup:
             with self._run.lock:
                 _taken[self._run][self._key].discard(self.number)
 
-    def keep(self, entry: CacheEntry) -> None:
-        """Keep the result of the call."""
+    def keep(self, cost: tuple[float, float, float], awaited: str, encoded: Encoded) -> None:
+        """Keep the result of the call.
+
+        Args:
+            cost: the seconds, the US dollars and the tokens that it took.
+            awaited: see :class:`.records.Outcome`.
+            encoded: the value.
+        """
+        run, (data, form) = self._run.run_id if self._run is not None else "", encoded
+        entry = CacheEntry(self._made_by or run, time.time(), *cost, awaited, form, data)
         self._cache.put(self._name, self._place, entry, self._age)
 
 
-def usable_cache(store: Store, seal: Seal, cache: settings.Cache) -> tuple[CallCache, float] | None:
-    """Return the cache of a store with the highest age of its answers; ``None`` if it is off."""
+def place_of(scope: Scope | None) -> tuple[Store, Seal]:
+    """Return the store of a run, or outside of runs the default one, with its seal."""
+    if scope is not None:
+        return scope.run.journal.store, scope.run.journal.seal
+    store = open_store(settings.store())
+    return store, seal_for(store)
+
+
+def look_up(
+    place: tuple[Store, Seal],
+    cache: settings.Cache,
+    name: str,
+    key: str,
+    run: ActiveRun | None,
+    made_by: str = "",
+) -> Lookup | None:
+    """Look for the answer to a call; ``None`` if the cache is off; see :class:`Lookup`."""
     age = settings.cache_age(cache)
-    if age is None or not settings.cache_size():
+    found = cache_of(*place) if age is not None and settings.cache_size() else None
+    if found is None or age is None:
         return None
-    place = cache_of(store, seal)
-    return (place, age) if place is not None else None
+    return Lookup(found, name, key, age, run, made_by)
 
 
 class Cached(Performance):
@@ -107,7 +132,7 @@ class Cached(Performance):
     """
 
     performer: Any
-    ended: tuple[Outcome, Data] | None = None
+    ended: Any = None
     cost = 0.0, 0.0
     changed = False
 
@@ -132,17 +157,16 @@ class Cached(Performance):
                 lookup.release()
 
     def _look_up(self) -> Lookup | None:
-        performer, active = self.performer, self.scope.run
-        journal = active.journal
-        found = usable_cache(journal.store, journal.seal, performer.cache_for(self.bound))
-        if found is None:
+        performer, root = self.performer, self.scope.run.root
+        cache = performer.cache_for(self.bound)
+        if settings.cache_age(cache) is None:
             return None
         key, why = performer.cache_key(self)
         if not key:
             _tell_untold(performer.what, why)
             return None
-        again = active.root if performer.says_again else None
-        return Lookup(found[0], performer.name, key, found[1], again)
+        again = root if performer.says_again else None
+        return look_up(place_of(self.scope), cache, performer.name, key, again, root.run_id)
 
     def _answered(self, entry: CacheEntry, call: Call, origin: Origin) -> Core:
         """Record the answer of the cache; return ``None`` in its place if it cannot be loaded."""
@@ -205,9 +229,8 @@ class Cached(Performance):
             payload, form = active.codec.encode(value, f"the answer of {record.call.name!r}")
         if form not in (None, JSON) or active.codec.secrets.found_in(payload):
             return False
-        seconds, root = max(0.0, record.at - record.call.at), active.root.run_id
-        made = CacheEntry(root, time.time(), seconds, *self.cost, result.awaited, form, payload)
-        lookup.keep(made)
+        cost = max(0.0, record.at - record.call.at), *self.cost
+        lookup.keep(cost, result.awaited, Encoded(payload, form))
         return True
 
 

@@ -6,15 +6,12 @@ A recorded request is a call of its run; :mod:`stepwise._calls.cached` answers i
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
-from stepwise._calls.cached import Lookup, usable_cache
+from stepwise._calls.cached import Lookup, look_up, place_of
 from stepwise._execution.account import amounts_of_usage
 from stepwise._execution.active_run import Scope
-from stepwise._journal.cache import CacheEntry
-from stepwise._journal.journal import seal_for
-from stepwise._runtime import settings
 from stepwise._values.codec import Codec
 from stepwise._values.preview import NO_SECRETS
 from stepwise.errors import UnreadableValueError
@@ -28,7 +25,6 @@ from stepwise.integrations._recorded_responses import (
     stream_class,
 )
 from stepwise.integrations._requests import Exchange, kept_answer, say_again, usage_of_request
-from stepwise.stores import open_store
 
 _CODEC = Codec("json")
 
@@ -44,21 +40,16 @@ class SentRequest:
 
     def __init__(self, exchange: Exchange, scope: Scope | None, *, asynchronous: bool) -> None:
         self._exchange, self._scope, self._asynchronous = exchange, scope, asynchronous
-        self._lookup, self._began = self._look_up(), time.time()
+        self._lookup, self._began, self._is_over = self._look_up(), time.time(), False
 
     def _look_up(self) -> Lookup | None:
         exchange, scope = self._exchange, self._scope
         if exchange.cache is None:
             return None
-        store = scope.run.journal.store if scope is not None else open_store(settings.store())
-        seal = scope.run.journal.seal if scope is not None else seal_for(store)
-        found = usable_cache(store, seal, exchange.cache)
-        if found is None:
-            return None
-        secrets = scope.run.secrets if scope is not None else NO_SECRETS
-        step, arguments = exchange.step(), exchange.arguments(seal, secrets)
+        place, secrets = place_of(scope), scope.run.secrets if scope is not None else NO_SECRETS
+        step, arguments = exchange.step(), exchange.arguments(place[1].tag, secrets)
         key = step.parameters.digest(step.parameters.bind((), arguments), ((), arguments))
-        return Lookup(found[0], step.name, key, found[1], scope.run.root if scope else None)
+        return look_up(place, exchange.cache, step.name, key, scope.run.root if scope else None)
 
     def answer(self) -> Any:
         """Return the response from the cache, or ``None``."""
@@ -75,9 +66,8 @@ class SentRequest:
             say_again(exchange, form, scope)
         if not exchange.streamed:
             return response_from(form, exchange.request)
-        if self._asynchronous:
-            return exchange.again(form, lambda: _awaited(form))
-        return exchange.again(form, lambda: pieces_of(form))
+        read = _awaited if self._asynchronous else pieces_of
+        return exchange.again(form, lambda: read(form))
 
     def failed(self) -> None:
         """Note that the request has no answer."""
@@ -90,60 +80,45 @@ class SentRequest:
             return response
         self._exchange.response = response
         if not self._exchange.streamed:
-            self._keep([response.content])
+            self._end([response.content])
             return response
         source, pieces, asynchronous = response.stream, list[bytes](), self._asynchronous
-        over = _Over(lambda: self._keep(decompressed(response, pieces)), self.failed)
 
         def read() -> Iterator[bytes]:
             for piece in source:
                 pieces.append(piece)
                 yield piece
-            over.whole()
+            self._end(decompressed(response, pieces))
 
         async def aread() -> AsyncIterator[bytes]:
             async for piece in source:
                 pieces.append(piece)
                 yield piece
-            over.whole()
+            self._end(decompressed(response, pieces))
 
         def close() -> Any:
-            over.left(whole=is_whole(response, decompressed(response, pieces, 1)))
+            whole = decompressed(response, pieces, 1)
+            self._end(whole if is_whole(response, whole) else None)
             return source.aclose() if asynchronous else source.close()
 
         cls = stream_class(library_of(self._exchange.request))
         response.stream = cls(aread if asynchronous else read, close, source)
         return response
 
-    def _keep(self, pieces: list[bytes]) -> None:
-        exchange, lookup = self._exchange, self._lookup
-        result = exchange.of_stream(pieces, 0, decompress=False)
-        form = kept_answer(result.value) if result.error is None else None
-        if lookup is None or form is None:
+    def _end(self, pieces: list[bytes] | None) -> None:
+        """Keep the answer, once; ``None`` if its reader left before the end."""
+        exchange, is_first, self._is_over = self._exchange, not self._is_over, True
+        if self._lookup is None or not is_first:
+            return
+        result = exchange.of_pieces(pieces, 0) if pieces is not None else None
+        whole = result is not None and result.error is None
+        form = kept_answer(result.value) if result is not None and whole else None
+        if form is None:
             self.failed()
             return
         usage = usage_of_request(exchange.request, exchange.response, body_of(form))
-        payload, kind = _CODEC.encode(form, "an answer")
-        run, now = self._scope.run.root.run_id if self._scope is not None else "", time.time()
-        cost = amounts_of_usage(usage)
-        lookup.keep(CacheEntry(run, now, now - self._began, *cost, "", kind, payload))
-
-
-class _Over:
-    """The end of a stream, which comes once."""
-
-    def __init__(self, keep: Callable[[], None], fail: Callable[[], None]) -> None:
-        self._keep, self._fail, self._is_over = keep, fail, False
-
-    def whole(self) -> None:
-        """Keep the answer: its reader has all of it."""
-        self.left(whole=True)
-
-    def left(self, *, whole: bool) -> None:
-        """Note that the reader stops."""
-        if not self._is_over:
-            self._is_over = True
-            (self._keep if whole else self._fail)()
+        cost = time.time() - self._began, *amounts_of_usage(usage)
+        self._lookup.keep(cost, "", _CODEC.encode(form, "an answer"))
 
 
 async def _awaited(form: Mapping[str, Any]) -> AsyncIterator[bytes]:

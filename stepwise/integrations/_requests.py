@@ -53,7 +53,6 @@ from stepwise.integrations._request_limits import limit_of, limits
 if TYPE_CHECKING:
     from stepwise._calls.call import Performance
     from stepwise._calls.limited import Limit
-    from stepwise._journal.seal import Seal
     from stepwise._runtime.settings import Cache
 
 # -- request spending -----------------------------------------------------------------------------
@@ -392,8 +391,12 @@ class Exchange:
             counting = {name: headers[name] for name in _COUNTING if name in headers}
             self.read = self.read._replace(headers={**self.read.headers, **counting})
 
-    def arguments(self, seal: Seal, secrets: Secrets) -> dict[str, Any]:
-        """Return the identity of the request, as arguments of its step."""
+    def arguments(self, tag: Callable[[str, bytes], bytes], secrets: Secrets) -> dict[str, Any]:
+        """Return the identity of the request, as arguments of its step.
+
+        Args:
+            tag: makes tags with the key of the store.
+        """
         read = self.read
         text = json.dumps(read.body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         arguments = {
@@ -405,8 +408,8 @@ class Exchange:
         }
         if read.hidden:  # prompts that differ only in masked text are different requests
             hidden = secrets.mask(read.hidden).encode("utf-8", "surrogatepass")
-            tag = seal.tag("hidden in a request", hidden).hex()
-            arguments["headers"] = {**read.headers, "masked": tag}
+            masked = tag("hidden in a request", hidden).hex()
+            arguments["headers"] = {**read.headers, "masked": masked}
         return arguments
 
     def step(self) -> RequestStep:
@@ -422,7 +425,7 @@ class Exchange:
             body: makes the request.
         """
         self.body, self.run = body, scope.run
-        step, arguments = self.step(), self.arguments(scope.run.journal.seal, scope.run.secrets)
+        step, arguments = self.step(), self.arguments(scope.run.journal.seal.tag, scope.run.secrets)
         if self.cache is not None and step.cache is None:
             step.cache_calls(self.cache)
         if self.limit is not None and step.limit is None:
@@ -444,9 +447,12 @@ class Exchange:
         """Return the result of a request that failed, or whose answer a transport has read."""
         return opened if opened.error is not None else Result(self.form([opened.value.content]))
 
-    def of_stream(self, pieces: list[bytes], left: int, *, decompress: bool = True) -> Result:
-        """Return the result of a request with these pieces of its answer."""
-        pieces = decompressed(self.response, pieces, left) if decompress else pieces
+    def of_stream(self, pieces: list[bytes], left: int) -> Result:
+        """Return the result of a request with these pieces of its answer, as they were received."""
+        return self.of_pieces(decompressed(self.response, pieces, left), left)
+
+    def of_pieces(self, pieces: list[bytes], left: int) -> Result:
+        """Return the result of a request with these decompressed pieces of its answer."""
         if not left and not self.effect and is_failed(self.response, pieces):
             return Result(error=NotFinal(self.response))
         form = self.form(pieces, left)

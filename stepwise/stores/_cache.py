@@ -34,7 +34,7 @@ _SETTINGS = {
 }
 
 
-class _BytesOnly(diskcache.Disk):  # type: ignore[misc]
+class _InRows(diskcache.Disk):  # type: ignore[misc]
     """A disk of ``bytes`` under ``str`` keys, all in the database."""
 
     def put(self, key: str) -> tuple[str, bool]:
@@ -136,7 +136,7 @@ class ByteCache:
         if self._cache is None:
             make_folder(self._database, ())
             self._cache = diskcache.Cache(
-                self.folder, timeout=_BUSY_SECONDS, disk=_BytesOnly, **_SETTINGS
+                self.folder, timeout=_BUSY_SECONDS, disk=_InRows, **_SETTINGS
             )
             self._opened = pid, 0
         if size_limit and self._opened[1] != size_limit:
